@@ -1,0 +1,204 @@
+"""One shard, from its url to a published file: ask, reserve, download, inflate, index, publish."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from shardcache.cache.names import Names
+from shardcache.cache.room import Room
+from shardcache.cache.transfers import Class, Stage, Transfer
+from shardcache.errors import CapacityError, CorruptShardError, ShardcacheError, ShardChangedError
+from shardcache.fetch.download import Downloader
+from shardcache.metrics import Counters
+from shardcache.origin.base import Origin, RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.plan.timeline import NEVER, Timeline
+from shardcache.store import ingest
+from shardcache.store import partial as partials
+from shardcache.store.indexing import index_shard
+from shardcache.store.layout import SIDECAR, TAR, shard_key
+from shardcache.store.partial import Partial
+from shardcache.store.recovery import Leftover
+from shardcache.store.shard import Facts, Shard
+from shardcache.store.space import Reservation
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
+
+# A shard that is replaced while it is read is fetched anew this often; whoever rewrites it faster than it can be
+# read once is told so.
+_VERSIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tar:
+    """A whole, plain tar on disk, not yet published, with the CRC32C of each of its pieces."""
+
+    path: Path
+    size_bytes: int
+    crcs: list[int]
+
+
+class Fetcher:
+    """What `Transfers` calls for each shard."""
+
+    def __init__(
+        self,
+        store: Store,
+        origins: Origins,
+        downloader: Downloader,
+        room: Room,
+        timeline: Timeline,
+        names: Names,
+        counters: Counters,
+        indexers: Executor,
+        part_bytes: int,
+    ) -> None:
+        self._store = store
+        self._origins = origins
+        self._downloader = downloader
+        self._room = room
+        self._timeline = timeline
+        self._names = names
+        self._counters = counters
+        self._indexers = indexers
+        self._part_bytes = part_bytes
+        self._inflating = asyncio.Lock()
+
+    async def fetch(self, transfer: Transfer) -> Shard:
+        """Return the published shard; the store's present version of it where that is not the planned one.
+
+        Raises every error of the origin, the shard and the cache.
+        """
+        origin = self._origins.origin(transfer.ref.url)
+        for _ in range(_VERSIONS):
+            transfer.stage = Stage.ASKING
+            self._counters.origin_requests += 1
+            obj = await origin.stat(transfer.ref.url)
+            try:
+                return await self._version(transfer, origin, obj)
+            except ShardChangedError as exn:
+                changed = exn
+                log.info("shard was replaced while it was read", url=transfer.ref.url, version=obj.version)
+        raise changed
+
+    async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
+        key = shard_key(obj.url, obj.version)
+        self._names.learn(transfer.name, key, time.monotonic())
+        if transfer.ref.version not in (None, obj.version):
+            log.warning("the store holds another version than the manifest", url=obj.url, version=obj.version)
+        present = self._store.shards.get(key)
+        if present is not None:
+            return present
+        transfer.total_bytes, transfer.done_bytes = obj.size_bytes, 0
+        with self._reservation() as reservation:
+            return await self._into(reservation, transfer, origin, obj)
+
+    @contextmanager
+    def _reservation(self) -> Iterator[Reservation]:
+        reservation = self._store.space.reserve()
+        try:
+            yield reservation
+        finally:
+            reservation.close()
+            self._room.changed.notify()
+
+    async def _into(self, reservation: Reservation, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
+        transfer.stage = Stage.SPACE
+        key = shard_key(obj.url, obj.version)
+        self._store.adopt(key, reservation)
+        await self._room.reserve(
+            reservation, obj.size_bytes - reservation.size_bytes, lambda: self._needed_in(transfer), obj.url
+        )
+        try:
+            partial = await asyncio.to_thread(Partial.open, self._store.layout, obj, self._part_bytes)
+            reservation.written(reservation.unwritten_bytes)
+            return await self._download(reservation, transfer, origin, partial)
+        except ShardcacheError as exn:
+            await self._clean_up(key, reservation, keep=exn.retryable)
+            if isinstance(exn, CorruptShardError):
+                self._counters.corrupt += 1
+            raise
+        except asyncio.CancelledError:
+            # The daemon stops: what has arrived stays, the next run goes on with it.
+            reservation.close(kept_bytes=obj.size_bytes)
+            raise
+
+    async def _download(self, reservation: Reservation, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
+        transfer.stage = Stage.NETWORK
+        await self._downloader.download(
+            origin, partial.obj, partial, priority=lambda: transfer.klass, progress=transfer.set_done
+        )
+        transfer.stage = Stage.DISK
+        tar = await self._plain_tar(reservation, partial)
+        facts = await self._index(partial, tar)
+        layout = self._store.layout
+        shard = await self._store.publish(partial.key, tar.path, layout.in_progress(partial.key, SIDECAR), facts)
+        reservation.close(kept_bytes=shard.kept_bytes)
+        return shard
+
+    async def _plain_tar(self, reservation: Reservation, partial: Partial) -> Tar:
+        codec = ingest.codec_of(partial.obj.url)
+        if codec is None:
+            return Tar(partial.path, partial.obj.size_bytes, partial.crcs())
+        path = self._store.layout.in_progress(partial.key, TAR)
+        loop = asyncio.get_running_loop()
+
+        def reserve(size_bytes: int) -> None:
+            growth = self._grow(reservation, size_bytes, partial.obj.url)
+            asyncio.run_coroutine_threadsafe(growth, loop).result()
+
+        async with self._inflating:  # two that grow at once could wait for each other's space
+            size_bytes, crcs = await asyncio.to_thread(
+                ingest.inflate, partial.path, path, codec, self._part_bytes, reserve
+            )
+        return Tar(path, size_bytes, crcs)
+
+    async def _grow(self, reservation: Reservation, size_bytes: int, url: str) -> None:
+        if not await self._room.try_reserve(reservation, size_bytes, 0):
+            raise CapacityError("the shard, decompressed, does not fit beside what is in use", url=url)
+        reservation.written(size_bytes)
+
+    async def _index(self, partial: Partial, tar: Tar) -> Facts:
+        obj = partial.obj
+        facts = Facts(
+            url=obj.url,
+            version=obj.version,
+            size_bytes=tar.size_bytes,
+            origin_bytes=obj.size_bytes,
+            part_bytes=self._part_bytes,
+            part_crcs=tuple(tar.crcs),
+            samples=0,
+        )
+        sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
+        require_end = self._origins.rule(obj.url).require_end
+        header = await asyncio.get_running_loop().run_in_executor(
+            self._indexers, index_shard, tar.path, sidecar, facts.to_json(), obj.url, require_end
+        )
+        return Facts.from_json(header)
+
+    async def _clean_up(self, key: str, reservation: Reservation, *, keep: bool) -> None:
+        """After an error that a retry may mend, leave the finished parts for that retry."""
+        paths = (
+            self._store.layout.in_progress(key, ".part"),
+            self._store.layout.in_progress(key, ".journal"),
+        )
+        if keep and paths[0].exists():
+            size_bytes = paths[0].stat().st_size
+            reservation.close()
+            self._store.leave(Leftover(key, paths, size_bytes))
+        else:
+            await asyncio.to_thread(partials.discard, self._store.layout, key)
+
+    def _needed_in(self, transfer: Transfer) -> float:
+        if transfer.klass is Class.WAITING:
+            return 0
+        return self._timeline.next_use(transfer.name) if transfer.klass is Class.PLANNED else NEVER

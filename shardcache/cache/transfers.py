@@ -1,0 +1,139 @@
+"""Shards on their way into the cache: one transfer for a shard, however many ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from shardcache.errors import ShardcacheError
+from shardcache.protocol import ShardRef
+from shardcache.store.shard import Shard
+
+log = structlog.get_logger()
+
+
+class Class(enum.IntEnum):
+    """How urgent a transfer is; a lower one goes first wherever there is a queue."""
+
+    WAITING = 0
+    PLANNED = 1
+    WARM = 2
+
+
+class Stage(enum.StrEnum):
+    """What a transfer is at, in words for people."""
+
+    ASKING = "asking the store for its version"
+    SPACE = "waiting for space in the cache"
+    NETWORK = "downloading from the store"
+    DISK = "checking and indexing"
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One shard's way from store to cache.
+
+    Attributes:
+        name: what plans call the shard.
+        klass: the most urgent of those that asked for it.
+        waiters: readers that wait for it now.
+        done_bytes: bytes that are on disk already, of `total_bytes` (None until the store said).
+    """
+
+    name: str
+    ref: ShardRef
+    klass: Class
+    stage: Stage = Stage.ASKING
+    waiters: int = 0
+    done_bytes: int = 0
+    total_bytes: int | None = None
+    outcome: asyncio.Future[Shard] = field(default_factory=asyncio.Future, repr=False)
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def set_done(self, done_bytes: int) -> None:
+        """Take the download's progress."""
+        self.done_bytes = done_bytes
+
+
+class Transfers:
+    """The transfers under way, by the shard's name. They belong to the cache and outlive whoever asked first."""
+
+    def __init__(self, fetch: Callable[[Transfer], Awaitable[Shard]], group: asyncio.TaskGroup) -> None:
+        self._fetch = fetch
+        self._group = group
+        self._by_name: dict[str, Transfer] = {}
+        self.failed: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def get(self, name: str) -> Transfer | None:
+        """Return the transfer of a shard, if there is one."""
+        return self._by_name.get(name)
+
+    def all(self) -> list[Transfer]:
+        """Return every transfer, oldest first."""
+        return list(self._by_name.values())
+
+    async def wait(self, name: str, ref: ShardRef, klass: Class) -> Shard:
+        """Join the shard's transfer or start it, and return the shard.
+
+        Cancelling the caller leaves the transfer alone: others may wait for it, now or later.
+        Raises what the transfer raised.
+        """
+        transfer = self.start(name, ref, klass)
+        transfer.waiters += 1
+        try:
+            return await asyncio.shield(transfer.outcome)
+        finally:
+            transfer.waiters -= 1
+
+    def start(self, name: str, ref: ShardRef, klass: Class) -> Transfer:
+        """Start a transfer, or make the one under way at least as urgent as `klass`."""
+        transfer = self._by_name.get(name)
+        if transfer is None:
+            transfer = self._by_name[name] = Transfer(name, ref, klass)
+            transfer.outcome.add_done_callback(_retrieve)
+            transfer.task = self._group.create_task(self._run(transfer), name=f"fetch {ref.url}")
+        transfer.klass = min(transfer.klass, klass)
+        return transfer
+
+    async def _run(self, transfer: Transfer) -> None:
+        try:
+            transfer.outcome.set_result(await self._fetch(transfer))
+            self.failed.discard(transfer.name)
+        except ShardcacheError as exn:
+            self._fail(transfer, exn)
+        except Exception as exn:  # the daemon's top-level guard: one bad shard must not end all jobs
+            log.exception("a fetch met a bug", url=transfer.ref.url)
+            self._fail(transfer, ShardcacheError(f"the daemon failed: {exn!r}", url=transfer.ref.url))
+        finally:
+            del self._by_name[transfer.name]
+            transfer.outcome.cancel()
+
+    def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
+        # Nothing fetches it ahead again until a reader asks for it.
+        self.failed.add(transfer.name)
+        if not transfer.waiters:
+            log.warning("could not fetch ahead", url=transfer.ref.url, cause=exn.message)
+        transfer.outcome.set_exception(exn)
+
+    def cancel_unwanted(self, wanted: Callable[[str], bool]) -> None:
+        """Cancel transfers that wait for space although nobody wants the shard any more."""
+        for transfer in self.all():
+            idle = transfer.stage is Stage.SPACE and not transfer.waiters
+            if idle and transfer.klass is Class.PLANNED and transfer.task and not wanted(transfer.name):
+                transfer.task.cancel()
+
+
+def _retrieve(outcome: asyncio.Future[Shard]) -> None:
+    # A failed prefetch has nobody to await it; its error was logged where it happened.
+    if not outcome.cancelled():
+        outcome.exception()

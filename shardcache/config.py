@@ -1,0 +1,179 @@
+"""`Settings`: the only list of the daemon's options.
+
+Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_SIZE`) and a key of the TOML file
+(`part_size`); the first of these that is given wins.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from shardcache.errors import ConfigError
+
+CONFIG_ENV = "SHARDCACHE_CONFIG"
+DEFAULT_CONFIG = Path("/etc/shardcache/shardcache.toml")
+MIB = 1024 * 1024
+
+_BYTES = TypeAdapter(ByteSize)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A size on disk: so many bytes, or a share of the filesystem that holds the cache."""
+
+    value_bytes: int = 0
+    fraction: float | None = None
+
+    @classmethod
+    def parse(cls, text: object) -> Amount:
+        """Read `200GB`, `1.5TiB`, `80%` or a plain number of bytes."""
+        if isinstance(text, Amount):
+            return text
+        if isinstance(text, str) and text.strip().endswith("%"):
+            percent = float(text.strip().removesuffix("%"))
+            if not 0 <= percent <= 100:
+                raise ValueError("a percentage lies between 0% and 100%")
+            return cls(fraction=percent / 100)
+        return cls(value_bytes=int(_BYTES.validate_python(text)))
+
+    def of(self, filesystem_bytes: int) -> int:
+        """Return the amount in bytes on a filesystem of the given size."""
+        return self.value_bytes if self.fraction is None else int(filesystem_bytes * self.fraction)
+
+
+Size = Annotated[Amount, NoDecode, BeforeValidator(Amount.parse)]
+
+
+class OriginTable(BaseModel):
+    """One `[[origin]]` table: how to reach the urls that begin with `match`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    match: str = Field(description="url prefix that this table is for; the longest match wins")
+    endpoint_url: str | None = Field(None, description="S3-compatible endpoint")
+    region: str | None = Field(None, description="S3 region")
+    profile: str | None = Field(None, description="profile of the AWS config files")
+    anon: bool = Field(False, description="ask without credentials")
+    require_end: bool = Field(
+        True, description="refuse tars that lack the end-of-archive block; false takes them as whole"
+    )
+    storage_options: dict[str, Any] = Field(
+        default_factory=dict, description="passed to the fsspec filesystem as they are"
+    )
+
+
+def default_cache_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """Return `/var/cache/shardcache` for root, the user's own cache folder for anyone else."""
+    if os.getuid() == 0:
+        return Path("/var/cache/shardcache")
+    base = env.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "shardcache"
+
+
+class Settings(BaseSettings):
+    """Every option of `shardcache serve`."""
+
+    model_config = SettingsConfigDict(env_prefix="SHARDCACHE_", extra="forbid", frozen=True, validate_default=True)
+
+    cache_dir: Path = Field(default_factory=default_cache_dir, description="folder on a local disk for the shards")
+    capacity: Size = Field(
+        "80%",  # type: ignore[assignment]  # read by Amount.parse, and shown as written
+        description="most that the cache may hold: 200GB, 1.5TiB, or a share of its filesystem",
+    )
+    min_free: Size = Field(
+        "5%",  # type: ignore[assignment]
+        description="free space that the cache's filesystem always keeps",
+    )
+    socket: Path | None = Field(None, description="Unix socket where jobs and tools reach the daemon [default: found]")
+    group: str | None = Field(
+        None, description="group that may use the socket and read the cache [default: the daemon's own]"
+    )
+    allow: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="url prefix that may be fetched; repeatable [default: any]"
+    )
+    max_connections: int = Field(16, ge=1, le=1024, description="connections to all stores together")
+    shard_connections: int = Field(8, ge=1, le=256, description="connections for one shard")
+    max_transfers: int = Field(
+        4, ge=1, le=256, description="shards fetched ahead at the same time; a waiting reader's comes on top"
+    )
+    part_size: ByteSize = Field(
+        ByteSize(8 * MIB), ge=64 * 1024, le=1024 * MIB, description="bytes asked for by one request"
+    )
+    attempts: int = Field(6, ge=1, le=100, description="tries for one part before its shard fails")
+    stall_timeout_s: float = Field(
+        20.0, gt=0, description="seconds without a byte after which a part is asked for again"
+    )
+    listing_ttl_s: float = Field(60.0, ge=0, description="seconds for which a listing of the store is believed")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
+    log_format: Literal["text", "json"] = Field("text", description="how log lines are written")
+    origin: tuple[OriginTable, ...] = Field((), description="[[origin]] tables; config file only")
+
+    @field_validator("allow", mode="before")
+    @classmethod
+    def _split_commas(cls, value: object) -> object:
+        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+
+    @field_validator("part_size")
+    @classmethod
+    def _whole_blocks(cls, value: ByteSize, info: ValidationInfo) -> ByteSize:
+        if value % 4096:
+            raise ValueError("must be a multiple of 4096 bytes")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then the TOML file."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @classmethod
+    def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> Self:
+        """Build from flags (those given only), environment and file.
+
+        Raises ConfigError naming every option that makes no sense, or a config file that cannot be read.
+        """
+        path = config or (Path(os.environ[CONFIG_ENV]) if os.environ.get(CONFIG_ENV) else None)
+        if path is not None and not path.is_file():
+            raise ConfigError(f"no config file at {path}", remedy="correct --config or leave it out")
+        source = path or DEFAULT_CONFIG
+        bound = type(cls.__name__, (cls,), {"model_config": {"toml_file": source}, "__module__": __name__})
+        try:
+            return bound(**flags)  # type: ignore[no-any-return]
+        except ValidationError as exn:
+            raise ConfigError(_explain(exn), remedy="see `shardcache serve --help`") from None
+        except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
+            raise ConfigError(f"cannot read {source}: {exn}") from None
+
+
+def _explain(exn: ValidationError) -> str:
+    lines = [f"{'.'.join(map(str, err['loc']))}: {err['msg']}" for err in exn.errors()]
+    return "; ".join(lines)

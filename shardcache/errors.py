@@ -1,0 +1,218 @@
+"""One tree of exceptions for both sides: each names what failed, why, and what to do about it.
+
+An error is raised where a foreign exception enters, crosses the wire as JSON (`to_json`), and is raised again
+as the same class in the training process (`from_json`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+
+class ShardcacheError(Exception):
+    """Base of everything that shardcache raises.
+
+    Attributes:
+        message: what happened, one sentence without a full stop.
+        url: the shard, pattern or file that it happened to, if any.
+        remedy: what the reader of the message can do.
+        code: stable machine-readable name of the class, the same on the wire.
+        retryable: whether asking again, unchanged, may help.
+    """
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+    default_remedy: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, url: str | None = None, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.url = url
+        self.remedy = self.default_remedy if remedy is None else remedy
+
+    def __str__(self) -> str:
+        where = f"{self.url}: " if self.url else ""
+        hint = f"\n  What to do: {self.remedy}" if self.remedy else ""
+        return f"{where}{self.message}{hint}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # DataLoader sends exceptions between processes; keyword-only arguments need a helping hand.
+        return from_json, (self.to_json(),)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error as a JSON object; `from_json` is the inverse."""
+        return {"code": self.code, "message": self.message, "url": self.url, "remedy": self.remedy}
+
+    @classmethod
+    def _subclasses(cls) -> dict[str, type[Self]]:
+        found = {cls.code: cls}
+        for child in cls.__subclasses__():
+            found.update(child._subclasses())
+        return found
+
+
+class ConfigError(ShardcacheError):
+    """An option, a config file or an argument makes no sense."""
+
+    code = "config"
+
+
+class OriginError(ShardcacheError):
+    """The remote side could not give what was asked."""
+
+    code = "origin"
+
+
+class NotFoundError(OriginError):
+    """The object, the bucket or everything that a pattern could match does not exist."""
+
+    code = "not_found"
+    default_remedy = "check the url for typing errors; list what is there with the store's own tool"
+
+
+class AccessDeniedError(OriginError):
+    """The store refuses the daemon's credentials."""
+
+    code = "access_denied"
+    default_remedy = (
+        "give the daemon credentials that may read this url (AWS_PROFILE, an instance role, or `profile` "
+        "in an [[origin]] table of its config), or `anon = true` for public data"
+    )
+
+
+class NotAllowedError(OriginError):
+    """The url lies outside the prefixes that this daemon may fetch."""
+
+    code = "not_allowed"
+    default_remedy = "ask the node's operator to add the prefix to --allow"
+
+
+class MissingPackageError(OriginError):
+    """The url's filesystem needs a Python package that the daemon lacks."""
+
+    code = "missing_package"
+
+
+class OriginUnavailableError(OriginError):
+    """Time-outs, resets, 5xx or throttling; retries did not outlast it."""
+
+    code = "origin_unavailable"
+    retryable = True
+    default_remedy = "check the network path from this node to the store and the store's own health; then ask again"
+
+
+class ShardChangedError(OriginError):
+    """The object was replaced while it was being read."""
+
+    code = "shard_changed"
+    retryable = True
+    default_remedy = "let the writer of the shard finish before training reads it"
+
+
+class ShardError(ShardcacheError):
+    """The bytes arrived, but are no shard that can be served."""
+
+    code = "shard"
+
+
+class NotATarError(ShardError):
+    """The object is not a tar archive."""
+
+    code = "not_a_tar"
+    default_remedy = "point the dataset at tar shards (.tar, .tar.gz, .tgz, .tar.zst, .tar.bz2, .tar.xz)"
+
+
+class TruncatedShardError(ShardError):
+    """The tar ends too early: inside a member, or without its end-of-archive block."""
+
+    code = "truncated"
+    default_remedy = "write and upload the shard again; it was cut short before it reached the store"
+
+
+class CorruptShardError(ShardError):
+    """Bytes differ from the checksum that the store or the cache holds for them."""
+
+    code = "corrupt"
+    default_remedy = "run `shardcache verify`; if the store's copy is damaged, upload the shard again"
+
+
+class CacheError(ShardcacheError):
+    """The node's cache cannot do what is asked."""
+
+    code = "cache"
+
+
+class CapacityError(CacheError):
+    """The shard does not fit, now or ever, beside what is in use."""
+
+    code = "capacity"
+    default_remedy = "raise --capacity, or write smaller shards"
+
+
+class DiskFullError(CacheError):
+    """The filesystem under the cache has no room, whatever the capacity says."""
+
+    code = "disk_full"
+    retryable = True
+    default_remedy = "free space on the cache's filesystem or lower --capacity"
+
+
+class CacheDirError(CacheError):
+    """The cache folder is missing, not writable, or in use by another daemon."""
+
+    code = "cache_dir"
+
+
+class DaemonError(ShardcacheError):
+    """The daemon cannot be talked to."""
+
+    code = "daemon"
+
+
+class NoDaemonError(DaemonError):
+    """Nothing listens at the socket, or the connection broke."""
+
+    code = "no_daemon"
+    retryable = True
+    default_remedy = "start it: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
+
+
+class SocketInUseError(DaemonError):
+    """Another daemon answers at the socket."""
+
+    code = "socket_in_use"
+    default_remedy = "stop the other daemon, or give this one its own --socket"
+
+
+class VersionMismatchError(DaemonError):
+    """Client and daemon speak different versions of the protocol."""
+
+    code = "version_mismatch"
+
+
+class ProtocolError(DaemonError):
+    """A message that makes no sense."""
+
+    code = "protocol"
+
+
+class ShardTimeoutError(DaemonError):
+    """A shard did not come within the time that the reader allows."""
+
+    code = "shard_timeout"
+    retryable = True
+
+
+class SampleError(ShardcacheError):
+    """One sample within a good shard cannot be given, such as one with two members of the same name."""
+
+    code = "sample"
+
+
+def from_json(data: dict[str, Any]) -> ShardcacheError:
+    """Build the error that `to_json` described; an unknown code becomes the base class.
+
+    A newer daemon may know more codes than this client: the message still arrives.
+    """
+    cls = ShardcacheError._subclasses().get(data.get("code", ""), ShardcacheError)
+    return cls(str(data.get("message", "")), url=data.get("url"), remedy=data.get("remedy"))

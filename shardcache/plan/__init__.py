@@ -1,0 +1,1 @@
+"""Decisions without I/O: what every session will read, what to fetch next, what to evict."""

@@ -1,0 +1,136 @@
+"""What daemon and client say to each other, and where they meet.
+
+Control is JSON over a Unix socket; shard bytes never pass through it. A reading process opens one WebSocket at
+`SESSION_PATH`: its plan and its leases live exactly as long as that connection. Tools use the admin API over
+plain HTTP on the same socket.
+
+A session, in order (every request has an `id`, its answer carries the same one):
+
+    client  hello    {protocol, client_version, job, rank, world_size, worker, workers, pid}
+    daemon  welcome  {protocol, version, cache_dir}
+    client  resolve  {id, urls}                          → manifest {id, shards: [[url, version, size, samples]…]}
+    client  plan     {id, epoch, shards, order, next}    → ok {id}
+    client  lease    {id, position}                      → leased {id, url, version, path, index_path, …}
+    client  explain  {id, of}                            → waiting {id, of, reason}
+    client  release  {lease}                             (no answer)
+    daemon  error    {id, error}                         in place of any answer
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+PROTOCOL_VERSION = 1
+SESSION_PATH = "/v1/session"
+SOCKET_ENV = "SHARDCACHE_SOCKET"
+SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
+
+# A plan names each shard of two epochs: a million of them is some 200 MB of JSON at the very worst.
+MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRef:
+    """One shard as a manifest knows it.
+
+    Attributes:
+        url: the original url, as samples will carry it in `__url__`.
+        version: the store's version (ETag), or None where it is not known before the fetch.
+        size_bytes: size in the store, or None.
+        samples: number of samples, or None until the shard was indexed once.
+    """
+
+    url: str
+    version: str | None = None
+    size_bytes: int | None = None
+    samples: int | None = None
+
+    def to_json(self) -> list[Any]:
+        """Return `[url, version, size_bytes, samples]`."""
+        return [self.url, self.version, self.size_bytes, self.samples]
+
+    @classmethod
+    def from_json(cls, row: list[Any]) -> ShardRef:
+        """Build from what `to_json` gave."""
+        url, version, size_bytes, samples = row
+        return cls(url, version, size_bytes, samples)
+
+
+class Hello(TypedDict):
+    """First message of a session: who reads."""
+
+    type: str
+    protocol: int
+    client_version: str
+    job: str
+    rank: int
+    world_size: int
+    worker: int
+    workers: int
+    pid: int
+
+
+class PlanMessage(TypedDict):
+    """What this reader will read: `order` and `next` index into `shards`, each in reading order."""
+
+    type: str
+    id: int
+    epoch: int
+    shards: list[list[Any]]
+    order: list[int]
+    next: list[int]
+
+
+class Leased(TypedDict):
+    """A shard that stays in place until `release {lease: id}` or the end of the connection."""
+
+    type: str
+    id: int
+    url: str
+    version: str
+    path: str
+    index_path: str
+    size_bytes: int
+    samples: int
+
+
+class Waiting(TypedDict):
+    """Why a lease that was asked for is not here yet; bytes only while it is being fetched."""
+
+    type: str
+    id: int
+    of: int
+    reason: str
+    done_bytes: NotRequired[int]
+    total_bytes: NotRequired[int]
+
+
+def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ) -> Path:
+    """Return where daemon and client of this node and user meet.
+
+    In order: the explicit path; `$SHARDCACHE_SOCKET`; `/run/shardcache/shardcache.sock` where it exists or could
+    be made by this user; `$XDG_RUNTIME_DIR/shardcache/`; a folder of the user's own in the temporary directory.
+    """
+    if explicit is not None:
+        return Path(explicit)
+    if env.get(SOCKET_ENV):
+        return Path(env[SOCKET_ENV])
+    if SYSTEM_SOCKET.exists() or _may_make(SYSTEM_SOCKET.parent):
+        return SYSTEM_SOCKET
+    runtime = env.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) / "shardcache" if runtime else _user_tmp()
+    return base / SYSTEM_SOCKET.name
+
+
+def _may_make(folder: Path) -> bool:
+    nearest = folder if folder.exists() else folder.parent
+    return os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _user_tmp() -> Path:
+    return Path(tempfile.gettempdir()) / f"shardcache-{os.getuid()}"

@@ -1,0 +1,1 @@
+"""Files on disk: partial, verified, published; found again after a restart."""

@@ -1,0 +1,95 @@
+"""What is worth remembering but may be lost: sample counts, listings, versions, in one diskcache.
+
+Counts outlive their shard's eviction. Everything here can be deleted: counts of cached shards come back from
+their sidecars, the rest from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import diskcache
+import structlog
+
+log = structlog.get_logger()
+_MODE_PICKLE = diskcache.core.MODE_PICKLE
+
+
+class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
+    """JSONDisk that refuses rows which ask to be unpickled, whoever wrote them into the database."""
+
+    def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> Any:
+        """Return the JSON value of a row."""
+        if mode == _MODE_PICKLE:
+            raise pickle.UnpicklingError("the catalogue holds JSON only")
+        return super().fetch(mode, filename, value, read)
+
+    def get(self, key: object, raw: bool) -> Any:
+        """Return the JSON key of a row."""
+        if not raw:
+            raise pickle.UnpicklingError("the catalogue holds JSON only")
+        return super().get(key, raw)
+
+
+class Catalogue:
+    """Rows under (kind, …) keys. Reads and writes run in a thread; SQLite never sees the event loop."""
+
+    def __init__(self, cache: diskcache.Cache) -> None:
+        self._cache = cache
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """Open the catalogue, anew where it cannot be read. Blocks."""
+        try:
+            return cls(cls._connect(folder))
+        except (sqlite3.DatabaseError, diskcache.Timeout, ValueError, OSError) as exn:
+            log.warning("catalogue was unreadable and is made anew", folder=str(folder), cause=str(exn))
+        aside = folder.with_name(f"{folder.name}.damaged")
+        _remove_tree(aside)
+        folder.rename(aside)
+        _remove_tree(aside)
+        return cls(cls._connect(folder))
+
+    @staticmethod
+    def _connect(folder: Path) -> diskcache.Cache:
+        cache = diskcache.Cache(str(folder), disk=PicklelessDisk, eviction_policy="none", cull_limit=0, tag_index=False)
+        cache.get(["probe"])  # a damaged database shows at the first read, not when it is opened
+        return cache
+
+    async def get(self, *key: str) -> Any:
+        """Return the row's value, or None."""
+        return await self._in_thread(lambda: self._cache.get(list(key)))
+
+    async def put(self, value: object, *key: str) -> None:
+        """Write a row of JSON."""
+        await self._in_thread(lambda: self._cache.set(list(key), value))
+
+    async def get_many(self, keys: Sequence[Sequence[str]]) -> list[Any]:
+        """Return the values of many rows, None for those that are not there."""
+        return await self._in_thread(lambda: [self._cache.get(list(key)) for key in keys])
+
+    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+        def guarded() -> Any:
+            try:
+                return call()
+            except (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, ValueError) as exn:
+                # Losing a row costs a listing; failing a reader for it would cost a training run.
+                log.warning("catalogue row lost", cause=str(exn))
+                return None
+
+        return await asyncio.to_thread(guarded)
+
+    def close(self) -> None:
+        """Close this thread's connection to the database."""
+        self._cache.close()
+
+
+def _remove_tree(folder: Path) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,125 @@
+"""A shard that is arriving: a preallocated file and a journal of its finished parts.
+
+The journal is a line of JSON that says what is being fetched, then eight bytes for each finished part (its number
+and CRC32C). A record follows its part's bytes, so after a crash the journal never claims more than the file holds;
+after a power loss it may, which is why `open` reads the claimed parts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from awscrt import checksums
+
+from shardcache.origin.base import RemoteObject
+from shardcache.store.files import disk_errors, size_or_zero, unlink_quietly
+from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
+
+_RECORD = struct.Struct("<II")
+
+
+@dataclass(slots=True)
+class Partial:
+    """The parts of one version of one shard that are on disk.
+
+    Attributes:
+        key: name of the shard in the cache.
+        part_bytes: size of every part but the last.
+        done: CRC32C of each finished part, by part number.
+    """
+
+    key: str
+    obj: RemoteObject
+    part_bytes: int
+    path: Path
+    journal_path: Path
+    done: dict[int, int]
+
+    @classmethod
+    def open(cls, layout: Layout, obj: RemoteObject, part_bytes: int) -> Self:
+        """Start a partial, or go on with the one that an interrupted download left. Blocks.
+
+        Raises DiskFullError when the filesystem cannot hold the shard.
+        """
+        key = shard_key(obj.url, obj.version)
+        path, journal = layout.in_progress(key, PART), layout.in_progress(key, JOURNAL)
+        partial = cls(key, obj, part_bytes, path, journal, {})
+        with disk_errors(path):
+            if not partial._resume():
+                partial._create()
+        return partial
+
+    @property
+    def count(self) -> int:
+        """Number of parts; an empty object has none."""
+        return -(-self.obj.size_bytes // self.part_bytes)
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the parts still to be fetched, in order."""
+        return [index for index in range(self.count) if index not in self.done]
+
+    async def write(self, index: int, data: bytes | bytearray | memoryview, crc32c: int) -> None:
+        """Put a part in its place. Raises DiskFullError."""
+        await asyncio.to_thread(self._write, index, data, crc32c)
+        self.done[index] = crc32c
+
+    def crcs(self) -> list[int]:
+        """Return the CRC32C of every part, in order; only when none is missing."""
+        return [self.done[index] for index in range(self.count)]
+
+    def _write(self, index: int, data: bytes | bytearray | memoryview, crc32c: int) -> None:
+        with disk_errors(self.path):
+            with open(self.path, "r+b", buffering=0) as file:
+                view, offset = memoryview(data), index * self.part_bytes
+                while view:
+                    count = os.pwrite(file.fileno(), view, offset)
+                    view, offset = view[count:], offset + count
+            with open(self.journal_path, "ab", buffering=0) as journal:
+                journal.write(_RECORD.pack(index, crc32c))
+
+    def _create(self) -> None:
+        unlink_quietly(self.path, self.journal_path)
+        with open(self.path, "wb") as file:
+            if self.obj.size_bytes:
+                os.posix_fallocate(file.fileno(), 0, self.obj.size_bytes)
+        self.journal_path.write_bytes(json.dumps(self._title()).encode() + b"\n")
+
+    def _title(self) -> dict[str, Any]:
+        return {
+            "url": self.obj.url,
+            "version": self.obj.version,
+            "size_bytes": self.obj.size_bytes,
+            "part_bytes": self.part_bytes,
+        }
+
+    def _resume(self) -> bool:
+        if not self.obj.ranges or size_or_zero(self.path) != self.obj.size_bytes:
+            return False
+        title, _, records = _read_journal(self.journal_path).partition(b"\n")
+        if title != json.dumps(self._title()).encode():
+            return False
+        claimed = dict(_RECORD.iter_unpack(records[: len(records) // _RECORD.size * _RECORD.size]))
+        with open(self.path, "rb", buffering=0) as file:
+            for index, crc in claimed.items():
+                data = os.pread(file.fileno(), self.part_bytes, index * self.part_bytes)
+                if index < self.count and checksums.crc32c(data) == crc:
+                    self.done[index] = crc
+        return True
+
+
+def _read_journal(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def discard(layout: Layout, key: str) -> None:
+    """Remove everything unpublished under a key. Blocks."""
+    unlink_quietly(*(layout.in_progress(key, suffix) for suffix in (PART, JOURNAL, TAR, SIDECAR)))
