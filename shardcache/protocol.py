@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from shardcache.errors import DaemonError
+
 PROTOCOL_VERSION = 1
 SESSION_PATH = "/v1/session"
 SOCKET_ENV = "SHARDCACHE_SOCKET"
@@ -133,4 +135,8 @@ def _may_make(folder: Path) -> bool:
 
 
 def _user_tmp() -> Path:
-    return Path(tempfile.gettempdir()) / f"shardcache-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"shardcache-{os.getuid()}"
+    # Anyone may make a folder there; only one of the user's own leads to the user's own daemon.
+    if folder.exists() and folder.stat().st_uid != os.getuid():
+        raise DaemonError(f"{folder} belongs to another user", remedy="choose another place with --socket")
+    return folder

@@ -1,0 +1,37 @@
+"""The training side of shardcache: a PyTorch dataset that reads what the node's daemon keeps on local disk.
+
+    from shardcache_client import ShardDataset
+
+Importing this package alone does not import torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from shardcache_client.handlers import (
+    ignore_and_continue,
+    ignore_and_stop,
+    reraise,
+    warn_and_continue,
+    warn_and_stop,
+)
+
+if TYPE_CHECKING:
+    from shardcache_client.dataset import ShardDataset
+
+__all__ = [
+    "ShardDataset",
+    "ignore_and_continue",
+    "ignore_and_stop",
+    "reraise",
+    "warn_and_continue",
+    "warn_and_stop",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Daemon-side tools and tests use the rest of this package where torch is not installed.
+    if name == "ShardDataset":
+        from shardcache_client.dataset import ShardDataset
+
+        return ShardDataset
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from shardcache.cache.indexers import Indexers
+from shardcache.cache.known import Known
 from shardcache.cache.names import Names
 from shardcache.cache.room import Room
-from shardcache.cache.transfers import Class, Stage, Transfer
+from shardcache.cache.transfers import Class, PostponedError, Stage, Transfer
 from shardcache.errors import CapacityError, CorruptShardError, ShardcacheError, ShardChangedError
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
@@ -24,9 +25,9 @@ from shardcache.plan.timeline import NEVER, Timeline
 from shardcache.store import ingest
 from shardcache.store import partial as partials
 from shardcache.store.indexing import index_shard
-from shardcache.store.layout import SIDECAR, TAR, shard_key
+from shardcache.store.layout import PART, SIDECAR, TAR, shard_key
 from shardcache.store.partial import Partial
-from shardcache.store.recovery import Leftover
+from shardcache.store.recovery import interrupted
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import Reservation
 from shardcache.store.store import Store
@@ -58,8 +59,9 @@ class Fetcher:
         room: Room,
         timeline: Timeline,
         names: Names,
+        known: Known,
         counters: Counters,
-        indexers: Executor,
+        indexers: Indexers,
         part_bytes: int,
     ) -> None:
         self._store = store
@@ -68,6 +70,7 @@ class Fetcher:
         self._room = room
         self._timeline = timeline
         self._names = names
+        self._known = known
         self._counters = counters
         self._indexers = indexers
         self._part_bytes = part_bytes
@@ -81,8 +84,7 @@ class Fetcher:
         origin = self._origins.origin(transfer.ref.url)
         for _ in range(_VERSIONS):
             transfer.stage = Stage.ASKING
-            self._counters.origin_requests += 1
-            obj = await origin.stat(transfer.ref.url)
+            obj = await self._downloader.stat(origin, transfer.ref.url)
             try:
                 return await self._version(transfer, origin, obj)
             except ShardChangedError as exn:
@@ -109,28 +111,36 @@ class Fetcher:
             yield reservation
         finally:
             reservation.close()
-            self._room.changed.notify()
 
     async def _into(self, reservation: Reservation, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
-        transfer.stage = Stage.SPACE
         key = shard_key(obj.url, obj.version)
         self._store.adopt(key, reservation)
-        await self._room.reserve(
-            reservation, obj.size_bytes - reservation.size_bytes, lambda: self._needed_in(transfer), obj.url
-        )
         try:
+            await self._reserve(reservation, transfer, obj)
             partial = await asyncio.to_thread(Partial.open, self._store.layout, obj, self._part_bytes)
             reservation.written(reservation.unwritten_bytes)
             return await self._download(reservation, transfer, origin, partial)
+        except PostponedError:
+            self._leave_parts(key, reservation)
+            raise
         except ShardcacheError as exn:
-            await self._clean_up(key, reservation, keep=exn.retryable)
             if isinstance(exn, CorruptShardError):
                 self._counters.corrupt += 1
+            if exn.retryable:
+                self._leave_parts(key, reservation)
+            else:
+                await asyncio.to_thread(partials.discard, self._store.layout, key)
             raise
-        except asyncio.CancelledError:
-            # The daemon stops: what has arrived stays, the next run goes on with it.
-            reservation.close(kept_bytes=obj.size_bytes)
-            raise
+
+    async def _reserve(self, reservation: Reservation, transfer: Transfer, obj: RemoteObject) -> None:
+        transfer.stage = Stage.SPACE
+        self._room.check_possible(obj.size_bytes, obj.url)
+        wanted_bytes = obj.size_bytes - reservation.size_bytes
+        while not await self._room.try_reserve(reservation, wanted_bytes, self._needed_in(transfer)):
+            if transfer.klass is Class.PLANNED:
+                self._names.learn_size(transfer.name, obj.size_bytes)
+                raise PostponedError
+            await self._room.changed.wait()
 
     async def _download(self, reservation: Reservation, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         transfer.stage = Stage.NETWORK
@@ -143,6 +153,7 @@ class Fetcher:
         layout = self._store.layout
         shard = await self._store.publish(partial.key, tar.path, layout.in_progress(partial.key, SIDECAR), facts)
         reservation.close(kept_bytes=shard.kept_bytes)
+        await self._known.remember(facts)
         return shard
 
     async def _plain_tar(self, reservation: Reservation, partial: Partial) -> Tar:
@@ -163,8 +174,10 @@ class Fetcher:
         return Tar(path, size_bytes, crcs)
 
     async def _grow(self, reservation: Reservation, size_bytes: int, url: str) -> None:
-        if not await self._room.try_reserve(reservation, size_bytes, 0):
-            raise CapacityError("the shard, decompressed, does not fit beside what is in use", url=url)
+        while not await self._room.try_reserve(reservation, size_bytes, 0):
+            if not any(shard.leases for shard in self._store.shards.values()):
+                raise CapacityError("the shard, decompressed, does not fit beside what is arriving", url=url)
+            await self._room.changed.wait()  # for a reader to be done with its shard
         reservation.written(size_bytes)
 
     async def _index(self, partial: Partial, tar: Tar) -> Facts:
@@ -180,23 +193,15 @@ class Fetcher:
         )
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
         require_end = self._origins.rule(obj.url).require_end
-        header = await asyncio.get_running_loop().run_in_executor(
-            self._indexers, index_shard, tar.path, sidecar, facts.to_json(), obj.url, require_end
-        )
+        header = await self._indexers.run(index_shard, tar.path, sidecar, facts.to_json(), obj.url, require_end)
         return Facts.from_json(header)
 
-    async def _clean_up(self, key: str, reservation: Reservation, *, keep: bool) -> None:
-        """After an error that a retry may mend, leave the finished parts for that retry."""
-        paths = (
-            self._store.layout.in_progress(key, ".part"),
-            self._store.layout.in_progress(key, ".journal"),
-        )
-        if keep and paths[0].exists():
-            size_bytes = paths[0].stat().st_size
-            reservation.close()
-            self._store.leave(Leftover(key, paths, size_bytes))
-        else:
-            await asyncio.to_thread(partials.discard, self._store.layout, key)
+    def _leave_parts(self, key: str, reservation: Reservation) -> None:
+        """Keep the finished parts, as long as there is space, for whoever asks for the shard next."""
+        reservation.close()
+        parts = interrupted(self._store.layout.in_progress(key, PART))
+        if parts.size_bytes:
+            self._store.leave(parts)
 
     def _needed_in(self, transfer: Transfer) -> float:
         if transfer.klass is Class.WAITING:

@@ -17,6 +17,7 @@ class Names:
         self._alias: dict[str, str] = {}
         self._checked_at_s: dict[str, float] = {}
         self._names: dict[str, set[str]] = {}
+        self._size_bytes: dict[str, int] = {}
 
     @staticmethod
     def of(ref: ShardRef) -> str:
@@ -38,12 +39,21 @@ class Names:
     def learn(self, name: str, key: str, now_s: float) -> None:
         """Note that the store answered with the version `key` when it was asked for `name`."""
         self._checked_at_s[name] = now_s
+        self._size_bytes.pop(name, None)
         old = self._alias.get(name)
         if old is not None:
             self._names[old].discard(name)
         if name != key:
             self._alias[name] = key
             self._names.setdefault(key, set()).add(name)
+
+    def size_bytes(self, name: str) -> int | None:
+        """Return the size that the store gave when it was asked for a shard which had no room, or None."""
+        return self._size_bytes.get(name)
+
+    def learn_size(self, name: str, size_bytes: int) -> None:
+        """Note the size of a shard that is not here."""
+        self._size_bytes[name] = size_bytes
 
     def forget(self, key: str) -> None:
         """Drop what leads to a shard that was removed."""

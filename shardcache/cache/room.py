@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from itertools import islice
 
 from shardcache.cache.names import Names
@@ -24,24 +23,13 @@ _LOOK_AT = 1024
 class Room:
     """The space of one store, given out against the timeline."""
 
-    def __init__(self, store: Store, timeline: Timeline, names: Names, counters: Counters) -> None:
-        self.changed = Signal()
+    def __init__(self, store: Store, timeline: Timeline, names: Names, counters: Counters, changed: Signal) -> None:
+        self.changed = changed
         self._store = store
         self._timeline = timeline
         self._names = names
         self._counters = counters
         self._lock = asyncio.Lock()
-
-    async def reserve(
-        self, reservation: Reservation, size_bytes: int, needed_in: Callable[[], float], url: str
-    ) -> None:
-        """Grow the reservation by `size_bytes`, as soon as enough may be evicted.
-
-        Raises CapacityError or DiskFullError at once when even an empty cache could not hold it.
-        """
-        self._check_possible(reservation.size_bytes + size_bytes, url)
-        while not await self.try_reserve(reservation, size_bytes, needed_in()):
-            await self.changed.wait()
 
     async def try_reserve(self, reservation: Reservation, size_bytes: int, needed_in: float) -> bool:
         """Grow the reservation by `size_bytes` if that can be done now, evicting if need be."""
@@ -78,9 +66,9 @@ class Room:
         self.changed.notify()
 
     async def _free(self, wanted_bytes: int, needed_in: float) -> bool:
-        if self._store.leftovers:
-            await self._store.remove_leftover(next(iter(self._store.leftovers)))
-            return True
+        for key in list(self._store.leftovers):
+            if key in self._store.leftovers and await self._store.remove_leftover(key):
+                return True
         victims = self._victims(wanted_bytes, needed_in)
         if victims is None:
             return False
@@ -95,7 +83,8 @@ class Room:
         idle = (Candidate(shard.key, shard.kept_bytes) for shard in self._store.idle())
         return choose_victims(islice(idle, _LOOK_AT), wanted_bytes, self.next_use, needed_in)
 
-    def _check_possible(self, size_bytes: int, url: str) -> None:
+    def check_possible(self, size_bytes: int, url: str) -> None:
+        """Raise CapacityError or DiskFullError when even an otherwise empty cache could not hold `size_bytes`."""
         space = self._store.space
         if size_bytes > space.capacity_bytes:
             raise CapacityError(

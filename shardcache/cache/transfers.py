@@ -6,10 +6,14 @@ import asyncio
 import enum
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
+from shardcache.cache.failures import Failures
+from shardcache.cache.signal import Signal
 from shardcache.errors import ShardcacheError
+from shardcache.plan.timeline import Timeline
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
 
@@ -31,6 +35,10 @@ class Stage(enum.StrEnum):
     SPACE = "waiting for space in the cache"
     NETWORK = "downloading from the store"
     DISK = "checking and indexing"
+
+
+class PostponedError(Exception):
+    """There is no room for a shard that nobody waits for; its plan will bring it up again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,18 +66,34 @@ class Transfer:
         """Take the download's progress."""
         self.done_bytes = done_bytes
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what `shardcache status` shows of it."""
+        return {
+            "url": self.ref.url,
+            "done_bytes": self.done_bytes,
+            "total_bytes": self.total_bytes,
+            "class": self.klass.name.lower(),
+            "stage": self.stage.value,
+            "waiters": self.waiters,
+        }
+
 
 class Transfers:
     """The transfers under way, by the shard's name. They belong to the cache and outlive whoever asked first."""
 
-    def __init__(self, fetch: Callable[[Transfer], Awaitable[Shard]], group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[Transfer], Awaitable[Shard]],
+        timeline: Timeline,
+        changed: Signal,
+        group: asyncio.TaskGroup,
+    ) -> None:
         self._fetch = fetch
+        self._timeline = timeline
+        self._changed = changed
         self._group = group
         self._by_name: dict[str, Transfer] = {}
-        self.failed: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._by_name)
+        self.failures = Failures()
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
@@ -105,10 +129,20 @@ class Transfers:
         transfer.klass = min(transfer.klass, klass)
         return transfer
 
+    def stop(self) -> None:
+        """Cancel all of them."""
+        for transfer in self.all():
+            if transfer.task is not None:
+                transfer.task.cancel()
+
     async def _run(self, transfer: Transfer) -> None:
         try:
-            transfer.outcome.set_result(await self._fetch(transfer))
-            self.failed.discard(transfer.name)
+            shard = await self._fetch(transfer)
+            for name in self.failures.succeeded(transfer.name):
+                self._timeline.evicted(name)
+            transfer.outcome.set_result(shard)
+        except PostponedError:
+            self._timeline.evicted(transfer.name)
         except ShardcacheError as exn:
             self._fail(transfer, exn)
         except Exception as exn:  # the daemon's top-level guard: one bad shard must not end all jobs
@@ -117,20 +151,13 @@ class Transfers:
         finally:
             del self._by_name[transfer.name]
             transfer.outcome.cancel()
+            self._changed.notify()
 
     def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
-        # Nothing fetches it ahead again until a reader asks for it.
-        self.failed.add(transfer.name)
+        self.failures.failed(transfer.name, exn)
         if not transfer.waiters:
             log.warning("could not fetch ahead", url=transfer.ref.url, cause=exn.message)
         transfer.outcome.set_exception(exn)
-
-    def cancel_unwanted(self, wanted: Callable[[str], bool]) -> None:
-        """Cancel transfers that wait for space although nobody wants the shard any more."""
-        for transfer in self.all():
-            idle = transfer.stage is Stage.SPACE and not transfer.waiters
-            if idle and transfer.klass is Class.PLANNED and transfer.task and not wanted(transfer.name):
-                transfer.task.cancel()
 
 
 def _retrieve(outcome: asyncio.Future[Shard]) -> None:

@@ -1,0 +1,1 @@
+"""One shard's download: parts, limits, retries, checks."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+Received: TypeAlias = Callable[[int], None]
+"""Told how many bytes just came in, so that whoever waits can tell slow from stalled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class RemoteObject:
         size_bytes: size in the store.
         checksum: of the whole object, where the store has one.
         ranges: whether the store answers ranged reads; without, the object comes as one stream.
+        guarded: whether each read by itself notices that the store holds another version; without, whoever reads
+            has to ask for the version once more at the end.
     """
 
     url: str
@@ -37,26 +42,39 @@ class RemoteObject:
     size_bytes: int
     checksum: Checksum | None = field(default=None, compare=False)
     ranges: bool = True
+    guarded: bool = field(default=True, compare=False)
 
 
 class Origin(Protocol):
-    """A remote store. Every method raises the errors of `shardcache.errors` and no others."""
+    """A remote store. Every method raises the errors of `shardcache.errors` and no others.
+
+    None retries by itself. Limits of time are the caller's, who is told of every chunk through `received`.
+    """
 
     async def stat(self, url: str) -> RemoteObject:
         """Return the object's present version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError."""
 
-    async def read_range(self, obj: RemoteObject, start: int, stop: int) -> bytes:
+    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> bytes | bytearray:
         """Return exactly the bytes [start, stop) of that very version.
 
         Raises ShardChangedError when the store now holds another version; OriginUnavailableError when a retry may
-        help, short or mislabelled answers included. Does not retry by itself and has no time limit of its own.
+        help, short or mislabelled answers included.
         """
 
-    def stream(self, obj: RemoteObject, chunk_bytes: int) -> AsyncIterator[bytes]:
-        """Yield the whole object in order, in chunks of `chunk_bytes` (the last may be shorter)."""
+    def stream(
+        self, obj: RemoteObject, chunk_bytes: int, received: Received
+    ) -> AsyncGenerator[bytes | bytearray, None]:
+        """Yield the whole object in order, in chunks of `chunk_bytes` (the last may be shorter). Raises as above."""
 
-    async def list_prefix(self, prefix: str) -> list[RemoteObject]:
-        """Return every object whose url starts with `prefix`, sorted by url, recursively."""
+    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+        """Return every object whose url starts with `prefix`, sorted by url, recursively; none is an empty list.
+
+        Here `received` is told of objects, not of bytes.
+        """
 
     async def close(self) -> None:
         """Close connections."""
+
+
+def nothing(count: int) -> None:
+    """Take no notice of what is received."""

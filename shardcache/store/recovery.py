@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardcache.store.files import unlink_quietly
+from shardcache.store.files import size_or_zero, unlink_quietly
 from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, Layout, is_key
 
 
@@ -38,7 +38,7 @@ def find_shards(layout: Layout) -> list[FoundShard]:
     """Return every published shard, least recently used first; sweep halves that a crash left. Blocks."""
     found: list[FoundShard] = []
     with os.scandir(layout.shards) as buckets:
-        names = [bucket.name for bucket in buckets]
+        names = [bucket.name for bucket in buckets if bucket.is_dir(follow_symlinks=False)]
     for name in names:
         found += _scan_bucket(layout.shards / name)
     return sorted(found, key=lambda shard: shard.used_at_s)
@@ -65,12 +65,20 @@ def find_leftovers(layout: Layout) -> list[Leftover]:
     leftovers: list[Leftover] = []
     for path in layout.partial.iterdir():
         if path.suffix == PART and is_key(path.stem):
-            paths = (path, path.with_suffix(JOURNAL))
-            leftovers.append(Leftover(path.stem, paths, path.stat().st_size))
-        elif path.suffix != JOURNAL and is_key(path.stem):
+            leftovers.append(interrupted(path))
+        elif is_key(path.stem) and not (path.suffix == JOURNAL and path.with_suffix(PART).exists()):
             path.unlink()
     return leftovers + [
-        Leftover(f"quarantine/{path.stem}", (path, path.with_suffix(SIDECAR)), path.stat().st_size)
-        for path in layout.quarantine.iterdir()
-        if path.suffix == TAR and is_key(path.stem)
+        quarantined(path) for path in layout.quarantine.iterdir() if path.suffix == TAR and is_key(path.stem)
     ]
+
+
+def interrupted(part: Path) -> Leftover:
+    """Return a download that may be gone on with. Blocks."""
+    return Leftover(part.stem, (part, part.with_suffix(JOURNAL)), size_or_zero(part))
+
+
+def quarantined(tar: Path) -> Leftover:
+    """Return a damaged shard that was set aside, as what may go first. Blocks."""
+    paths = (tar, tar.with_suffix(SIDECAR))
+    return Leftover(f"quarantine/{tar.stem}", paths, sum(map(size_or_zero, paths)))

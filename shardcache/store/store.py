@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -22,11 +22,12 @@ from shardcache.store.checksums import first_damaged_piece
 from shardcache.store.files import disk_errors, free_bytes, fsync_path, total_bytes, unlink_quietly
 from shardcache.store.layout import SIDECAR, TAR, Layout
 from shardcache.store.openfiles import is_open_elsewhere
-from shardcache.store.recovery import Leftover, find_leftovers, find_shards
+from shardcache.store.recovery import Leftover, find_leftovers, find_shards, quarantined
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import Reservation, Space
 
 _FOLDER_MODE = 0o2750  # set-group-id: files inherit the group that may read the cache
+_SHARD_MODE = 0o440  # what is published is never written again
 
 
 class Store:
@@ -101,6 +102,8 @@ class Store:
         with disk_errors(tar_path):
             fsync_path(tar_path)
             sidecar_bytes = sidecar_path.stat().st_size
+            for path in (sidecar_path, tar_path):
+                path.chmod(_SHARD_MODE)
             sidecar_path.rename(self.layout.sidecar(key))
             tar_path.rename(self.layout.tar(key))
             fsync_path(self.layout.bucket(key))
@@ -160,25 +163,21 @@ class Store:
     async def remove(self, shard: Shard) -> bool:
         """Unlink a shard that no lease holds; False when some process still has it open."""
         del self.shards[shard.key]
-        if await asyncio.to_thread(self._unlink_unless_open, shard.key):
+        paths = (self.layout.tar(shard.key), self.layout.sidecar(shard.key))
+        if await asyncio.to_thread(_unlink_unless_open, paths):
             self.space.kept_bytes -= shard.kept_bytes
             return True
         self.shards[shard.key] = shard  # back in, as most recently used: it is
         return False
 
-    def _unlink_unless_open(self, key: str) -> bool:
-        tar = self.layout.tar(key)
-        with disk_errors(tar), contextlib.suppress(FileNotFoundError):
-            if is_open_elsewhere(tar):
-                return False
-            unlink_quietly(tar, self.layout.sidecar(key))
-        return True
-
-    async def remove_leftover(self, key: str) -> None:
-        """Remove an idle partial or a quarantined shard."""
+    async def remove_leftover(self, key: str) -> bool:
+        """Remove an idle partial or a quarantined shard; False when some process still has it open."""
         leftover = self.leftovers.pop(key)
-        await asyncio.to_thread(unlink_quietly, *leftover.paths)
-        self.space.kept_bytes -= leftover.size_bytes
+        if await asyncio.to_thread(_unlink_unless_open, leftover.paths):
+            self.space.kept_bytes -= leftover.size_bytes
+            return True
+        self.leftovers[key] = leftover
+        return False
 
     async def quarantine(self, shard: Shard) -> None:
         """Take a damaged shard out of service; the file stays for a look until its space is needed."""
@@ -194,11 +193,21 @@ class Store:
                 self.layout.tar(shard.key).rename(aside)
             if self.layout.sidecar(shard.key).exists():
                 self.layout.sidecar(shard.key).rename(aside.with_suffix(SIDECAR))
-        return Leftover(f"quarantine/{shard.key}", (aside, aside.with_suffix(SIDECAR)), shard.kept_bytes)
+        return quarantined(aside)
 
     def idle(self) -> Iterator[Shard]:
         """Yield the shards that no lease holds, least recently used first."""
         return (shard for shard in self.shards.values() if not shard.leases)
+
+
+def _unlink_unless_open(paths: Sequence[Path]) -> bool:
+    # Bytes that were unlinked while open would still be on the disk, and counted nowhere.
+    with disk_errors(paths[0]):
+        with contextlib.suppress(FileNotFoundError):
+            if is_open_elsewhere(paths[0]):
+                return False
+        unlink_quietly(*paths)
+    return True
 
 
 def _make_folders(layout: Layout, group: str | None) -> None:

@@ -1,0 +1,44 @@
+# One target a habit. `make VENV=/elsewhere …` keeps the virtual environment out of the checkout;
+# `make PYTHON=python3.12 …` makes it with another interpreter.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TYPED := shardcache client/shardcache_client tests/support
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint bench clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-6s %s\n' "$$name" "$$text"; done
+
+demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a store of its own, and check what they got
+	$(BIN)/shardcache demo
+
+test: $(VENV)/.installed-dev  ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev  ## check style, types and which module may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(TYPED)
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-bench  ## measure against other loaders on this machine (minutes, some 10 GB of disk)
+	PYTHONPATH=tests $(BIN)/python -m benchmarks
+
+clean:  ## remove the virtual environment and what the tools leave
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing shardcache[$*] into $(VENV): a few minutes the first time"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "shardcache needs Python 3.11 or newer; name one: make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	  echo "this Python cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)

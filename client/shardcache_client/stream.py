@@ -1,0 +1,96 @@
+"""One reader's epoch: from shard to shard of its plan, one lease ahead, and from sample to sample."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shardcache.errors import CapacityError, DiskFullError, OriginError, SampleError, ShardError, ShardTimeoutError
+from shardcache_client.handlers import Handler
+from shardcache_client.order import Plan
+from shardcache_client.reader import Sample, ShardReader
+from shardcache_client.session import Lease, Session
+
+log = logging.getLogger("shardcache")
+
+# Errors that say something about one shard. Any other would meet the next shard as well, so no handler is asked.
+_SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTimeoutError)
+
+
+class _StoppedError(Exception):
+    """A handler said that the epoch ends here."""
+
+
+class EpochStream:
+    """Iterable once: the samples of a plan's epoch.
+
+    Errors of a shard or a sample go to `on_error`. Raises NoDaemonError when the daemon stays away for longer than
+    the session's patience.
+    """
+
+    def __init__(self, session: Session, plan: Plan, on_error: Handler) -> None:
+        self._session = session
+        self._plan = plan
+        self._on_error = on_error
+        self._ahead: Lease | None = None
+        self._skipped_shards = 0
+        self._skipped_samples = 0
+
+    def __repr__(self) -> str:
+        return f"EpochStream(epoch={self._plan.epoch}, shards={len(self._plan.order)})"
+
+    def __iter__(self) -> Iterator[Sample]:
+        self._session.declare(self._plan)
+        try:
+            for position in range(len(self._plan.order)):
+                try:
+                    with self._shard(position) as reader:
+                        yield from self._samples(reader)
+                except _SHARD_ERRORS as exn:
+                    self._consult(exn)
+                    self._skipped_shards += 1
+        except _StoppedError:
+            self._session.close()
+        self._say_what_was_skipped()
+
+    @contextmanager
+    def _shard(self, position: int) -> Iterator[ShardReader]:
+        """Map a shard while it is leased, and have the next one made ready meanwhile."""
+        lease, self._ahead = self._ahead or self._session.lease(position), None
+        leased = self._session.wait(lease)
+        try:
+            if position + 1 < len(self._plan.order):
+                self._ahead = self._session.lease(position + 1)
+            with ShardReader(Path(leased["path"]), Path(leased["index_path"]), leased["url"]) as reader:
+                yield reader
+        finally:
+            self._session.release(lease)
+
+    def _samples(self, reader: ShardReader) -> Iterator[Sample]:
+        start = 0
+        while True:
+            try:
+                for sample in reader.samples(start):
+                    start += 1
+                    yield sample
+                return
+            except SampleError as exn:
+                self._consult(exn)
+                self._skipped_samples += 1
+                start += 1
+
+    def _consult(self, exn: Exception) -> None:
+        if not self._on_error(exn):
+            raise _StoppedError
+
+    def _say_what_was_skipped(self) -> None:
+        if self._skipped_shards or self._skipped_samples:
+            log.warning(
+                "epoch %d: skipped %d of %d shards and %d samples of the others, as on_error decided",
+                self._plan.epoch,
+                self._skipped_shards,
+                len(self._plan.order),
+                self._skipped_samples,
+            )

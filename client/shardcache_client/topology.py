@@ -1,0 +1,95 @@
+"""Which reader this is: the rank among the job's processes, the worker among the rank's, and the job's name.
+
+Nothing here imports torch: what torch knows comes in as an argument, the rest from the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardcache.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """One process of the training job, counted over all nodes. Raises ConfigError when `rank` is out of range."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ConfigError(
+                f"rank {self.rank} is not among {self.world_size} ranks",
+                remedy="ranks count from 0 to world_size - 1",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One reader: a DataLoader worker of a rank, or the rank's own process as its only worker."""
+
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    @property
+    def readers(self) -> int:
+        """Readers of the whole job, if every rank has as many workers as this one."""
+        return self.world_size * self.workers
+
+
+def explicit_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
+    """Return the ranks that the caller named, None where neither was. Raises ConfigError for one without the other."""
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        raise ConfigError(
+            f"rank is {rank} and world_size is {world_size}",
+            remedy="give both, or neither to have them found",
+        )
+    return Ranks(rank, world_size)
+
+
+def ranks_of_environment(env: Mapping[str, str] = os.environ) -> Ranks:
+    """Return the ranks that the launcher set: torchrun's, else those of a Slurm step, else a single process.
+
+    Of Slurm only a step's own variables count. A batch script or a shell under `salloc` runs once, yet sees the
+    SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0; SLURM_STEP_NUM_TASKS is set by `srun` alone.
+    Raises ConfigError for values that make no sense.
+    """
+    for rank, world_size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
+        if rank in env and world_size in env:
+            return Ranks(_number(env, rank), _number(env, world_size))
+    return Ranks()
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except ValueError:
+        raise ConfigError(
+            f"${name} is {env[name]!r}, not a number", remedy="correct or unset it, or pass rank and world_size"
+        ) from None
+
+
+def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> str:
+    """Return a name under which the daemon lists this job.
+
+    $SHARDCACHE_JOB, else Slurm's job name and id, else torchrun's run id where one was chosen, else the script.
+    """
+    if env.get("SHARDCACHE_JOB"):
+        return env["SHARDCACHE_JOB"]
+    if env.get("SLURM_JOB_ID"):
+        return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{env['SLURM_JOB_ID']}"
+    run_id = env.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's own default is the word "none"
+    if run_id != "none":
+        return run_id
+    # With `-c`, `-m` or at a prompt there is no script.
+    script = Path(argv[0]).name if argv else ""
+    return script if script not in ("", "-c", "-m") else "python"

@@ -1,0 +1,152 @@
+"""A blocking WebSocket over a Unix socket, on the Sans-I/O layer of `websockets`: no thread, one file descriptor.
+
+The library's own blocking client runs a thread for each connection, and threads do not survive the forks by which
+DataLoader starts its workers. On a Unix socket there is nothing to keep alive: the kernel tells either side at
+once when the other ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import weakref
+from pathlib import Path
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
+from websockets.uri import parse_uri
+
+from shardcache.protocol import MAX_MESSAGE_BYTES
+
+_READ_BYTES = 256 * 1024
+# The daemon reads its sockets from an event loop that nothing may block: one that takes no byte for so long is gone.
+_SEND_TIMEOUT_S = 60.0
+
+
+class HandshakeError(Exception):
+    """What answers at the socket refuses a session.
+
+    Attributes:
+        status: the HTTP status.
+        body: what came with it.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"HTTP status {status}")
+        self.status = status
+        self.body = body
+
+
+class WebSocket:
+    """An open connection. Every method raises OSError once it is broken, also when the other side closed it."""
+
+    def __init__(self, path: Path, resource: str, timeout_s: float) -> None:
+        """Connect and shake hands. Raises OSError, TimeoutError (which is one) and HandshakeError."""
+        self._protocol = ClientProtocol(parse_uri(f"ws://localhost{resource}"), max_size=MAX_MESSAGE_BYTES)
+        self._fragments: list[bytes] = []
+        self._messages: list[bytes] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        _open_sockets.add(self._socket)
+        weakref.finalize(self, self._socket.close)
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.connect(str(path))
+            self._shake_hands(time.monotonic() + timeout_s)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"WebSocket({self._protocol.state.name.lower()}, fd={self._socket.fileno()})"
+
+    def _shake_hands(self, deadline_s: float) -> None:
+        self._protocol.send_request(self._protocol.connect())
+        self._flush()
+        while self._protocol.state is State.CONNECTING and self._protocol.handshake_exc is None:
+            if not self._pump(deadline_s):
+                raise TimeoutError("no answer to the WebSocket handshake")
+        exn = self._protocol.handshake_exc
+        if isinstance(exn, InvalidStatus):
+            raise HandshakeError(exn.response.status_code, bytes(exn.response.body or b"")) from exn
+        if exn is not None:
+            raise ConnectionResetError(f"no WebSocket answers: {exn}") from exn
+
+    def send(self, message: bytes) -> None:
+        """Send one text message."""
+        if self._protocol.state is not State.OPEN:
+            raise ConnectionResetError("the connection is closed")
+        self._protocol.send_text(message)
+        self._flush()
+
+    def receive(self, deadline_s: float) -> bytes | None:
+        """Return the next message, or None when none came until the deadline (of `time.monotonic`)."""
+        while not self._messages:
+            if self._protocol.state is not State.OPEN:
+                raise ConnectionResetError("the daemon closed the connection")
+            if not self._pump(deadline_s):
+                return None
+        return self._messages.pop(0)
+
+    def close(self) -> None:
+        """Say goodbye if possible, and close; the other side's answer is not waited for."""
+        try:
+            if self._protocol.state is State.OPEN and self._socket.fileno() >= 0:
+                self._protocol.send_close(1000)
+                self._socket.settimeout(0)
+                self._send_pending()
+        except OSError:
+            pass  # closing the socket says as much
+        finally:
+            self._socket.close()
+
+    def _flush(self) -> None:
+        self._socket.settimeout(_SEND_TIMEOUT_S)
+        self._send_pending()
+
+    def _send_pending(self) -> None:
+        for data in self._protocol.data_to_send():
+            if data:
+                self._socket.sendall(data)
+
+    def _pump(self, deadline_s: float) -> bool:
+        """Take in what has arrived; False when nothing does until the deadline."""
+        # A timeout of 0 would mean another mode of the socket altogether.
+        self._socket.settimeout(max(deadline_s - time.monotonic(), 0.001))
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except TimeoutError:
+            return False
+        if data:
+            self._protocol.receive_data(data)
+        else:
+            self._protocol.receive_eof()
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame):
+                self._take(event)
+        self._flush()  # answers to pings and to a close
+        return True
+
+    def _take(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            self._fragments.append(bytes(frame.data))
+            if frame.fin:
+                self._messages.append(b"".join(self._fragments))
+                self._fragments.clear()
+
+
+_open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """Close a forked child's copies, so that a session ends with the process that opened it.
+
+    `close` gives up this process's descriptor and sends nothing; only `shutdown` would reach the parent's session.
+    """
+    for inherited in list(_open_sockets):
+        inherited.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)

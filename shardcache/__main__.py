@@ -1,0 +1,28 @@
+"""Entry point of the `shardcache` command and of `python -m shardcache`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; where its packages are missing, say how to install them and exit 2."""
+    try:
+        from shardcache.cli.app import app
+
+        app(prog_name="shardcache")
+    except ModuleNotFoundError as exn:
+        package = (exn.name or "").partition(".")[0]
+        if package == "shardcache":
+            raise
+        # The client alone is a valid installation (a training image); its command line is not.
+        print(
+            f"shardcache: the command line needs the package {package!r}, which is not installed\n"
+            "  What to do: pip install 'shardcache[daemon]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

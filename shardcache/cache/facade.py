@@ -1,0 +1,132 @@
+"""`Cache`: everything that server and composition root need of the cache, in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from shardcache.cache.allow import AllowList
+from shardcache.cache.fetching import Fetcher
+from shardcache.cache.indexers import Indexers
+from shardcache.cache.known import Known
+from shardcache.cache.leasing import Leasing
+from shardcache.cache.manifests import Manifests
+from shardcache.cache.names import Names
+from shardcache.cache.prefetch import Prefetcher
+from shardcache.cache.readers import Reader, Readers
+from shardcache.cache.room import Room
+from shardcache.cache.signal import Signal
+from shardcache.cache.transfers import Transfers
+from shardcache.cache.upkeep import Upkeep
+from shardcache.cache.warming import Tell, Warming
+from shardcache.config import Settings
+from shardcache.fetch.download import Downloader
+from shardcache.metrics import Counters
+from shardcache.origin.registry import Origins
+from shardcache.plan.timeline import Timeline
+from shardcache.protocol import ShardRef
+from shardcache.store.files import free_bytes
+from shardcache.store.store import Store
+
+Json = dict[str, Any]
+
+
+class Cache:
+    """The cache of one node while it is open. Its tasks run in `group` until `stop`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        origins: Origins,
+        downloader: Downloader,
+        counters: Counters,
+        indexers: Indexers,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        timeline, names, changed = Timeline(), Names(), Signal()
+        known = Known(store.catalogue)
+        room = Room(store, timeline, names, counters, changed)
+        fetcher = Fetcher(
+            store, origins, downloader, room, timeline, names, known, counters, indexers, settings.part_size
+        )
+        transfers = Transfers(fetcher.fetch, timeline, changed, group)
+        leasing = Leasing(store, transfers, room, names, known, origins, counters, settings.listing_ttl_s)
+        readers = Readers(timeline, leasing, transfers, counters, changed)
+        prefetcher = Prefetcher(timeline, readers.ref, names, store, room, transfers, changed, settings.max_transfers)
+        self._prefetching = group.create_task(prefetcher.run(), name="prefetch")
+        self.layout = store.layout
+        self._allow = AllowList(settings.allow)
+        self._counters = counters
+        self._manifests = Manifests(origins, downloader, store.catalogue, known, self._allow, settings.listing_ttl_s)
+        self._readers = readers
+        self._store = store
+        self._transfers = transfers
+        self._upkeep = Upkeep(store, room, leasing)
+        self._warming = Warming(store, transfers, leasing, origins, downloader, settings.max_transfers)
+
+    def __repr__(self) -> str:
+        return f"Cache({self._store!r}, transfers={len(self._transfers.all())})"
+
+    def stop(self) -> None:
+        """Drop transfers under way, their finished parts stay for the next start; fetch nothing ahead any more."""
+        self._prefetching.cancel()
+        self._transfers.stop()
+
+    # Reading
+
+    async def resolve(self, patterns: Sequence[str], uid: int) -> list[ShardRef]:
+        """Return the shards that a user's patterns name. Raises OriginError of every kind."""
+        return await self._manifests.resolve(patterns, uid)
+
+    def join(self, job: str, uid: int) -> Reader:
+        """Return the state of a newly connected reader."""
+        return self._readers.add(job, uid)
+
+    def check_allowed(self, refs: Sequence[ShardRef], uid: int) -> None:
+        """Raise NotAllowedError unless the user may have all of these fetched."""
+        for ref in refs:
+            self._allow.check(ref.url, uid)
+
+    # Upkeep
+
+    async def warm(self, patterns: Sequence[str], uid: int, tell: Tell) -> None:
+        """Fetch all that the patterns name, telling events. Raises CapacityError and OriginError."""
+        await self._warming.warm(await self.resolve(patterns, uid), tell)
+
+    async def shards(self, prefix: str) -> AsyncIterator[Json]:
+        """Yield what is published below a url prefix."""
+        async for shard, facts in self._upkeep.shards(prefix):
+            yield {
+                "url": facts.url,
+                "version": facts.version,
+                "size_bytes": facts.size_bytes,
+                "samples": facts.samples,
+                "leases": shard.leases,
+                "used_at_s": shard.used_at_s,
+            }
+
+    async def evict(self, patterns: Sequence[str]) -> Json:
+        """Remove what matches, where nobody reads it."""
+        return await self._upkeep.evict(patterns)
+
+    def verify(self, prefix: str) -> AsyncIterator[Json]:
+        """Read every shard below a url prefix again, yielding events."""
+        return self._upkeep.verify(prefix)
+
+    def status(self) -> Json:
+        """Return what the cache holds and does now."""
+        space = self._store.space
+        return {
+            "cache": {
+                "dir": str(self.layout.root),
+                "capacity_bytes": space.capacity_bytes,
+                "used_bytes": space.used_bytes,
+                "free_bytes": free_bytes(self.layout.root),
+                "shards": len(self._store.shards),
+            },
+            "counters": self._counters.to_json(),
+            "transfers": [transfer.to_json() for transfer in self._transfers.all()],
+            "jobs": [job.to_json() for job in self._readers.jobs()],
+        }

@@ -1,0 +1,31 @@
+"""Which shards are not worth fetching ahead for now. Pure."""
+
+from __future__ import annotations
+
+from shardcache.errors import ShardcacheError
+
+# A shard that fails this often, while others arrive, is left until a reader asks for it.
+_TRIES_AHEAD = 3
+
+
+class Failures:
+    """Shards whose transfer failed, by name. A reader that asks for one always gets a try of its own."""
+
+    def __init__(self) -> None:
+        self._tries: dict[str, int] = {}
+        self._waiting: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._waiting or self._tries.get(name, 0) >= _TRIES_AHEAD
+
+    def failed(self, name: str, exn: ShardcacheError) -> None:
+        """Note a failure: one that a retry may mend blocks the shard until some other transfer succeeds."""
+        self._tries[name] = self._tries.get(name, 0) + 1 if exn.retryable else _TRIES_AHEAD
+        self._waiting.add(name)
+
+    def succeeded(self, name: str) -> set[str]:
+        """Note a success, which shows that the store answers; return the names that are worth a try again."""
+        self._tries.pop(name, None)
+        again = {other for other in self._waiting if self._tries.get(other, 0) < _TRIES_AHEAD}
+        self._waiting.clear()
+        return again - {name}

@@ -1,0 +1,130 @@
+"""From a shard that a plan names to a published file that stays while it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from shardcache.cache.known import Known
+from shardcache.cache.names import Names
+from shardcache.cache.room import Room
+from shardcache.cache.transfers import Class, Transfers
+from shardcache.errors import CorruptShardError, OriginUnavailableError
+from shardcache.metrics import Counters
+from shardcache.origin.registry import Origins
+from shardcache.protocol import ShardRef
+from shardcache.store.layout import shard_key
+from shardcache.store.shard import Facts, Shard
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
+
+# A cached shard is not held back longer than this by a store that does not say whether there is a newer one.
+_ASK_TIMEOUT_S = 5.0
+
+
+class Leasing:
+    """Grants and ends leases."""
+
+    def __init__(
+        self,
+        store: Store,
+        transfers: Transfers,
+        room: Room,
+        names: Names,
+        known: Known,
+        origins: Origins,
+        counters: Counters,
+        ttl_s: float,
+    ) -> None:
+        self._store = store
+        self._transfers = transfers
+        self._room = room
+        self._names = names
+        self._known = known
+        self._origins = origins
+        self._counters = counters
+        self._ttl_s = ttl_s
+
+    async def acquire(self, ref: ShardRef, klass: Class = Class.WAITING) -> tuple[Shard, Facts, bool]:
+        """Return the published shard, leased, its facts, and whether it was here; fetch it where it was not.
+
+        Raises every error that fetching it may raise.
+        """
+        name = Names.of(ref)
+        shard = await self._present(name, ref)
+        hit = shard is not None
+        while True:
+            if shard is None:
+                # What the transfer published may be gone again before this task runs: look anew.
+                shard = self._store.shards.get((await self._transfers.wait(name, ref, klass)).key)
+            elif facts := await self._leased(shard):
+                return shard, facts, hit
+            else:
+                shard, hit = None, False
+
+    async def release(self, shard: Shard) -> None:
+        """End a lease."""
+        shard.leases -= 1
+        self._store.touch(shard)
+        self._room.changed.notify()
+        if not shard.leases:
+            await self._store.remember_use(shard)
+
+    async def quarantine(self, shard: Shard, exn: CorruptShardError) -> None:
+        """Take a damaged shard out of service; the next who asks has it fetched again."""
+        log.error("cached shard is damaged and set aside", url=exn.url, cause=exn.message)
+        self._counters.corrupt += 1
+        self._room.forget(shard.key)
+        await self._store.quarantine(shard)
+        self._room.changed.notify()
+
+    async def _leased(self, shard: Shard) -> Facts | None:
+        shard.leases += 1
+        fresh = shard.facts is None
+        try:
+            facts = await self._store.facts(shard)
+        except CorruptShardError as exn:
+            shard.leases -= 1
+            await self.quarantine(shard, exn)
+            return None
+        except asyncio.CancelledError:
+            shard.leases -= 1
+            raise
+        self._store.touch(shard)
+        if fresh:
+            await self._known.remember(facts)
+        return facts
+
+    async def _present(self, name: str, ref: ShardRef) -> Shard | None:
+        """Return the shard if it is here; one of unknown version, if it is still the store's."""
+        if ref.version is None and self._is_stale(name):
+            await self._ask_version(name, ref.url)
+        return self._store.shards.get(self._names.key(name))
+
+    def _is_stale(self, name: str) -> bool:
+        return time.monotonic() - self._names.checked_at_s(name) > self._ttl_s
+
+    async def _ask_version(self, name: str, url: str) -> None:
+        key = await self._last_key(name, url)
+        if key not in self._store.shards or name in self._transfers:
+            return  # the transfer will ask
+        self._counters.origin_requests += 1
+        try:
+            async with asyncio.timeout(_ASK_TIMEOUT_S):
+                obj = await self._origins.origin(url).stat(url)
+        except (OriginUnavailableError, TimeoutError):
+            log.warning("the store does not answer; serving the version seen last", url=url)
+        else:
+            key = shard_key(url, obj.version)
+        self._names.learn(name, key, time.monotonic())
+
+    async def _last_key(self, name: str, url: str) -> str:
+        key = self._names.key(name)
+        if key == name:  # nothing asked for it since the start: the catalogue may know it from before
+            version = await self._known.version(url)
+            if version is not None:
+                return shard_key(url, version)
+        return key

@@ -1,0 +1,95 @@
+"""What people ask of the published shards: list, evict, verify."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from braceexpand import braceexpand
+
+from shardcache.cache.leasing import Leasing
+from shardcache.cache.room import Room
+from shardcache.errors import CorruptShardError
+from shardcache.store.shard import Facts, Shard
+from shardcache.store.store import Store
+
+Event = dict[str, Any]
+
+
+class Upkeep:
+    """Looks after one store."""
+
+    def __init__(self, store: Store, room: Room, leasing: Leasing) -> None:
+        self._store = store
+        self._room = room
+        self._leasing = leasing
+
+    async def shards(self, prefix: str = "") -> AsyncIterator[tuple[Shard, Facts]]:
+        """Yield the published shards whose url starts with `prefix`; set damaged ones aside on the way."""
+        for shard in list(self._store.shards.values()):
+            try:
+                facts = await self._store.facts(shard)
+            except CorruptShardError as exn:
+                await self._leasing.quarantine(shard, exn)
+                continue
+            if facts.url.startswith(prefix) and shard.key in self._store.shards:
+                yield shard, facts
+
+    async def evict(self, patterns: Sequence[str]) -> Event:
+        """Remove what matches the urls, patterns or prefixes, and say what stayed and why."""
+        wanted = [glob for pattern in patterns for glob in _globs(pattern)]
+        evicted: list[str] = []
+        kept: list[Event] = []
+        freed_bytes = 0
+        async for shard, facts in self.shards():
+            if not any(fnmatch.fnmatchcase(facts.url, glob) for glob in wanted):
+                continue
+            if shard.leases:
+                kept.append({"url": facts.url, "reason": f"in use by {shard.leases} reader(s)"})
+            elif await self._room.evict(shard):
+                evicted.append(facts.url)
+                freed_bytes += shard.kept_bytes
+            else:
+                kept.append({"url": facts.url, "reason": "some process still has it open"})
+        return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
+
+    async def verify(self, prefix: str = "") -> AsyncIterator[Event]:
+        """Read every shard again and set aside what is wrong; yield events."""
+        shards = [found async for found in self.shards(prefix)]
+        total_bytes = sum(shard.size_bytes for shard, _ in shards)
+        yield {"event": "start", "shards": len(shards), "total_bytes": total_bytes}
+        done_bytes = corrupt = 0
+        for number, (shard, facts) in enumerate(shards, 1):
+            error = await self._verify(shard)
+            corrupt += error is not None
+            done_bytes += shard.size_bytes
+            result = {"ok": True} if error is None else {"ok": False, "error": error.to_json()}
+            yield {"event": "shard", "url": facts.url, **result}
+            yield {
+                "event": "progress",
+                "done_shards": number,
+                "shards": len(shards),
+                "done_bytes": done_bytes,
+                "total_bytes": total_bytes,
+            }
+        yield {"event": "done", "shards": len(shards), "corrupt": corrupt, "bytes": done_bytes}
+
+    async def _verify(self, shard: Shard) -> CorruptShardError | None:
+        if shard.key not in self._store.shards:
+            return None  # evicted meanwhile
+        shard.leases += 1
+        try:
+            await self._store.check(shard)
+        except CorruptShardError as exn:
+            await self._leasing.quarantine(shard, exn)
+            return exn
+        finally:
+            shard.leases -= 1
+            self._room.changed.notify()
+        return None
+
+
+def _globs(pattern: str) -> list[str]:
+    """Return shell patterns for what a user may write: braces, globs, a prefix that ends in a slash, a url."""
+    return [text + "*" if text.endswith("/") else text for text in braceexpand(pattern)]

@@ -1,0 +1,46 @@
+"""The command group, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from shardcache import __version__
+from shardcache.cli.common import INTERRUPTED, report
+from shardcache.cli.demo.command import demo
+from shardcache.cli.serve import serve
+from shardcache.cli.shards import evict, ls
+from shardcache.cli.status import status
+from shardcache.cli.verify import verify
+from shardcache.cli.warm import warm
+from shardcache.errors import ShardcacheError
+
+
+class App(click.Group):
+    """A group whose commands may raise any ShardcacheError: it is shown, never traced."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; the top-level guard of the command line."""
+        try:
+            return super().invoke(ctx)
+        except ShardcacheError as exn:
+            ctx.exit(report(exn, ctx))
+        except KeyboardInterrupt:
+            # click would call it "Aborted!" and exit 1; shells and schedulers expect 128 + SIGINT.
+            ctx.exit(INTERRUPTED)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of use rather than of the alphabet."""
+        return list(self.commands)
+
+
+@click.group(
+    cls=App,
+    commands=[serve, status, warm, ls, evict, verify, demo],
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done; 1 what was asked failed; 2 usage; 3 no daemon at the socket.",
+)
+@click.version_option(__version__, message="shardcache %(version)s")
+def app() -> None:
+    """Keep the tar shards that training reads next on this node's disk, fetched once for all jobs."""

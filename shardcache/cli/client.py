@@ -1,0 +1,121 @@
+"""The admin API over the daemon's Unix socket, as the commands use it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+
+from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
+from shardcache.protocol import socket_path
+
+Json = dict[str, Any]
+
+
+class AdminClient:
+    """One command's connection to the daemon; an async context manager.
+
+    Every method raises NoDaemonError when nothing answers at the socket, DaemonError when this user may not use
+    it, and whatever error the daemon itself answers with.
+    """
+
+    def __init__(self, socket: Path | None = None) -> None:
+        self.socket = socket_path(socket)
+        self._chosen = socket is not None
+
+    def __repr__(self) -> str:
+        return f"AdminClient({str(self.socket)!r})"
+
+    async def __aenter__(self) -> Self:
+        self._http = aiohttp.ClientSession(
+            "http://shardcache",
+            connector=aiohttp.UnixConnector(str(self.socket)),
+            # A warm of a whole dataset takes hours, and its daemon may have nothing to say for a while.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
+        )
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self._http.close()
+
+    async def status(self) -> Json:
+        """Return the daemon's status page."""
+        return await self._json("GET", "/v1/status")
+
+    async def evict(self, urls: list[str]) -> Json:
+        """Remove what matches from the cache; return what went, what stayed and why."""
+        return await self._json("POST", "/v1/evict", json={"urls": urls})
+
+    def shards(self, prefix: str) -> AsyncIterator[Json]:
+        """Yield the cached shards whose url starts with `prefix`."""
+        return self._lines("GET", "/v1/shards", params={"prefix": prefix})
+
+    def warm(self, urls: list[str]) -> AsyncIterator[Json]:
+        """Yield events until every shard of `urls` is in the cache or has failed."""
+        return self._until_done("/v1/warm", {"urls": urls})
+
+    def verify(self, prefix: str) -> AsyncIterator[Json]:
+        """Yield events until every cached shard below `prefix` was read again."""
+        return self._until_done("/v1/verify", {"prefix": prefix})
+
+    async def _json(self, method: str, path: str, **options: Any) -> Json:
+        async with self._request(method, path, **options) as response:
+            answer: Json = await response.json()
+            return answer
+
+    async def _lines(self, method: str, path: str, **options: Any) -> AsyncIterator[Json]:
+        async with self._request(method, path, **options) as response:
+            async for line in response.content:
+                yield json.loads(line)
+
+    async def _until_done(self, path: str, body: Json) -> AsyncIterator[Json]:
+        event: Json = {}
+        async for event in self._lines("POST", path, json=body):
+            yield event
+        if event.get("event") != "done":
+            raise NoDaemonError("the daemon stopped before it was done", url=str(self.socket))
+
+    @asynccontextmanager
+    async def _request(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        with self._translated():
+            async with self._http.request(method, path, **options) as response:
+                if not response.ok:
+                    raise await _error_of(response)
+                yield response
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn what aiohttp raises into what the user can act on."""
+        try:
+            yield
+        except aiohttp.ClientConnectorError as exn:
+            raise self._unreachable(exn.os_error) from exn
+        except (aiohttp.ClientError, ConnectionError, TimeoutError) as exn:
+            raise NoDaemonError(
+                f"the connection to the daemon broke: {exn or type(exn).__name__}", url=str(self.socket)
+            ) from exn
+
+    def _unreachable(self, cause: OSError) -> DaemonError:
+        where = str(self.socket)
+        if isinstance(cause, PermissionError):
+            return DaemonError(
+                "you may not use the daemon's socket",
+                url=where,
+                remedy=f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again",
+            )
+        flag = f"--socket {shlex.quote(where)} " if self._chosen else ""
+        command = f"shardcache serve {flag}--cache-dir /path/on/local/disk --capacity 500GB"
+        return NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {command}")
+
+
+async def _error_of(response: aiohttp.ClientResponse) -> Exception:
+    try:
+        return from_json((await response.json())["error"])
+    except (aiohttp.ContentTypeError, ValueError, KeyError, TypeError):
+        text = (await response.text()).strip()[:200]
+        return ProtocolError(f"the daemon answered {response.status} {response.reason}: {text}")

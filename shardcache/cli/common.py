@@ -1,0 +1,75 @@
+"""What every command shares: its options, its exit codes and how an error looks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
+
+FAILED = 1
+USAGE = 2
+NO_DAEMON = 3
+INTERRUPTED = 130
+
+_JSON_KEY = "shardcache.json"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    ctx.meta[_JSON_KEY] = value
+    return value
+
+
+def json_option(command: Command) -> Command:
+    """Add `--json` as the argument `as_json`; errors are then JSON too."""
+    option = click.option("--json", "as_json", is_flag=True, callback=_remember, help="Print JSON.")
+    return option(command)
+
+
+def socket_option(command: Command) -> Command:
+    """Add `--socket` as the argument `socket`, None where not given."""
+    option = click.option(
+        "--socket",
+        type=click.Path(path_type=Path),
+        help="The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else where a daemon is looked for]",
+    )
+    return option(command)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON value on a line of its own."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def fail() -> NoReturn:
+    """End the command with "what was asked failed"; the reason is already on the screen."""
+    click.get_current_context().exit(FAILED)
+
+
+def report(error: ShardcacheError, ctx: click.Context) -> int:
+    """Show what happened, where and what to do; return the exit code that belongs to it."""
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
+    if error.url:
+        click.echo(f"  Where: {error.url}", err=True)
+    if error.remedy:
+        click.echo(f"  What to do: {error.remedy}", err=True)
+    if ctx.meta.get(_JSON_KEY):
+        print_json({"error": error.to_json()})
+    return exit_code(error)
+
+
+def exit_code(error: ShardcacheError) -> int:
+    """Return the exit code for an error that ends a command."""
+    match error:
+        case NoDaemonError():
+            return NO_DAEMON
+        case ConfigError():
+            return USAGE
+        case _:
+            return FAILED

@@ -1,0 +1,167 @@
+"""What the demo runs: a store, a daemon and training jobs, each gone when its context ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardcache.cli.client import AdminClient
+from shardcache.cli.demo.images import TarShard
+from shardcache.errors import NoDaemonError, ShardcacheError
+from shardcache.protocol import SOCKET_ENV
+
+BUCKET = "shapes"
+RANKS = 2
+EPOCHS = 2
+
+_TRAIN = Path(__file__).with_name("train.py")
+_CREDENTIALS = {"aws_access_key_id": "demo", "aws_secret_access_key": "demo"}
+_REGION = "us-east-1"
+_GRACE_S = 10
+_TRY_AGAIN_S = 0.05
+_LOG_LINES = 25
+
+
+@contextmanager
+def s3_server() -> Iterator[str]:
+    """Serve S3 from this process's memory; give its endpoint."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+def upload(endpoint: str, shards: Iterable[TarShard]) -> None:
+    """Make the bucket and put every shard into it."""
+    import boto3
+
+    s3 = boto3.client("s3", endpoint_url=endpoint, region_name=_REGION, **_CREDENTIALS)
+    s3.create_bucket(Bucket=BUCKET)
+    for shard in shards:
+        s3.put_object(Bucket=BUCKET, Key=shard.name, Body=shard.body)
+    s3.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The demo's node: where its daemon's socket is and where the logs go."""
+
+    folder: Path
+
+    @property
+    def socket(self) -> Path:
+        """The daemon's Unix socket."""
+        return self.folder / "shardcache.sock"
+
+    @asynccontextmanager
+    async def daemon(self, endpoint: str) -> AsyncIterator[None]:
+        """Run `shardcache serve` on an empty cache; it is ready when the context begins."""
+        config = self.folder / "shardcache.toml"
+        config.touch()  # so that a config file of the machine's own is not read
+        command: list[Any] = ["-m", "shardcache", "serve", "--config", config, "--socket", self.socket]
+        command += ["--cache-dir", self.folder / "cache", "--capacity", "1GB", "--min-free", "0"]
+        async with self._running("daemon", command, _store_environment(endpoint)) as process:
+            await self._ready(process)
+            yield
+
+    async def train(self, urls: str, job: str, seed: int) -> list[Any]:
+        """Run one training job to its end; return each rank's report."""
+        report = self.folder / f"{job}.json"
+        command: list[Any] = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+        command += [f"--nproc-per-node={RANKS}", _TRAIN, urls, f"--job={job}", f"--seed={seed}"]
+        command += [f"--epochs={EPOCHS}", f"--report={report}"]
+        async with self._running(job, command, self._job_environment()) as process:
+            if await process.wait():
+                raise self._failure(job, f"the training job failed with exit code {process.returncode}")
+        ranks: list[Any] = json.loads(report.read_text())
+        return ranks
+
+    async def _ready(self, process: Process) -> None:
+        """Return once the daemon answers. Raises ShardcacheError when it ended instead."""
+        while process.returncode is None:
+            try:
+                async with AdminClient(self.socket) as daemon:
+                    await daemon.status()
+                    return
+            except NoDaemonError:  # not yet at the socket
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_TRY_AGAIN_S):
+                        await process.wait()
+        raise self._failure("daemon", "the daemon did not start")
+
+    def _job_environment(self) -> dict[str, str]:
+        # Nothing of AWS: a job that reads through the daemon needs no credentials.
+        return _clean_environment() | {
+            SOCKET_ENV: str(self.socket),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+
+    @asynccontextmanager
+    async def _running(self, name: str, command: list[Any], env: dict[str, str]) -> AsyncIterator[Process]:
+        with self._log(name).open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *map(str, command),
+                env=env,
+                stdin=DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C is for the demo alone, which then ends its processes in order
+            )
+        try:
+            yield process
+        finally:
+            await _stop(process)
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _failure(self, name: str, message: str) -> ShardcacheError:
+        tail = self._log(name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        return ShardcacheError("\n    ".join([f"{message}; the end of its log:", *tail]))
+
+
+async def _stop(process: Process) -> None:
+    if process.returncode is not None:
+        return
+    try:
+        process.terminate()
+        async with asyncio.timeout(_GRACE_S):
+            await process.wait()
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+def _clean_environment() -> dict[str, str]:
+    """Return this process's environment without what would lead to another daemon or store."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("SHARDCACHE_", "AWS_"))}
+
+
+def _store_environment(endpoint: str) -> dict[str, str]:
+    return _clean_environment() | {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_DEFAULT_REGION": _REGION,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "NO_PROXY": "127.0.0.1",
+        **{name.upper(): value for name, value in _CREDENTIALS.items()},
+    }

@@ -1,0 +1,118 @@
+"""How results look: rich on a terminal, plain text that is never wrapped or cut elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import humanize
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+# Wider than any url: a pipe has no edge to wrap at.
+_PIPE_COLUMNS = 10_000
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Return a console for the terminal, or one for a pipe or file."""
+    console = Console(stderr=stderr, highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(stderr=stderr, highlight=False, width=_PIPE_COLUMNS, color_system=None)
+
+
+def make_table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None) -> Table:
+    """Return a table without frames: quiet on a terminal, easy to cut in a pipe."""
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        right = column in numbers
+        table.add_column(
+            column, justify="right" if right else "left", no_wrap=right, overflow="fold", header_style="dim"
+        )
+    return table
+
+
+def size(value_bytes: float) -> str:
+    """Return bytes as people write them: `1.2 GB`."""
+    return humanize.naturalsize(value_bytes)
+
+
+def duration(value_s: float) -> str:
+    """Return seconds as `850 ms`, `3.2 s`, `5 min` or what comes above that."""
+    if value_s < 1:
+        return f"{value_s * 1000:.0f} ms"
+    if value_s < 60:
+        return f"{value_s:.1f} s"
+    return humanize.naturaldelta(value_s)
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 shard`, `2,000 shards`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+class ByteProgress:
+    """A progress bar in bytes and shards; silent where the output is no terminal. A context manager."""
+
+    def __init__(self, console: Console, label: str) -> None:
+        self.console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[shards]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task: TaskID = self._progress.add_task(label, total=None, shards="")
+
+    def __enter__(self) -> ByteProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._progress.stop()
+
+    def update(self, event: dict[str, Any]) -> None:
+        """Show what the event tells of `done_bytes`, `total_bytes`, `done_shards` and `shards`."""
+        if "done_shards" in event:
+            self._progress.update(self._task, shards=f"{event['done_shards']:,}/{event['shards']:,} shards")
+        self._progress.update(self._task, completed=event.get("done_bytes"), total=event.get("total_bytes"))
+
+
+class FailureList:
+    """Errors of single shards: a line each as they come, every remedy once at the end."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._count = 0
+        self._remedies: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, error: dict[str, Any], url: str | None = None) -> None:
+        """Print one shard's error, given as `ShardcacheError.to_json` makes it."""
+        self._count += 1
+        if error.get("remedy"):
+            self._remedies[error["remedy"]] = None
+        where = error.get("url") or url
+        text = f"{where}: {error['message']}" if where else error["message"]
+        self._console.print(Text("failed  ", style="red").append(text, style="default"))
+
+    def explain(self) -> None:
+        """Print what can be done, after the last error."""
+        for remedy in self._remedies:
+            self._console.print(f"  What to do: {remedy}", markup=False)

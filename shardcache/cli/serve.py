@@ -1,0 +1,89 @@
+"""`shardcache serve`: its options are the fields of `Settings`, read when they are needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+import click
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+
+class SettingsCommand(click.Command):
+    """A command with one option for each field of `Settings` that a command line can express."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the declared parameters and those of `Settings`."""
+        from shardcache.config import Settings
+
+        declared = super().get_params(ctx)
+        return [_option(n, f) for n, f in Settings.model_fields.items() if _fits_flag(f)] + declared
+
+
+def _option(name: str, field: FieldInfo) -> click.Option:
+    flag = "--" + name.replace("_", "-")
+    is_list = get_origin(field.annotation) is tuple
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    return click.Option(
+        [flag, name],
+        # Everything else stays text: pydantic alone decides what a value means.
+        type=click.Choice(choices) if choices else str,
+        metavar=None if choices else _metavar(field),
+        multiple=is_list,
+        help=_help(field),
+    )
+
+
+def _fits_flag(field: FieldInfo) -> bool:
+    """Tables, such as `[[origin]]`, belong into the config file alone."""
+    from pydantic import BaseModel
+
+    members = get_args(field.annotation)
+    return not any(isinstance(member, type) and issubclass(member, BaseModel) for member in members)
+
+
+def _metavar(field: FieldInfo) -> str:
+    kinds = get_args(field.annotation) or (field.annotation,)
+    for kind, metavar in ((Path, "PATH"), (float, "SECONDS"), (bool, "BOOL")):
+        if kind in kinds:
+            return metavar
+    names = {getattr(kind, "__name__", "") for kind in kinds}
+    if names & {"Amount", "ByteSize"}:
+        return "SIZE"
+    return "N" if int in kinds else "TEXT"
+
+
+def _help(field: FieldInfo) -> str:
+    text = (field.description or "").strip()
+    text = text[:1].upper() + text[1:]
+    default = field.get_default(call_default_factory=True)
+    if default in (None, ()):
+        return text
+    readable = default.human_readable() if hasattr(default, "human_readable") else default
+    return f"{text}  [default: {readable}]"
+
+
+@click.command(
+    cls=SettingsCommand,
+    short_help="Run this node's daemon.",
+    epilog="Each option is also an environment variable (SHARDCACHE_PART_SIZE) and a key of the config file "
+    "(part_size); a flag wins over the environment, the environment over the file.",
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="TOML file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml where it exists]",
+)
+def serve(config: Path | None, **flags: Any) -> None:
+    """Run this node's daemon until it is told to stop (SIGTERM or Ctrl-C).
+
+    Needs a folder on a local disk and credentials for the store by the usual chain (environment, profile,
+    instance role), or those of an [[origin]] table in the config file.
+    """
+    from shardcache.config import Settings
+    from shardcache.daemon import serve as run_daemon
+
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
+    run_daemon(Settings.load(given, config))

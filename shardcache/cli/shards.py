@@ -1,0 +1,88 @@
+"""`shardcache ls` and `shardcache evict`: what is cached."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardcache.cli.common import fail, json_option, print_json, socket_option
+
+
+@click.command()
+@click.argument("prefix", default="")
+@json_option
+@socket_option
+def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
+    """List the cached shards whose url starts with PREFIX.
+
+    With --json, one line of JSON a shard.
+    """
+    asyncio.run(_ls(prefix, socket, as_json))
+
+
+async def _ls(prefix: str, socket: Path | None, as_json: bool) -> None:
+    from shardcache.cli.client import AdminClient
+
+    async with AdminClient(socket) as daemon:
+        rows = daemon.shards(prefix)
+        if as_json:
+            async for row in rows:
+                print_json(row)
+        else:
+            _show_shards([row async for row in rows])
+
+
+def _show_shards(rows: list[dict[str, Any]]) -> None:
+    import humanize
+
+    from shardcache.cli.output import make_console, make_table, size
+
+    table = make_table("url", "size", "samples", "leases", "last used", numbers=("size", "samples", "leases"))
+    now_s = time.time()
+    for row in rows:
+        used = humanize.naturaltime(max(0.0, now_s - row["used_at_s"]))
+        numbers = (size(row["size_bytes"]), f"{row['samples']:,}", f"{row['leases']:,}")
+        table.add_row(row["url"], *numbers, used)
+    make_console().print(table)
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@json_option
+@socket_option
+def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Remove shards from the cache; the store is never touched.
+
+    URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against what is cached. A shard
+    that is being read stays. Exits 1 when a shard stayed or nothing matched.
+    """
+    answer = asyncio.run(_evict(list(urls), socket))
+    if as_json:
+        print_json(answer)
+    else:
+        _show_evicted(answer)
+    if answer["kept"] or not answer["evicted"]:
+        fail()
+
+
+async def _evict(urls: list[str], socket: Path | None) -> dict[str, Any]:
+    from shardcache.cli.client import AdminClient
+
+    async with AdminClient(socket) as daemon:
+        return await daemon.evict(urls)
+
+
+def _show_evicted(answer: dict[str, Any]) -> None:
+    from shardcache.cli.output import count, make_console, size
+
+    console = make_console()
+    if not answer["evicted"] and not answer["kept"]:
+        console.print("nothing in the cache matches; see `shardcache ls`", markup=False)
+        return
+    for row in answer["kept"]:
+        console.print(f"kept  {row['url']}: {row['reason']}", markup=False)
+    console.print(f"{count(len(answer['evicted']), 'shard')} evicted, {size(answer['freed_bytes'])} freed")

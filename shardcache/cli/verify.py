@@ -1,0 +1,62 @@
+"""`shardcache verify`: read what is cached again, and check it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardcache.cli.common import fail, json_option, print_json, socket_option
+
+
+@click.command()
+@click.argument("prefix", default="")
+@json_option
+@socket_option
+def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
+    """Read every cached shard again and check it against its checksums.
+
+    With PREFIX, only the shards whose url starts with it. A damaged shard is put aside, so that the next reader
+    gets it fresh from the store. Exits 1 when one was found. With --json, one line of JSON an event.
+    """
+    if asyncio.run(_verify(prefix, socket, as_json)):
+        fail()
+
+
+async def _verify(prefix: str, socket: Path | None, as_json: bool) -> int:
+    """Return how many shards were corrupt."""
+    from shardcache.cli.client import AdminClient
+
+    async with AdminClient(socket) as daemon:
+        show = _print_events if as_json else _show_events
+        return await show(daemon.verify(prefix))
+
+
+async def _print_events(events: AsyncIterator[dict[str, Any]]) -> int:
+    corrupt = 0
+    async for event in events:
+        print_json(event)
+        corrupt += event["event"] == "shard" and not event["ok"]
+    return corrupt
+
+
+async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
+    from shardcache.cli.output import ByteProgress, FailureList, count, make_console, size
+
+    console = make_console()
+    failures = FailureList(console)
+    with ByteProgress(console, "verifying") as bar:
+        async for event in events:
+            match event["event"]:
+                case "start" | "progress":
+                    bar.update(event)
+                case "shard" if not event["ok"]:
+                    failures.add(event["error"], url=event["url"])
+                case "done":
+                    done = event
+    failures.explain()
+    console.print(f"{count(done['shards'], 'shard')} read ({size(done['bytes'])}), {done['corrupt']:,} corrupt")
+    return len(failures)

@@ -1,0 +1,68 @@
+"""`shardcache warm`: fetch shards before anyone asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardcache.cli.common import fail, json_option, print_json, socket_option
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@json_option
+@socket_option
+def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Fetch shards into the cache, and wait until they are there.
+
+    URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard. With
+    --json, one line of JSON an event. Ctrl-C stops the waiting.
+    """
+    failed = asyncio.run(_warm(list(urls), socket, as_json))
+    if failed:
+        fail()
+
+
+async def _warm(urls: list[str], socket: Path | None, as_json: bool) -> int:
+    """Return how many shards failed."""
+    from shardcache.cli.client import AdminClient
+
+    async with AdminClient(socket) as daemon:
+        show = _print_events if as_json else _show_events
+        return await show(daemon.warm(urls))
+
+
+async def _print_events(events: AsyncIterator[dict[str, Any]]) -> int:
+    failed = 0
+    async for event in events:
+        print_json(event)
+        failed += event["event"] == "error"
+    return failed
+
+
+async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
+    from shardcache.cli.output import ByteProgress, FailureList, count, make_console, size
+
+    console = make_console()
+    failures = FailureList(console)
+    with ByteProgress(console, "warming") as bar:
+        async for event in events:
+            match event["event"]:
+                case "resolved" | "progress":
+                    bar.update(event)
+                case "shard" if not console.is_terminal:
+                    console.print(f"{event['state']}  {size(event['size_bytes'])}  {event['url']}")
+                case "error":
+                    failures.add(event["error"])
+                case "done":
+                    done = event
+    failures.explain()
+    console.print(
+        f"{count(done['shards'], 'shard')}: {done['fetched']:,} fetched, {done['cached']:,} already here, "
+        f"{done['failed']:,} failed; {size(done['origin_bytes'])} from the store"
+    )
+    return len(failures)

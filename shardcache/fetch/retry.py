@@ -1,0 +1,69 @@
+"""Asking again: what for, and how long after."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shardcache.errors import OriginUnavailableError
+from shardcache.metrics import Counters
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Full-jitter exponential backoff: a random time below a bound that doubles with each failure.
+
+    After M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015: while many clients contend,
+    full jitter needs the fewest calls of the variants compared there.
+    """
+
+    base_s: float = 0.25
+    cap_s: float = 15.0
+
+    def bound_s(self, failures: int) -> float:
+        """Return the longest pause after so many failures (1 or more)."""
+        return min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 64))
+
+    def pause_s(self, failures: int, uniform: float) -> float:
+        """Return the pause for a random number from [0, 1)."""
+        return self.bound_s(failures) * uniform
+
+
+BACKOFF = Backoff()
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often one asks a store, and how soon again.
+
+    Attributes:
+        attempts: tries in all.
+        counters: where retries are counted.
+    """
+
+    attempts: int
+    counters: Counters
+    backoff: Backoff = BACKOFF
+
+    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what `attempt` returns.
+
+        Tries again only after OriginUnavailableError: against nothing else would it help. Raises the last try's
+        error, which says how many there were.
+        """
+        for failures in range(1, self.attempts):
+            try:
+                return await attempt()
+            except OriginUnavailableError:
+                self.counters.retries += 1
+            await asyncio.sleep(self.backoff.pause_s(failures, random.random()))
+        try:
+            return await attempt()
+        except OriginUnavailableError as exn:
+            message = f"{exn.message} (given up after {self.attempts} tries)"
+            raise OriginUnavailableError(message, url=exn.url, remedy=exn.remedy) from exn

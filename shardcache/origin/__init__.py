@@ -1,0 +1,1 @@
+"""The remote side: any store that holds shards, behind one small Protocol."""

@@ -1,0 +1,164 @@
+"""Every other filesystem that fsspec knows: local files, memory, gs, az, hf and more."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import fsspec
+from fsspec.registry import known_implementations
+
+from shardcache.config import OriginTable
+from shardcache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    NotFoundError,
+    OriginError,
+    OriginUnavailableError,
+    ShardcacheError,
+)
+from shardcache.origin.base import Received, RemoteObject
+from shardcache.origin.status import error_of
+
+# What names one content, most telling first; then, with the size, what says when it was made.
+_IDENTITIES = ("ETag", "etag", "e_tag", "generation", "blob_id", "sha256", "md5Hash", "content_md5", "checksum")
+_DATES = ("mtime", "last_modified", "LastModified", "updated", "modified", "created")
+# Filesystems whose exceptions are no OSErrors, by the module that has to be loaded for one to occur.
+_FOREIGN = {
+    "aiohttp": "ClientError",
+    "gcsfs.retry": "HttpError",
+    "azure.core.exceptions": "AzureError",
+    "httpx": "HTTPError",
+}
+
+
+class FsspecOrigin:
+    """One filesystem. An asynchronous one runs on this event loop, any other in threads of its own.
+
+    fsspec has no conditional reads, so what it reads is not `guarded`. A blocking read cannot be cancelled: a
+    thread that stalls is given up, not ended.
+    """
+
+    def __init__(self, protocol: str, table: OriginTable, max_connections: int) -> None:
+        """Make the filesystem. Raises ImportError, ConfigError."""
+        if protocol not in known_implementations:
+            raise ConfigError(f"no filesystem is known for {protocol}:// urls", remedy="see fsspec's list of protocols")
+        self._protocol = protocol
+        self._fs = _filesystem(protocol, dict(table.storage_options))
+        self._pool = ThreadPoolExecutor(max_connections, thread_name_prefix=f"{protocol}-read")
+
+    async def stat(self, url: str) -> RemoteObject:
+        """As `Origin.stat`."""
+        with _translated(url):
+            self._fs.invalidate_cache()
+            return self._remote_object(url, await self._call("info", self._path(url)))
+
+    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> bytes | bytearray:
+        """As `Origin.read_range`, but for the version: see `RemoteObject.guarded`."""
+        with _translated(obj.url):
+            data: bytes = await self._call("cat_file", self._path(obj.url), start=start, end=stop)
+        if len(data) != stop - start:
+            raise OriginUnavailableError(f"a read of {stop - start} bytes gave {len(data)}", url=obj.url)
+        received(len(data))
+        return data
+
+    async def stream(
+        self, obj: RemoteObject, chunk_bytes: int, received: Received
+    ) -> AsyncGenerator[bytes | bytearray, None]:
+        """As `Origin.stream`, by ranges."""
+        for start in range(0, obj.size_bytes, chunk_bytes):
+            yield await self.read_range(obj, start, min(start + chunk_bytes, obj.size_bytes), received)
+
+    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+        """As `Origin.list_prefix`."""
+        folder = prefix[: prefix.rindex("/") + 1]
+        root = self._path(folder).rstrip("/") + "/"
+        with _translated(prefix):
+            self._fs.invalidate_cache()
+            found: Mapping[str, Any] = await self._call("find", root, detail=True)
+            received(len(found))
+            objects = [self._remote_object(folder + path.removeprefix(root), info) for path, info in found.items()]
+        return sorted((obj for obj in objects if obj.url.startswith(prefix)), key=lambda obj: obj.url)
+
+    async def close(self) -> None:
+        """Stop the threads; fsspec filesystems close their connections when they are collected."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _path(self, url: str) -> str:
+        return str(self._fs._strip_protocol(url))
+
+    async def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if self._fs.async_impl:
+            return await getattr(self._fs, f"_{name}")(*args, **kwargs)
+        call = partial(getattr(self._fs, name), *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def _remote_object(self, url: str, info: Mapping[str, Any]) -> RemoteObject:
+        if info["type"] == "directory":
+            raise NotFoundError("this is a folder", url=url, remedy="end the url with / to take every shard below it")
+        if info.get("size") is None:
+            raise OriginError("the filesystem does not say how large the file is", url=url)
+        return RemoteObject(url, _version(info), int(info["size"]), guarded=False)
+
+
+def _filesystem(protocol: str, options: dict[str, Any]) -> fsspec.AbstractFileSystem:
+    cls = _implementation(protocol)
+    asynchronous = {"asynchronous": True} if cls.async_impl else {}
+    try:
+        return cls(**options, **asynchronous, skip_instance_cache=True)
+    except (TypeError, ValueError) as exn:
+        raise ConfigError(
+            f"{protocol}:// cannot be opened with these storage_options: {exn}",
+            remedy="correct the [[origin]] table of the daemon's config",
+        ) from exn
+
+
+def _implementation(protocol: str) -> type[fsspec.AbstractFileSystem]:
+    try:
+        cls: type[fsspec.AbstractFileSystem] = fsspec.get_filesystem_class(protocol)
+        return cls
+    except ImportError as exn:
+        # fsspec's own ImportError is a sentence; the one behind it has the package's name.
+        raise exn.__cause__ if isinstance(exn.__cause__, ImportError) else exn from None
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    for name in _IDENTITIES:
+        if info.get(name):
+            return str(info[name]).strip('"')
+    dates = [str(info[name]) for name in _DATES if info.get(name)][:1]
+    return "-".join([str(info["size"]), *dates, *([str(info["ino"])] if "ino" in info else [])])
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    try:
+        yield
+    except _foreign() as exn:
+        raise _error(exn, url) from exn
+
+
+def _foreign() -> tuple[type[Exception], ...]:
+    loaded = [getattr(sys.modules[module], name) for module, name in _FOREIGN.items() if module in sys.modules]
+    return OSError, ValueError, *loaded
+
+
+def _error(exn: Exception, url: str) -> ShardcacheError:
+    reason = str(exn) or type(exn).__name__
+    if isinstance(exn, (FileNotFoundError, NotADirectoryError)):
+        return NotFoundError("the file does not exist", url=url)
+    if isinstance(exn, PermissionError):
+        return AccessDeniedError(
+            f"the daemon may not read it: {reason}", url=url, remedy="let the daemon's user or credentials read it"
+        )
+    if isinstance(exn, IsADirectoryError):
+        return NotFoundError("this is a folder", url=url, remedy="end the url with / to take every shard below it")
+    for name in ("status", "status_code", "code"):
+        if isinstance(status := getattr(exn, name, None), int):
+            return error_of(status, reason, url)
+    return OriginUnavailableError(f"the read failed: {reason}", url=url)

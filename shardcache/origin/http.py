@@ -1,0 +1,140 @@
+"""Plain web servers, through aiohttp: ranged reads where the server has them, one stream where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from shardcache.config import OriginTable
+from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
+from shardcache.origin.base import Received, RemoteObject
+from shardcache.origin.http_range import READ_BYTES, check_range, range_header, read_exactly, total_bytes
+from shardcache.origin.status import error_of
+
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)
+
+
+class HttpOrigin:
+    """Web servers reached with one set of options.
+
+    `storage_options` are those of fsspec's HTTPFileSystem: `client_kwargs` for the aiohttp session, anything else,
+    such as `headers`, for each request.
+    """
+
+    def __init__(self, table: OriginTable, max_connections: int) -> None:
+        options = dict(table.storage_options)
+        self._client_options = {"trust_env": True, "timeout": _TIMEOUT} | options.pop("client_kwargs", {})
+        self._headers = {"Accept-Encoding": "identity"} | options.pop("headers", {})
+        self._request_options: dict[str, Any] = options
+        self._max_connections = max_connections
+        self._client: aiohttp.ClientSession | None = None
+
+    async def stat(self, url: str) -> RemoteObject:
+        """As `Origin.stat`.
+
+        Asks for one byte and not with HEAD: that also tells whether ranges work, and links that are signed for GET
+        refuse HEAD.
+        """
+        async with self._get(url, {"Range": "bytes=0-0"}) as answer:
+            size_bytes = _size_bytes(answer)
+            version = _version(answer.headers, size_bytes)
+            guarded = not version.startswith("size=")
+            return RemoteObject(url, version, size_bytes, ranges=answer.status != 200, guarded=guarded)
+
+    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> bytes | bytearray:
+        """As `Origin.read_range`; one GET with If-Match or If-Unmodified-Since."""
+        async with self._get(obj.url, {"Range": range_header(start, stop), **_condition(obj.version)}) as answer:
+            check_range(obj, start, stop, answer.status, answer.headers.get("Content-Range"))
+            _check_version(obj, answer.headers)
+            return await read_exactly(answer.content.read, stop - start, received, obj.url)
+
+    async def stream(
+        self, obj: RemoteObject, chunk_bytes: int, received: Received
+    ) -> AsyncGenerator[bytes | bytearray, None]:
+        """As `Origin.stream`; one GET."""
+        async with self._get(obj.url, _condition(obj.version)) as answer:
+            _check_version(obj, answer.headers)
+            for start in range(0, obj.size_bytes, chunk_bytes):
+                count = min(chunk_bytes, obj.size_bytes - start)
+                yield await read_exactly(_Limited(answer.content, count).read, count, received, obj.url)
+            if await answer.content.read(1):
+                raise OriginUnavailableError(f"the server sent more than {obj.size_bytes} bytes", url=obj.url)
+
+    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+        """Raise OriginError: the web has no listing."""
+        raise OriginError(
+            "a web server cannot list its files",
+            url=prefix,
+            remedy="name the shards by a brace pattern such as {000..099}, or by an index file (.json)",
+        )
+
+    async def close(self) -> None:
+        """As `Origin.close`."""
+        if self._client is not None:
+            await self._client.close()
+
+    @asynccontextmanager
+    async def _get(self, url: str, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._client is None:
+            connector = aiohttp.TCPConnector(limit=self._max_connections)
+            self._client = aiohttp.ClientSession(connector=connector, auto_decompress=False, **self._client_options)
+        try:
+            async with self._client.get(url, headers=self._headers | headers, **self._request_options) as answer:
+                if answer.status >= 400 and not _is_of_empty_file(answer):
+                    raise error_of(answer.status, f"the server answered {answer.status} {answer.reason}", url)
+                yield answer
+        except aiohttp.InvalidURL as exn:
+            raise OriginError("not a url that a web server could have", url=url) from exn
+        except (aiohttp.ClientError, OSError) as exn:
+            detail = str(exn) or type(exn).__name__
+            raise OriginUnavailableError(f"the connection to the server failed: {detail}", url=url) from exn
+
+
+class _Limited:
+    """The next so many bytes of a body."""
+
+    def __init__(self, content: aiohttp.StreamReader, count: int) -> None:
+        self._content = content
+        self._left = count
+
+    async def read(self, count: int) -> bytes:
+        chunk = await self._content.read(min(count, self._left, READ_BYTES))
+        self._left -= len(chunk)
+        return chunk
+
+
+def _is_of_empty_file(answer: aiohttp.ClientResponse) -> bool:
+    """Tell whether there was no first byte to send because there is none at all."""
+    return answer.status == 416 and total_bytes(answer.headers.get("Content-Range")) == 0
+
+
+def _size_bytes(answer: aiohttp.ClientResponse) -> int:
+    """Return the whole file's size. Raises OriginError where the server does not say."""
+    size = answer.content_length if answer.status == 200 else total_bytes(answer.headers.get("Content-Range"))
+    if size is None:
+        raise OriginError(
+            "the server does not say how large the file is, so that a cut could not be told from its end",
+            url=str(answer.url),
+            remedy="serve it with a Content-Length, as any file server does",
+        )
+    return size
+
+
+def _version(headers: Mapping[str, str], size_bytes: int) -> str:
+    """Return the ETag as it stands, else the date of change; a size alone says little, but all there is."""
+    return headers.get("ETag") or headers.get("Last-Modified") or f"size={size_bytes}"
+
+
+def _check_version(obj: RemoteObject, headers: Mapping[str, str]) -> None:
+    if _version(headers, obj.size_bytes) != obj.version:
+        raise ShardChangedError("the server sent another version than was asked for", url=obj.url)
+
+
+def _condition(version: str) -> dict[str, str]:
+    if version.startswith('"'):
+        return {"If-Match": version}
+    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1); the answer's own headers are compared instead.
+    return {} if version.startswith(("W/", "size=")) else {"If-Unmodified-Since": version}

@@ -1,0 +1,57 @@
+"""What HTTP says about ranges, checked: for S3 and for plain web servers alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+
+from shardcache.errors import OriginUnavailableError
+from shardcache.origin.base import Received, RemoteObject
+
+# Larger reads save wake-ups; a read returns what is there, so nothing waits for a chunk to fill.
+READ_BYTES = 256 * 1024
+
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+
+
+def range_header(start: int, stop: int) -> str:
+    """Return the Range header for the bytes [start, stop)."""
+    return f"bytes={start}-{stop - 1}"
+
+
+def total_bytes(content_range: str | None) -> int | None:
+    """Return the object's size that a Content-Range header tells, or None."""
+    match = _CONTENT_RANGE.fullmatch(content_range or "")
+    return int(match[3]) if match and match[3] != "*" else None
+
+
+def check_range(obj: RemoteObject, start: int, stop: int, status: int, content_range: str | None) -> None:
+    """Make sure that an answer holds the very range that was asked for. Raises OriginUnavailableError."""
+    if status != 206:
+        raise OriginUnavailableError(f"the store answered a ranged read with status {status}, not 206", url=obj.url)
+    wanted = f"bytes {start}-{stop - 1}/{obj.size_bytes}"
+    if content_range not in (wanted, f"bytes {start}-{stop - 1}/*"):
+        raise OriginUnavailableError(f"the store sent {content_range!r} in place of {wanted!r}", url=obj.url)
+
+
+async def read_exactly(
+    read: Callable[[int], Awaitable[bytes]], count: int, received: Received, url: str
+) -> bytes | bytearray:
+    """Read a body that must hold exactly `count` bytes, into one buffer.
+
+    Args:
+        read: returns at most so many bytes, as soon as there are any; b"" at the end.
+
+    Raises OriginUnavailableError for a body of another length.
+    """
+    buffer, filled = bytearray(count), 0
+    while chunk := await read(READ_BYTES):
+        end = filled + len(chunk)
+        if end > count:
+            break
+        buffer[filled:end] = chunk
+        filled = end
+        received(len(chunk))
+    if filled != count or chunk:
+        raise OriginUnavailableError(f"the store sent a body that is not the {count} bytes asked for", url=url)
+    return buffer

@@ -1,0 +1,130 @@
+"""What people write for a dataset, as a list of shards: patterns, prefixes, index files, urls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+from braceexpand import braceexpand
+
+from shardcache.errors import ConfigError, NotFoundError, OriginError
+from shardcache.origin.base import Received, RemoteObject, nothing
+from shardcache.origin.registry import Origins
+from shardcache.origin.urls import (
+    INDEX_SUFFIX,
+    SHARD_SUFFIXES,
+    checked,
+    glob_prefix,
+    glob_regex,
+    is_glob,
+    join,
+)
+from shardcache.protocol import ShardRef
+
+MAX_SHARDS = 10_000_000
+MAX_INDEX_BYTES = 1024 * 1024 * 1024
+
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
+
+
+async def expand(urls: str | Sequence[str], origins: Origins, received: Received = nothing) -> list[ShardRef]:
+    """Return the shards that a pattern, or each of a list of patterns, stands for, in the order given.
+
+    Braces expand first and without asking anyone; then each result is a glob (`*`, `?`, `[...]`, `**`; sorted by
+    url), a prefix that ends in "/" (every shard below it; sorted by url), an index file (.json, wids format; in its
+    own order) or a shard's url. Sizes and versions are set where a listing tells them.
+
+    Raises NotFoundError for what stands for no shard at all, ConfigError for what makes no sense, and the origin's
+    errors.
+    """
+    patterns = [urls] if isinstance(urls, str) else list(urls)
+    if not patterns:
+        raise NotFoundError("an empty list names no shard", remedy="give at least one url")
+    shards: list[ShardRef] = []
+    for pattern in patterns:
+        for url in await asyncio.to_thread(expand_braces, pattern):
+            shards += await _expand_one(url, origins, received)
+    return shards
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the urls that a brace pattern stands for, as bash would, in its order.
+
+    Raises ConfigError for braces that do not pair or do not expand, and for a range beyond `MAX_SHARDS`.
+    """
+    checked(pattern)
+    if "{" not in pattern and "}" not in pattern:
+        return [pattern]
+    counts = (abs(int(stop) - int(start)) // (int(step or 1) or 1) + 1 for start, stop, step in _RANGE.findall(pattern))
+    if prod(counts) > MAX_SHARDS:
+        raise ConfigError(f"the pattern stands for more than {MAX_SHARDS} shards", url=pattern)
+    try:
+        urls = list(braceexpand(pattern))
+    except ValueError:
+        raise ConfigError("the braces do not pair", url=pattern, remedy="write {000..099} or {a,b}") from None
+    if any("{" in url or "}" in url for url in urls):
+        raise ConfigError("the braces expand to nothing", url=pattern, remedy="write {000..099} or {a,b}")
+    return urls
+
+
+async def _expand_one(url: str, origins: Origins, received: Received) -> list[ShardRef]:
+    if is_glob(url):
+        match = glob_regex(url).fullmatch
+        found = await origins.origin(url).list_prefix(glob_prefix(url), received)
+        return _some(url, [_ref(obj) for obj in found if match(obj.url)])
+    if url.endswith("/"):
+        found = await origins.origin(url).list_prefix(url, received)
+        return _some(url, [_ref(obj) for obj in found if obj.url.endswith(SHARD_SUFFIXES)])
+    if url.endswith(INDEX_SUFFIX):
+        return _some(url, await asyncio.to_thread(parse_index, url, await _read(url, origins, received)))
+    return [ShardRef(url)]
+
+
+def _some(pattern: str, shards: list[ShardRef]) -> list[ShardRef]:
+    if not shards:
+        raise NotFoundError(
+            "no shard matches",
+            url=pattern,
+            remedy="check it for typing errors; a prefix takes only " + ", ".join(SHARD_SUFFIXES),
+        )
+    return shards
+
+
+def _ref(obj: RemoteObject) -> ShardRef:
+    return ShardRef(obj.url, obj.version, obj.size_bytes)
+
+
+async def _read(url: str, origins: Origins, received: Received) -> bytes:
+    origin = origins.origin(url)
+    obj = await origin.stat(url)
+    if obj.size_bytes > MAX_INDEX_BYTES:
+        raise OriginError(f"an index file of {obj.size_bytes} bytes is too large to be one", url=url)
+    return b"".join([chunk async for chunk in origin.stream(obj, 8 * 1024 * 1024, received)])
+
+
+def parse_index(url: str, data: bytes) -> list[ShardRef]:
+    """Read an index file in wids format: `{"shardlist": [{"url": ..., "nsamples": ...}, ...]}`.
+
+    Urls may be relative to the index. Raises OriginError for anything else.
+    """
+    try:
+        rows: Iterable[dict[str, Any]] = json.loads(data)["shardlist"]
+        return [
+            ShardRef(checked(join(url, row["url"])), None, _count(row, "filesize"), _count(row, "nsamples"))
+            for row in rows
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError) as exn:
+        raise OriginError(
+            f"not an index of shards ({type(exn).__name__}: {exn})",
+            url=url,
+            remedy='write it in wids format: {"shardlist": [{"url": "shard-000.tar", "nsamples": 1000}]}',
+        ) from exn
+
+
+def _count(row: dict[str, Any], name: str) -> int | None:
+    value = row.get(name)
+    return None if value is None else int(value)

@@ -1,0 +1,109 @@
+"""Which origin a url belongs to, and how it was told to be reached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+from shardcache.config import OriginTable
+from shardcache.errors import MissingPackageError
+from shardcache.origin.base import Origin, Received, RemoteObject
+from shardcache.origin.urls import checked, protocol_of
+
+_DEFAULT = OriginTable.model_validate({"match": ""})
+
+
+class Origins:
+    """One origin for each protocol and `[[origin]]` table that is in use."""
+
+    def __init__(self, tables: Sequence[OriginTable], *, max_connections: int) -> None:
+        self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
+        self._max_connections = max_connections
+        self._origins: dict[tuple[str, str], Deferred] = {}
+
+    def __repr__(self) -> str:
+        return f"<Origins {sorted(self._origins)}>"
+
+    def rule(self, url: str) -> OriginTable:
+        """Return the table with the longest `match` that the url begins with; the defaults where there is none."""
+        return next((table for table in self._tables if url.startswith(table.match)), _DEFAULT)
+
+    def origin(self, url: str) -> Origin:
+        """Return the origin that reads a url or a prefix.
+
+        At once: what it needs is imported when it is first asked for anything, in a thread. Raises ConfigError for
+        a url that climbs with `..` or is a relative path.
+        """
+        protocol, table = protocol_of(checked(url)), self.rule(url)
+        key = (protocol, table.match)
+        if key not in self._origins:
+            self._origins[key] = Deferred(lambda: _load(protocol, table, self._max_connections))
+        return self._origins[key]
+
+    async def close(self) -> None:
+        """Close every connection."""
+        while self._origins:
+            _, origin = self._origins.popitem()
+            await origin.close()
+
+
+class Deferred:
+    """An origin that is loaded in a thread when it is first used: importing an SDK takes a second."""
+
+    def __init__(self, load: Callable[[], Origin]) -> None:
+        self._load = load
+        self._loading = asyncio.Lock()
+        self._origin: Origin | None = None
+
+    async def _loaded(self) -> Origin:
+        async with self._loading:
+            if self._origin is None:
+                self._origin = await asyncio.to_thread(self._load)
+        return self._origin
+
+    async def stat(self, url: str) -> RemoteObject:
+        """As `Origin.stat`; any method may raise MissingPackageError or ConfigError as well."""
+        return await (await self._loaded()).stat(url)
+
+    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> bytes | bytearray:
+        """As `Origin.read_range`."""
+        return await (await self._loaded()).read_range(obj, start, stop, received)
+
+    async def stream(
+        self, obj: RemoteObject, chunk_bytes: int, received: Received
+    ) -> AsyncGenerator[bytes | bytearray, None]:
+        """As `Origin.stream`."""
+        async with aclosing((await self._loaded()).stream(obj, chunk_bytes, received)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+        """As `Origin.list_prefix`."""
+        return await (await self._loaded()).list_prefix(prefix, received)
+
+    async def close(self) -> None:
+        """Close the origin where it was ever loaded."""
+        if self._origin is not None:
+            await self._origin.close()
+
+
+def _load(protocol: str, table: OriginTable, max_connections: int) -> Origin:
+    try:
+        if protocol in ("s3", "s3a"):
+            from shardcache.origin.s3 import S3Origin
+
+            return S3Origin(table, max_connections)
+        if protocol in ("http", "https"):
+            from shardcache.origin.http import HttpOrigin
+
+            return HttpOrigin(table, max_connections)
+        from shardcache.origin.fsspec import FsspecOrigin
+
+        return FsspecOrigin(protocol, table, max_connections)
+    except ImportError as exn:
+        package = (exn.name or "").partition(".")[0] or "the package that it needs"
+        raise MissingPackageError(
+            f"{protocol}:// urls need the Python package {package}, which the daemon lacks",
+            remedy=f"pip install {package}",
+        ) from exn

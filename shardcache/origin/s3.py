@@ -1,0 +1,115 @@
+"""S3 and what speaks like it, through s3fs: ranged reads that hold on to one version."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from shardcache.config import OriginTable
+from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
+from shardcache.origin.base import Checksum, Received, RemoteObject
+from shardcache.origin.http_range import check_range, range_header, read_exactly
+from shardcache.origin.s3_session import Sessions
+
+_CHECKSUMS = {"ChecksumCRC32C": "crc32c", "ChecksumCRC64NVME": "crc64nvme", "ChecksumCRC32": "crc32"}
+
+
+class S3Origin:
+    """Buckets reached with one set of options."""
+
+    def __init__(self, table: OriginTable, max_connections: int) -> None:
+        self._sessions = Sessions(table, max_connections)
+
+    async def stat(self, url: str) -> RemoteObject:
+        """As `Origin.stat`; one HEAD."""
+        bucket, key = split(url)
+        where = {"Bucket": bucket, "Key": key}
+        async with self._sessions.use(url) as fs:
+            try:
+                head = await fs._call_s3("head_object", ChecksumMode="ENABLED", **where)
+            except OSError as exn:
+                if not isinstance(exn.__cause__, ClientError):
+                    raise
+                # An answer to HEAD has no body, hence no reason: a GET that fails alike says which it is.
+                answer = await fs._call_s3("get_object", Range="bytes=0-0", **where)
+                answer["Body"].close()
+                raise
+        return RemoteObject(url, _version(head, url), int(head["ContentLength"]), _checksum(head))
+
+    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> bytes | bytearray:
+        """As `Origin.read_range`; one GET with If-Match."""
+        bucket, key = split(obj.url)
+        async with self._sessions.use(obj.url) as fs:
+            answer = await fs._call_s3(
+                "get_object", Bucket=bucket, Key=key, Range=range_header(start, stop), IfMatch=f'"{obj.version}"'
+            )
+            async with answer["Body"] as body:
+                check_range(obj, start, stop, _status(answer), answer.get("ContentRange"))
+                if _version(answer, obj.url) != obj.version:
+                    raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
+                return await read_exactly(body.read, stop - start, received, obj.url)
+
+    async def stream(
+        self, obj: RemoteObject, chunk_bytes: int, received: Received
+    ) -> AsyncGenerator[bytes | bytearray, None]:
+        """As `Origin.stream`, by ranges."""
+        for start in range(0, obj.size_bytes, chunk_bytes):
+            yield await self.read_range(obj, start, min(start + chunk_bytes, obj.size_bytes), received)
+
+    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+        """As `Origin.list_prefix`; a request for each thousand keys. Versions are those of `stat`."""
+        bucket, key = split(prefix)
+        root = prefix[: len(prefix) - len(key)]
+        found: list[RemoteObject] = []
+        page: dict[str, Any] = {}
+        async with self._sessions.use(prefix) as fs:
+            while page.get("IsTruncated", True):
+                more = {"ContinuationToken": page["NextContinuationToken"]} if page else {}
+                page = await fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=key, **more)
+                entries = page.get("Contents", [])
+                found += (
+                    RemoteObject(root + entry["Key"], _version(entry, prefix), int(entry["Size"])) for entry in entries
+                )
+                received(len(entries))
+        return sorted(found, key=lambda obj: obj.url)
+
+    async def close(self) -> None:
+        """As `Origin.close`."""
+        await self._sessions.close()
+
+
+def split(url: str) -> tuple[str, str]:
+    """Return bucket and key; an access point's ARN counts as the bucket. Raises OriginError without a bucket."""
+    path = url.partition("://")[2]
+    bucket, _, key = path.partition("/")
+    if bucket.startswith("arn:"):
+        name, _, key = key.partition("/")
+        bucket += f"/{name}"
+    if not bucket:
+        raise OriginError("no bucket in the url", url=url, remedy="write s3://bucket/key")
+    return bucket, key
+
+
+def _version(answer: Mapping[str, Any], url: str) -> str:
+    etag = str(answer.get("ETag", "")).strip('"')
+    if not etag:
+        raise OriginUnavailableError("the store named no ETag", url=url)
+    return etag
+
+
+def _status(answer: Mapping[str, Any]) -> int:
+    return int(answer["ResponseMetadata"]["HTTPStatusCode"])
+
+
+def _checksum(head: Mapping[str, Any]) -> Checksum | None:
+    """Return the object's checksum unless it is one of the uploaded parts' checksums."""
+    if head.get("ChecksumType") == "COMPOSITE":
+        return None
+    for field, algorithm in _CHECKSUMS.items():
+        value = head.get(field, "")
+        if value and "-" not in value:
+            return Checksum(algorithm, int.from_bytes(base64.b64decode(value), "big"))
+    return None

@@ -1,0 +1,81 @@
+"""What S3, botocore and the network say, in this project's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aiohttp
+from botocore import exceptions as boto
+
+from shardcache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    NotFoundError,
+    OriginError,
+    OriginUnavailableError,
+    ShardcacheError,
+)
+from shardcache.origin.status import error_of
+
+# Everything that a call of s3fs or a read of its body may raise; s3fs makes OSErrors of S3's answers.
+FOREIGN = (boto.BotoCoreError, boto.ClientError, aiohttp.ClientError, OSError)
+
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
+_REFUSED = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "RequestTimeTooSkewed"})
+_THROTTLED = frozenset({"SlowDown", "RequestTimeout", "RequestLimitExceeded", "Throttling", "InternalError"})
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.SSOError,
+    boto.UnauthorizedSSOTokenError,
+    boto.TokenRetrievalError,
+    boto.RefreshWithMFAUnsupportedError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A translated error, and whether credentials read afresh might do better."""
+
+    error: ShardcacheError
+    stale_credentials: bool = False
+
+
+def judge(exn: Exception, url: str) -> Verdict:
+    """Translate one of `FOREIGN`."""
+    cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
+    if isinstance(cause, boto.ClientError):
+        return _judge_answer(cause, url)
+    if isinstance(cause, _NO_CREDENTIALS):
+        return Verdict(AccessDeniedError(f"the daemon has no usable credentials ({cause})", url=url), True)
+    if isinstance(cause, boto.ProfileNotFound):
+        remedy = "correct `profile` in the [[origin]] table, or AWS_PROFILE, or write the profile"
+        return Verdict(ConfigError(str(cause), url=url, remedy=remedy))
+    if isinstance(cause, boto.BotoCoreError) and not isinstance(
+        cause, (boto.HTTPClientError, boto.IncompleteReadError, boto.ResponseStreamingError)
+    ):
+        return Verdict(OriginError(f"the S3 client refuses: {cause}", url=url))
+    detail = str(cause) or type(cause).__name__
+    return Verdict(OriginUnavailableError(f"the connection to the store failed: {detail}", url=url))
+
+
+def _judge_answer(exn: boto.ClientError, url: str) -> Verdict:
+    error = exn.response.get("Error", {})
+    code, status = str(error.get("Code", "")), exn.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    text = f"{error.get('Message') or 'no reason given'} ({code}, status {status})"
+    if code in _EXPIRED:
+        return Verdict(
+            OriginUnavailableError(f"the store says that the credentials have expired: {text}", url=url,
+                                   remedy="renew the daemon's credentials; it reads them again by itself"),
+            True,
+        )  # fmt: skip
+    if code in _REFUSED:
+        return Verdict(AccessDeniedError(f"the store denies access: {text}", url=url), code != "AccessDenied")
+    if code in _THROTTLED:
+        return Verdict(OriginUnavailableError(f"the store asks to wait: {text}", url=url))
+    if code == "NoSuchBucket":
+        return Verdict(NotFoundError("the bucket does not exist", url=url))
+    if status == 404:
+        return Verdict(NotFoundError("the object does not exist in its bucket", url=url))
+    return Verdict(error_of(status, f"the store answered: {text}", url))

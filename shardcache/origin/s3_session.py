@@ -1,0 +1,117 @@
+"""One s3fs filesystem at a time, replaced when the store no longer takes its credentials."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiobotocore.session
+from s3fs import S3FileSystem
+
+from shardcache.config import OriginTable
+from shardcache.origin.s3_errors import FOREIGN, judge
+
+CONNECT_TIMEOUT_S = 10
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    fs: S3FileSystem
+    client: Any
+    users: int = 0
+    retired: bool = False
+
+
+class Sessions:
+    """Lends the present filesystem and closes retired ones when their last user is done.
+
+    botocore renews the credentials of roles and tokens by itself. What it reads only once, such as keys in a file,
+    is read again by a new session after the store refused the old ones.
+    """
+
+    def __init__(self, table: OriginTable, max_connections: int) -> None:
+        self._options = _options(table, max_connections)
+        self._profile = self._options.pop("profile", table.profile)
+        self._starting = asyncio.Lock()
+        self._present: _Session | None = None
+
+    @asynccontextmanager
+    async def use(self, url: str) -> AsyncIterator[S3FileSystem]:
+        """Lend the filesystem for one request; every foreign exception in the block is translated."""
+        session: _Session | None = None
+        try:
+            session = await self._borrow()
+            yield session.fs
+        except FOREIGN as exn:
+            verdict = judge(exn, url)
+            if verdict.stale_credentials and session is self._present:
+                self._retire()
+            raise verdict.error from exn
+        finally:
+            if session is not None:
+                await self._give_back(session)
+
+    async def close(self) -> None:
+        """Close the present session as soon as nobody uses it."""
+        session = self._present
+        if session is not None:
+            self._retire()
+            session.users += 1
+            await self._give_back(session)
+
+    async def _borrow(self) -> _Session:
+        async with self._starting:
+            session = self._present
+            if session is None:
+                boto_session = await asyncio.to_thread(_boto_session, self._profile)
+                fs = S3FileSystem(session=boto_session, **self._options)
+                fs.retries = 1  # whoever downloads retries, and counts it
+                session = self._present = _Session(fs, await fs.set_session())
+        session.users += 1
+        return session
+
+    async def _give_back(self, session: _Session) -> None:
+        session.users -= 1
+        if session.retired and not session.users:
+            await session.client.close()
+
+    def _retire(self) -> None:
+        if self._present is not None:
+            self._present.retired = True
+            self._present = None
+
+
+def _boto_session(profile: str | None) -> aiobotocore.session.AioSession:
+    """Return a session with the large service descriptions already loaded. Blocks for some 0.2 s."""
+    session = aiobotocore.session.AioSession(profile=profile)
+    loader = session.get_component("data_loader")
+    for description in ("service-2", "endpoint-rule-set-1", "paginators-1"):
+        loader.load_service_model("s3", description)
+    for name in ("endpoints", "partitions", "sdk-default-configuration"):
+        loader.load_data(name)
+    return session
+
+
+def _options(table: OriginTable, max_connections: int) -> dict[str, Any]:
+    given = dict(table.storage_options)
+    client = {"region_name": table.region} if table.region else {}
+    config = {
+        "max_pool_connections": max_connections,
+        "retries": {"total_max_attempts": 1},
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "read_timeout": None,  # who asked knows how long to wait
+        "response_checksum_validation": "when_required",  # parts have no checksum of their own
+    }
+    return {
+        "anon": table.anon,
+        "endpoint_url": table.endpoint_url,
+        **given,
+        "client_kwargs": client | given.get("client_kwargs", {}),
+        "config_kwargs": config | given.get("config_kwargs", {}),
+        "asynchronous": True,
+        "skip_instance_cache": True,
+        "use_listings_cache": False,
+    }

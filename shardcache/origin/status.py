@@ -1,0 +1,33 @@
+"""What an HTTP status means to whoever wants a shard."""
+
+from __future__ import annotations
+
+from shardcache.errors import (
+    AccessDeniedError,
+    NotFoundError,
+    OriginError,
+    OriginUnavailableError,
+    ShardChangedError,
+)
+
+_MEANING: dict[int, type[OriginError]] = {
+    401: AccessDeniedError,
+    403: AccessDeniedError,
+    404: NotFoundError,
+    407: AccessDeniedError,
+    408: OriginUnavailableError,
+    409: OriginUnavailableError,
+    410: NotFoundError,
+    412: ShardChangedError,
+    416: OriginUnavailableError,
+    425: OriginUnavailableError,
+    429: OriginUnavailableError,
+    501: OriginError,
+    505: OriginError,
+}
+
+
+def error_of(status: int, message: str, url: str) -> OriginError:
+    """Return the error for an answer that is none of 200, 206 and 304."""
+    default = OriginUnavailableError if status >= 500 else OriginError
+    return _MEANING.get(status, default)(message, url=url)

@@ -1,0 +1,124 @@
+"""The admin API: JSON over HTTP on the daemon's socket, for the command line and for `curl --unix-socket`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from shardcache import __version__
+from shardcache.errors import (
+    AccessDeniedError,
+    CacheError,
+    ConfigError,
+    NotAllowedError,
+    NotFoundError,
+    ProtocolError,
+    ShardcacheError,
+)
+from shardcache.server.messages import parse, take, take_strings
+from shardcache.server.peer import peer_uid
+from shardcache.server.session import CACHE
+
+Json = dict[str, Any]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_STATUS: dict[type[ShardcacheError], int] = {
+    NotFoundError: 404,
+    AccessDeniedError: 403,
+    NotAllowedError: 403,
+    ConfigError: 400,
+    ProtocolError: 400,
+    CacheError: 507,
+}
+
+routes = web.RouteTableDef()
+STARTED_AT_S = web.AppKey("STARTED_AT_S", float)
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer a typed error with its JSON and the HTTP status that fits it best."""
+    try:
+        return await handler(request)
+    except ShardcacheError as exn:
+        status = next((code for kind, code in _STATUS.items() if isinstance(exn, kind)), 502)
+        return web.json_response({"error": exn.to_json()}, status=status)
+
+
+@routes.get("/v1/health")
+async def health(_request: web.Request) -> web.Response:
+    """Say that the daemon serves."""
+    return web.json_response({"status": "ok"})
+
+
+@routes.get("/v1/status")
+async def status(request: web.Request) -> web.Response:
+    """Return version, cache, counters, transfers and jobs."""
+    uptime_s = time.monotonic() - request.app[STARTED_AT_S]
+    head = {"version": __version__, "uptime_s": round(uptime_s, 3), "pid": os.getpid()}
+    return web.json_response(head | request.app[CACHE].status())
+
+
+@routes.get("/v1/shards")
+async def shards(request: web.Request) -> web.StreamResponse:
+    """Stream the cached shards whose url starts with `prefix`, a line each."""
+    return await _stream(request, request.app[CACHE].shards(request.query.get("prefix", "")))
+
+
+@routes.post("/v1/warm")
+async def warm(request: web.Request) -> web.StreamResponse:
+    """Fetch what `urls` name, streaming events, a line each."""
+    urls = take_strings(await _body(request), "urls")
+    lines = _Lines(request)
+    try:
+        await request.app[CACHE].warm(urls, peer_uid(request), lines.write)
+    except* ConnectionError:
+        pass  # whoever asked has gone: what is under way arrives, the rest is not begun
+    return lines.response
+
+
+@routes.post("/v1/evict")
+async def evict(request: web.Request) -> web.Response:
+    """Remove what `urls` match."""
+    urls = take_strings(await _body(request), "urls")
+    return web.json_response(await request.app[CACHE].evict(urls))
+
+
+@routes.post("/v1/verify")
+async def verify(request: web.Request) -> web.StreamResponse:
+    """Read the shards below `prefix` again, streaming events, a line each."""
+    prefix = take(await _body(request), "prefix", str)
+    return await _stream(request, request.app[CACHE].verify(prefix))
+
+
+class _Lines:
+    """A response of JSON lines; it begins with the first one, so that an earlier error still gets its status."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+
+    async def write(self, event: Json) -> None:
+        if not self.response.prepared:
+            await self.response.prepare(self._request)
+        await self.response.write(json.dumps(event, ensure_ascii=False).encode() + b"\n")
+
+
+async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:
+    lines = _Lines(request)
+    await lines.response.prepare(request)
+    try:
+        async for event in events:
+            await lines.write(event)
+    except ConnectionError:
+        pass  # whoever asked has gone
+    return lines.response
+
+
+async def _body(request: web.Request) -> Json:
+    return parse(await request.text())

@@ -1,0 +1,78 @@
+"""The Unix socket that the daemon is found at: made, guarded and removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from shardcache.errors import ConfigError, DaemonError, SocketInUseError
+
+_MODE = 0o660  # the owner and the group may connect; whoever may connect may use the cache
+_BACKLOG = 1024
+
+
+def bind_socket(path: Path, group: str | None) -> socket.socket:
+    """Return a listening socket at `path`, in place of one that a killed daemon left.
+
+    Raises SocketInUseError when a daemon answers there, DaemonError when the socket cannot be made.
+    """
+    try:
+        if not path.parent.exists():
+            _make_folder(path.parent, group)
+        if path.is_socket():
+            _remove_stale(path)
+        return _bind(path, group)
+    except OSError as exn:
+        raise DaemonError(
+            f"cannot listen at {path}: {exn.strerror or exn}",
+            remedy="choose a folder that this user may write with --socket; its path has at most 107 bytes",
+        ) from exn
+
+
+def unlink_socket(path: Path) -> None:
+    """Remove the socket's name at the end."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
+def _bind(path: Path, group: str | None) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(os.fspath(path))
+        _give_to(path, group)
+        path.chmod(_MODE)  # before listen: nobody connects while the mode is still the umask's
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _make_folder(folder: Path, group: str | None) -> None:
+    folder.mkdir(mode=0o700, parents=True)
+    if group is not None:
+        _give_to(folder, group)
+        folder.chmod(0o750)
+
+
+def _give_to(path: Path, group: str | None) -> None:
+    if group is None:
+        return
+    try:
+        shutil.chown(path, group=group)
+    except LookupError:
+        raise ConfigError(f"there is no group {group!r}", remedy="correct --group or make the group") from None
+
+
+def _remove_stale(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise SocketInUseError("another daemon answers at the socket", url=str(path))

@@ -1,0 +1,163 @@
+"""One reading process's WebSocket: its requests in, answers out; its plan and leases end with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import structlog
+from aiohttp import WSMsgType, web
+
+from shardcache import __version__
+from shardcache.cache.facade import Cache
+from shardcache.cache.readers import Lease, Reader
+from shardcache.errors import ProtocolError, ShardcacheError, VersionMismatchError
+from shardcache.protocol import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
+from shardcache.server.messages import Plan, parse, take, take_strings
+from shardcache.server.peer import peer_uid
+
+log = structlog.get_logger()
+
+Json = dict[str, Any]
+
+
+async def handle_session(request: web.Request) -> web.WebSocketResponse:
+    """Serve one connection until either side ends it."""
+    socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False)
+    await socket.prepare(request)
+    uid = peer_uid(request)
+    try:
+        reader = await _welcome(socket, request.app[CACHE], uid)
+    except ShardcacheError as exn:
+        await _send(socket, {"type": "error", "id": None, "error": exn.to_json()})
+        await socket.close()
+        return socket
+    session = Session(socket, request.app[CACHE], reader, uid)
+    request.app[SESSIONS].add(socket)
+    try:
+        await session.run()
+    finally:
+        request.app[SESSIONS].discard(socket)
+        await reader.close()
+    return socket
+
+
+CACHE = web.AppKey("CACHE", Cache)
+SESSIONS = web.AppKey("SESSIONS", set[web.WebSocketResponse])
+
+
+async def _welcome(socket: web.WebSocketResponse, cache: Cache, uid: int) -> Reader:
+    hello = parse(await socket.receive_str())
+    if take(hello, "type", str) != "hello":
+        raise ProtocolError("a session begins with 'hello'")
+    if hello.get("protocol") != PROTOCOL_VERSION:
+        raise VersionMismatchError(
+            f"the daemon is version {__version__} and speaks protocol {PROTOCOL_VERSION}, "
+            f"the client is version {hello.get('client_version')} and speaks {hello.get('protocol')}",
+            remedy="install the same version of shardcache on the node and in the training image",
+        )
+    await _send(
+        socket,
+        {
+            "type": "welcome",
+            "protocol": PROTOCOL_VERSION,
+            "version": __version__,
+            "cache_dir": str(cache.layout.root),
+        },
+    )
+    return cache.join(take(hello, "job", str), uid)
+
+
+class Session:
+    """Answers one reader. Leases are waited for side by side, so that explanations can come between."""
+
+    def __init__(self, socket: web.WebSocketResponse, cache: Cache, reader: Reader, uid: int) -> None:
+        self._socket = socket
+        self._cache = cache
+        self._reader = reader
+        self._uid = uid
+        self._pending: dict[int, int] = {}
+
+    async def run(self) -> None:
+        """Handle messages until the connection ends; what is still being waited for is dropped with it."""
+        async with asyncio.TaskGroup() as tasks:
+            running: set[asyncio.Task[None]] = set()
+            async for message in self._socket:
+                if message.type is WSMsgType.TEXT:
+                    task = tasks.create_task(self._handle(message.data))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+            for task in running:
+                task.cancel()
+
+    async def _handle(self, text: str) -> None:
+        request_id: int | None = None
+        try:
+            message = parse(text)
+            if message.get("type") != "release":
+                request_id = take(message, "id", int)
+            answer = await self._answer(message, request_id or 0)
+        except ShardcacheError as exn:
+            answer = {"type": "error", "error": exn.to_json()}
+        if answer is not None and not self._socket.closed:
+            await _send(self._socket, {**answer, "id": request_id})
+
+    async def _answer(self, message: Json, request_id: int) -> Json | None:
+        match message.get("type"):
+            case "resolve":
+                refs = await self._cache.resolve(take_strings(message, "urls"), self._uid)
+                return {"type": "manifest", "shards": [ref.to_json() for ref in refs]}
+            case "plan":
+                return self._declare(Plan.from_message(message))
+            case "lease":
+                return await self._lease(take(message, "position", int), request_id)
+            case "explain":
+                return self._explain(take(message, "of", int))
+            case "release":
+                await self._reader.release(take(message, "lease", int))
+                return None
+            case other:
+                raise ProtocolError(f"unknown message {other!r}")
+
+    def _declare(self, plan: Plan) -> Json:
+        self._cache.check_allowed(plan.shards, self._uid)
+        self._reader.declare(plan.shards, plan.order, plan.following)
+        return {"type": "ok"}
+
+    async def _lease(self, position: int, request_id: int) -> Json:
+        self._pending[request_id] = position
+        try:
+            return self._leased(await self._reader.lease(position))
+        finally:
+            del self._pending[request_id]
+
+    def _leased(self, lease: Lease) -> Json:
+        layout, facts = self._cache.layout, lease.facts
+        return {
+            "type": "leased",
+            "lease": lease.id,
+            "url": facts.url,
+            "version": facts.version,
+            "path": str(layout.tar(lease.shard.key)),
+            "index_path": str(layout.sidecar(lease.shard.key)),
+            "size_bytes": facts.size_bytes,
+            "samples": facts.samples,
+        }
+
+    def _explain(self, of: int) -> Json:
+        position = self._pending.get(of)
+        transfer = None if position is None else self._reader.transfer(position)
+        if transfer is None:
+            return {"type": "waiting", "of": of, "reason": "nothing is waited for"}
+        answer: Json = {"type": "waiting", "of": of, "reason": transfer.stage.value}
+        if transfer.total_bytes is not None:
+            answer |= {"done_bytes": transfer.done_bytes, "total_bytes": transfer.total_bytes}
+        return answer
+
+
+async def _send(socket: web.WebSocketResponse, message: Json) -> None:
+    try:
+        await socket.send_str(json.dumps(message, separators=(",", ":")))
+    except ConnectionError:
+        log.debug("reader left before its answer", type=message.get("type"))

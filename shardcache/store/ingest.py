@@ -1,0 +1,113 @@
+"""Compressed shards, made plain on arrival: readers map a shard, and a map cannot be decompressed."""
+
+from __future__ import annotations
+
+import bz2
+import enum
+import gzip
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+from urllib.parse import urlsplit
+
+from awscrt import checksums
+
+from shardcache.errors import CorruptShardError, TruncatedShardError
+from shardcache.store.files import disk_errors
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+
+class Codec(enum.Enum):
+    """A compression that shards come in; the value names it in messages."""
+
+    GZIP = "gzip"
+    ZSTD = "zstd"
+    BZIP2 = "bzip2"
+    XZ = "xz"
+
+    def open(self, path: Path) -> BinaryIO:
+        """Return the decompressed stream of a file, all its members or frames joined."""
+        return cast(BinaryIO, _OPENERS[self](path))
+
+
+_OPENERS: dict[Codec, Callable[[Path], object]] = {
+    Codec.GZIP: gzip.open,
+    Codec.ZSTD: zstd.open,
+    Codec.BZIP2: bz2.open,
+    Codec.XZ: lzma.open,
+}
+_SUFFIXES = {
+    ".tar.gz": Codec.GZIP,
+    ".tgz": Codec.GZIP,
+    ".tar.zst": Codec.ZSTD,
+    ".tar.bz2": Codec.BZIP2,
+    ".tar.xz": Codec.XZ,
+}
+
+
+def codec_of(url: str) -> Codec | None:
+    """Return how the shard at `url` is compressed, by the end of its name; None for a plain tar.
+
+    The query of an http url is no part of the name; in other stores `?` may be, and is.
+    """
+    name = urlsplit(url).path if url.lower().startswith(("http://", "https://")) else url
+    lowered = name.lower()
+    return next((codec for suffix, codec in _SUFFIXES.items() if lowered.endswith(suffix)), None)
+
+
+def inflate(
+    src: Path, dst: Path, codec: Codec, part_bytes: int, reserve: Callable[[int], None], url: str | None = None
+) -> tuple[int, list[int]]:
+    """Decompress `src` into `dst`, one piece of `part_bytes` in memory at a time. Blocks.
+
+    Args:
+        reserve: called with the size of each piece before it is written; what it raises ends the work, so that a
+            small file which grows without end is held to the cache's capacity.
+        url: named in errors.
+
+    Returns:
+        The size of `dst` in bytes and the CRC32C of each of its pieces, as `first_damaged_piece` checks them.
+
+    Raises:
+        TruncatedShardError: `src` ends early.
+        CorruptShardError: `src` is damaged, or compressed otherwise than its name says.
+        DiskFullError, CacheDirError: the cache's disk fails.
+    """
+    size_bytes, crcs = 0, []
+    with disk_errors(dst), open(dst, "wb") as file:
+        for piece in _pieces(src, codec, part_bytes, url):
+            reserve(len(piece))
+            file.write(piece)
+            size_bytes += len(piece)
+            crcs.append(checksums.crc32c(piece))
+    return size_bytes, crcs
+
+
+def _pieces(src: Path, codec: Codec, part_bytes: int, url: str | None) -> Iterator[bytes]:
+    with _codec_errors(codec, url), codec.open(src) as stream:
+        while piece := stream.read(part_bytes):
+            yield piece
+
+
+@contextmanager
+def _codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
+    try:
+        yield
+    except EOFError as exn:
+        raise TruncatedShardError(f"the {codec.value} data ends early", url=url) from exn
+    except (OSError, zlib.error, lzma.LZMAError, zstd.ZstdError) as exn:
+        if isinstance(exn, OSError) and exn.errno is not None:
+            raise  # the disk's fault; gzip and bz2 raise an OSError without a number for bad data
+        raise CorruptShardError(
+            f"the {codec.value} data cannot be decompressed ({exn})",
+            url=url,
+            remedy="check that the file's compression is the one its name says, then write and upload it again",
+        ) from exn

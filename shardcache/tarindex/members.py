@@ -1,0 +1,190 @@
+"""The regular files of a tar, found by reading its headers alone, to the end and with nothing left in doubt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from shardcache.errors import CorruptShardError, NotATarError, ShardError, TruncatedShardError
+from shardcache.tarindex.headers import (
+    BLOCK_BYTES,
+    DATALESS,
+    EXTENSIONS,
+    GNU_LONG,
+    GNU_SPARSE,
+    PAX_GLOBAL,
+    REGULAR,
+    ZERO_BLOCK,
+    Header,
+    padded,
+    parse_header,
+    parse_pax,
+)
+
+# Headers of small members share a read; around a large member no more than this is read in vain.
+_WINDOW_BYTES = 32 * 1024
+
+# A long name or a set of PAX records; libarchive draws the same line at 1 MiB for names.
+_EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
+
+_MAGIC = {
+    b"\x1f\x8b": ("gzip", ".tar.gz"),
+    b"\x28\xb5\x2f\xfd": ("zstd", ".tar.zst"),
+    b"BZh": ("bzip2", ".tar.bz2"),
+    b"\xfd7zXZ\x00": ("xz", ".tar.xz"),
+}
+
+Records = dict[bytes, bytes]
+
+Member = tuple[bytes, int, int, bool]
+"""A regular file in a tar: its name, as stored; the offsets in the tar of its first byte and of the byte behind its
+last; and whether its holes were left out, so that this span is not its content."""
+
+
+class Tar:
+    """A tar file on disk, read by its descriptor.
+
+    Iterating gives its members in order. As in tarfile, the first block of zeros ends the archive and what follows it
+    is ignored; unlike there, nothing else does, but for the end of the file between two members where
+    `require_end` is False.
+    """
+
+    def __init__(self, fd: int, url: str, *, require_end: bool) -> None:
+        self._fd = fd
+        self._size_bytes = os.fstat(fd).st_size
+        self._url = url
+        self._require_end = require_end
+        self._window = b""
+        self._window_start = 0
+
+    def __iter__(self) -> Iterator[Member]:
+        """Yield each regular file.
+
+        Raises NotATarError when the file does not begin with a tar header, TruncatedShardError when it ends early,
+        CorruptShardError when a header is damaged.
+        """
+        shared: Records = {}
+        own: Records = {}
+        at = 0
+        while (header := self._header(at)) is not None:
+            kind = header[2]
+            if kind in EXTENSIONS:
+                records, at = self._extension(header, at)
+                if kind == PAX_GLOBAL:
+                    shared |= records
+                else:
+                    own = records | own  # what stands further out holds
+                continue
+            member, at = self._member(header, at, shared | own)
+            if member is not None:
+                yield member
+            own = {}
+        if own:
+            raise self._corrupt(at, "the archive ends where the member should follow whose long name came before")
+
+    def _header(self, at: int) -> Header | None:
+        block = self._read(at, BLOCK_BYTES)
+        if len(block) < BLOCK_BYTES:
+            self._judge_end(at, block)
+            return None
+        if block == ZERO_BLOCK:
+            return None
+        try:
+            return parse_header(block)
+        except ValueError as exn:
+            if at == 0:
+                raise self._not_a_tar(block) from exn
+            raise self._corrupt(at, f"the tar header there is damaged ({exn})") from exn
+
+    def _judge_end(self, at: int, rest: bytes) -> None:
+        if self._size_bytes == 0:
+            raise TruncatedShardError("the file is empty", url=self._url)
+        if at == 0:
+            raise NotATarError(f"the file has {len(rest)} bytes, less than one tar header", url=self._url)
+        if rest:
+            raise self._truncated(f"inside the tar header that begins at byte {at}")
+        if self._require_end:
+            raise self._truncated(
+                "after a whole member but without an end-of-archive block, so members may be missing",
+                remedy="write and upload the shard again; if its writer never ends an archive as tar asks, set "
+                "`require_end = false` in the [[origin]] table for it",
+            )
+
+    def _extension(self, header: Header, at: int) -> tuple[Records, int]:
+        """Read the records that a header carries for the members behind it; also return where it ends."""
+        _, size_bytes, kind = header
+        start = at + BLOCK_BYTES
+        end = start + padded(size_bytes)
+        if end > self._size_bytes:
+            raise self._truncated(f"inside the extended header that begins at byte {at}")
+        if size_bytes > _EXTENSION_LIMIT_BYTES:
+            raise self._corrupt(at, f"an extended header claims {size_bytes} bytes")
+        payload = self._read(start, size_bytes)
+        if kind in GNU_LONG:
+            return {GNU_LONG[kind]: payload.partition(b"\0")[0]}, end
+        try:
+            return parse_pax(payload), end
+        except ValueError as exn:
+            raise self._corrupt(at, f"the PAX header there is damaged ({exn})") from exn
+
+    def _member(self, header: Header, at: int, records: Records) -> tuple[Member | None, int]:
+        """Return the member, if it is a regular file, and where the next header begins."""
+        name, size_bytes, kind = header
+        start, sparse = at + BLOCK_BYTES, kind == GNU_SPARSE
+        if kind in DATALESS:
+            return None, start
+        if sparse:
+            start = self._behind_sparse_map(at)
+        if records:
+            name = records.get(b"GNU.sparse.name", records.get(b"path", name))
+            size_bytes = self._pax_size(records, at, size_bytes)
+            sparse = sparse or any(keyword.startswith(b"GNU.sparse.") for keyword in records)
+        end = start + size_bytes
+        next_header = start + padded(size_bytes)
+        if next_header > self._size_bytes:
+            shown = name.decode(errors="replace")
+            raise self._truncated(f"inside the member {shown!r}, which takes the bytes from {start} to {end}")
+        return (name, start, end, sparse) if kind in REGULAR else None, next_header
+
+    def _pax_size(self, records: Records, at: int, size_bytes: int) -> int:
+        digits = records.get(b"size")
+        if digits is None:
+            return size_bytes
+        if not digits.isdigit() or len(digits) > 19:
+            raise self._corrupt(at, f"a PAX header gives the size {digits[:40]!r}")
+        return int(digits)
+
+    def _behind_sparse_map(self, at: int) -> int:
+        """Skip the blocks that go on with an old GNU sparse header's map."""
+        more = self._read(at, BLOCK_BYTES)[482]
+        at += BLOCK_BYTES
+        while more:
+            block = self._read(at, BLOCK_BYTES)
+            if len(block) < BLOCK_BYTES:
+                raise self._truncated("inside a sparse member's header")
+            more = block[504]
+            at += BLOCK_BYTES
+        return at
+
+    def _read(self, at: int, size_bytes: int) -> bytes:
+        begin = at - self._window_start
+        if begin < 0 or begin + size_bytes > len(self._window):
+            self._window = os.pread(self._fd, max(size_bytes, _WINDOW_BYTES), at)
+            self._window_start, begin = at, 0
+        return self._window[begin : begin + size_bytes]
+
+    def _truncated(self, where: str, remedy: str | None = None) -> TruncatedShardError:
+        return TruncatedShardError(f"the tar ends at byte {self._size_bytes}, {where}", url=self._url, remedy=remedy)
+
+    def _corrupt(self, at: int, what: str) -> CorruptShardError:
+        return CorruptShardError(f"damaged at byte {at}: {what}", url=self._url)
+
+    def _not_a_tar(self, block: bytes) -> ShardError:
+        for magic, (format_, suffix) in _MAGIC.items():
+            if block.startswith(magic):
+                return NotATarError(
+                    f"this is {format_} data, not a plain tar",
+                    url=self._url,
+                    remedy=f"if it is a compressed tar, give it a name that ends in {suffix}",
+                )
+        return NotATarError(f"not a tar: the file begins with {block[:16]!r}", url=self._url)

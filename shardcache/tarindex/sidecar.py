@@ -1,0 +1,241 @@
+"""The sidecar: a shard's facts as JSON and its samples as flat tables, in one file beside the tar.
+
+    prologue        magic, seven counts, CRC-32 of the tables
+    header          JSON, `header_bytes` long
+    CRC-32          of prologue and header
+    tables          starts u64[members]       ends u64[members]      member_ends u64[samples]
+                    key_ends u64[samples]     extension_ends u64[extensions]
+                    faults u64[3 x faults]    extension_ids u32[members]
+                    keys u8[key_bytes]        extensions u8[extension_bytes]
+
+Numbers are in the machine's own byte order, for a sidecar never leaves its node. The header is read without the
+tables, so that a daemon with many shards can look one up quickly. Nothing in the file is executed, and every number
+in it is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import struct
+import zlib
+from array import array
+from dataclasses import astuple, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from shardcache.errors import CorruptShardError
+from shardcache.tarindex.samples import Fault, Samples
+
+_MAGIC = b"shardix1"
+_PROLOGUE = struct.Struct("=8s7QI")
+_CRC = struct.Struct("=I")
+
+Table = memoryview  # of u64 or u32
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """How long each part of the file is: `_bytes`, or the number of entries."""
+
+    header_bytes: int
+    samples: int
+    members: int
+    extensions: int
+    faults: int
+    key_bytes: int
+    extension_bytes: int
+
+    def table_sizes(self) -> list[int]:
+        """Sizes in bytes of the tables, in the file's order."""
+        long_tables = (self.members, self.members, self.samples, self.samples, self.extensions, 3 * self.faults)
+        return [*(8 * count for count in long_tables), 4 * self.members, self.key_bytes, self.extension_bytes]
+
+    def file_bytes(self) -> int:
+        """Size of the whole sidecar."""
+        return _PROLOGUE.size + self.header_bytes + _CRC.size + sum(self.table_sizes())
+
+
+def write(path: Path, header: dict[str, Any], samples: Samples) -> None:
+    """Write a sidecar and flush it to the disk. Blocks.
+
+    Args:
+        header: what `read_header` will return; its `size_bytes` is the size of the tar.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    header_json = json.dumps(header, separators=(",", ":")).encode()
+    names = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
+    tables = b"".join(_tables(samples, names))
+    counts = _Counts(
+        header_bytes=len(header_json),
+        samples=len(samples),
+        members=len(samples.starts),
+        extensions=len(names),
+        faults=len(samples.faults),
+        key_bytes=len(samples.keys),
+        extension_bytes=sum(map(len, names)),
+    )
+    head = _PROLOGUE.pack(_MAGIC, *astuple(counts), zlib.crc32(tables)) + header_json
+    with open(path, "wb") as file:
+        file.write(head + _CRC.pack(zlib.crc32(head)))
+        file.write(tables)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _tables(samples: Samples, names: list[bytes]) -> list[bytes | bytearray]:
+    name_ends, end = array("Q"), 0
+    for name in names:
+        end += len(name)
+        name_ends.append(end)
+    faults = array("Q", [value for sample, (fault, name) in samples.faults.items() for value in (sample, fault, name)])
+    long_tables = (samples.starts, samples.ends, samples.member_ends, samples.key_ends, name_ends, faults)
+    return [*(table.tobytes() for table in (*long_tables, samples.extension_ids)), samples.keys, b"".join(names)]
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Return the JSON header of a sidecar, without reading its tables. Blocks.
+
+    Raises CorruptShardError when the file is damaged or cut short, OSError when it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return _read_head(file, path)[0]
+
+
+def _read_head(file: BinaryIO, path: Path) -> tuple[dict[str, Any], _Counts, int]:
+    """Return header, counts, and the CRC-32 that the tables should have."""
+    size_bytes = os.fstat(file.fileno()).st_size
+    prologue = file.read(_PROLOGUE.size)
+    if len(prologue) < _PROLOGUE.size or not prologue.startswith(_MAGIC):
+        raise _damaged(path, "it does not begin as one")
+    _, *numbers, tables_crc = _PROLOGUE.unpack(prologue)
+    counts = _Counts(*numbers)
+    if counts.file_bytes() != size_bytes:
+        raise _damaged(path, f"it has {size_bytes} bytes instead of {counts.file_bytes()}")
+    header = file.read(counts.header_bytes)
+    if file.read(_CRC.size) != _CRC.pack(zlib.crc32(prologue + header)):
+        raise _damaged(path, "the checksum of its header does not match")
+    return _parse_json(header, path), counts, tables_crc
+
+
+def _parse_json(header: bytes, path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(header)
+    except (ValueError, RecursionError) as exn:
+        raise _damaged(path, f"its header is no JSON ({exn})") from exn
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("size_bytes"), int):
+        raise _damaged(path, "its header does not give the size of the tar")
+    return parsed
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TarIndex:
+    """Where each sample of a shard lies; immutable, held in memory (20 bytes a member, 16 and its key a sample).
+
+    Attributes:
+        header: the sidecar's JSON header.
+        starts, ends: for each member, the offsets in bytes of its first byte and of the byte behind its last; all
+            within the tar's `size_bytes`.
+        extension_ids: for each member, its number in `extensions`.
+        member_ends: for each sample, the number of the member behind its last; it begins where the one before ends.
+        keys, key_ends: all keys in UTF-8 (surrogateescape), joined, and for each sample where its key ends.
+        extensions: as samples name their members.
+        faults: sample → why it is bad, and the number of the extension to blame.
+    """
+
+    header: dict[str, Any]
+    starts: Table
+    ends: Table
+    extension_ids: Table
+    member_ends: Table
+    keys: bytes
+    key_ends: Table
+    extensions: list[str]
+    faults: dict[int, tuple[Fault, int]]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read and check a sidecar. Blocks.
+
+        Raises CorruptShardError when anything in it is damaged, OSError when it cannot be read.
+        """
+        with open(path, "rb") as file:
+            header, counts, tables_crc = _read_head(file, path)
+            tables = file.read()
+        if zlib.crc32(tables) != tables_crc:
+            raise _damaged(path, "the checksum of its tables does not match")
+        index = cls._of_tables(header, counts, tables, path)
+        if not index._is_sound():
+            raise _damaged(path, "its tables contradict each other or the size of the tar")
+        return index
+
+    @classmethod
+    def _of_tables(cls, header: dict[str, Any], counts: _Counts, tables: bytes, path: Path) -> Self:
+        parts, at = [], 0
+        for size_bytes in counts.table_sizes():
+            parts.append(memoryview(tables)[at : at + size_bytes])
+            at += size_bytes
+        starts, ends, member_ends, key_ends, extension_ends, faults = (part.cast("Q") for part in parts[:6])
+        try:
+            named_faults = {faults[at]: (Fault(faults[at + 1]), faults[at + 2]) for at in range(0, len(faults), 3)}
+        except ValueError as exn:
+            raise _damaged(path, f"it names an unknown fault ({exn})") from exn
+        return cls(
+            header=header,
+            starts=starts,
+            ends=ends,
+            extension_ids=parts[6].cast("I"),
+            member_ends=member_ends,
+            keys=bytes(parts[7]),
+            key_ends=key_ends,
+            extensions=_cut(bytes(parts[8]), extension_ends),
+            faults=named_faults,
+        )
+
+    def _is_sound(self) -> bool:
+        """Whether no number leads outside of what it points into."""
+        names = len(self.extensions)
+        return (
+            max(self.ends, default=0) <= self.header["size_bytes"]
+            and all(map(operator.le, self.starts, self.ends))
+            and max(self.extension_ids, default=-1) < names
+            and _partitions(self.member_ends, len(self.starts))
+            and _partitions(self.key_ends, len(self.keys))
+            and all(sample < len(self) and name < names for sample, (_, name) in self.faults.items())
+        )
+
+    def __len__(self) -> int:
+        return len(self.member_ends)
+
+    def __repr__(self) -> str:
+        return f"TarIndex(samples={len(self)}, members={len(self.starts)}, faults={len(self.faults)})"
+
+    def key(self, sample: int) -> str:
+        """Return the `__key__` of a sample."""
+        start = self.key_ends[sample - 1] if sample else 0
+        return self.keys[start : self.key_ends[sample]].decode("utf-8", "surrogateescape")
+
+    def fault(self, sample: int) -> str | None:
+        """Return why a sample cannot be given, or None where it can."""
+        if sample not in self.faults:
+            return None
+        fault, extension = self.faults[sample]
+        return fault.explain(self.key(sample), self.extensions[extension])
+
+
+def _partitions(ends: Table, total: int) -> bool:
+    """Whether `ends` ascends to `total`."""
+    return (ends[-1] if len(ends) else 0) == total and all(map(operator.le, ends, islice(ends, 1, None)))
+
+
+def _cut(joined: bytes, ends: Table) -> list[str]:
+    starts = [0, *ends[:-1]]
+    return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in zip(starts, ends, strict=True)]
+
+
+def _damaged(path: Path, what: str) -> CorruptShardError:
+    return CorruptShardError(f"the sidecar {path} is damaged: {what}")

@@ -1,0 +1,1 @@
+"""Ratios against the tools that people use today, each measured in one run: `make bench`."""

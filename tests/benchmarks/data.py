@@ -1,0 +1,136 @@
+"""The datasets: deterministic, incompressible, made once and shared by every part of the benchmark."""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARD_BYTES = 64 * 1024 * 1024
+_BLOCK = tarfile.BLOCKSIZE
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One shape of data.
+
+    Attributes:
+        name: folder and key prefix.
+        label: for people.
+        members: extension and size in bytes of each member of a sample.
+        dataset_bytes: size of all its tars together at scale 1, about.
+    """
+
+    name: str
+    label: str
+    members: tuple[tuple[str, int], ...]
+    dataset_bytes: int
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """The fields of a sample that hold bytes."""
+        return tuple(extension for extension, _ in self.members)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Payload of one sample, without the tar around it."""
+        return sum(size_bytes for _, size_bytes in self.members)
+
+    @property
+    def shard_samples(self) -> int:
+        """Samples that fit into one shard: each member has a header and is padded to whole blocks."""
+        in_tar_bytes = sum(_BLOCK + -(-size_bytes // _BLOCK) * _BLOCK for _, size_bytes in self.members)
+        return (SHARD_BYTES - tarfile.RECORDSIZE) // in_tar_bytes
+
+    def shard_count(self, scale: float) -> int:
+        """Shards at a scale: two at least, so that two workers have something to do."""
+        return max(2, round(self.dataset_bytes * scale / SHARD_BYTES))
+
+
+LARGE = Kind("large", "100 KB", (("jpg", 100_000),), 2_000_000_000)
+SMALL = Kind("small", "2 KB × 3", (("jpg", 1_900), ("json", 96), ("cls", 4)), 250_000_000)
+KINDS = (LARGE, SMALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A kind at a scale, on local disk as tar shards."""
+
+    kind: Kind
+    shards: tuple[Path, ...]
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in all shards."""
+        return len(self.shards) * self.kind.shard_samples
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes that a reader of every sample receives."""
+        return self.samples * self.kind.sample_bytes
+
+    @property
+    def tar_bytes(self) -> int:
+        """Size of the shards."""
+        return sum(path.stat().st_size for path in self.shards)
+
+
+def samples(kind: Kind, shard: int) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """Yield key and members of each sample of a shard, the same bytes every time."""
+    source = random.Random(f"{kind.name}/{shard}")
+    for number in range(kind.shard_samples):
+        yield f"{shard:04d}{number:06d}", {ext: source.randbytes(size_bytes) for ext, size_bytes in kind.members}
+
+
+def make_tars(kind: Kind, scale: float, root: Path, say: Progress) -> Dataset:
+    """Write the shards that are not there yet."""
+    folder = root / f"{kind.name}-{kind.shard_samples}x{kind.sample_bytes}"
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = tuple(folder / f"train-{shard:04d}.tar" for shard in range(kind.shard_count(scale)))
+    missing = [(number, path) for number, path in enumerate(shards) if not path.exists()]
+    if missing:
+        say(f"making {len(missing)} shards of {kind.label} samples")
+    for number, path in missing:
+        _write_tar(path, samples(kind, number))
+    return Dataset(kind, shards)
+
+
+def _write_tar(path: Path, contents: Iterator[tuple[str, dict[str, bytes]]]) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    with tarfile.open(unfinished, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for key, members in contents:
+            for extension, body in members.items():
+                info = tarfile.TarInfo(f"{key}.{extension}")
+                info.size = len(body)
+                tar.addfile(info, io.BytesIO(body))
+    unfinished.rename(path)
+
+
+def make_litdata(dataset: Dataset, root: Path, say: Progress) -> Path:
+    """Write the same samples as litdata's own chunks, uncompressed, where they are not there yet.
+
+    `litdata.optimize` fills its chunks with this very writer, from worker processes.
+    """
+    folder = root / f"litdata-{dataset.kind.name}-{len(dataset.shards)}x{dataset.kind.sample_bytes}"
+    if (folder / "index.json").exists():  # written last
+        return folder
+    say(f"converting {dataset.kind.label} samples for litdata")
+    logging.getLogger("litdata").setLevel(logging.ERROR)
+    with redirect_stdout(io.StringIO()):
+        from litdata.streaming.writer import BinaryWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        writer = BinaryWriter(str(folder), chunk_bytes="64MB")
+        everything = (sample for shard in range(len(dataset.shards)) for sample in samples(dataset.kind, shard))
+        for number, (key, members) in enumerate(everything):
+            writer.add_item(number, {"__key__": key, **members})
+        writer.done()
+        writer.merge()
+    return folder

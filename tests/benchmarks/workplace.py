@@ -1,0 +1,115 @@
+"""Folders, the S3 server and the datasets, each made when a part first needs it and removed at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from support.seaweedfs import SeaweedFS
+
+from benchmarks.daemon import Daemon
+from benchmarks.data import KINDS, SHARD_BYTES, Dataset, Kind, make_litdata, make_tars
+from rich.console import Console
+
+BUCKET = "benchmark"
+
+# At one time there are: the tars, their copy in the S3 server, litdata's chunks, a cache and a copy by a peer.
+_COPIES = 5
+_SLACK_BYTES = 2_000_000_000
+
+
+class Workplace:
+    """Where one run of the benchmark happens; a context manager.
+
+    Attributes:
+        root: folder for everything that is large.
+        scale: share of the full amount of data.
+    """
+
+    def __init__(self, root: Path, scale: float, console: Console) -> None:
+        self.root = root
+        self.scale = scale
+        self._console = console
+        self._stack = ExitStack()
+        self._started_s = time.monotonic()
+        self._datasets: dict[str, Dataset] = {}
+        self._urls: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Workplace({str(self.root)!r}, scale={self.scale})"
+
+    def __enter__(self) -> Workplace:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._stack.close()
+
+    def say(self, text: str) -> None:
+        """Tell whoever waits how far it is."""
+        self._console.print(f"[dim]{time.monotonic() - self._started_s:5.0f} s[/]  {text}", highlight=False)
+
+    def check_space(self) -> None:
+        """Raise RuntimeError when the disk cannot hold what will be made."""
+        data_bytes = sum(kind.shard_count(self.scale) * SHARD_BYTES for kind in KINDS)
+        wanted_bytes = _COPIES * data_bytes + _SLACK_BYTES
+        free_bytes = shutil.disk_usage(self.root).free
+        if free_bytes < wanted_bytes:
+            raise RuntimeError(
+                f"{self.root} has {free_bytes / 1e9:.1f} GB free, the benchmark needs {wanted_bytes / 1e9:.1f} GB: "
+                "give another --root or a smaller --scale"
+            )
+
+    @cached_property
+    def store(self) -> SeaweedFS:
+        """The S3 server, with an empty bucket."""
+        self.say("starting SeaweedFS")
+        server = self._stack.enter_context(SeaweedFS(self.root))
+        server.make_bucket(BUCKET)
+        return server
+
+    def dataset(self, kind: Kind) -> Dataset:
+        """Return the kind's tars on local disk."""
+        if kind.name not in self._datasets:
+            self._datasets[kind.name] = make_tars(kind, self.scale, self.root, self.say)
+        return self._datasets[kind.name]
+
+    def litdata(self, kind: Kind) -> Path:
+        """Return the folder of the kind's samples as litdata's chunks."""
+        return make_litdata(self.dataset(kind), self.root, self.say)
+
+    def url(self, kind: Kind) -> str:
+        """Return the url of the kind's shards in the S3 server, as a prefix that ends in "/"."""
+        if kind.name not in self._urls:
+            dataset, store = self.dataset(kind), self.store
+            self.say(f"uploading {len(dataset.shards)} shards")
+            for path in dataset.shards:
+                store.put(BUCKET, f"{kind.name}/{path.name}", path)
+            self._urls[kind.name] = f"s3://{BUCKET}/{kind.name}/"
+        return self._urls[kind.name]
+
+    @contextmanager
+    def folder(self) -> Iterator[Path]:
+        """A folder below the root for one try; its files are gone from disk, written or not, when this returns."""
+        settle()
+        with tempfile.TemporaryDirectory(prefix="try-", dir=self.root) as name:
+            yield Path(name)
+        settle()
+
+    @contextmanager
+    def daemon(self, capacity: str = "100GB") -> Iterator[Daemon]:
+        """A daemon with an empty cache, able to reach the S3 server."""
+        with self.folder() as cache_dir, Daemon(cache_dir, capacity, self.store.env()) as daemon:
+            yield daemon
+
+
+def settle() -> float:
+    """Write all dirty pages to disk, so that nobody pays for what another wrote; return the seconds it took."""
+    started_s = time.perf_counter()
+    os.sync()
+    return time.perf_counter() - started_s

@@ -1,0 +1,79 @@
+"""How `shardcache serve` starts, refuses to start, and ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.cli import Ran, clean_environment, shardcache
+from support.daemon import Daemon
+
+
+def refused(folder: Path, *args: str | Path, config: str = "") -> Ran:
+    """Run `serve`, which is expected to end by itself; with a config file of the given text."""
+    (folder / "shardcache.toml").write_text(config)
+    return shardcache("serve", "--config", folder / "shardcache.toml", "--socket", folder / "s.sock", *args)
+
+
+def test_cache_dir_below_a_file_is_refused(tmp_path: Path) -> None:
+    """A cache folder that cannot be made is an error that names it, and no socket stays behind."""
+    (tmp_path / "file").touch()
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "file" / "cache")
+    assert ran.code == 1 and str(tmp_path / "file" / "cache") in ran.err and "What to do:" in ran.err
+    assert "Traceback" not in ran.err and not (tmp_path / "s.sock").exists()
+
+
+def test_unknown_option_in_the_config_file_is_a_usage_error(tmp_path: Path) -> None:
+    """A misspelt key is named, rather than taken for a default."""
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="capactiy = '1GB'")
+    assert ran.code == 2 and "capactiy" in ran.err
+
+
+def test_unknown_option_in_an_origin_table_is_a_usage_error(tmp_path: Path) -> None:
+    """The same within [[origin]]."""
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="[[origin]]\nmatch = 's3://b/'\nanonymous = true")
+    assert ran.code == 2 and "anonymous" in ran.err
+
+
+def test_config_file_that_is_no_toml_is_a_usage_error(tmp_path: Path) -> None:
+    """A file that cannot be parsed is named."""
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="capacity: 1GB")
+    assert ran.code == 2 and str(tmp_path / "shardcache.toml") in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--capacity", "lots"), ("--capacity", "120%"), ("--attempts", "0"), ("--part-size", "100kB")]
+)
+def test_value_that_makes_no_sense_is_a_usage_error(flag: str, value: str, tmp_path: Path) -> None:
+    """A bad value exits 2 and names its option."""
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", flag, value)
+    assert ran.code == 2 and flag.strip("-").replace("-", "_") in ran.err
+
+
+def test_missing_config_file_is_a_usage_error(tmp_path: Path) -> None:
+    """A --config that is not there is an error, not silence."""
+    ran = shardcache("serve", "--config", tmp_path / "none.toml")
+    assert ran.code == 2 and str(tmp_path / "none.toml") in ran.err
+
+
+def test_socket_in_use_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+    """A second daemon at the same socket exits 1 and leaves the first one alone."""
+    ran = shardcache("serve", "--socket", daemon.socket, "--cache-dir", tmp_path / "other")
+    assert ran.code == 1 and str(daemon.socket) in ran.err
+    assert shardcache("status", socket=daemon.socket).code == 0
+
+
+def test_cache_dir_in_use_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+    """Two daemons never share a cache folder: each would evict what the other serves."""
+    ran = refused(tmp_path, "--cache-dir", daemon.cache_dir)
+    assert ran.code == 1 and str(daemon.cache_dir) in ran.err
+
+

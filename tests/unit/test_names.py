@@ -1,0 +1,39 @@
+"""From names to keys and back."""
+
+from __future__ import annotations
+
+from shardcache.cache.names import Names
+from shardcache.protocol import ShardRef
+
+
+def test_a_known_version_names_its_own_key() -> None:
+    """Two jobs whose manifests know the same version mean the same file."""
+    ref = ShardRef("s3://b/a.tar", '"v1"')
+    assert Names().key(Names.of(ref)) == Names.of(ref)
+
+
+def test_a_name_without_a_version_leads_to_what_the_store_had() -> None:
+    """Once asked for, a bare url leads to the version found, and that key knows the url."""
+    names, name = Names(), Names.of(ShardRef("s3://b/a.tar"))
+    names.learn(name, "key1", 10.0)
+    assert names.key(name) == "key1"
+    assert names.names("key1") == {"key1", name}
+    assert names.checked_at_s(name) == 10.0
+
+
+def test_a_replaced_object_moves_its_name() -> None:
+    """After the store's object changed, the old key is known by no url any more."""
+    names = Names()
+    names.learn("url", "key1", 1.0)
+    names.learn("url", "key2", 2.0)
+    assert names.key("url") == "key2"
+    assert names.names("key1") == {"key1"}
+
+
+def test_an_evicted_shard_is_forgotten() -> None:
+    """What leads to a file ends with the file."""
+    names = Names()
+    names.learn("url", "key1", 1.0)
+    names.forget("key1")
+    assert names.key("url") == "url"
+    assert names.checked_at_s("url") == float("-inf")
