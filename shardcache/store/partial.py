@@ -104,7 +104,9 @@ class Partial:
         title, _, records = _read_journal(self.journal_path).partition(b"\n")
         if title != json.dumps(self._title()).encode():
             return False
-        claimed = dict(_RECORD.iter_unpack(records[: len(records) // _RECORD.size * _RECORD.size]))
+        torn_bytes = len(records) % _RECORD.size
+        os.truncate(self.journal_path, len(title) + 1 + len(records) - torn_bytes)
+        claimed = dict(_RECORD.iter_unpack(records[: len(records) - torn_bytes]))
         with open(self.path, "rb", buffering=0) as file:
             for index, crc in claimed.items():
                 data = os.pread(file.fileno(), self.part_bytes, index * self.part_bytes)

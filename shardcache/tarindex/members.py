@@ -75,7 +75,7 @@ class Tar:
                 else:
                     own = records | own  # what stands further out holds
                 continue
-            member, at = self._member(header, at, shared | own)
+            member, at = self._member(header, at, shared | own if shared or own else own)
             if member is not None:
                 yield member
             own = {}

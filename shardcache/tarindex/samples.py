@@ -136,6 +136,9 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
     The same as matching `^((?:.*/|)[^.]+)[.]([^/]*)$`, to the letter: line feeds, which `.` does not match, and hidden
     files included. In linear time, which the regular expression's backtracking does not grant on hostile names.
     """
+    stem, dotted, rest = name.partition(b".")
+    if stem and dotted and b"/" not in rest:
+        return stem, rest  # what follows is about dots in folders' names, and names that begin with one
     line_end = name.find(b"\n")
     start = name.rfind(b"/", 0, line_end if line_end >= 0 else len(name)) + 1
     dot = name.find(b".", start)

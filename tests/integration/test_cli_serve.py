@@ -77,3 +77,19 @@ def test_cache_dir_in_use_is_refused(daemon: Daemon, tmp_path: Path) -> None:
     assert ran.code == 1 and str(daemon.cache_dir) in ran.err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_signal_drains_and_exits_0(number: signal.Signals, daemon: Daemon) -> None:
+    """Service managers and Ctrl-C end the daemon in order: exit 0, and its socket is gone."""
+    daemon.process.send_signal(number)
+    assert daemon.process.wait() == 0
+    assert not daemon.socket.exists()
+
+
+def test_shard_larger_than_the_capacity_is_refused(bucket: Bucket, tmp_path: Path) -> None:
+    """A shard that can never fit is an error that names it and both sizes' remedy; the daemon goes on."""
+    url = bucket.put("big.tar", make_tar(random_samples(200)))
+    with running(tmp_path, bucket, "--capacity", "150kB") as daemon:
+        ran = shardcache("warm", "--json", url, socket=daemon.socket)
+        assert ran.code == 1
+        assert errors(ran)[0]["code"] == "capacity" and "--capacity" in errors(ran)[0]["remedy"]
+        assert shardcache("status", socket=daemon.socket).code == 0

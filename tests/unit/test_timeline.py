@@ -38,9 +38,7 @@ def test_next_use_is_the_least_distance_of_any_session(plans: list[tuple[list[st
 def test_next_missing_is_the_soonest_needed(plans: list[tuple[list[str], int]], present: set[str]) -> None:
     """No missing shard is needed sooner than the one named; nothing is named when all are here."""
     found = timeline_of(plans).next_missing(present.__contains__)
-    missing = {
-        name: distance(plans, name) for plan, cursor in plans for name in plan[cursor:] if name not in present
-    }
+    missing = {name: distance(plans, name) for plan, cursor in plans for name in plan[cursor:] if name not in present}
     if found is None:
         assert not missing
     else:

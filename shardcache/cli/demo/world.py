@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -36,6 +37,7 @@ def s3_server() -> Iterator[str]:
     """Serve S3 from this process's memory; give its endpoint."""
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line a request is no use to anyone here
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     try:

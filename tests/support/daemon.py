@@ -1,0 +1,178 @@
+"""A real daemon in a process of its own: `python -m shardcache serve`, reached over its socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+START_LIMIT_S = 30.0
+STOP_LIMIT_S = 30.0
+
+
+class Daemon:
+    """A daemon over a folder of its own; a context manager that has it ready on entering and kills it on leaving.
+
+    Attributes:
+        root: folder of the socket, the cache and the log; keep its path short, a socket's has at most 107 bytes.
+        socket, cache_dir, log: below `root`.
+    """
+
+    def __init__(self, root: Path, *flags: str, capacity: str = "1GB", env: Mapping[str, str] | None = None) -> None:
+        """Prepare one; `flags` go to `serve`, `env` comes on top of this process's environment."""
+        self.root = root
+        self.socket = root / "s.sock"
+        self.cache_dir = root / "cache"
+        self.log = root / "daemon.log"
+        self._flags = ("--capacity", capacity, "--min-free", "0", *flags)
+        self._env = {**os.environ, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Daemon {self.socket} pid={self._process and self._process.pid}>"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Process id while it runs."""
+        return self._running().pid
+
+    def start(self) -> None:
+        """Start it and return when it serves. Raises RuntimeError with the end of its log when it does not."""
+        where = ("--socket", str(self.socket), "--cache-dir", str(self.cache_dir))
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "shardcache", "serve", *where, *self._flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+            )
+        try:
+            eventually(self._answers, limit_s=START_LIMIT_S)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> int:
+        """Ask it to stop (SIGTERM), wait until it has; return its exit status."""
+        process, self._process = self._running(), None
+        process.terminate()
+        try:
+            return process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+    def kill(self) -> None:
+        """End it with SIGKILL, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """Kill it and start it anew over the same folder."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP)."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on after `pause`."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def status(self) -> dict[str, Any]:
+        """Return what `GET /v1/status` says."""
+        answer: dict[str, Any] = json.loads(self.request("GET", "/v1/status"))
+        return answer
+
+    def shards(self) -> list[dict[str, Any]]:
+        """Return what `GET /v1/shards` says."""
+        return [json.loads(line) for line in self.request("GET", "/v1/shards").splitlines()]
+
+    def leases(self) -> int:
+        """Return how many leases there are on all shards."""
+        return sum(int(shard["leases"]) for shard in self.shards())
+
+    def sessions(self) -> int:
+        """Return how many readers are connected."""
+        return sum(int(job["sessions"]) for job in self.status()["jobs"])
+
+    def request(self, method: str, path: str, body: object = None) -> bytes:
+        """Send one request of the admin API and return the body of its answer, whatever its status."""
+        connection = _UnixConnection(self.socket)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            return connection.getresponse().read()
+        finally:
+            connection.close()
+
+    def _answers(self) -> bool:
+        if self._running().poll() is not None:
+            raise RuntimeError(f"the daemon ended at once; its log ends:\n{self.tail()}")
+        try:
+            return json.loads(self.request("GET", "/v1/health"))["status"] == "ok"
+        except (FileNotFoundError, ConnectionError, http.client.HTTPException):
+            return False
+
+    def tail(self, lines: int = 20) -> str:
+        """Return the end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the daemon does not run")
+        return self._process
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("shardcache", timeout=START_LIMIT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket in place of a host."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.connect(os.fspath(self._path))
+        except BaseException:
+            self.sock.close()
+            raise
+
+
+def eventually(condition: Callable[[], bool], *, limit_s: float = 10.0) -> None:
+    """Return once the condition holds; raise TimeoutError when it does not within the limit.
+
+    For what another process does in its own time and tells nobody.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{condition!r} did not come true within {limit_s:g} s")
+        time.sleep(0.02)
