@@ -17,7 +17,7 @@ from shardcache_client.epoch import SharedEpoch
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order import Plan, epoch_order, plan_reading, rank_share
 from shardcache_client.reader import Sample
-from shardcache_client.session import Session
+from shardcache_client.session import Patience, Session
 from shardcache_client.stream import EpochStream
 from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name, ranks_of_environment
 
@@ -71,7 +71,7 @@ class ShardDataset(IterableDataset[Sample]):
         self._socket = socket_path(socket)
         self._explicit_ranks = explicit_ranks(rank, world_size)
         self._parent_ranks: Ranks | None = None
-        self._timeout_s = timeout_s
+        self._patience = Patience(timeout_s)
         self._epoch = SharedEpoch()
         self._idle: list[Session] = []  # at most one: its plan of the next epoch is worked on between epochs
         patterns = [urls] if isinstance(urls, str) else urls
@@ -128,7 +128,7 @@ class ShardDataset(IterableDataset[Sample]):
             if session.reader == reader:
                 return session
             session.close()
-        return Session(self._socket, reader, self._timeout_s)
+        return Session(self._socket, reader, self._patience)
 
     def _keep(self, session: Session) -> None:
         if self._idle:

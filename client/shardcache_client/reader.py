@@ -33,7 +33,9 @@ class ShardReader:
         self.url = url
         try:
             self._index = TarIndex.open(index_path)
-            self._map = _map(path)
+            self._map = _map(path, self._index.header["size_bytes"])
+        except CorruptShardError as exn:
+            raise CorruptShardError(exn.message, url=url) from exn
         except OSError as exn:
             raise CacheDirError(
                 f"this process cannot read {exn.filename or path} ({exn.strerror})",
@@ -41,10 +43,6 @@ class ShardReader:
                 remedy="in a container, mount the cache folder at the same path as the daemon has it; "
                 "outside, let the user be a member of the folder's group",
             ) from exn
-        if len(self._map) != self._index.header["size_bytes"]:
-            size_bytes = len(self._map)
-            self.close()
-            raise CorruptShardError(f"{path} has {size_bytes} bytes, its index says otherwise", url=url)
 
     def __repr__(self) -> str:
         return f"ShardReader({self.url!r}, samples={len(self)}, closed={self._map.closed})"
@@ -92,7 +90,7 @@ class ShardReader:
         ends = zip(index.member_ends[start:], index.key_ends[start:], strict=True)
         for number, (next_member_end, next_key_end) in enumerate(ends, start):
             if number in index.faults:
-                raise SampleError(index.fault(number) or "", url=url)
+                raise _sample_error(index, number, url)
             sample: Sample = {"__key__": keys[key_end:next_key_end].decode("utf-8", "surrogateescape"), "__url__": url}
             for extension, first, end in islice(members, next_member_end - member_end):
                 sample[extension] = tar[first:end]
@@ -100,11 +98,23 @@ class ShardReader:
             member_end, key_end = next_member_end, next_key_end
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path, size_bytes: int) -> mmap.mmap:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        found_bytes = os.fstat(fd).st_size
+        if found_bytes != size_bytes:
+            raise CorruptShardError(f"{path} has {found_bytes} bytes instead of {size_bytes}")
+        mapped = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
     mapped.madvise(mmap.MADV_SEQUENTIAL)  # shards are mostly read from end to end, often from a cold disk
     return mapped
+
+
+def _sample_error(index: TarIndex, number: int, url: str) -> SampleError:
+    return SampleError(
+        index.fault(number) or "",
+        url=url,
+        remedy="write the shard again, its samples' members as plain files of different extensions; "
+        "until then an on_error handler can skip the sample",
+    )

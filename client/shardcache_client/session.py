@@ -19,12 +19,19 @@ log = logging.getLogger("shardcache")
 
 T = TypeVar("T")
 
-_FIRST_REPORT_S = 10.0
-_NEXT_REPORT_S = 60.0
 # A daemon that does not answer at once why a shard is late is late itself.
 _EXPLAIN_TIMEOUT_S = 5.0
 # A restart takes the daemon some two seconds: short enough to go on soon, long enough to be no load.
 _RECONNECT_PAUSE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for one shard, or for a daemon to come back; and when to say in the log that one waits."""
+
+    limit_s: float = 300.0
+    first_report_s: float = 10.0
+    next_report_s: float = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -45,14 +52,14 @@ class Lease:
 class Session:
     """What one reader has asked of the daemon, asked again of the next daemon when the connection breaks.
 
-    Every method that needs an answer raises NoDaemonError when no daemon gives one for `timeout_s`, and DaemonError
+    Every method that needs an answer raises NoDaemonError when no daemon gives one within its patience, and DaemonError
     when this user may not ask or the daemon speaks another protocol.
     """
 
-    def __init__(self, socket: Path, reader: Reader, timeout_s: float) -> None:
+    def __init__(self, socket: Path, reader: Reader, patience: Patience) -> None:
         self.reader = reader
         self._socket = socket
-        self._timeout_s = timeout_s
+        self._patience = patience
         self._connection: Connection | None = None
         self._plan: Plan | None = None
         self._declared: Plan | None = None  # the plan that the present connection knows
@@ -65,7 +72,7 @@ class Session:
     def declare(self, plan: Plan) -> None:
         """Tell the daemon what will be read. Every lease of an earlier plan must be over."""
         self._plan = plan
-        self._insist(time.monotonic() + self._timeout_s, lambda connection: None)
+        self._insist(time.monotonic() + self._patience.limit_s, lambda connection: None)
 
     def lease(self, position: int) -> Lease:
         """Ask for the shard at a position of the plan, without waiting for it."""
@@ -77,8 +84,8 @@ class Session:
     def wait(self, lease: Lease) -> Leased:
         """Return where the shard lies, once it is there.
 
-        While it is not, a line says so in the log after 10 s and then once a minute. Raises ShardTimeoutError after
-        `timeout_s`, and the error that the daemon met when it fetched the shard; the lease is then over.
+        While it is not, a line in the log says so and why. Raises ShardTimeoutError when patience ends, and the
+        error that the daemon met when it fetched the shard; the lease is then over.
         """
         try:
             leased = self._wait(lease)
@@ -94,7 +101,7 @@ class Session:
 
     def _wait(self, lease: Lease) -> Leased:
         start_s = time.monotonic()
-        deadline_s, report_s = start_s + self._timeout_s, start_s + _FIRST_REPORT_S
+        deadline_s, report_s = start_s + self._patience.limit_s, start_s + self._patience.first_report_s
         while True:
             answer = self._insist(deadline_s, partial(_answer, lease=lease, until_s=min(report_s, deadline_s)))
             if answer is not None:
@@ -103,7 +110,7 @@ class Session:
             if time.monotonic() >= deadline_s:
                 raise self._timeout(lease, reason)
             log.warning("waiting for %s since %.0f s: %s", self._url(lease), time.monotonic() - start_s, reason)
-            report_s = time.monotonic() + _NEXT_REPORT_S
+            report_s = time.monotonic() + self._patience.next_report_s
 
     def release(self, lease: Lease) -> None:
         """Give a shard back that `wait` returned."""
@@ -123,7 +130,7 @@ class Session:
 
     def _timeout(self, lease: Lease, reason: str) -> ShardTimeoutError:
         return ShardTimeoutError(
-            f"did not come within {self._timeout_s:g} s: {reason}",
+            f"did not come within {self._patience.limit_s:g} s: {reason}",
             url=self._url(lease),
             remedy="mend that cause (`shardcache status` shows the transfers), or raise ShardDataset's timeout_s",
         )

@@ -76,19 +76,22 @@ class WebSocket:
 
     def send(self, message: bytes) -> None:
         """Send one text message."""
-        if self._protocol.state is not State.OPEN:
-            raise ConnectionResetError("the connection is closed")
+        self._check_open()
         self._protocol.send_text(message)
         self._flush()
 
     def receive(self, deadline_s: float) -> bytes | None:
         """Return the next message, or None when none came until the deadline (of `time.monotonic`)."""
         while not self._messages:
-            if self._protocol.state is not State.OPEN:
-                raise ConnectionResetError("the daemon closed the connection")
+            self._check_open()
             if not self._pump(deadline_s):
                 return None
         return self._messages.pop(0)
+
+    def _check_open(self) -> None:
+        if self._protocol.state is not State.OPEN:
+            self._socket.close()
+            raise ConnectionResetError("it was closed at the other end")
 
     def close(self) -> None:
         """Say goodbye if possible, and close; the other side's answer is not waited for."""

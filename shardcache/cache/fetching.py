@@ -118,7 +118,7 @@ class Fetcher:
         try:
             await self._reserve(reservation, transfer, obj)
             partial = await asyncio.to_thread(Partial.open, self._store.layout, obj, self._part_bytes)
-            reservation.written(reservation.unwritten_bytes)
+            reservation.written(min(reservation.unwritten_bytes, obj.size_bytes))
             return await self._download(reservation, transfer, origin, partial)
         except PostponedError:
             self._leave_parts(key, reservation)
@@ -134,11 +134,12 @@ class Fetcher:
 
     async def _reserve(self, reservation: Reservation, transfer: Transfer, obj: RemoteObject) -> None:
         transfer.stage = Stage.SPACE
-        self._room.check_possible(obj.size_bytes, obj.url)
-        wanted_bytes = obj.size_bytes - reservation.size_bytes
+        whole_bytes = obj.size_bytes + _allowance_bytes(obj.size_bytes)
+        self._room.check_possible(whole_bytes, obj.url)
+        wanted_bytes = max(0, whole_bytes - reservation.size_bytes)
         while not await self._room.try_reserve(reservation, wanted_bytes, self._needed_in(transfer)):
             if transfer.klass is Class.PLANNED:
-                self._names.learn_size(transfer.name, obj.size_bytes)
+                self._names.learn_size(transfer.name, whole_bytes)
                 raise PostponedError
             await self._room.changed.wait()
 
@@ -149,7 +150,7 @@ class Fetcher:
         )
         transfer.stage = Stage.DISK
         tar = await self._plain_tar(reservation, partial)
-        facts = await self._index(partial, tar)
+        facts = await self._index(reservation, partial, tar)
         layout = self._store.layout
         shard = await self._store.publish(partial.key, tar.path, layout.in_progress(partial.key, SIDECAR), facts)
         reservation.close(kept_bytes=shard.kept_bytes)
@@ -180,7 +181,7 @@ class Fetcher:
             await self._room.changed.wait()  # for a reader to be done with its shard
         reservation.written(size_bytes)
 
-    async def _index(self, partial: Partial, tar: Tar) -> Facts:
+    async def _index(self, reservation: Reservation, partial: Partial, tar: Tar) -> Facts:
         obj = partial.obj
         facts = Facts(
             url=obj.url,
@@ -193,8 +194,16 @@ class Fetcher:
         )
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
         require_end = self._origins.rule(obj.url).require_end
-        header = await self._indexers.run(index_shard, tar.path, sidecar, facts.to_json(), obj.url, require_end)
-        return Facts.from_json(header)
+        allowed_bytes = _allowance_bytes(obj.size_bytes)
+        while True:
+            indexed = await self._indexers.run(
+                index_shard, tar.path, sidecar, facts.to_json(), obj.url, require_end, allowed_bytes
+            )
+            if indexed.written:
+                return Facts.from_json(indexed.header)
+            # So many tiny samples are rare enough to be walked twice.
+            await self._grow(reservation, indexed.sidecar_bytes - allowed_bytes, obj.url)
+            allowed_bytes = indexed.sidecar_bytes
 
     def _leave_parts(self, key: str, reservation: Reservation) -> None:
         """Keep the finished parts, as long as there is space, for whoever asks for the shard next."""
@@ -207,3 +216,8 @@ class Fetcher:
         if transfer.klass is Class.WAITING:
             return 0
         return self._timeline.next_use(transfer.name) if transfer.klass is Class.PLANNED else NEVER
+
+
+def _allowance_bytes(size_bytes: int) -> int:
+    """Return the space that is set aside for a shard's sidecar and journal before their sizes are known."""
+    return size_bytes // 32 + 64 * 1024

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,6 +15,8 @@ from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_js
 from shardcache.protocol import socket_path
 
 Json = dict[str, Any]
+# Close it, as with `contextlib.aclosing`: whoever stops reading early gives the connection back by that.
+Lines = AsyncGenerator[Json, None]
 
 
 class AdminClient:
@@ -51,15 +53,15 @@ class AdminClient:
         """Remove what matches from the cache; return what went, what stayed and why."""
         return await self._json("POST", "/v1/evict", json={"urls": urls})
 
-    def shards(self, prefix: str) -> AsyncIterator[Json]:
+    def shards(self, prefix: str) -> Lines:
         """Yield the cached shards whose url starts with `prefix`."""
         return self._lines("GET", "/v1/shards", params={"prefix": prefix})
 
-    def warm(self, urls: list[str]) -> AsyncIterator[Json]:
+    def warm(self, urls: list[str]) -> Lines:
         """Yield events until every shard of `urls` is in the cache or has failed."""
         return self._until_done("/v1/warm", {"urls": urls})
 
-    def verify(self, prefix: str) -> AsyncIterator[Json]:
+    def verify(self, prefix: str) -> Lines:
         """Yield events until every cached shard below `prefix` was read again."""
         return self._until_done("/v1/verify", {"prefix": prefix})
 
@@ -68,15 +70,16 @@ class AdminClient:
             answer: Json = await response.json()
             return answer
 
-    async def _lines(self, method: str, path: str, **options: Any) -> AsyncIterator[Json]:
+    async def _lines(self, method: str, path: str, **options: Any) -> Lines:
         async with self._request(method, path, **options) as response:
             async for line in response.content:
                 yield json.loads(line)
 
-    async def _until_done(self, path: str, body: Json) -> AsyncIterator[Json]:
+    async def _until_done(self, path: str, body: Json) -> Lines:
         event: Json = {}
-        async for event in self._lines("POST", path, json=body):
-            yield event
+        async with aclosing(self._lines("POST", path, json=body)) as events:
+            async for event in events:
+                yield event
         if event.get("event") != "done":
             raise NoDaemonError("the daemon stopped before it was done", url=str(self.socket))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 async def _ls(prefix: str, socket: Path | None, as_json: bool) -> None:
     from shardcache.cli.client import AdminClient
 
-    async with AdminClient(socket) as daemon:
-        rows = daemon.shards(prefix)
+    async with AdminClient(socket) as daemon, aclosing(daemon.shards(prefix)) as rows:
         if as_json:
             async for row in rows:
                 print_json(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ async def _verify(prefix: str, socket: Path | None, as_json: bool) -> int:
     """Return how many shards were corrupt."""
     from shardcache.cli.client import AdminClient
 
-    async with AdminClient(socket) as daemon:
-        show = _print_events if as_json else _show_events
-        return await show(daemon.verify(prefix))
+    show = _print_events if as_json else _show_events
+    async with AdminClient(socket) as daemon, aclosing(daemon.verify(prefix)) as events:
+        return await show(events)
 
 
 async def _print_events(events: AsyncIterator[dict[str, Any]]) -> int:

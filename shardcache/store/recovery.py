@@ -75,7 +75,8 @@ def find_leftovers(layout: Layout) -> list[Leftover]:
 
 def interrupted(part: Path) -> Leftover:
     """Return a download that may be gone on with. Blocks."""
-    return Leftover(part.stem, (part, part.with_suffix(JOURNAL)), size_or_zero(part))
+    paths = (part, part.with_suffix(JOURNAL))
+    return Leftover(part.stem, paths, sum(map(size_or_zero, paths)))
 
 
 def quarantined(tar: Path) -> Leftover:

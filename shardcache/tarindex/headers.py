@@ -36,9 +36,9 @@ def parse_header(block: bytes) -> Header:
     name, size, checksum, kind, prefix = _FIELDS.unpack(block)
     # The checksum is the sum of all bytes, its own field taken as blanks. Adler-32's low half is one more than the
     # plain sum, modulo 65521, and some 20 times as fast as sum().
-    adler = adler32(block[156:], adler32(block[:148])) & 0xFFFF
-    total = parse_number(checksum) - 255
-    if adler != total % 65521 and adler != (total + 256 * _high_bytes(block)) % 65521:
+    adler = adler32(block) & 0xFFFF
+    expected = parse_number(checksum) + sum(checksum) - 8 * 0x20 + 1
+    if adler != expected % 65521 and adler != (expected + 256 * _high_bytes(block)) % 65521:
         raise ValueError("its checksum does not match")
     size_bytes = parse_number(size)
     if size_bytes < 0:

@@ -58,8 +58,8 @@ class _Counts:
         return _PROLOGUE.size + self.header_bytes + _CRC.size + sum(self.table_sizes())
 
 
-def write(path: Path, header: dict[str, Any], samples: Samples) -> None:
-    """Write a sidecar and flush it to the disk. Blocks.
+def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int | None = None) -> int:
+    """Write a sidecar and flush it to the disk, unless it is larger than `limit_bytes`; return its size. Blocks.
 
     Args:
         header: what `read_header` will return; its `size_bytes` is the size of the tar.
@@ -79,12 +79,15 @@ def write(path: Path, header: dict[str, Any], samples: Samples) -> None:
         key_bytes=len(samples.keys),
         extension_bytes=sum(map(len, names)),
     )
+    if limit_bytes is not None and counts.file_bytes() > limit_bytes:
+        return counts.file_bytes()
     head = _PROLOGUE.pack(_MAGIC, *astuple(counts), zlib.crc32(tables)) + header_json
     with open(path, "wb") as file:
         file.write(head + _CRC.pack(zlib.crc32(head)))
         file.write(tables)
         file.flush()
         os.fsync(file.fileno())
+    return counts.file_bytes()
 
 
 def _tables(samples: Samples, names: list[bytes]) -> list[bytes | bytearray]:

@@ -37,6 +37,8 @@ class Daemon:
         self._cache_dir = cache_dir
         self._capacity = capacity
         self._env = {**os.environ, **(env or {})}
+        # An installed package has its bytecode beside it; a checkout is to start like one.
+        self._env.pop("PYTHONDONTWRITEBYTECODE", None)
         self._stack = ExitStack()
 
     def __repr__(self) -> str:

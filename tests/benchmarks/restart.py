@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ SHARDS = 100_000
 
 _PART_BYTES = 8 * 1024 * 1024
 _SAMPLES = 8
+_WRITERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,17 @@ def make_shards(layout: Layout, count: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     samples = _index(layout.root / "prototype.tar")
     source = random.Random(0)
-    for number in range(count):
-        facts = _facts(number, source)
+
+    def make(facts: Facts) -> None:
         key = shard_key(facts.url, facts.version)
         tarindex.write(layout.sidecar(key), facts.to_json(), samples)
         with layout.tar(key).open("wb") as tar:
             tar.truncate(facts.size_bytes)
+
+    # Each sidecar is flushed to the disk; many at a time share the wait.
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        for _ in pool.map(make, (_facts(number, source) for number in range(count))):
+            pass
 
 
 def _facts(number: int, source: random.Random) -> Facts:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from support.cli import Ran, clean_environment, shardcache
 from support.daemon import Daemon
+from support.tars import make_tar, random_samples
 
 
 def refused(folder: Path, *args: str | Path, config: str = "") -> Ran:
@@ -64,32 +62,73 @@ def test_missing_config_file_is_a_usage_error(tmp_path: Path) -> None:
     assert ran.code == 2 and str(tmp_path / "none.toml") in ran.err
 
 
-def test_socket_in_use_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+def test_socket_in_use_is_refused(tmp_path: Path) -> None:
     """A second daemon at the same socket exits 1 and leaves the first one alone."""
-    ran = shardcache("serve", "--socket", daemon.socket, "--cache-dir", tmp_path / "other")
-    assert ran.code == 1 and str(daemon.socket) in ran.err
-    assert shardcache("status", socket=daemon.socket).code == 0
+    with Daemon(tmp_path) as daemon:
+        ran = shardcache("serve", "--socket", daemon.socket, "--cache-dir", tmp_path / "other")
+        assert ran.code == 1 and str(daemon.socket) in ran.err
+        assert shardcache("status", socket=daemon.socket).code == 0
 
 
-def test_cache_dir_in_use_is_refused(daemon: Daemon, tmp_path: Path) -> None:
+def test_cache_dir_in_use_is_refused(tmp_path: Path) -> None:
     """Two daemons never share a cache folder: each would evict what the other serves."""
-    ran = refused(tmp_path, "--cache-dir", daemon.cache_dir)
-    assert ran.code == 1 and str(daemon.cache_dir) in ran.err
+    with Daemon(tmp_path) as daemon:
+        ran = shardcache("serve", "--socket", tmp_path / "other.sock", "--cache-dir", daemon.cache_dir)
+        assert ran.code == 1 and str(daemon.cache_dir) in ran.err
+        assert shardcache("status", socket=daemon.socket).code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_signal_drains_and_exits_0(number: signal.Signals, daemon: Daemon) -> None:
+def test_signal_drains_and_exits_0(number: signal.Signals, tmp_path: Path) -> None:
     """Service managers and Ctrl-C end the daemon in order: exit 0, and its socket is gone."""
-    daemon.process.send_signal(number)
-    assert daemon.process.wait() == 0
-    assert not daemon.socket.exists()
+    where = ("--socket", str(tmp_path / "s.sock"), "--cache-dir", str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "shardcache", "serve", *where]
+    with subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("ready" in line for line in process.stderr)
+        process.send_signal(number)
+        assert process.wait() == 0
+    assert not (tmp_path / "s.sock").exists()
 
 
-def test_shard_larger_than_the_capacity_is_refused(bucket: Bucket, tmp_path: Path) -> None:
-    """A shard that can never fit is an error that names it and both sizes' remedy; the daemon goes on."""
-    url = bucket.put("big.tar", make_tar(random_samples(200)))
-    with running(tmp_path, bucket, "--capacity", "150kB") as daemon:
-        ran = shardcache("warm", "--json", url, socket=daemon.socket)
-        assert ran.code == 1
-        assert errors(ran)[0]["code"] == "capacity" and "--capacity" in errors(ran)[0]["remedy"]
-        assert shardcache("status", socket=daemon.socket).code == 0
+def test_shard_larger_than_the_capacity_is_refused(tmp_path: Path) -> None:
+    """A shard that can never fit is an error with a remedy, and the daemon goes on to serve one that does."""
+    (tmp_path / "big.tar").write_bytes(make_tar(random_samples(500)))
+    (tmp_path / "small.tar").write_bytes(make_tar(random_samples(5)))
+    with Daemon(tmp_path, capacity="400kB") as daemon:
+        ran = shardcache("warm", "--json", f"file://{tmp_path}/big.tar", socket=daemon.socket)
+        assert ran.code == 1 and ran.events[-1]["error"]["code"] == "capacity"
+        assert "--capacity" in ran.events[-1]["error"]["remedy"]
+        assert shardcache("warm", f"file://{tmp_path}/small.tar", socket=daemon.socket).code == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a filesystem of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "shardcache-test", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mount.returncode:
+        pytest.skip(f"cannot mount a small filesystem here: {mount.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_full_disk_fails_the_shard_and_not_the_daemon(small_disk: Path, tmp_path: Path) -> None:
+    """Where the disk is smaller than the capacity says, warming fails with a remedy; what is cached stays served."""
+    (tmp_path / "big.tar").write_bytes(make_tar(random_samples(6_000)))
+    (tmp_path / "small.tar").write_bytes(make_tar(random_samples(5)))
+    small, big = (f"file://{tmp_path}/{name}.tar" for name in ("small", "big"))
+    with Daemon(tmp_path, "--cache-dir", str(small_disk / "cache")) as daemon:
+        assert shardcache("warm", small, socket=daemon.socket).code == 0
+        ran = shardcache("warm", "--json", big, socket=daemon.socket)
+        assert ran.code == 1 and ran.events[0]["event"] == "resolved"
+        failed = [event["error"] for event in ran.events if event["event"] == "error"]
+        assert [error["code"] for error in failed] == ["disk_full"] and "--capacity" in failed[0]["remedy"]
+        assert [shard["url"] for shard in daemon.shards()] == [small]
+        assert shardcache("verify", socket=daemon.socket).code == 0

@@ -29,7 +29,7 @@ async def publish(store: Store, url: str, *, version: str = '"1"', samples: int 
     tar.write_bytes(data)
     crcs = tuple(checksums.crc32c(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES))
     facts = Facts(url, version, len(data), len(data), PIECE_BYTES, crcs, samples=0)
-    header = index_shard(tar, sidecar, facts.to_json(), url, True)
-    shard = await store.publish(key, tar, sidecar, Facts.from_json(header))
+    indexed = index_shard(tar, sidecar, facts.to_json(), url, True, allowed_bytes=len(data))
+    shard = await store.publish(key, tar, sidecar, Facts.from_json(indexed.header))
     store.space.kept_bytes += shard.kept_bytes
     return shard

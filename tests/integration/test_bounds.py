@@ -1,0 +1,102 @@
+"""The cache never holds more than it may, whoever asks for however much."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shardcache_client import ShardDataset
+from support.daemon import Daemon
+from support.tars import write_shards
+
+SHARDS = 12
+SAMPLES = 10
+SIZES = {"bin": 40_000}
+SHARD_BYTES = 500_000  # one shard, and what is set aside for its sidecar
+
+
+def kept_bytes(daemon: Daemon) -> int:
+    """Return what the files of the cache's shards take, published and arriving, at one moment."""
+    folders = [daemon.cache_dir / name for name in ("shards", "partial", "quarantine")]
+    daemon.pause()
+    try:
+        return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    finally:
+        daemon.go_on()
+
+
+@contextmanager
+def watched(daemon: Daemon, seen_bytes: list[int]) -> Iterator[None]:
+    """Note how much lies on disk, again and again, while the block runs."""
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.01):
+            seen_bytes.append(kept_bytes(daemon))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("room", [1, 3])
+def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, room: int) -> None:
+    """Two readers in different orders get every sample from a cache of a few shards, and its bound holds throughout."""
+    (tmp_path / "data").mkdir()
+    write_shards(tmp_path / "data", SHARDS, SAMPLES, SIZES)
+    capacity_bytes = room * SHARD_BYTES
+    keys: dict[str, list[str]] = {"a": [], "b": []}
+    seen_bytes: list[int] = []
+    with Daemon(tmp_path, capacity=str(capacity_bytes)) as daemon:
+
+        def read(job: str, seed: int) -> None:
+            urls = f"file://{tmp_path}/data/"
+            dataset = ShardDataset(urls, shuffle=True, seed=seed, job=job, socket=daemon.socket)
+            keys[job] += [sample["__key__"] for sample in dataset]
+
+        threads = [threading.Thread(target=read, args=(job, seed)) for seed, job in enumerate(keys)]
+        with watched(daemon, seen_bytes):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        status = daemon.status()
+    wanted = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+    assert sorted(keys["a"]) == sorted(keys["b"]) == wanted
+    assert status["cache"]["used_bytes"] <= capacity_bytes
+    assert max(seen_bytes) <= capacity_bytes
+    assert status["counters"]["evictions"] >= SHARDS - room
+
+
+def test_a_shard_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -> None:
+    """The reader learns both sizes and what to do; nothing is fetched and nothing is evicted for it."""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "large").mkdir()
+    small = write_shards(tmp_path / "small", 1, 1, {"bin": 1000})[0]
+    write_shards(tmp_path / "large", 1, SAMPLES, SIZES)
+    with Daemon(tmp_path, capacity="200kB") as daemon:
+        assert len(list(ShardDataset(f"file://{small}", socket=daemon.socket))) == 1
+        before = daemon.status()["counters"]["origin_bytes"]
+        with pytest.raises(Exception, match="the whole cache holds 200000") as caught:
+            list(ShardDataset(f"file://{tmp_path}/large/", socket=daemon.socket))
+        assert getattr(caught.value, "code", None) == "capacity"
+        assert daemon.status()["counters"]["origin_bytes"] == before
+        assert daemon.status()["cache"]["shards"] == 1
+
+
+def test_warming_more_than_fits_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    """Warming a dataset that cannot stay would fetch it only to throw it away."""
+    write_shards(tmp_path, SHARDS, SAMPLES, SIZES)
+    with Daemon(tmp_path, capacity=str(5 * SHARD_BYTES)) as daemon:
+        answer = json.loads(daemon.request("POST", "/v1/warm", {"urls": [f"file://{tmp_path}/shard-*.tar"]}))
+        assert answer["error"]["code"] == "capacity"
+        assert daemon.status()["counters"]["origin_bytes"] == 0

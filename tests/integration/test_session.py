@@ -1,0 +1,212 @@
+"""A reading process's connection, message by message, against a real daemon."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
+from shardcache_client.websocket import WebSocket
+from support.daemon import Daemon, eventually
+from support.tars import write_shards
+
+SHARDS = 4
+LIMIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for the module."""
+    with Daemon(tmp_path_factory.mktemp("d")) as running:
+        yield running
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> list[str]:
+    """Shards that no other test has seen."""
+    return [f"file://{path}" for path in write_shards(tmp_path, SHARDS, 10)]
+
+
+class Session:
+    """A connection that has said hello."""
+
+    def __init__(self, daemon: Daemon, job: str = "job", **hello: Any) -> None:
+        self._socket = WebSocket(daemon.socket, SESSION_PATH, LIMIT_S)
+        first = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "test", "job": job}
+        self.send(**{**first, **hello})
+        self.welcome = self.receive()
+        self._id = 0
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._socket.close()
+
+    def send(self, **message: Any) -> None:
+        """Send one message."""
+        self._socket.send(json.dumps(message).encode())
+
+    def send_text(self, text: str) -> None:
+        """Send anything."""
+        self._socket.send(text.encode())
+
+    def receive(self) -> dict[str, Any]:
+        """Return the next message."""
+        message = self._socket.receive(time.monotonic() + LIMIT_S)
+        assert message is not None, "no answer"
+        answer: dict[str, Any] = json.loads(message)
+        return answer
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Send a request and return its answer."""
+        self._id += 1
+        self.send(type=kind, id=self._id, **fields)
+        answer = self.receive()
+        assert answer["id"] == self._id
+        return answer
+
+    def plan(self, urls: list[str], order: list[int], following: list[int] = []) -> dict[str, Any]:  # noqa: B006
+        """Declare a plan of shards of unknown version."""
+        shards = [[url, None, None, None] for url in urls]
+        return self.ask("plan", epoch=0, shards=shards, order=order, next=following)
+
+
+def leases(daemon: Daemon, url: str) -> int:
+    """Return how many readers hold a shard."""
+    return next((int(shard["leases"]) for shard in daemon.shards() if shard["url"] == url), 0)
+
+
+def test_a_planned_shard_is_leased_and_given_back(daemon: Daemon, urls: list[str]) -> None:
+    """A lease names whole files that are there; it counts until it is released."""
+    with Session(daemon) as session:
+        assert session.plan(urls, [2, 0])["type"] == "ok"
+        leased = session.ask("lease", position=0)
+        assert (leased["type"], leased["url"], leased["samples"]) == ("leased", urls[2], 10)
+        assert Path(leased["path"]).read_bytes() == Path(urls[2].removeprefix("file://")).read_bytes()
+        assert Path(leased["index_path"]).exists()
+        assert leases(daemon, urls[2]) == 1
+        session.send(type="release", lease=leased["lease"])
+        assert session.ask("lease", position=1)["url"] == urls[0]
+        assert leases(daemon, urls[2]) == 0
+
+
+def test_leases_end_with_the_connection(daemon: Daemon, urls: list[str]) -> None:
+    """A reader that goes without a word leaves nothing behind."""
+    with Session(daemon, job="vanishing") as session:
+        session.plan(urls, [0, 1])
+        session.ask("lease", position=0)
+        session.ask("lease", position=1)
+    eventually(lambda: leases(daemon, urls[0]) + leases(daemon, urls[1]) == 0)
+    jobs = {job["name"]: job for job in daemon.status()["jobs"]}
+    assert jobs["vanishing"]["sessions"] == 0
+
+
+def test_a_declared_plan_is_fetched_without_being_asked_for(daemon: Daemon, urls: list[str]) -> None:
+    """Fetching ahead needs nothing but the plan, the next epoch's part included."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 1], [3])
+        cached = {urls[0], urls[1], urls[3]}
+        eventually(lambda: cached <= {shard["url"] for shard in daemon.shards()})
+        assert urls[2] not in {shard["url"] for shard in daemon.shards()}
+
+
+def test_one_shard_crosses_the_network_once(daemon: Daemon, urls: list[str]) -> None:
+    """Readers that ask at the same time share one transfer."""
+    before = daemon.status()["counters"]["origin_bytes"]
+    sessions = [Session(daemon, job=f"job{number}") for number in range(5)]
+    for session in sessions:
+        session.send(type="plan", id=1, epoch=0, shards=[[urls[0], None, None, None]], order=[0], next=[])
+    for session in sessions:
+        session.send(type="lease", id=2, position=0)
+    for session in sessions:
+        assert session.receive()["type"] == "ok"
+        assert session.receive()["type"] == "leased"
+        session.__exit__()
+    size_bytes = Path(urls[0].removeprefix("file://")).stat().st_size
+    assert daemon.status()["counters"]["origin_bytes"] - before == size_bytes
+
+
+def test_a_shard_in_use_is_not_evicted(daemon: Daemon, urls: list[str]) -> None:
+    """Evict says what stayed and why; once given back, it goes."""
+    with Session(daemon) as session:
+        session.plan(urls, [0])
+        session.ask("lease", position=0)
+        answer = json.loads(daemon.request("POST", "/v1/evict", {"urls": [urls[0]]}))
+        assert answer["kept"] == [{"url": urls[0], "reason": "in use by 1 reader(s)"}]
+    eventually(lambda: leases(daemon, urls[0]) == 0)
+    assert json.loads(daemon.request("POST", "/v1/evict", {"urls": [urls[0]]}))["evicted"] == [urls[0]]
+
+
+def test_a_missing_shard_is_a_typed_error(daemon: Daemon, urls: list[str]) -> None:
+    """The reader learns which url, and the session goes on."""
+    missing = urls[0].replace("000000", "999999")
+    with Session(daemon) as session:
+        session.plan([missing, urls[1]], [0, 1])
+        error = session.ask("lease", position=0)["error"]
+        assert (error["code"], error["url"]) == ("not_found", missing)
+        assert session.ask("lease", position=1)["type"] == "leased"
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ({"type": "lease", "id": 7, "position": "first"}, "position"),
+        ({"type": "lease", "id": 7, "position": 99}, "no position 99"),
+        ({"type": "lease", "id": 7, "position": True}, "position"),
+        ({"type": "plan", "id": 7, "shards": [["url"]], "order": [], "next": []}, "a shard is"),
+        ({"type": "plan", "id": 7, "shards": [], "order": [0], "next": []}, "indices"),
+        ({"type": "resolve", "id": 7, "urls": [1]}, "strings"),
+        ({"type": "dance", "id": 7}, "unknown message"),
+        ({"type": "lease"}, "'id'"),
+        ({"type": "release", "lease": 10**9}, "no lease"),
+    ],
+)
+def test_nonsense_is_refused_and_the_session_goes_on(
+    daemon: Daemon, urls: list[str], message: dict[str, Any], complaint: str
+) -> None:
+    """Whatever a client sends, it gets a typed answer, and its next request is served."""
+    with Session(daemon) as session:
+        session.plan(urls, [0])
+        session.send(**message)
+        answer = session.receive()
+        assert answer["type"] == "error"
+        assert answer["error"]["code"] == "protocol"
+        assert complaint in answer["error"]["message"]
+        assert session.ask("lease", position=0)["type"] == "leased"
+
+
+def test_text_that_is_no_json_is_refused(daemon: Daemon) -> None:
+    """Deeply nested or malformed text costs an error, not the daemon."""
+    with Session(daemon) as session:
+        for text in ("{", "[]", "[" * 100_000):
+            session.send_text(text)
+            assert session.receive()["error"]["code"] == "protocol"
+    assert json.loads(daemon.request("GET", "/v1/health")) == {"status": "ok"}
+
+
+def test_another_version_is_turned_away(daemon: Daemon) -> None:
+    """A client of another protocol is told both versions and what to do."""
+    with Session(daemon, protocol=PROTOCOL_VERSION + 1) as session:
+        error = session.welcome["error"]
+    assert error["code"] == "version_mismatch"
+    assert str(PROTOCOL_VERSION + 1) in error["message"] and error["remedy"]
+
+
+def test_stall_is_counted_only_while_nothing_can_be_read(daemon: Daemon, urls: list[str]) -> None:
+    """Asking for the next shard while one is held is no stall, however long it takes."""
+    with Session(daemon, job="steady") as session:
+        session.plan(urls, [0])
+        session.ask("lease", position=0)
+        waited_s = next(job for job in daemon.status()["jobs"] if job["name"] == "steady")["stall_s"]
+        missing = urls[0].replace("000000", "999999")
+        session.plan([urls[0], missing], [0, 1])
+        session.ask("lease", position=1)
+        job = next(job for job in daemon.status()["jobs"] if job["name"] == "steady")
+    assert job["stall_s"] == waited_s
+    assert (job["sessions"], job["shards_planned"]) == (1, 3)

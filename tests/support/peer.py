@@ -1,0 +1,78 @@
+"""The other end of a session, played by a test: a WebSocket server on a Unix socket that follows a script."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import ServerConnection, unix_serve
+
+from shardcache.protocol import PROTOCOL_VERSION
+
+Json = dict[str, Any]
+WELCOME = {"type": "welcome", "protocol": PROTOCOL_VERSION, "version": "0.0.0", "cache_dir": "/nowhere"}
+
+
+class Peer:
+    """One connection as the script sees it."""
+
+    def __init__(self, websocket: ServerConnection, heard: list[Json]) -> None:
+        self.websocket = websocket
+        self.heard = heard
+
+    def hear(self) -> Json:
+        """Return the next message, and note it in `heard`."""
+        message: Json = json.loads(self.websocket.recv())
+        self.heard.append(message)
+        return message
+
+    def say(self, **message: Any) -> None:
+        """Send a message."""
+        self.websocket.send(json.dumps(message))
+
+    def welcome(self) -> None:
+        """Hear hello and answer it."""
+        self.hear()
+        self.say(**WELCOME)
+
+    def grant(self, lease: int, **fields: Any) -> None:
+        """Hear one request and answer it as a granted lease."""
+        place = {"url": "s3://bucket/a.tar", "path": "/nowhere.tar", "index_path": "/nowhere.idx"}
+        self.say(type="leased", id=self.hear()["id"], lease=lease, **(place | fields))
+
+    def stay(self) -> None:
+        """Hear whatever still comes, until the other side leaves."""
+        while True:
+            self.hear()
+
+
+Script = Callable[[Peer], None]
+
+
+@contextmanager
+def scripted(path: Path, *scripts: Script) -> Iterator[list[Json]]:
+    """Serve: the first connection gets the first script, and so on; a script's end closes its connection.
+
+    Yields the messages heard, in order; they are complete when the block is left.
+    """
+    heard: list[Json] = []
+    turns = iter(scripts)
+
+    def handle(websocket: ServerConnection) -> None:
+        with suppress(ConnectionClosed):  # the client may leave in the middle of the script
+            next(turns)(Peer(websocket, heard))
+
+    with unix_serve(handle, str(path)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield heard
+        finally:
+            server.shutdown()
+            thread.join()
+    path.unlink()

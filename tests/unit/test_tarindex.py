@@ -1,0 +1,288 @@
+"""The walk over a tar's headers, against the standard library's tarfile, and what it says of damaged files."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tars import make_tar, pack, random_samples, special
+
+from shardcache.errors import CorruptShardError, NotATarError, ShardError, TruncatedShardError
+from shardcache.tarindex import index_tar
+from shardcache.tarindex.headers import parse_pax
+from shardcache.tarindex.members import Tar
+
+URL = "s3://bucket/train-000000.tar"
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+SMALL = [{"__key__": f"{number}", "jpg": b"x" * 700, "cls": b"1"} for number in range(3)]
+LONG_NAME = "folder/" * 40 + "000001.jpg"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a test puts its tar."""
+    return tmp_path / "shard.tar"
+
+
+def spans(path: Path) -> list[tuple[str, int, int]]:
+    """Name, first byte and end of each regular file, as the index walks them."""
+    with open(path, "rb") as file:
+        tar = Tar(file.fileno(), URL, require_end=True)
+        return [(name.decode("utf-8", "surrogateescape"), start, end) for name, start, end, _ in tar]
+
+
+def stdlib_spans(path: Path) -> list[tuple[str, int, int]]:
+    """The same by the standard library."""
+    with tarfile.open(path, errorlevel=2) as tar:
+        return [(info.name, info.offset_data, info.offset_data + info.size) for info in tar if info.isreg()]
+
+
+def boundaries(data: bytes) -> list[int]:
+    """Offsets where a member ends and the next header, or the end-of-archive block, begins."""
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return [info.offset_data + (info.size + 511) // 512 * 512 for info in tar]
+
+
+def cuts(path: Path, data: bytes, stop: int) -> Iterator[int]:
+    """Leave the file with each number of bytes below `stop`, longest first."""
+    path.write_bytes(data[:stop])
+    for size_bytes in reversed(range(stop)):
+        os.truncate(path, size_bytes)
+        yield size_bytes
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_every_kind_of_member_is_passed_over_or_found_where_tarfile_finds_it(path: Path, format_: int) -> None:
+    """Links, folders, devices, fifos, contiguous and empty files shift no offset, in any format."""
+    members = [
+        (special("folder", tarfile.DIRTYPE), b""),
+        ("folder/a.jpg", b"a" * 1000),
+        (special("link.jpg", tarfile.SYMTYPE, "folder/a.jpg"), b""),
+        (special("hard.jpg", tarfile.LNKTYPE, "folder/a.jpg"), b""),
+        (special("null", tarfile.CHRTYPE), b""),
+        (special("queue", tarfile.FIFOTYPE), b""),
+        (special("old.cls", tarfile.AREGTYPE), b"old"),
+        (special("contiguous.cls", tarfile.CONTTYPE), b"next to each other"),
+        ("empty.cls", b""),
+        ("block.cls", b"b" * 512),
+    ]
+    path.write_bytes(pack(members, format=format_))
+    assert spans(path) == stdlib_spans(path)
+    assert [name for name, _, _ in spans(path)] == [
+        "folder/a.jpg", "old.cls", "contiguous.cls", "empty.cls", "block.cls",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("format_", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("name", [LONG_NAME, "é" * 60 + ".jpg", "\udcff" * 120 + ".jpg"])
+def test_long_names_are_read_whole(path: Path, format_: int, name: str) -> None:
+    """Names past the header's 100 bytes, also in no encoding, come out as tarfile gives them."""
+    link = special("link" * 50, tarfile.SYMTYPE, "target" * 50)
+    path.write_bytes(pack([("1.jpg", b"1"), (link, b""), (name, b"22"), ("3.jpg", b"333")], format=format_))
+    assert [found for found, _, _ in spans(path)] == ["1.jpg", name, "3.jpg"]
+    assert spans(path) == stdlib_spans(path)
+
+
+def test_a_ustar_prefix_is_part_of_the_name(path: Path) -> None:
+    """USTAR splits names of up to 255 bytes over two fields."""
+    path.write_bytes(pack([("folder/" * 20 + "1.jpg", b"1")]))
+    assert [name for name, _, _ in spans(path)] == ["folder/" * 20 + "1.jpg"]
+
+
+def test_pax_records_hold_for_one_member_and_global_ones_for_the_rest(path: Path) -> None:
+    """A PAX path replaces the name of the next member alone; a global one that of all without their own."""
+    own = tarfile.TarInfo("short.jpg")
+    own.pax_headers = {"path": "given/by.pax", "comment": "of no interest"}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"path": "global.txt"}) as tar:
+        for info in (tarfile.TarInfo("1.jpg"), own, tarfile.TarInfo("2.jpg")):
+            tar.addfile(info)
+    path.write_bytes(buffer.getvalue())
+    assert [name for name, _, _ in spans(path)] == ["global.txt", "given/by.pax", "global.txt"]
+    assert spans(path) == stdlib_spans(path)
+
+
+@pytest.mark.parametrize("format_", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_and_offsets_beyond_8_gib(path: Path, format_: int) -> None:
+    """Base-256 sizes and PAX sizes: a 9 GiB member (a hole on disk) is passed over, what follows it is found."""
+    huge = tarfile.TarInfo("1.bin")
+    huge.size = 9 << 30
+    head = huge.tobuf(format_)
+    tail = pack([("2.bin", b"behind")], format=format_)
+    with open(path, "wb") as file:
+        file.write(head)
+        file.seek(len(head) + huge.size)
+        file.write(tail)
+    assert spans(path) == stdlib_spans(path)
+    assert [end - start for _, start, end in spans(path)] == [9 << 30, 6]
+
+
+def test_a_checksum_over_signed_bytes_is_right_too(path: Path) -> None:
+    """Some old tars summed signed characters; tarfile accepts that, and so does the index."""
+    data = bytearray(pack([("é.jpg", b"1")]))
+    signed = sum(byte - 256 if byte >= 128 else byte for byte in (*data[:148], *data[156:512])) + 8 * 32
+    data[148:156] = b"%06o\0 " % signed
+    path.write_bytes(data)
+    assert [name for name, _, _ in spans(path)] == ["é.jpg"]
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="needs GNU tar")
+@pytest.mark.parametrize("options", [["gnu"], ["pax", "0.0"], ["pax", "0.1"], ["pax", "1.0"]])
+def test_sparse_members_are_faults_and_disturb_no_other(tmp_path: Path, path: Path, options: list[str]) -> None:
+    """A sparse member's bytes lie nowhere in one piece: its sample says so, those around it are whole."""
+    (tmp_path / "1.jpg").write_bytes(b"before")
+    with open(tmp_path / "2.bin", "wb") as file:
+        for piece in range(40):  # more than the header's own table holds
+            file.seek(piece << 17)
+            file.write(b"data")
+    (tmp_path / "3.jpg").write_bytes(b"behind")
+    flags = [f"--{name}={value}" for name, value in zip(("format", "sparse-version"), options, strict=False)]
+    names = ["1.jpg", "2.bin", "3.jpg"]
+    subprocess.run(["tar", "--sparse", *flags, "-C", tmp_path, "-cf", path, *names], check=True)
+    samples = index_tar(path, URL)
+    assert path.stat().st_size < 1 << 20, "tar stored it whole: this filesystem has no holes"
+    assert len(samples) == 3
+    assert list(samples.faults) == [1]
+    data = path.read_bytes()
+    assert [data[start:end] for start, end in zip(samples.starts, samples.ends, strict=True)] == [b"before", b"behind"]
+
+
+def test_every_cut_is_noticed(path: Path) -> None:
+    """Cut at any byte, member boundaries included, a tar is refused with a typed error that names its url."""
+    data = make_tar(SMALL)
+    for size_bytes in cuts(path, data, boundaries(data)[-1] + 512):
+        with pytest.raises((TruncatedShardError, NotATarError)) as caught:
+            index_tar(path, URL)
+        assert caught.value.url == URL
+        assert isinstance(caught.value, TruncatedShardError) or 0 < size_bytes < 512
+
+
+def test_without_require_end_only_cuts_between_members_pass(path: Path) -> None:
+    """`require_end=False` forgives a missing end-of-archive block and nothing else."""
+    data = make_tar(SMALL)
+    passed = []
+    for size_bytes in cuts(path, data, boundaries(data)[-1] + 512):
+        try:
+            samples = index_tar(path, URL, require_end=False)
+        except ShardError:
+            continue
+        passed.append((size_bytes, len(samples.starts)))
+    assert passed == [(end, number) for number, end in enumerate(boundaries(data), 1)][::-1]
+
+
+def test_a_cut_at_a_member_boundary_says_how_it_is_judged(path: Path) -> None:
+    """The message tells a missing end from a torn member, and the remedy names the switch."""
+    data = make_tar(SMALL)
+    path.write_bytes(data[: boundaries(data)[2]])
+    with pytest.raises(TruncatedShardError, match="without an end-of-archive block") as caught:
+        index_tar(path, URL)
+    assert f"byte {boundaries(data)[2]}" in caught.value.message
+    assert "require_end" in caught.value.remedy
+    path.write_bytes(data[:600])
+    with pytest.raises(TruncatedShardError, match=r"ends at byte 600, inside the member '0\.jpg'"):
+        index_tar(path, URL)
+
+
+@pytest.mark.parametrize("format_", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_cuts_within_long_names_are_noticed(path: Path, format_: int) -> None:
+    """An extended header without its member is an error at every cut, and with zeros in the member's place."""
+    data = pack([("1.jpg", b"1"), (LONG_NAME, b"2")], format=format_)
+    second = boundaries(data)[0]
+    for size_bytes in cuts(path, data, boundaries(data)[-1]):
+        if size_bytes > second:
+            with pytest.raises(TruncatedShardError):
+                index_tar(path, URL, require_end=False)
+    header = len(data[second:].partition(b"folder")[0]) // 512 * 512 + 1024
+    path.write_bytes(data[: second + header] + bytes(1024))
+    with pytest.raises(CorruptShardError, match="long name"):
+        index_tar(path, URL)
+
+
+def test_what_follows_the_end_is_ignored(path: Path) -> None:
+    """The first block of zeros ends the archive, as for tarfile and WebDataset."""
+    path.write_bytes(make_tar(SMALL) + b"anything")
+    assert len(index_tar(path, URL)) == 3
+
+
+def test_any_flipped_header_byte_is_noticed(path: Path) -> None:
+    """A damaged first header is no tar; any later one is corrupt, at a byte that the message names."""
+    data = make_tar(SMALL)
+    second = boundaries(data)[0]
+    for at in range(512):
+        path.write_bytes(flipped(data, at))
+        with pytest.raises(NotATarError):
+            index_tar(path, URL)
+        path.write_bytes(flipped(data, second + at))
+        with pytest.raises(CorruptShardError, match=f"damaged at byte {second}:") as caught:
+            index_tar(path, URL)
+        assert caught.value.url == URL
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b"<?xml version='1.0'?><Error>" + b" " * 1000, "<?xml"),
+        (b"\x1f\x8b" + bytes(1000), "gzip data"),
+        (b"\x28\xb5\x2f\xfd" + b"z" * 1000, "zstd data"),
+        (b"short", "5 bytes"),
+    ],
+)
+def test_what_is_no_tar_is_told_apart(path: Path, content: bytes, hint: str) -> None:
+    """An error page, compressed data under a plain name, and a stub each get a message of their own."""
+    path.write_bytes(content)
+    with pytest.raises(NotATarError, match=hint.replace("?", r"\?")):
+        index_tar(path, URL)
+
+
+def test_an_empty_file_is_truncated_and_an_empty_archive_is_not(path: Path) -> None:
+    """Nothing at all is an upload that failed; blocks of zeros are a tar without members."""
+    path.write_bytes(b"")
+    with pytest.raises(TruncatedShardError, match="empty"):
+        index_tar(path, URL)
+    path.write_bytes(make_tar([]))
+    assert len(index_tar(path, URL)) == 0
+
+
+@pytest.mark.parametrize(
+    "payload", [b"no length\n", b"99 path=a\n", b"3 path=a\n", b"10 path=abc", b"999999999999 path=a\n", b"0 a=\n"]
+)
+def test_damaged_pax_records_are_refused(payload: bytes) -> None:
+    """A record whose length lies is an error, never a guess."""
+    with pytest.raises(ValueError, match="record"):
+        parse_pax(payload)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10239), st.integers(0, 255)), min_size=1, max_size=8), st.sampled_from(FORMATS)
+)
+def test_damage_anywhere_never_leads_astray(
+    tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, int]], format_: int
+) -> None:
+    """Whatever bytes change, the walk ends in a typed error or in spans that lie within the file."""
+    data = (
+        bytearray(pack([("1.jpg", b"1" * 600), (LONG_NAME, b"2"), ("é.cls", b"3")], format=format_)[:10240])
+        if format_ != tarfile.USTAR_FORMAT
+        else bytearray(make_tar(random_samples(3)))
+    )
+    for at, byte in damage:
+        data[at % len(data)] = byte
+    path = tmp_path_factory.getbasetemp() / "damaged.tar"
+    path.write_bytes(data)
+    try:
+        samples = index_tar(path, URL)
+    except ShardError:
+        return
+    assert all(512 <= start <= end <= len(data) for start, end in zip(samples.starts, samples.ends, strict=True))
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    """Return the data with one bit changed."""
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]

@@ -1,0 +1,61 @@
+"""topology.py: who this reader is, from what a launcher leaves in the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardcache.errors import ConfigError
+from shardcache_client.topology import Ranks, explicit_ranks, job_name, ranks_of_environment
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
+SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0"}
+BATCH_SCRIPT = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize(
+    ("env", "ranks"),
+    [
+        ({}, Ranks(0, 1)),
+        (TORCHRUN, Ranks(3, 8)),
+        (SRUN, Ranks(1, 4)),
+        (TORCHRUN | SRUN, Ranks(3, 8)),
+        (BATCH_SCRIPT, Ranks(0, 1)),
+        ({"WORLD_SIZE": "8"}, Ranks(0, 1)),
+    ],
+    ids=["nothing", "torchrun", "srun", "torchrun under srun", "batch script without srun", "half of torchrun's"],
+)
+def test_ranks_come_from_the_launcher(env: dict[str, str], ranks: Ranks) -> None:
+    """Each launcher is understood, the inner one wins, and an allocation alone makes no ranks."""
+    assert ranks_of_environment(env) == ranks
+
+
+@pytest.mark.parametrize("env", [{"RANK": "one", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}])
+def test_nonsense_in_the_environment_is_an_error(env: dict[str, str]) -> None:
+    """A rank that is no number, or not below the world size, is not guessed around."""
+    with pytest.raises(ConfigError):
+        ranks_of_environment(env)
+
+
+def test_explicit_ranks_come_in_pairs() -> None:
+    """Both arguments or neither: one alone would silently read the wrong share."""
+    assert explicit_ranks(None, None) is None
+    assert explicit_ranks(1, 2) == Ranks(1, 2)
+    for rank, world_size in ((1, None), (None, 2), (2, 2), (-1, 2)):
+        with pytest.raises(ConfigError):
+            explicit_ranks(rank, world_size)
+
+
+@pytest.mark.parametrize(
+    ("env", "argv", "name"),
+    [
+        ({"SHARDCACHE_JOB": "mine", "SLURM_JOB_ID": "7"}, ["train.py"], "mine"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "vit"}, ["train.py"], "vit-7"),
+        ({"TORCHELASTIC_RUN_ID": "run-5"}, ["train.py"], "run-5"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ["/home/me/train.py"], "train.py"),
+        ({}, ["-c"], "python"),
+        ({}, [], "python"),
+    ],
+)
+def test_a_job_has_a_name(env: dict[str, str], argv: list[str], name: str) -> None:
+    """The name is the most telling one at hand."""
+    assert job_name(env, argv) == name
