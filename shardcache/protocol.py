@@ -10,7 +10,7 @@ A session, in order (every request has an `id`, its answer carries the same one)
     daemon  welcome  {protocol, version, cache_dir}
     client  resolve  {id, urls}                          → manifest {id, shards: [[url, version, size, samples]…]}
     client  plan     {id, epoch, shards, order, next}    → ok {id}
-    client  lease    {id, position}                      → leased {id, url, version, path, index_path, …}
+    client  lease    {id, position}                      → leased {id, lease, url, version, path, index_path, …}
     client  explain  {id, of}                            → waiting {id, of, reason}
     client  release  {lease}                             (no answer)
     daemon  error    {id, error}                         in place of any answer
@@ -89,10 +89,11 @@ class PlanMessage(TypedDict):
 
 
 class Leased(TypedDict):
-    """A shard that stays in place until `release {lease: id}` or the end of the connection."""
+    """A shard that stays in place until `release {lease}` or the end of the connection."""
 
     type: str
     id: int
+    lease: int
     url: str
     version: str
     path: str

@@ -42,5 +42,5 @@ async def serving(cache: Cache, sock: socket.socket) -> AsyncIterator[None]:
 
 
 async def _say_goodbye(app: web.Application) -> None:
-    for session in set(app[SESSIONS]):
+    for session in app[SESSIONS].copy():
         await session.close(code=WSCloseCode.GOING_AWAY, message=b"the daemon stops")

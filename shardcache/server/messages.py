@@ -57,8 +57,8 @@ class Plan:
 
 def _shard(row: object) -> ShardRef:
     match row:
-        case [str(), str() | None, int() | None, int() | None]:
-            return ShardRef.from_json(row)
+        case [str(url), str() | None as version, int() | None as size_bytes, int() | None as samples]:
+            return ShardRef(url, version, size_bytes, samples)
     raise ProtocolError("a shard is [url, version, size_bytes, samples]")
 
 

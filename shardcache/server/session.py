@@ -44,7 +44,7 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
 
 
 CACHE = web.AppKey("CACHE", Cache)
-SESSIONS = web.AppKey("SESSIONS", set[web.WebSocketResponse])
+SESSIONS: web.AppKey[set[web.WebSocketResponse]] = web.AppKey("SESSIONS", set)
 
 
 async def _welcome(socket: web.WebSocketResponse, cache: Cache, uid: int) -> Reader:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,10 +39,11 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
 
 
 class Catalogue:
-    """Rows under (kind, …) keys. Reads and writes run in a thread; SQLite never sees the event loop."""
+    """Rows under (kind, …) keys. SQLite never sees the event loop: one thread reads and writes."""
 
     def __init__(self, cache: diskcache.Cache) -> None:
         self._cache = cache
+        self._thread = ThreadPoolExecutor(1, "catalogue")
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -50,15 +53,16 @@ class Catalogue:
         except (sqlite3.DatabaseError, diskcache.Timeout, ValueError, OSError) as exn:
             log.warning("catalogue was unreadable and is made anew", folder=str(folder), cause=str(exn))
         aside = folder.with_name(f"{folder.name}.damaged")
-        _remove_tree(aside)
+        shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-        _remove_tree(aside)
+        shutil.rmtree(aside, ignore_errors=True)
         return cls(cls._connect(folder))
 
     @staticmethod
     def _connect(folder: Path) -> diskcache.Cache:
         cache = diskcache.Cache(str(folder), disk=PicklelessDisk, eviction_policy="none", cull_limit=0, tag_index=False)
         cache.get(["probe"])  # a damaged database shows at the first read, not when it is opened
+        cache.close()  # this thread's connection; each thread has its own
         return cache
 
     async def get(self, *key: str) -> Any:
@@ -71,7 +75,8 @@ class Catalogue:
 
     async def get_many(self, keys: Sequence[Sequence[str]]) -> list[Any]:
         """Return the values of many rows, None for those that are not there."""
-        return await self._in_thread(lambda: [self._cache.get(list(key)) for key in keys])
+        rows: list[Any] | None = await self._in_thread(lambda: [self._cache.get(list(key)) for key in keys])
+        return rows or [None] * len(keys)
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         def guarded() -> Any:
@@ -82,14 +87,9 @@ class Catalogue:
                 log.warning("catalogue row lost", cause=str(exn))
                 return None
 
-        return await asyncio.to_thread(guarded)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
 
     def close(self) -> None:
-        """Close this thread's connection to the database."""
-        self._cache.close()
-
-
-def _remove_tree(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
+        """Close the database, after what is under way. Blocks."""
+        self._thread.submit(self._cache.close)
+        self._thread.shutdown()

@@ -75,12 +75,14 @@ class Tar:
                 else:
                     own = records | own  # what stands further out holds
                 continue
-            member, at = self._member(header, at, shared | own if shared or own else own)
+            member, at = self._member(header, at, (shared | own) if shared else own)
             if member is not None:
                 yield member
             own = {}
         if own:
-            raise self._corrupt(at, "the archive ends where the member should follow whose long name came before")
+            raise TruncatedShardError(
+                f"the tar ends at byte {at}, between a member's extended header and the member", url=self._url
+            )
 
     def _header(self, at: int) -> Header | None:
         block = self._read(at, BLOCK_BYTES)

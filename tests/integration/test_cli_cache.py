@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,6 +137,19 @@ def test_truncated_tar_fails(daemon: Daemon, tmp_path: Path) -> None:
     ran = shardcache("warm", "--json", f"file://{path}", socket=daemon.socket)
     errors = [event["error"]["code"] for event in ran.events if event["event"] == "error"]
     assert (ran.code, errors) == (1, ["truncated"])
+
+
+def test_ctrl_c_ends_the_waiting_with_130(tmp_path: Path) -> None:
+    """Ctrl-C during a warm whose store never answers ends the command at once and quietly, as shells expect."""
+    with socket.create_server(("127.0.0.1", 0)) as store, Daemon(tmp_path) as fresh:
+        url = f"http://127.0.0.1:{store.getsockname()[1]}/shard.tar"
+        command = [sys.executable, "-m", "shardcache", "warm", url, "--socket", str(fresh.socket)]
+        with subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = store.accept()  # the daemon's question: the command waits for the answer
+            process.send_signal(signal.SIGINT)
+            assert process.wait() == 130
+            assert process.stderr is not None and process.stderr.read() == ""
+        connection.close()
 
 
 def test_ls_lists_what_is_cached(warmed: Daemon, shards: list[str], prefix: str) -> None:

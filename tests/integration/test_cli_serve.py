@@ -129,6 +129,6 @@ def test_full_disk_fails_the_shard_and_not_the_daemon(small_disk: Path, tmp_path
         ran = shardcache("warm", "--json", big, socket=daemon.socket)
         assert ran.code == 1 and ran.events[0]["event"] == "resolved"
         failed = [event["error"] for event in ran.events if event["event"] == "error"]
-        assert [error["code"] for error in failed] == ["disk_full"] and "--capacity" in failed[0]["remedy"]
+        assert [error["code"] for error in failed] == ["disk_full"] and "free space" in failed[0]["remedy"]
         assert [shard["url"] for shard in daemon.shards()] == [small]
         assert shardcache("verify", socket=daemon.socket).code == 0

@@ -58,21 +58,26 @@ Script = Callable[[Peer], None]
 def scripted(path: Path, *scripts: Script) -> Iterator[list[Json]]:
     """Serve: the first connection gets the first script, and so on; a script's end closes its connection.
 
-    Yields the messages heard, in order; they are complete when the block is left.
+    Yields the messages heard, in order; they are complete when the block is left, which the client must have done.
     """
     heard: list[Json] = []
     turns = iter(scripts)
 
+    handlers: list[threading.Thread] = []
+
     def handle(websocket: ServerConnection) -> None:
+        handlers.append(threading.current_thread())
         with suppress(ConnectionClosed):  # the client may leave in the middle of the script
             next(turns)(Peer(websocket, heard))
 
-    with unix_serve(handle, str(path)) as server:
+    # A client that is busy reading a shard does not answer a goodbye, and is not waited for.
+    with unix_serve(handle, str(path), close_timeout=0.1) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             yield heard
         finally:
             server.shutdown()
-            thread.join()
+            for each in (thread, *handlers):
+                each.join()
     path.unlink()

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tars import make_tar, pack, random_samples, special
 
 from shardcache.errors import CorruptShardError, NotATarError, ShardError, TruncatedShardError
 from shardcache.tarindex import index_tar
 from shardcache.tarindex.headers import parse_pax
 from shardcache.tarindex.members import Tar
+from support.tars import make_tar, pack, random_samples, special
 
 URL = "s3://bucket/train-000000.tar"
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]

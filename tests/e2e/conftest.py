@@ -1,0 +1,44 @@
+"""A daemon and shards for the tests of a module."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.daemon import Daemon
+from support.tars import write_shards
+
+SHARDS = 8
+SAMPLES = 25
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder with a short path: pytest's own may be too long for a socket's."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def urls(folder: Path) -> str:
+    """The pattern of 8 shards with 25 samples each."""
+    source = folder / "source"
+    source.mkdir()
+    write_shards(source, SHARDS, SAMPLES)
+    return f"file://{source}/shard-{{000000..{SHARDS - 1:06d}}}.tar"
+
+
+@pytest.fixture(scope="module")
+def keys() -> list[str]:
+    """The keys of all samples, sorted."""
+    return [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+
+
+@pytest.fixture(scope="module")
+def daemon(folder: Path) -> Iterator[Daemon]:
+    """A daemon for the whole module."""
+    with Daemon(folder) as running:
+        yield running

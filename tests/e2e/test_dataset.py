@@ -1,0 +1,249 @@
+"""ShardDataset in one process and under DataLoader, against a real daemon."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from shardcache.errors import ConfigError, NoDaemonError, NotATarError, NotFoundError, SampleError
+from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
+from support.daemon import Daemon, eventually
+from support.tars import make_tar, random_samples
+
+
+def keys_of(samples: Iterator[dict[str, Any]] | DataLoader[Any] | ShardDataset) -> list[str]:
+    """Read everything and return the keys, in order."""
+    return [sample["__key__"] for sample in iter(samples)]
+
+
+def open_fds() -> int:
+    """Count this process's descriptors."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_one_process_reads_every_sample_whole(daemon: Daemon, urls: str) -> None:
+    """The bytes are those that were packed, in the shards' order, under the original url."""
+    samples = list(iter(ShardDataset(urls, socket=daemon.socket)))
+    packed = [sample for first in range(0, 200, 25) for sample in random_samples(25, first=first)]
+    assert [{k: v for k, v in sample.items() if k != "__url__"} for sample in samples] == packed
+    assert samples[-1]["__url__"] == urls.replace("{000000..000007}", "000007")
+
+
+def test_shuffling_permutes_shards_by_epoch(daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """Epochs differ, and each comes again for the same seed, in another dataset, too."""
+    ds = ShardDataset(urls, shuffle=True, seed=7, socket=daemon.socket)
+    epochs = []
+    for epoch in range(2):
+        ds.set_epoch(epoch)
+        epochs.append(keys_of(ds))
+    again = ShardDataset(urls, shuffle=True, seed=7, socket=daemon.socket)
+    assert keys_of(again) == epochs[0] != epochs[1]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == keys
+
+
+def test_explicit_ranks_share_the_manifest(daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """Three ranks read every sample once between them, and each knows how many are its own."""
+    ranks = [ShardDataset(urls, socket=daemon.socket, rank=rank, world_size=3) for rank in range(3)]
+    read = [keys_of(rank) for rank in ranks]
+    assert sorted(key for rank in read for key in rank) == keys
+    fresh = [ShardDataset(urls, socket=daemon.socket, rank=rank, world_size=3) for rank in range(3)]
+    assert [len(rank) for rank in fresh] == [len(rank) for rank in read]
+
+
+def test_length_is_unknown_before_the_first_read(daemon: Daemon, folder: Path) -> None:
+    """A shard that nobody has read has no count; Python's own `list` takes the TypeError as no length at all."""
+    (folder / "uncounted.tar").write_bytes(make_tar(random_samples(3)))
+    ds = ShardDataset(f"file://{folder}/uncounted.tar", socket=daemon.socket)
+    with pytest.raises(TypeError, match="not counted yet"):
+        len(ds)
+    assert len(list(ds)) == 3
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_share_and_see_each_new_epoch(method: str, daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """Persistent workers, however started, read each epoch in its own order and every sample once; nothing is left."""
+    names = sorted(entry.name for entry in Path("/dev/shm").iterdir())
+    ds = ShardDataset(urls, shuffle=True, socket=daemon.socket, job=method)
+    loader = DataLoader(ds, batch_size=None, num_workers=2, persistent_workers=True, multiprocessing_context=method)
+    epochs = []
+    for epoch in range(3):
+        ds.set_epoch(epoch)
+        epochs.append(keys_of(loader))
+    assert [sorted(epoch) for epoch in epochs] == [keys] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    del loader
+    eventually(lambda: sessions_of(daemon, method) == 0)
+    assert daemon.leases() == 0
+    assert sorted(entry.name for entry in Path("/dev/shm").iterdir()) == names
+
+
+def sessions_of(daemon: Daemon, job: str) -> int:
+    """Return how many readers of a job are connected."""
+    return sum(each["sessions"] for each in daemon.status()["jobs"] if each["name"] == job)
+
+
+def test_more_workers_than_shards(daemon: Daemon, urls: str, keys: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """A reader without a share yields nothing and does not even connect; the job is told that readers idle."""
+    ds = ShardDataset(urls, socket=daemon.socket, job="idle", rank=9, world_size=10)
+    assert keys_of(ds) == []
+    assert sessions_of(daemon, "idle") == 0
+    first = ShardDataset(urls, socket=daemon.socket, rank=0, world_size=10)
+    assert keys_of(first) == keys[:25]
+    assert "2 of 10 readers have nothing to read" in caplog.text
+
+
+def test_a_killed_worker_leaves_no_lease(daemon: Daemon, urls: str) -> None:
+    """SIGKILL in the middle of a shard ends session, plan and leases of that worker, and nothing else has to act."""
+    ds = ShardDataset(urls, socket=daemon.socket, job="killed")
+    context = multiprocessing.get_context("fork")
+    started = context.Event()
+    worker = context.Process(target=_read_one_and_stay, args=(ds, started))
+    worker.start()
+    assert started.wait(30)
+    assert daemon.leases() > 0
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    eventually(lambda: daemon.leases() == 0, limit_s=1)
+    assert sessions_of(daemon, "killed") == 0
+
+
+def _read_one_and_stay(ds: ShardDataset, started: Any) -> None:
+    samples = iter(ds)
+    next(samples)
+    started.set()
+    signal.pause()
+
+
+def test_a_loader_dropped_midway(daemon: Daemon, urls: str) -> None:
+    """Workers of a loader that is dropped after one sample go, with their leases."""
+    loader = DataLoader(ShardDataset(urls, socket=daemon.socket, job="dropped"), batch_size=None, num_workers=2)
+    samples = iter(loader)
+    next(samples)
+    del samples, loader
+    eventually(lambda: sessions_of(daemon, "dropped") == 0)
+    assert daemon.leases() == 0
+
+
+def test_an_iterator_dropped_midway(daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """Without workers, too: plan and leases go with the iterator, and the next one reads everything."""
+    ds = ShardDataset(urls, socket=daemon.socket, job="dropped-alone")
+    samples = iter(ds)
+    next(samples)
+    assert daemon.leases() == 2, "the shard that is read, and the next"
+    del samples
+    eventually(lambda: sessions_of(daemon, "dropped-alone") == 0)
+    assert daemon.leases() == 0
+    assert keys_of(ds) == keys
+
+
+def test_two_iterators_at_once(daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """Iterators over one dataset do not disturb each other."""
+    ds = ShardDataset(urls, socket=daemon.socket)
+    pairs = list(zip(iter(ds), iter(ds), strict=True))
+    assert [one["__key__"] for one, _ in pairs] == [other["__key__"] for _, other in pairs] == keys
+
+
+def test_no_descriptor_is_left(daemon: Daemon, urls: str) -> None:
+    """Datasets, iterators and workers that are gone have closed what they opened."""
+    ShardDataset(urls, socket=daemon.socket)
+    before = open_fds()
+    for _ in range(3):
+        ds = ShardDataset(urls, socket=daemon.socket)
+        list(iter(ds))
+        next(iter(ds))
+        list(DataLoader(ds, batch_size=None, num_workers=2))
+        del ds
+    assert open_fds() == before
+
+
+def test_a_fork_does_not_keep_the_parents_session(daemon: Daemon, urls: str) -> None:
+    """A session ends with the process that opened it, though a child forked meanwhile lives on."""
+    ds = ShardDataset(urls, socket=daemon.socket, job="forked")
+    samples = iter(ds)
+    next(samples)
+    child = multiprocessing.get_context("fork").Process(target=signal.pause)
+    child.start()
+    del samples
+    eventually(lambda: sessions_of(daemon, "forked") == 0)
+    child.kill()
+    child.join()
+
+
+def test_a_pickled_dataset_is_one_of_its_own(daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """A copy by pickle reads the same, and its epoch is its own."""
+    ds = ShardDataset(urls, shuffle=True, socket=daemon.socket)
+    other = pickle.loads(pickle.dumps(ds))
+    ds.set_epoch(1)
+    assert sorted(keys_of(other)) == keys
+    assert keys_of(other) != keys_of(ds)
+
+
+def test_a_missing_bucket_shows_at_once(daemon: Daemon, folder: Path) -> None:
+    """A pattern that matches nothing is an error of the constructor, which names it."""
+    with pytest.raises(NotFoundError, match="nowhere"):
+        ShardDataset(f"file://{folder}/nowhere/*.tar", socket=daemon.socket)
+
+
+def test_no_daemon_shows_at_once(tmp_path: Path) -> None:
+    """So is a daemon that was not started; its remedy is the command."""
+    with pytest.raises(NoDaemonError, match="shardcache serve --socket"):
+        ShardDataset("s3://bucket/a.tar", socket=tmp_path / "s.sock")
+
+
+def test_arguments_that_make_no_sense(daemon: Daemon, urls: str) -> None:
+    """A rank without a world size, or a negative epoch."""
+    with pytest.raises(ConfigError):
+        ShardDataset(urls, socket=daemon.socket, rank=1)
+    with pytest.raises(ConfigError):
+        ShardDataset(urls, socket=daemon.socket).set_epoch(-1)
+
+
+@pytest.fixture(scope="module")
+def flawed(folder: Path) -> list[str]:
+    """A good shard, one that is no tar, and one whose second sample has two members of one name."""
+    source = folder / "flawed"
+    source.mkdir()
+    (source / "0.tar").write_bytes(make_tar(random_samples(3)))
+    (source / "1.tar").write_bytes(b"<html>404</html>" * 1000)
+    twice = random_samples(3, first=10)
+    (source / "2.tar").write_bytes(make_tar([twice[0], twice[1], twice[1], twice[2]]))
+    return [f"file://{source}/{number}.tar" for number in range(3)]
+
+
+def test_errors_are_raised_by_default(daemon: Daemon, flawed: list[str]) -> None:
+    """A bad shard, or a bad sample, ends the reading with an error of its own type."""
+    with pytest.raises(NotATarError, match=r"1\.tar"):
+        keys_of(ShardDataset(flawed, socket=daemon.socket))
+    with pytest.raises(SampleError, match=r"2\.tar"):
+        keys_of(ShardDataset(flawed[2], socket=daemon.socket))
+
+
+def test_a_handler_may_skip_what_is_bad(daemon: Daemon, flawed: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """The good samples of all shards are read, before and behind the bad one, and the log says what was left out."""
+    ds = ShardDataset(flawed, socket=daemon.socket, on_error=ignore_and_continue)
+    assert keys_of(ds) == ["000000", "000001", "000002", "000010", "000012"]
+    assert "skipped 1 of 3 shards and 1 samples" in caplog.text
+
+
+def test_a_handler_may_stop(daemon: Daemon, flawed: list[str]) -> None:
+    """The epoch ends at the bad shard as if it were complete, and the next one can be read."""
+    ds = ShardDataset(flawed, socket=daemon.socket, on_error=ignore_and_stop)
+    assert Counter(keys_of(ds) + keys_of(ds)) == {"000000": 2, "000001": 2, "000002": 2}
+    assert daemon.leases() == 0
+
+
+def test_an_error_in_a_worker_arrives_typed(daemon: Daemon, flawed: list[str]) -> None:
+    """DataLoader raises the worker's error in the training process under its own class, with url and remedy."""
+    loader = DataLoader(ShardDataset(flawed, socket=daemon.socket), batch_size=None, num_workers=1)
+    with pytest.raises(NotATarError, match=r"1\.tar[\s\S]*What to do"):
+        keys_of(loader)
