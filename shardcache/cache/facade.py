@@ -48,9 +48,7 @@ class Cache:
         timeline, names, changed = Timeline(), Names(), Signal()
         known = Known(store.catalogue)
         room = Room(store, timeline, names, counters, changed)
-        fetcher = Fetcher(
-            store, origins, downloader, room, timeline, names, known, counters, indexers, settings.part_size
-        )
+        fetcher = Fetcher(store, origins, downloader, room, names, known, counters, indexers, settings.part_size)
         transfers = Transfers(fetcher.fetch, timeline, changed, group)
         leasing = Leasing(store, transfers, room, names, known, origins, counters, settings.listing_ttl_s)
         readers = Readers(timeline, leasing, transfers, counters, changed)

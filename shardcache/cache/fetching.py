@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -21,7 +22,6 @@ from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.plan.timeline import NEVER, Timeline
 from shardcache.store import ingest
 from shardcache.store import partial as partials
 from shardcache.store.indexing import index_shard
@@ -29,7 +29,7 @@ from shardcache.store.layout import PART, SIDECAR, TAR, shard_key
 from shardcache.store.partial import Partial
 from shardcache.store.recovery import interrupted
 from shardcache.store.shard import Facts, Shard
-from shardcache.store.space import Reservation
+from shardcache.store.space import Reservation, footprint_bytes
 from shardcache.store.store import Store
 
 log = structlog.get_logger()
@@ -37,6 +37,9 @@ log = structlog.get_logger()
 # A shard that is replaced while it is read is fetched anew this often; whoever rewrites it faster than it can be
 # read once is told so.
 _VERSIONS = 3
+
+# What someone warms is needed later than what any plan names, and sooner than what none does.
+_AFTER_ALL_PLANS = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,14 @@ class Tar:
     crcs: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The transfers that lead to one key; the one that holds the lock does the work, as urgently as all of them."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    transfers: list[Transfer] = field(default_factory=list)
+
+
 class Fetcher:
     """What `Transfers` calls for each shard."""
 
@@ -57,7 +68,6 @@ class Fetcher:
         origins: Origins,
         downloader: Downloader,
         room: Room,
-        timeline: Timeline,
         names: Names,
         known: Known,
         counters: Counters,
@@ -68,12 +78,12 @@ class Fetcher:
         self._origins = origins
         self._downloader = downloader
         self._room = room
-        self._timeline = timeline
         self._names = names
         self._known = known
         self._counters = counters
         self._indexers = indexers
         self._part_bytes = part_bytes
+        self._claims: dict[str, Claim] = {}
         self._inflating = asyncio.Lock()
 
     async def fetch(self, transfer: Transfer) -> Shard:
@@ -97,12 +107,26 @@ class Fetcher:
         self._names.learn(transfer.name, key, time.monotonic())
         if transfer.ref.version not in (None, obj.version):
             log.warning("the store holds another version than the manifest", url=obj.url, version=obj.version)
-        present = self._store.shards.get(key)
-        if present is not None:
-            return present
-        transfer.total_bytes, transfer.done_bytes = obj.size_bytes, 0
-        with self._reservation() as reservation:
-            return await self._into(reservation, transfer, origin, obj)
+        async with self._claimed(key, transfer):
+            present = self._store.shards.get(key)
+            if present is not None:
+                return present
+            transfer.total_bytes, transfer.done_bytes = obj.size_bytes, 0
+            with self._reservation() as reservation:
+                return await self._into(reservation, transfer, origin, obj)
+
+    @asynccontextmanager
+    async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[None]:
+        """Wait for another transfer that leads to the same key: one plan knew the version, another only the url."""
+        claim = self._claims.setdefault(key, Claim())
+        claim.transfers.append(transfer)
+        try:
+            async with claim.lock:
+                yield
+        finally:
+            claim.transfers.remove(transfer)
+            if not claim.transfers:
+                del self._claims[key]
 
     @contextmanager
     def _reservation(self) -> Iterator[Reservation]:
@@ -115,10 +139,11 @@ class Fetcher:
     async def _into(self, reservation: Reservation, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
         key = shard_key(obj.url, obj.version)
         self._store.adopt(key, reservation)
+        adopted_bytes = reservation.size_bytes
         try:
-            await self._reserve(reservation, transfer, obj)
+            await self._reserve(reservation, transfer, key, obj)
             partial = await asyncio.to_thread(Partial.open, self._store.layout, obj, self._part_bytes)
-            reservation.written(min(reservation.unwritten_bytes, obj.size_bytes))
+            reservation.written(max(0, obj.size_bytes - adopted_bytes))
             return await self._download(reservation, transfer, origin, partial)
         except PostponedError:
             self._leave_parts(key, reservation)
@@ -126,27 +151,25 @@ class Fetcher:
         except ShardcacheError as exn:
             if isinstance(exn, CorruptShardError):
                 self._counters.corrupt += 1
-            if exn.retryable:
-                self._leave_parts(key, reservation)
-            else:
-                await asyncio.to_thread(partials.discard, self._store.layout, key)
+            reusable = exn.retryable and not isinstance(exn, ShardChangedError)
+            await asyncio.to_thread(partials.discard, self._store.layout, key, keep_parts=reusable)
+            self._leave_parts(key, reservation)
             raise
 
-    async def _reserve(self, reservation: Reservation, transfer: Transfer, obj: RemoteObject) -> None:
+    async def _reserve(self, reservation: Reservation, transfer: Transfer, key: str, obj: RemoteObject) -> None:
         transfer.stage = Stage.SPACE
-        whole_bytes = obj.size_bytes + _allowance_bytes(obj.size_bytes)
-        self._room.check_possible(whole_bytes, obj.url)
-        wanted_bytes = max(0, whole_bytes - reservation.size_bytes)
-        while not await self._room.try_reserve(reservation, wanted_bytes, self._needed_in(transfer)):
-            if transfer.klass is Class.PLANNED:
-                self._names.learn_size(transfer.name, whole_bytes)
+        self._room.check_possible(footprint_bytes(obj.size_bytes), obj.url)
+        wanted_bytes = max(0, footprint_bytes(obj.size_bytes) - reservation.size_bytes)
+        while not await self._room.try_reserve(reservation, wanted_bytes, self._needed_in(key)):
+            if self._urgency(key) is Class.PLANNED:
+                self._names.learn_size(transfer.name, obj.size_bytes)
                 raise PostponedError
-            await self._room.changed.wait()
+            await self._room.change()
 
     async def _download(self, reservation: Reservation, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         transfer.stage = Stage.NETWORK
         await self._downloader.download(
-            origin, partial.obj, partial, priority=lambda: transfer.klass, progress=transfer.set_done
+            origin, partial.obj, partial, priority=lambda: self._urgency(partial.key), progress=transfer.set_done
         )
         transfer.stage = Stage.DISK
         tar = await self._plain_tar(reservation, partial)
@@ -170,7 +193,7 @@ class Fetcher:
 
         async with self._inflating:  # two that grow at once could wait for each other's space
             size_bytes, crcs = await asyncio.to_thread(
-                ingest.inflate, partial.path, path, codec, self._part_bytes, reserve
+                ingest.inflate, partial.path, path, codec, self._part_bytes, reserve, partial.obj.url
             )
         return Tar(path, size_bytes, crcs)
 
@@ -178,7 +201,7 @@ class Fetcher:
         while not await self._room.try_reserve(reservation, size_bytes, 0):
             if not any(shard.leases for shard in self._store.shards.values()):
                 raise CapacityError("the shard, decompressed, does not fit beside what is arriving", url=url)
-            await self._room.changed.wait()  # for a reader to be done with its shard
+            await self._room.change()  # for a reader to be done with its shard
         reservation.written(size_bytes)
 
     async def _index(self, reservation: Reservation, partial: Partial, tar: Tar) -> Facts:
@@ -194,7 +217,7 @@ class Fetcher:
         )
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
         require_end = self._origins.rule(obj.url).require_end
-        allowed_bytes = _allowance_bytes(obj.size_bytes)
+        allowed_bytes = footprint_bytes(obj.size_bytes) - obj.size_bytes
         while True:
             indexed = await self._indexers.run(
                 index_shard, tar.path, sidecar, facts.to_json(), obj.url, require_end, allowed_bytes
@@ -212,12 +235,14 @@ class Fetcher:
         if parts.size_bytes:
             self._store.leave(parts)
 
-    def _needed_in(self, transfer: Transfer) -> float:
-        if transfer.klass is Class.WAITING:
-            return 0
-        return self._timeline.next_use(transfer.name) if transfer.klass is Class.PLANNED else NEVER
+    def _urgency(self, key: str) -> Class:
+        return min(transfer.klass for transfer in self._claims[key].transfers)
 
-
-def _allowance_bytes(size_bytes: int) -> int:
-    """Return the space that is set aside for a shard's sidecar and journal before their sizes are known."""
-    return size_bytes // 32 + 64 * 1024
+    def _needed_in(self, key: str) -> float:
+        match self._urgency(key):
+            case Class.WAITING:
+                return 0
+            case Class.PLANNED:
+                return self._room.next_use(key)
+            case Class.WARM:
+                return _AFTER_ALL_PLANS

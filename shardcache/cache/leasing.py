@@ -11,7 +11,7 @@ from shardcache.cache.known import Known
 from shardcache.cache.names import Names
 from shardcache.cache.room import Room
 from shardcache.cache.transfers import Class, Transfers
-from shardcache.errors import CorruptShardError, OriginUnavailableError
+from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
@@ -115,8 +115,8 @@ class Leasing:
         try:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
                 obj = await self._origins.origin(url).stat(url)
-        except (OriginUnavailableError, TimeoutError):
-            log.warning("the store does not answer; serving the version seen last", url=url)
+        except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
+            log.warning("the store does not say if there is a newer version; serving the last", url=url, cause=str(exn))
         else:
             key = shard_key(url, obj.version)
         self._names.learn(name, key, time.monotonic())

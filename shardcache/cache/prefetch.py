@@ -10,6 +10,7 @@ from shardcache.cache.signal import Signal
 from shardcache.cache.transfers import Class, Transfers
 from shardcache.plan.timeline import Timeline
 from shardcache.protocol import ShardRef
+from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
 
 
@@ -53,9 +54,9 @@ class Prefetcher:
             return False
         name, needed_in = missing
         ref = self._ref(name)
-        size_bytes = ref.size_bytes or self._names.size_bytes(name)
+        size_bytes = self._names.size_bytes(name) or ref.size_bytes
         # What is needed later than the soonest missing shard has even less claim to the room.
-        if size_bytes is not None and not self._room.could_fit(size_bytes, needed_in):
+        if size_bytes is not None and not self._room.could_fit(footprint_bytes(size_bytes), needed_in):
             return False
         self._transfers.start(name, ref, Class.PLANNED)
         return True

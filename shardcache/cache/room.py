@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from itertools import islice
 
 from shardcache.cache.names import Names
@@ -18,6 +19,7 @@ from shardcache.store.store import Store
 # How many of the least recently used shards one decision looks at: it bounds the time that a decision takes when
 # everything cached is planned.
 _LOOK_AT = 1024
+_LOOK_AGAIN_S = 1.0
 
 
 class Room:
@@ -39,6 +41,12 @@ class Room:
                     return False
             reservation.grow(size_bytes)
             return True
+
+    async def change(self) -> None:
+        """Return when what may be evicted has changed, or after a while: who closes a file tells nobody."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_AGAIN_S):
+                await self.changed.wait()
 
     def could_fit(self, size_bytes: int, needed_in: float) -> bool:
         """Whether `try_reserve` would succeed now; evicts nothing."""

@@ -136,13 +136,16 @@ class Transfers:
                 transfer.task.cancel()
 
     async def _run(self, transfer: Transfer) -> None:
+        postponed = False
         try:
             shard = await self._fetch(transfer)
             for name in self.failures.succeeded(transfer.name):
                 self._timeline.evicted(name)
             transfer.outcome.set_result(shard)
         except PostponedError:
+            # No word of it to anyone: nothing has changed that could make another try succeed.
             self._timeline.evicted(transfer.name)
+            postponed = True
         except ShardcacheError as exn:
             self._fail(transfer, exn)
         except Exception as exn:  # the daemon's top-level guard: one bad shard must not end all jobs
@@ -151,7 +154,8 @@ class Transfers:
         finally:
             del self._by_name[transfer.name]
             transfer.outcome.cancel()
-            self._changed.notify()
+            if not postponed:
+                self._changed.notify()
 
     def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
         self.failures.failed(transfer.name, exn)

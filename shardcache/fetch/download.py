@@ -8,16 +8,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
-from awscrt import checksums
-
 from shardcache.errors import ShardChangedError
+from shardcache.fetch.checksums import Ledger
 from shardcache.fetch.limits import Slots
 from shardcache.fetch.retry import BACKOFF, Backoff, Retry
 from shardcache.fetch.sink import Sink
 from shardcache.fetch.stall import Watch
-from shardcache.fetch.verify import verify
 from shardcache.metrics import Counters
-from shardcache.origin.base import Origin, Received, RemoteObject, nothing
+from shardcache.origin.base import Origin, Pieces, Received, RemoteObject, nothing
 
 T = TypeVar("T")
 
@@ -85,7 +83,7 @@ class Downloader:
         version, CorruptShardError when the whole differs from the store's checksum, and the sink's errors. The first
         error ends every part of this shard; what is written stays.
         """
-        job = _Job(origin, obj, sink, priority, progress)
+        job = _Job(origin, obj, sink, Ledger(sink), priority, progress)
         missing = sink.missing()
         if obj.ranges:
             await self._ranges(job, missing)
@@ -93,7 +91,7 @@ class Downloader:
             await self._retry.call(lambda: self._stream(job))
         if not obj.guarded and (await self.stat(origin, obj.url)).version != obj.version:
             raise ShardChangedError("the object was replaced while it was read", url=obj.url)
-        await verify(sink)
+        await asyncio.to_thread(job.ledger.verify)
 
     async def _ranges(self, job: _Job, missing: list[int]) -> None:
         job.start(missing)
@@ -117,8 +115,8 @@ class Downloader:
             async with self._slots.slot(job.priority):
                 watch = self._watch(job)
                 async with watch.limit():
-                    data = await job.origin.read_range(job.obj, start, stop, watch.received)
-                await job.write(index, data)
+                    pieces = await job.origin.read_range(job.obj, start, stop, watch.received)
+                await job.write(index, pieces)
 
         await self._retry.call(attempt)
 
@@ -126,14 +124,14 @@ class Downloader:
         job.start(range(-(-job.obj.size_bytes // job.sink.part_bytes)))
         async with self._slots.slot(job.priority):
             watch = self._watch(job)
-            async with aclosing(job.origin.stream(job.obj, job.sink.part_bytes, watch.received)) as chunks:
+            async with aclosing(job.origin.stream(job.obj, job.sink.part_bytes, watch.received)) as parts:
                 index = 0
                 while True:
                     async with watch.limit():
-                        data = await anext(chunks, None)
-                    if data is None:
+                        pieces = await anext(parts, None)
+                    if pieces is None:
                         return
-                    await job.write(index, data)
+                    await job.write(index, pieces)
                     index += 1
 
     def _watch(self, job: _Job) -> Watch:
@@ -151,6 +149,7 @@ class _Job:
     origin: Origin
     obj: RemoteObject
     sink: Sink
+    ledger: Ledger
     priority: Callable[[], int]
     progress: Callable[[int], None]
     done_bytes: int = 0
@@ -163,7 +162,8 @@ class _Job:
         self.done_bytes = self.obj.size_bytes - sum(stop - start for start, stop in map(self.span, missing))
         self.progress(self.done_bytes)
 
-    async def write(self, index: int, data: bytes | bytearray) -> None:
-        await self.sink.write(index, data, checksums.crc32c(data))
-        self.done_bytes += len(data)
+    async def write(self, index: int, pieces: Pieces) -> None:
+        crc32c = await asyncio.to_thread(self.ledger.add, index, pieces)
+        await self.sink.write(index, b"".join(pieces), crc32c)
+        self.done_bytes += sum(map(len, pieces))
         self.progress(self.done_bytes)

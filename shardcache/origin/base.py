@@ -9,6 +9,9 @@ from typing import Protocol, TypeAlias
 Received: TypeAlias = Callable[[int], None]
 """Told how many bytes just came in, so that whoever waits can tell slow from stalled."""
 
+Pieces: TypeAlias = list[bytes]
+"""Consecutive bytes as they came in; joining them would only cost a copy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
@@ -54,17 +57,15 @@ class Origin(Protocol):
     async def stat(self, url: str) -> RemoteObject:
         """Return the object's present version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError."""
 
-    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> bytes | bytearray:
+    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> Pieces:
         """Return exactly the bytes [start, stop) of that very version.
 
         Raises ShardChangedError when the store now holds another version; OriginUnavailableError when a retry may
         help, short or mislabelled answers included.
         """
 
-    def stream(
-        self, obj: RemoteObject, chunk_bytes: int, received: Received
-    ) -> AsyncGenerator[bytes | bytearray, None]:
-        """Yield the whole object in order, in chunks of `chunk_bytes` (the last may be shorter). Raises as above."""
+    def stream(self, obj: RemoteObject, part_bytes: int, received: Received) -> AsyncGenerator[Pieces, None]:
+        """Yield the whole object in order, in parts of `part_bytes` (the last may be shorter). Raises as above."""
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """Return every object whose url starts with `prefix`, sorted by url, recursively; none is an empty list.

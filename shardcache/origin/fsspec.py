@@ -22,7 +22,7 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardcacheError,
 )
-from shardcache.origin.base import Received, RemoteObject
+from shardcache.origin.base import Pieces, Received, RemoteObject
 from shardcache.origin.status import error_of
 
 # What names one content, most telling first; then, with the size, what says when it was made.
@@ -58,21 +58,19 @@ class FsspecOrigin:
             self._fs.invalidate_cache()
             return self._remote_object(url, await self._call("info", self._path(url)))
 
-    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> bytes | bytearray:
+    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> Pieces:
         """As `Origin.read_range`, but for the version: see `RemoteObject.guarded`."""
         with _translated(obj.url):
             data: bytes = await self._call("cat_file", self._path(obj.url), start=start, end=stop)
         if len(data) != stop - start:
             raise OriginUnavailableError(f"a read of {stop - start} bytes gave {len(data)}", url=obj.url)
         received(len(data))
-        return data
+        return [data]
 
-    async def stream(
-        self, obj: RemoteObject, chunk_bytes: int, received: Received
-    ) -> AsyncGenerator[bytes | bytearray, None]:
+    async def stream(self, obj: RemoteObject, part_bytes: int, received: Received) -> AsyncGenerator[Pieces, None]:
         """As `Origin.stream`, by ranges."""
-        for start in range(0, obj.size_bytes, chunk_bytes):
-            yield await self.read_range(obj, start, min(start + chunk_bytes, obj.size_bytes), received)
+        for start in range(0, obj.size_bytes, part_bytes):
+            yield await self.read_range(obj, start, min(start + part_bytes, obj.size_bytes), received)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.origin.base import Received, RemoteObject
+from shardcache.origin.base import Pieces, Received, RemoteObject
 
 # Larger reads save wake-ups; a read returns what is there, so nothing waits for a chunk to fill.
 READ_BYTES = 256 * 1024
@@ -34,24 +34,21 @@ def check_range(obj: RemoteObject, start: int, stop: int, status: int, content_r
         raise OriginUnavailableError(f"the store sent {content_range!r} in place of {wanted!r}", url=obj.url)
 
 
-async def read_exactly(
-    read: Callable[[int], Awaitable[bytes]], count: int, received: Received, url: str
-) -> bytes | bytearray:
-    """Read a body that must hold exactly `count` bytes, into one buffer.
+async def read_exactly(read: Callable[[int], Awaitable[bytes]], count: int, received: Received, url: str) -> Pieces:
+    """Read a body that must hold exactly `count` bytes.
 
     Args:
         read: returns at most so many bytes, as soon as there are any; b"" at the end.
 
     Raises OriginUnavailableError for a body of another length.
     """
-    buffer, filled = bytearray(count), 0
-    while chunk := await read(READ_BYTES):
-        end = filled + len(chunk)
-        if end > count:
+    pieces, left = [], count
+    while piece := await read(READ_BYTES):
+        received(len(piece))
+        left -= len(piece)
+        if left < 0:
             break
-        buffer[filled:end] = chunk
-        filled = end
-        received(len(chunk))
-    if filled != count or chunk:
+        pieces.append(piece)
+    if left:
         raise OriginUnavailableError(f"the store sent a body that is not the {count} bytes asked for", url=url)
-    return buffer
+    return pieces

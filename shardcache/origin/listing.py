@@ -28,6 +28,7 @@ from shardcache.protocol import ShardRef
 MAX_SHARDS = 10_000_000
 MAX_INDEX_BYTES = 1024 * 1024 * 1024
 
+_PART_BYTES = 8 * 1024 * 1024
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 
 
@@ -103,7 +104,7 @@ async def _read(url: str, origins: Origins, received: Received) -> bytes:
     obj = await origin.stat(url)
     if obj.size_bytes > MAX_INDEX_BYTES:
         raise OriginError(f"an index file of {obj.size_bytes} bytes is too large to be one", url=url)
-    return b"".join([chunk async for chunk in origin.stream(obj, 8 * 1024 * 1024, received)])
+    return b"".join([piece async for part in origin.stream(obj, _PART_BYTES, received) for piece in part])
 
 
 def parse_index(url: str, data: bytes) -> list[ShardRef]:

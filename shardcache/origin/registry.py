@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from shardcache.config import OriginTable
 from shardcache.errors import MissingPackageError
-from shardcache.origin.base import Origin, Received, RemoteObject
+from shardcache.origin.base import Origin, Pieces, Received, RemoteObject
 from shardcache.origin.urls import checked, protocol_of
 
 _DEFAULT = OriginTable.model_validate({"match": ""})
@@ -66,17 +66,15 @@ class Deferred:
         """As `Origin.stat`; any method may raise MissingPackageError or ConfigError as well."""
         return await (await self._loaded()).stat(url)
 
-    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> bytes | bytearray:
+    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> Pieces:
         """As `Origin.read_range`."""
         return await (await self._loaded()).read_range(obj, start, stop, received)
 
-    async def stream(
-        self, obj: RemoteObject, chunk_bytes: int, received: Received
-    ) -> AsyncGenerator[bytes | bytearray, None]:
+    async def stream(self, obj: RemoteObject, part_bytes: int, received: Received) -> AsyncGenerator[Pieces, None]:
         """As `Origin.stream`."""
-        async with aclosing((await self._loaded()).stream(obj, chunk_bytes, received)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        async with aclosing((await self._loaded()).stream(obj, part_bytes, received)) as parts:
+            async for part in parts:
+                yield part
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from shardcache.config import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.origin.base import Checksum, Received, RemoteObject
+from shardcache.origin.base import Checksum, Pieces, Received, RemoteObject
 from shardcache.origin.http_range import check_range, range_header, read_exactly
 from shardcache.origin.s3_session import Sessions
 
@@ -39,7 +39,7 @@ class S3Origin:
                 raise
         return RemoteObject(url, _version(head, url), int(head["ContentLength"]), _checksum(head))
 
-    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> bytes | bytearray:
+    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> Pieces:
         """As `Origin.read_range`; one GET with If-Match."""
         bucket, key = split(obj.url)
         async with self._sessions.use(obj.url) as fs:
@@ -52,12 +52,10 @@ class S3Origin:
                     raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
                 return await read_exactly(body.read, stop - start, received, obj.url)
 
-    async def stream(
-        self, obj: RemoteObject, chunk_bytes: int, received: Received
-    ) -> AsyncGenerator[bytes | bytearray, None]:
+    async def stream(self, obj: RemoteObject, part_bytes: int, received: Received) -> AsyncGenerator[Pieces, None]:
         """As `Origin.stream`, by ranges."""
-        for start in range(0, obj.size_bytes, chunk_bytes):
-            yield await self.read_range(obj, start, min(start + chunk_bytes, obj.size_bytes), received)
+        for start in range(0, obj.size_bytes, part_bytes):
+            yield await self.read_range(obj, start, min(start + part_bytes, obj.size_bytes), received)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`; a request for each thousand keys. Versions are those of `stat`."""

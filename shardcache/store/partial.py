@@ -8,6 +8,7 @@ after a power loss it may, which is why `open` reads the claimed parts again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import struct
@@ -122,6 +123,8 @@ def _read_journal(path: Path) -> bytes:
         return b""
 
 
-def discard(layout: Layout, key: str) -> None:
-    """Remove everything unpublished under a key. Blocks."""
-    unlink_quietly(*(layout.in_progress(key, suffix) for suffix in (PART, JOURNAL, TAR, SIDECAR)))
+def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:
+    """Remove everything unpublished under a key, or all but the parts that a download may go on with. Blocks."""
+    suffixes = (TAR, SIDECAR) if keep_parts else (TAR, SIDECAR, PART, JOURNAL)
+    with contextlib.suppress(OSError):  # a disk that fails was reported when it was written; the next start sweeps
+        unlink_quietly(*(layout.in_progress(key, suffix) for suffix in suffixes))

@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def footprint_bytes(size_bytes: int) -> int:
+    """Return what to promise for a shard of a known size: its sidecar and journal come on top, their sizes later."""
+    return size_bytes + size_bytes // 32 + 64 * 1024
+
+
 @dataclass(slots=True)
 class Space:
     """Bytes under the cache's own limits.

@@ -236,8 +236,7 @@ def _partitions(ends: Table, total: int) -> bool:
 
 
 def _cut(joined: bytes, ends: Table) -> list[str]:
-    starts = [0, *ends[:-1]]
-    return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in zip(starts, ends, strict=True)]
+    return [joined[start:end].decode("utf-8", "surrogateescape") for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _damaged(path: Path, what: str) -> CorruptShardError:

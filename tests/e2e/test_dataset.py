@@ -166,17 +166,30 @@ def test_no_descriptor_is_left(daemon: Daemon, urls: str) -> None:
     assert open_fds() == before
 
 
-def test_a_fork_does_not_keep_the_parents_session(daemon: Daemon, urls: str) -> None:
-    """A session ends with the process that opened it, though a child forked meanwhile lives on."""
+def test_a_fork_does_not_keep_its_parents_session(daemon: Daemon, urls: str) -> None:
+    """A session ends when the process that opened it is killed, though a child that it forked meanwhile lives on."""
     ds = ShardDataset(urls, socket=daemon.socket, job="forked")
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    parent = context.Process(target=_read_one_and_fork, args=(ds, there))
+    parent.start()
+    child_pid = here.recv()
+    try:
+        parent.kill()
+        parent.join()
+        eventually(lambda: sessions_of(daemon, "forked") == 0)
+        os.kill(child_pid, 0)
+    finally:
+        os.kill(child_pid, signal.SIGKILL)
+
+
+def _read_one_and_fork(ds: ShardDataset, pipe: Any) -> None:
     samples = iter(ds)
     next(samples)
-    child = multiprocessing.get_context("fork").Process(target=signal.pause)
-    child.start()
-    del samples
-    eventually(lambda: sessions_of(daemon, "forked") == 0)
-    child.kill()
-    child.join()
+    child_pid = os.fork()
+    if child_pid:
+        pipe.send(child_pid)
+    signal.pause()
 
 
 def test_a_pickled_dataset_is_one_of_its_own(daemon: Daemon, urls: str, keys: list[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
@@ -65,6 +65,7 @@ def test_hostile_names_take_linear_time() -> None:
     assert split_name(b"a./" * 300_000 + b".x") == (b"", b"")
 
 
+@settings(deadline=None)
 @given(members=members, format_=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
 def test_samples_equal_those_of_webdataset(
     tmp_path_factory: pytest.TempPathFactory, members: list[tuple[str, bytes, bytes]], format_: int
@@ -72,7 +73,9 @@ def test_samples_equal_those_of_webdataset(
     """Keys, extensions, bytes, order and number of samples are webdataset's; where it raises, there is a fault."""
     path = tmp_path_factory.getbasetemp() / "random.tar"
     fits = [entry for entry in members if format_ != tarfile.USTAR_FORMAT or len(entry[0]) < 100]
-    path.write_bytes(pack([(special(name, kind), value) for name, kind, value in fits], format=format_))
+    # A trailing slash makes a folder of an old-style file, and folders have no data.
+    rows = [(special(name, kind), b"" if name.endswith("/") else value) for name, kind, value in fits]
+    path.write_bytes(pack(rows, format=format_))
     expected = with_webdataset(path)
     index = indexed(path)
     with ShardReader(path, path.with_suffix(".idx"), URL) as reader:

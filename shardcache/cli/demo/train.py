@@ -17,6 +17,7 @@ import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -69,6 +70,7 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Data
             loss_sum += loss.item() * len(batch_keys)
 
 
+@record  # lets torchrun show which rank failed first, and how
 def main() -> None:
     """Train, then let rank 0 write what each rank saw in each epoch."""
     parser = argparse.ArgumentParser(description=__doc__)

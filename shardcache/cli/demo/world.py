@@ -29,7 +29,7 @@ _CREDENTIALS = {"aws_access_key_id": "demo", "aws_secret_access_key": "demo"}
 _REGION = "us-east-1"
 _GRACE_S = 10
 _TRY_AGAIN_S = 0.05
-_LOG_LINES = 25
+_LOG_LINES = 60
 
 
 @contextmanager

@@ -1,0 +1,84 @@
+"""Checksums of parts as they arrive, and of the whole from those of its parts."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from awscrt import checksums as crt
+
+from shardcache.errors import CorruptShardError
+from shardcache.fetch.sink import Sink
+from shardcache.origin.base import Pieces
+
+_UPDATE: dict[str, Callable[[bytes, int], int]] = {
+    "crc32c": crt.crc32c,
+    "crc32": zlib.crc32,  # faster than the CRT's, and it lets other threads run
+    "crc64nvme": crt.crc64nvme,
+}
+_COMBINE: dict[str, Callable[[int, int, int], int]] = {
+    "crc32c": crt.combine_crc32c,
+    "crc32": crt.combine_crc32,
+    "crc64nvme": crt.combine_crc64nvme,
+}
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The checksums of one download's parts, by the algorithm that the store has its own in.
+
+    A part is summed while its bytes are in the processor's cache; only what an earlier run left is read again.
+    """
+
+    sink: Sink
+    _sums: dict[int, int] = field(default_factory=dict)
+
+    def add(self, index: int, pieces: Pieces) -> int:
+        """Take note of a part that arrived; return its CRC32C. Blocks."""
+        wanted = self.sink.obj.checksum
+        crc32c = checksum("crc32c", pieces)
+        if wanted is not None and wanted.algorithm in _UPDATE:
+            self._sums[index] = crc32c if wanted.algorithm == "crc32c" else checksum(wanted.algorithm, pieces)
+        return crc32c
+
+    def verify(self) -> None:
+        """Compare the whole with the store's checksum, where it has one. Blocks.
+
+        Raises CorruptShardError.
+        """
+        wanted = self.sink.obj.checksum
+        if wanted is None or wanted.algorithm not in _UPDATE:
+            return
+        parts = self.sink.crcs() if wanted.algorithm == "crc32c" else self._with_earlier_parts(wanted.algorithm)
+        found = combined(wanted.algorithm, parts, self.sink.part_bytes, self.sink.obj.size_bytes)
+        if found != wanted.value:
+            message = f"the {wanted.algorithm} of what arrived is {found:x}, that of the store {wanted.value:x}"
+            raise CorruptShardError(message, url=self.sink.obj.url)
+
+    def _with_earlier_parts(self, algorithm: str) -> list[int]:
+        sink = self.sink
+        with open(sink.path, "rb", buffering=0) as file:
+            return [
+                self._sums[index]
+                if index in self._sums
+                else checksum(algorithm, [os.pread(file.fileno(), sink.part_bytes, index * sink.part_bytes)])
+                for index in range(-(-sink.obj.size_bytes // sink.part_bytes))
+            ]
+
+
+def checksum(algorithm: str, pieces: Pieces) -> int:
+    """Return the checksum of consecutive bytes."""
+    value = 0
+    for piece in pieces:
+        value = _UPDATE[algorithm](piece, value)
+    return value
+
+
+def combined(algorithm: str, parts: Sequence[int], part_bytes: int, size_bytes: int) -> int:
+    """Return the checksum of the whole from those of its parts, all of `part_bytes` but the last."""
+    whole = 0
+    for index, part in enumerate(parts):
+        whole = _COMBINE[algorithm](whole, part, min(part_bytes, size_bytes - index * part_bytes))
+    return whole
