@@ -9,6 +9,7 @@ from typing import Any
 from shardcache.cache.allow import AllowList
 from shardcache.cache.fetching import Fetcher
 from shardcache.cache.indexers import Indexers
+from shardcache.cache.ingesting import Ingester
 from shardcache.cache.known import Known
 from shardcache.cache.leasing import Leasing
 from shardcache.cache.manifests import Manifests
@@ -48,7 +49,8 @@ class Cache:
         timeline, names, changed = Timeline(), Names(), Signal()
         known = Known(store.catalogue)
         room = Room(store, timeline, names, counters, changed)
-        fetcher = Fetcher(store, origins, downloader, room, names, known, counters, indexers, settings.part_size)
+        ingester = Ingester(store, room, known, indexers)
+        fetcher = Fetcher(store, origins, downloader, room, names, counters, ingester, settings.part_size)
         transfers = Transfers(fetcher.fetch, timeline, changed, group)
         leasing = Leasing(store, transfers, room, names, known, origins, counters, settings.listing_ttl_s)
         readers = Readers(timeline, leasing, transfers, counters, changed)

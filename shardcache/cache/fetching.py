@@ -8,27 +8,23 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 
-from shardcache.cache.indexers import Indexers
-from shardcache.cache.known import Known
+from shardcache.cache.ingesting import Ingester
 from shardcache.cache.names import Names
 from shardcache.cache.room import Room
 from shardcache.cache.transfers import Class, PostponedError, Stage, Transfer
-from shardcache.errors import CapacityError, CorruptShardError, ShardcacheError, ShardChangedError
+from shardcache.errors import CorruptShardError, ShardcacheError, ShardChangedError
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.store import ingest
 from shardcache.store import partial as partials
-from shardcache.store.indexing import index_shard
-from shardcache.store.layout import PART, SIDECAR, TAR, shard_key
+from shardcache.store.layout import PART, shard_key
 from shardcache.store.partial import Partial
 from shardcache.store.recovery import interrupted
-from shardcache.store.shard import Facts, Shard
+from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation, footprint_bytes
 from shardcache.store.store import Store
 
@@ -40,15 +36,6 @@ _VERSIONS = 3
 
 # What someone warms is needed later than what any plan names, and sooner than what none does.
 _AFTER_ALL_PLANS = sys.maxsize
-
-
-@dataclass(frozen=True, slots=True)
-class Tar:
-    """A whole, plain tar on disk, not yet published, with the CRC32C of each of its pieces."""
-
-    path: Path
-    size_bytes: int
-    crcs: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +56,8 @@ class Fetcher:
         downloader: Downloader,
         room: Room,
         names: Names,
-        known: Known,
         counters: Counters,
-        indexers: Indexers,
+        ingester: Ingester,
         part_bytes: int,
     ) -> None:
         self._store = store
@@ -79,12 +65,10 @@ class Fetcher:
         self._downloader = downloader
         self._room = room
         self._names = names
-        self._known = known
         self._counters = counters
-        self._indexers = indexers
+        self._ingester = ingester
         self._part_bytes = part_bytes
         self._claims: dict[str, Claim] = {}
-        self._inflating = asyncio.Lock()
 
     async def fetch(self, transfer: Transfer) -> Shard:
         """Return the published shard; the store's present version of it where that is not the planned one.
@@ -172,61 +156,8 @@ class Fetcher:
             origin, partial.obj, partial, priority=lambda: self._urgency(partial.key), progress=transfer.set_done
         )
         transfer.stage = Stage.DISK
-        tar = await self._plain_tar(reservation, partial)
-        facts = await self._index(reservation, partial, tar)
-        layout = self._store.layout
-        shard = await self._store.publish(partial.key, tar.path, layout.in_progress(partial.key, SIDECAR), facts)
-        reservation.close(kept_bytes=shard.kept_bytes)
-        await self._known.remember(facts)
-        return shard
-
-    async def _plain_tar(self, reservation: Reservation, partial: Partial) -> Tar:
-        codec = ingest.codec_of(partial.obj.url)
-        if codec is None:
-            return Tar(partial.path, partial.obj.size_bytes, partial.crcs())
-        path = self._store.layout.in_progress(partial.key, TAR)
-        loop = asyncio.get_running_loop()
-
-        def reserve(size_bytes: int) -> None:
-            growth = self._grow(reservation, size_bytes, partial.obj.url)
-            asyncio.run_coroutine_threadsafe(growth, loop).result()
-
-        async with self._inflating:  # two that grow at once could wait for each other's space
-            size_bytes, crcs = await asyncio.to_thread(
-                ingest.inflate, partial.path, path, codec, self._part_bytes, reserve, partial.obj.url
-            )
-        return Tar(path, size_bytes, crcs)
-
-    async def _grow(self, reservation: Reservation, size_bytes: int, url: str) -> None:
-        while not await self._room.try_reserve(reservation, size_bytes, 0):
-            if not any(shard.leases for shard in self._store.shards.values()):
-                raise CapacityError("the shard, decompressed, does not fit beside what is arriving", url=url)
-            await self._room.change()  # for a reader to be done with its shard
-        reservation.written(size_bytes)
-
-    async def _index(self, reservation: Reservation, partial: Partial, tar: Tar) -> Facts:
-        obj = partial.obj
-        facts = Facts(
-            url=obj.url,
-            version=obj.version,
-            size_bytes=tar.size_bytes,
-            origin_bytes=obj.size_bytes,
-            part_bytes=self._part_bytes,
-            part_crcs=tuple(tar.crcs),
-            samples=0,
-        )
-        sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
-        require_end = self._origins.rule(obj.url).require_end
-        allowed_bytes = footprint_bytes(obj.size_bytes) - obj.size_bytes
-        while True:
-            indexed = await self._indexers.run(
-                index_shard, tar.path, sidecar, facts.to_json(), obj.url, require_end, allowed_bytes
-            )
-            if indexed.written:
-                return Facts.from_json(indexed.header)
-            # So many tiny samples are rare enough to be walked twice.
-            await self._grow(reservation, indexed.sidecar_bytes - allowed_bytes, obj.url)
-            allowed_bytes = indexed.sidecar_bytes
+        require_end = self._origins.rule(partial.obj.url).require_end
+        return await self._ingester.publish(partial, reservation, require_end=require_end)
 
     def _leave_parts(self, key: str, reservation: Reservation) -> None:
         """Keep the finished parts, as long as there is space, for whoever asks for the shard next."""

@@ -27,7 +27,9 @@ PARTS = {"download": download.measure, "warm": warm.measure, "sharing": sharing.
 @click.command()
 @click.option("--only", metavar="PARTS", default=",".join(PARTS), show_default=True, help="Parts, with commas.")
 @click.option("--scale", default=1.0, show_default=True, help="Share of the data, for a quick look.")
-@click.option("--root", type=click.Path(path_type=Path), help="Folder on the disk to be measured.  [default: temporary]")
+@click.option(
+    "--root", type=click.Path(path_type=Path), help="Folder on the disk to be measured.  [default: temporary]"
+)
 @click.option("--keep", is_flag=True, help="Leave the datasets below --root for the next run.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results there as well.")
 def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path | None) -> None:
@@ -42,7 +44,9 @@ def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path
             place.say(f"[bold]{name}[/]")
             rows += PARTS[name](place)
     machine = _machine()
-    Console().print(render(rows, f"{machine['cpus']} CPUs, Python {machine['python']}, {1e2 * scale:.0f} % of the data"))
+    Console().print(
+        render(rows, f"{machine['cpus']} CPUs, Python {machine['python']}, {1e2 * scale:.0f} % of the data")
+    )
     if json_path is not None:
         results = {"machine": machine, "scale": scale, "rows": [row.to_json() for row in rows]}
         json_path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")

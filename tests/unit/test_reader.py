@@ -37,7 +37,7 @@ def with_url(samples: list[Sample]) -> list[dict[str, bytes | str]]:
 
 def open_files() -> int:
     """How many descriptors this process has."""
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_iteration_gives_every_sample_in_order(shard: tuple[Path, Path]) -> None:

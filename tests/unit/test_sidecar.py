@@ -159,9 +159,21 @@ def test_indexing_a_shard_completes_the_header(tmp_path: Path) -> None:
     """The worker's function returns, and writes, the header with the number of samples."""
     tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
     tar.write_bytes(make_tar(random_samples(5), format=tarfile.PAX_FORMAT))
-    header = index_shard(tar, sidecar, {"size_bytes": tar.stat().st_size, "samples": 0}, URL, True)
-    assert header == read_header(sidecar) == {"size_bytes": tar.stat().st_size, "samples": 5}
+    indexed = index_shard(tar, sidecar, {"size_bytes": tar.stat().st_size, "samples": 0}, URL, True, 1 << 20)
+    assert indexed.header == read_header(sidecar) == {"size_bytes": tar.stat().st_size, "samples": 5}
+    assert (indexed.written, indexed.sidecar_bytes) == (True, sidecar.stat().st_size)
     assert len(TarIndex.open(sidecar)) == 5
+
+
+def test_a_sidecar_larger_than_allowed_is_not_written(tmp_path: Path) -> None:
+    """The worker says how large it would be instead, and exactly that much is enough."""
+    tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
+    tar.write_bytes(make_tar(random_samples(5)))
+    refused = index_shard(tar, sidecar, {"size_bytes": tar.stat().st_size}, URL, True, 100)
+    assert not refused.written
+    assert not sidecar.exists()
+    assert index_shard(tar, sidecar, {"size_bytes": tar.stat().st_size}, URL, True, refused.sidecar_bytes).written
+    assert sidecar.stat().st_size == refused.sidecar_bytes
 
 
 def test_no_sidecar_is_written_for_what_is_no_tar(tmp_path: Path) -> None:
@@ -169,5 +181,5 @@ def test_no_sidecar_is_written_for_what_is_no_tar(tmp_path: Path) -> None:
     tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
     tar.write_bytes(b"<html>" * 200)
     with pytest.raises(NotATarError):
-        index_shard(tar, sidecar, {"size_bytes": 1200}, URL, True)
+        index_shard(tar, sidecar, {"size_bytes": 1200}, URL, True, 1 << 20)
     assert not sidecar.exists()

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -20,11 +20,11 @@ from shardcache.errors import CorruptShardError, NotATarError, ShardError, Trunc
 from shardcache.tarindex import index_tar
 from shardcache.tarindex.headers import parse_pax
 from shardcache.tarindex.members import Tar
-from support.tars import make_tar, pack, special
+from support.tars import Sample, make_tar, pack, special
 
 URL = "s3://bucket/train-000000.tar"
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
-SMALL = [{"__key__": f"{number}", "jpg": b"x" * 700, "cls": b"1"} for number in range(3)]
+SMALL: list[Sample] = [{"__key__": f"{number}", "jpg": b"x" * 700, "cls": b"1"} for number in range(2)]
 LONG_NAME = "folder/" * 40 + "000001.jpg"
 
 
@@ -64,7 +64,7 @@ def cuts(path: Path, data: bytes, stop: int) -> Iterator[int]:
 @pytest.mark.parametrize("format_", FORMATS)
 def test_every_kind_of_member_is_passed_over_or_found_where_tarfile_finds_it(path: Path, format_: int) -> None:
     """Links, folders, devices, fifos, contiguous and empty files shift no offset, in any format."""
-    members = [
+    members: list[tuple[str | tarfile.TarInfo, bytes]] = [
         (special("folder", tarfile.DIRTYPE), b""),
         ("folder/a.jpg", b"a" * 1000),
         (special("link.jpg", tarfile.SYMTYPE, "folder/a.jpg"), b""),
@@ -113,7 +113,7 @@ def test_pax_records_hold_for_one_member_and_global_ones_for_the_rest(path: Path
 
 
 @pytest.mark.parametrize("format_", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_members_and_offsets_beyond_8_gib(path: Path, format_: int) -> None:
+def test_members_and_offsets_beyond_8_gib(path: Path, format_: Literal[1, 2]) -> None:
     """Base-256 sizes and PAX sizes: a 9 GiB member (a hole on disk) is passed over, what follows it is found."""
     huge = tarfile.TarInfo("1.bin")
     huge.size = 9 << 30
@@ -211,7 +211,7 @@ def test_cuts_within_long_names_are_noticed(path: Path, format_: int) -> None:
 def test_what_follows_the_end_is_ignored(path: Path) -> None:
     """The first block of zeros ends the archive, as for tarfile and WebDataset."""
     path.write_bytes(make_tar(SMALL) + b"anything")
-    assert len(index_tar(path, URL)) == 3
+    assert len(index_tar(path, URL)) == 2
 
 
 def test_any_flipped_header_byte_is_noticed(path: Path) -> None:

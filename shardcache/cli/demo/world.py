@@ -82,15 +82,15 @@ class Node:
 
     async def train(self, urls: str, job: str, seed: int) -> list[Any]:
         """Run one training job to its end; return each rank's report."""
-        report = self.folder / f"{job}.json"
+        reports = self.folder / job
+        reports.mkdir()
         command: list[Any] = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
         command += [f"--nproc-per-node={RANKS}", _TRAIN, urls, f"--job={job}", f"--seed={seed}"]
-        command += [f"--epochs={EPOCHS}", f"--report={report}"]
+        command += [f"--epochs={EPOCHS}", f"--reports={reports}"]
         async with self._running(job, command, self._job_environment()) as process:
             if await process.wait():
                 raise self._failure(job, f"the training job failed with exit code {process.returncode}")
-        ranks: list[Any] = json.loads(report.read_text())
-        return ranks
+        return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
 
     async def _ready(self, process: Process) -> None:
         """Return once the daemon answers. Raises ShardcacheError when it ended instead."""
