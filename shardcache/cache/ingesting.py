@@ -10,8 +10,8 @@ from shardcache.cache.indexers import Indexers
 from shardcache.cache.known import Known
 from shardcache.cache.room import Room
 from shardcache.errors import CapacityError
-from shardcache.store import ingest
 from shardcache.store.indexing import index_shard
+from shardcache.store.inflate import codec_of, inflate
 from shardcache.store.layout import SIDECAR, TAR
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Facts, Shard
@@ -52,7 +52,7 @@ class Ingester:
         return shard
 
     async def _plain_tar(self, partial: Partial, reservation: Reservation) -> _Tar:
-        codec = ingest.codec_of(partial.obj.url)
+        codec = codec_of(partial.obj.url)
         if codec is None:
             return _Tar(partial.path, partial.obj.size_bytes, partial.crcs())
         path = self._store.layout.in_progress(partial.key, TAR)
@@ -64,7 +64,7 @@ class Ingester:
 
         async with self._inflating:  # two that grow at once could wait for each other's space
             size_bytes, crcs = await asyncio.to_thread(
-                ingest.inflate, partial.path, path, codec, partial.part_bytes, reserve, partial.obj.url
+                inflate, partial.path, path, codec, partial.part_bytes, reserve, partial.obj.url
             )
         return _Tar(path, size_bytes, crcs)
 

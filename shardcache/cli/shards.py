@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def _show_shards(rows: list[dict[str, Any]]) -> None:
 
     table = make_table("url", "size", "samples", "leases", "last used", numbers=("size", "samples", "leases"))
     now_s = time.time()
-    for row in rows:
+    for row in sorted(rows, key=itemgetter("url")):
         used = humanize.naturaltime(max(0.0, now_s - row["used_at_s"]))
         numbers = (size(row["size_bytes"]), f"{row['samples']:,}", f"{row['leases']:,}")
         table.add_row(row["url"], *numbers, used)

@@ -26,7 +26,7 @@ def status(as_json: bool, socket: Path | None) -> None:
     else:
         from shardcache.cli.output import make_console
 
-        _show(make_console(), page)
+        show_page(make_console(), page)
 
 
 async def _fetch(socket: Path | None) -> dict[str, Any]:
@@ -36,7 +36,8 @@ async def _fetch(socket: Path | None) -> dict[str, Any]:
         return await daemon.status()
 
 
-def _show(console: Console, page: dict[str, Any]) -> None:
+def show_page(console: Console, page: dict[str, Any]) -> None:
+    """Print what `GET /v1/status` answered."""
     from shardcache.cli.output import duration
 
     uptime = duration(page["uptime_s"])
@@ -63,7 +64,7 @@ def _facts(page: dict[str, Any]) -> Table:
     facts.add_row("store", f"{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')}")
     ready = f" ({counters['hits'] / asked:.0%})" if asked else ""
     facts.add_row("leases", f"{counters['hits']:,} at once{ready} · {counters['misses']:,} after a transfer")
-    troubles = [f"{counters[key]:,} {key}" for key in ("evictions", "retries", "corrupt")]
+    troubles = [f"{key} {counters[key]:,}" for key in ("evictions", "retries", "corrupt")]
     facts.add_row("since start", " · ".join(troubles))
     return facts
 

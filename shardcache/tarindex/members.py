@@ -78,7 +78,8 @@ class Tar:
             member, at = self._member(header, at, (shared | own) if shared else own)
             if member is not None:
                 yield member
-            own = {}
+            if own:
+                own = {}
         if own:
             raise TruncatedShardError(
                 f"the tar ends at byte {at}, between a member's extended header and the member", url=self._url
@@ -169,8 +170,8 @@ class Tar:
         return at
 
     def _read(self, at: int, size_bytes: int) -> bytes:
-        begin = at - self._window_start
-        if begin < 0 or begin + size_bytes > len(self._window):
+        begin = at - self._window_start  # never negative: the walk only goes forward
+        if begin + size_bytes > len(self._window):
             self._window = os.pread(self._fd, max(size_bytes, _WINDOW_BYTES), at)
             self._window_start, begin = at, 0
         return self._window[begin : begin + size_bytes]

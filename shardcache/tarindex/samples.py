@@ -108,7 +108,7 @@ def index_tar(path: Path, url: str, *, require_end: bool = True) -> Samples:
 def group(members: Iterable[Member]) -> Samples:
     """Group consecutive members with one key into samples."""
     samples = Samples()
-    starts, ends, extension_ids = samples.starts, samples.ends, samples.extension_ids
+    starts, ends, extension_ids, key_ends = samples.starts, samples.ends, samples.extension_ids, samples.key_ends
     extensions = _Extensions(samples.extensions)
     current = b""
     for name, start_byte, end_byte, sparse in members:
@@ -119,7 +119,7 @@ def group(members: Iterable[Member]) -> Samples:
             samples.begin(key)
             current = key
         number = extensions.number(extension)
-        fault = extensions.fault(number, len(samples), sparse)
+        fault = extensions.fault(number, len(key_ends), sparse)
         if fault is None:
             starts.append(start_byte)
             ends.append(end_byte)

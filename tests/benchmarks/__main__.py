@@ -16,10 +16,11 @@ from typing import Any
 
 import click
 import psutil
+from rich.console import Console
+
 from benchmarks import download, restart, sharing, warm
 from benchmarks.table import Row, render
 from benchmarks.workplace import Workplace
-from rich.console import Console
 
 PARTS = {"download": download.measure, "warm": warm.measure, "sharing": sharing.measure, "restart": restart.measure}
 
@@ -38,18 +39,27 @@ def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parts = _chosen(only)
     rows: list[Row] = []
-    with _data_folder(root, keep) as folder, Workplace(folder, scale, Console(stderr=True)) as place:
-        place.check_space()
-        for name in parts:
-            place.say(f"[bold]{name}[/]")
-            rows += PARTS[name](place)
+    try:
+        with _data_folder(root, keep) as folder, Workplace(folder, scale, _console(stderr=True)) as place:
+            place.check_space()
+            for name in parts:
+                place.say(f"[bold]{name}[/]")
+                rows += PARTS[name](place)
+    except RuntimeError as exn:
+        raise click.ClickException(str(exn)) from exn
     machine = _machine()
-    Console().print(
+    _console().print(
         render(rows, f"{machine['cpus']} CPUs, Python {machine['python']}, {1e2 * scale:.0f} % of the data")
     )
     if json_path is not None:
         results = {"machine": machine, "scale": scale, "rows": [row.to_json() for row in rows]}
         json_path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
+    # Into a file or a pipe: nothing there has a width that lines must keep to.
+    return console if console.is_terminal else Console(stderr=stderr, width=160)
 
 
 def _chosen(only: str) -> list[str]:

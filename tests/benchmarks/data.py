@@ -91,7 +91,7 @@ def samples(kind: Kind, shard: int) -> Iterator[tuple[str, dict[str, bytes]]]:
 
 def make_tars(kind: Kind, scale: float, root: Path, say: Progress) -> Dataset:
     """Write the shards that are not there yet."""
-    folder = root / f"{kind.name}-{kind.shard_samples}x{kind.sample_bytes}"
+    folder = root / f"{kind.name}-{kind.shard_count(scale)}x{kind.shard_samples}x{kind.sample_bytes}"
     folder.mkdir(parents=True, exist_ok=True)
     shards = tuple(folder / f"train-{shard:04d}.tar" for shard in range(kind.shard_count(scale)))
     missing = [(number, path) for number, path in enumerate(shards) if not path.exists()]
@@ -113,12 +113,12 @@ def _write_tar(path: Path, contents: Iterator[tuple[str, dict[str, bytes]]]) -> 
     unfinished.rename(path)
 
 
-def make_litdata(dataset: Dataset, root: Path, say: Progress) -> Path:
+def make_litdata(dataset: Dataset, say: Progress) -> Path:
     """Write the same samples as litdata's own chunks, uncompressed, where they are not there yet.
 
     `litdata.optimize` fills its chunks with this very writer, from worker processes.
     """
-    folder = root / f"litdata-{dataset.kind.name}-{len(dataset.shards)}x{dataset.kind.sample_bytes}"
+    folder = dataset.shards[0].parent.with_name(f"{dataset.shards[0].parent.name}-litdata")
     if (folder / "index.json").exists():  # written last
         return folder
     say(f"converting {dataset.kind.label} samples for litdata")

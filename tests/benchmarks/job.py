@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
-from shardcache_client import ShardDataset
 from torch.utils.data import DataLoader
+
+from shardcache_client import ShardDataset
 
 
 def main() -> None:

@@ -48,8 +48,14 @@ def run_together(commands: Sequence[Sequence[str]], env: Mapping[str, str] | Non
 @contextmanager
 def _started(command: Sequence[str], env: Mapping[str, str] | None) -> Iterator[subprocess.Popen[str]]:
     with tempfile.TemporaryFile("w+") as errors:
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": errors}
-        process = subprocess.Popen(command, env={**os.environ, **(env or {})}, text=True, **pipes)
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
         try:
             yield process
             if process.returncode:

@@ -31,7 +31,7 @@ class Task:
         source: url, or folder of tars or chunks.
         extensions: fields that hold bytes.
         samples, payload_bytes: what one epoch must give.
-        as_bytes: turn each field into `bytes`, as whoever decodes must read it whole; else leave what is handed out.
+        as_bytes: read each field whole, into `bytes`, as whoever decodes it must; else leave alone what is handed out.
         socket: of the daemon, where the contender is ours.
     """
 
@@ -52,7 +52,7 @@ def shardcache(task: Task) -> Epoch:
     """Our dataset over a warm cache."""
     from shardcache_client import ShardDataset
 
-    dataset = ShardDataset(task.source, socket=task.socket, zero_copy=not task.as_bytes)
+    dataset = ShardDataset(task.source, socket=task.socket)
     return lambda: dataset
 
 
@@ -86,7 +86,7 @@ def samples_per_s(task: Task) -> float:
 
 
 def plain_reads_per_s(task: Task) -> float:
-    """Read the tars without looking at them: the limit that no reader of samples passes by copying bytes."""
+    """Read the tars with plain system calls, into one buffer, without looking at them."""
     paths = sorted(Path(task.source).glob("*.tar"))
     buffer = bytearray(_READ_BYTES)
 

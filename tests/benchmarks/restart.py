@@ -8,15 +8,14 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardcache import tarindex
-from shardcache.store.layout import Layout, shard_key
-from shardcache.store.shard import Facts
-
 from benchmarks.daemon import Daemon
 from benchmarks.data import SHARD_BYTES
 from benchmarks.measure import REPEATS, peak_rss_bytes
 from benchmarks.table import Row, Target
 from benchmarks.workplace import Workplace, settle
+from shardcache import tarindex
+from shardcache.store.layout import Layout, shard_key
+from shardcache.store.shard import Facts
 
 SHARDS = 100_000
 

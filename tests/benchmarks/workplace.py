@@ -11,11 +11,11 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from support.seaweedfs import SeaweedFS
+from rich.console import Console
 
 from benchmarks.daemon import Daemon
 from benchmarks.data import KINDS, SHARD_BYTES, Dataset, Kind, make_litdata, make_tars
-from rich.console import Console
+from support.seaweedfs import SeaweedFS
 
 BUCKET = "benchmark"
 
@@ -81,7 +81,7 @@ class Workplace:
 
     def litdata(self, kind: Kind) -> Path:
         """Return the folder of the kind's samples as litdata's chunks."""
-        return make_litdata(self.dataset(kind), self.root, self.say)
+        return make_litdata(self.dataset(kind), self.say)
 
     def url(self, kind: Kind) -> str:
         """Return the url of the kind's shards in the S3 server, as a prefix that ends in "/"."""

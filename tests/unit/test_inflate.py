@@ -14,7 +14,7 @@ import pytest
 from shardcache.errors import CapacityError, CorruptShardError, DiskFullError, ShardError, TruncatedShardError
 from shardcache.store.checksums import first_damaged_piece
 from shardcache.store.indexing import index_shard
-from shardcache.store.ingest import Codec, codec_of, inflate
+from shardcache.store.inflate import Codec, codec_of, inflate
 from support.tars import make_tar, random_samples
 
 if sys.version_info >= (3, 14):
