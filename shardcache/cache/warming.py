@@ -37,7 +37,7 @@ class _Job:
     @property
     def total_bytes(self) -> int | None:
         sizes = [ref.size_bytes for ref in self.refs if ref.size_bytes is not None]
-        return sum(sizes) if len(sizes) == len(self.refs) else None
+        return sum(sizes) or None  # what has no size is mostly what is not there
 
 
 class Warming:

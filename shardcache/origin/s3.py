@@ -103,8 +103,9 @@ def _status(answer: Mapping[str, Any]) -> int:
 
 
 def _checksum(head: Mapping[str, Any]) -> Checksum | None:
-    """Return the object's checksum unless it is one of the uploaded parts' checksums."""
-    if head.get("ChecksumType") == "COMPOSITE":
+    """Return the object's checksum, unless it is or may be one of the checksums of its uploaded parts."""
+    in_parts = "-" in head["ETag"]
+    if head.get("ChecksumType", "COMPOSITE" if in_parts else "FULL_OBJECT") != "FULL_OBJECT":
         return None
     for field, algorithm in _CHECKSUMS.items():
         value = head.get(field, "")

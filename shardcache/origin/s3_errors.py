@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import aiohttp
 from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
 
 from shardcache.errors import (
     AccessDeniedError,
@@ -18,7 +19,10 @@ from shardcache.errors import (
 from shardcache.origin.status import error_of
 
 # Everything that a call of s3fs or a read of its body may raise; s3fs makes OSErrors of S3's answers.
-FOREIGN = (boto.BotoCoreError, boto.ClientError, aiohttp.ClientError, OSError)
+FOREIGN = (boto.BotoCoreError, boto.ClientError, ResponseParserError, aiohttp.ClientError, OSError)
+
+# Of botocore's own errors, those that are no fault of the request.
+_CONNECTION = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
 
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
 _REFUSED = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "RequestTimeTooSkewed"})
@@ -52,9 +56,7 @@ def judge(exn: Exception, url: str) -> Verdict:
     if isinstance(cause, boto.ProfileNotFound):
         remedy = "correct `profile` in the [[origin]] table, or AWS_PROFILE, or write the profile"
         return Verdict(ConfigError(str(cause), url=url, remedy=remedy))
-    if isinstance(cause, boto.BotoCoreError) and not isinstance(
-        cause, (boto.HTTPClientError, boto.IncompleteReadError, boto.ResponseStreamingError)
-    ):
+    if isinstance(cause, boto.BotoCoreError) and not isinstance(cause, _CONNECTION):
         return Verdict(OriginError(f"the S3 client refuses: {cause}", url=url))
     detail = str(cause) or type(cause).__name__
     return Verdict(OriginUnavailableError(f"the connection to the store failed: {detail}", url=url))

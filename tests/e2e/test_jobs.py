@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from support.daemon import Daemon, eventually
 
 SCRIPT = Path(__file__).with_name("training_job.py")
@@ -51,20 +49,20 @@ def test_torchrun(daemon: Daemon, urls: str, keys: list[str], tmp_path: Path) ->
     assert daemon.status()["counters"]["misses"] <= 8
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_torch_distributed_alone(method: str, daemon: Daemon, urls: str, keys: list[str], tmp_path: Path) -> None:
+def test_torch_distributed_alone(daemon: Daemon, urls: str, keys: list[str], tmp_path: Path) -> None:
     """Ranks that only torch.distributed knows reach forked workers, and spawned ones, who never initialise it."""
     out = tmp_path / "out"
     out.mkdir()
-    where = [str(daemon.socket), urls, str(out), method, str(tmp_path / "rendezvous")]
+    where = [str(daemon.socket), urls, str(out)]
+    rendezvous = str(tmp_path / "rendezvous")
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), *where, str(rank), "2"],
+            [sys.executable, str(SCRIPT), *where, method, rendezvous, str(rank), "2"],
             env=plain_env(),
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(2)
+        for rank, method in enumerate(["fork", "spawn"])
     ]
     try:
         for rank in ranks:

@@ -135,7 +135,7 @@ class Daemon:
         if self._running().poll() is not None:
             raise RuntimeError(f"the daemon ended at once; its log ends:\n{self.tail()}")
         try:
-            return json.loads(self.request("GET", "/v1/health"))["status"] == "ok"
+            return bool(json.loads(self.request("GET", "/v1/health"))["status"] == "ok")
         except (FileNotFoundError, ConnectionError, http.client.HTTPException):
             return False
 

@@ -1,0 +1,203 @@
+"""A server that speaks enough S3 and HTTP to serve objects, and breaks its word whenever it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import enum
+import hashlib
+import re
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+from awscrt import checksums
+
+BUCKET = "faulty"
+
+
+class Fault(enum.StrEnum):
+    """What goes wrong with one answer."""
+
+    STALL = "half of the body, then nothing"
+    SILENCE = "no answer at all"
+    RESET = "half of the body, then the connection is reset"
+    TRUNCATE = "half of the body, then the connection is closed in good order"
+    SLOW_DOWN = "503 SlowDown"
+    SERVER_ERROR = "500 InternalError"
+    FORBIDDEN = "403 AccessDenied"
+    EXPIRED = "400 ExpiredToken"
+    WRONG_RANGE = "another Content-Range than was asked for"
+    IGNORE_RANGE = "200 and the whole object"
+    WRONG_ETAG = "another ETag than was asked for, against If-Match"
+    REPLACED = "the object is replaced just before it is read"
+    CORRUPT = "one bit differs"
+
+
+_REFUSALS = {
+    Fault.SLOW_DOWN: (503, "SlowDown"),
+    Fault.SERVER_ERROR: (500, "InternalError"),
+    Fault.FORBIDDEN: (403, "AccessDenied"),
+    Fault.EXPIRED: (400, "ExpiredToken"),
+}
+
+
+@dataclass(slots=True)
+class Rule:
+    """A fault for the next `times` requests for an object, of one method and, if given, of one first byte."""
+
+    key: str
+    fault: Fault
+    times: int
+    method: str
+    start: int | None
+
+    def takes(self, method: str, key: str, start: int | None) -> bool:
+        """Tell whether a request falls under the rule."""
+        return self.times > 0 and (self.method, self.key) == (method, key) and self.start in (None, start)
+
+
+@dataclass(slots=True)
+class FaultyS3:
+    """Serves one bucket, `faulty`, over plain HTTP on a free port; use it as `async with`.
+
+    Attributes:
+        access_key: the only one that is taken; others get ExpiredToken. None takes all.
+        ranges: whether Range is honoured.
+        lengths: whether Content-Length is sent.
+        validators: headers that tell versions apart, of "ETag" and "Last-Modified".
+        crc32c: whether HEAD tells the objects' CRC32C.
+        seen: (method, key, Range, If-Match) of every request.
+    """
+
+    access_key: str | None = None
+    ranges: bool = True
+    lengths: bool = True
+    validators: tuple[str, ...] = ("ETag",)
+    crc32c: bool = False
+    seen: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
+    endpoint_url: str = ""
+    _objects: dict[str, bytes] = field(default_factory=dict)
+    _rules: list[Rule] = field(default_factory=list)
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_route("*", f"/{BUCKET}/{{key:.+}}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.endpoint_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def env(self) -> dict[str, str]:
+        """Return the variables by which any AWS SDK finds this server."""
+        return {
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def put(self, key: str, body: bytes) -> str:
+        """Store bytes; return their s3:// url."""
+        self._objects[key] = body
+        return f"s3://{BUCKET}/{key}"
+
+    def http_url(self, key: str) -> str:
+        """Return the http:// url of an object."""
+        return f"{self.endpoint_url}/{BUCKET}/{key}"
+
+    def fail(self, key: str, fault: Fault, *, times: int = 1, method: str = "GET", start: int | None = None) -> None:
+        """Break the next `times` answers for an object; `start` picks the range that begins there."""
+        self._rules.append(Rule(key, fault, times, method, start))
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        key, asked = request.match_info["key"], request.headers.get("Range")
+        self.seen.append((request.method, key, asked, request.headers.get("If-Match")))
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", asked or "")
+        fault = self._fault(request.method, key, int(match[1]) if match else None)
+        if fault is Fault.REPLACED:
+            self._objects[key] = self._objects[key][::-1]
+        if fault is Fault.SILENCE:
+            await self._closing.wait()
+        if fault in _REFUSALS:
+            return _refusal(request, *_REFUSALS[fault])
+        if self.access_key and f"Credential={self.access_key}/" not in request.headers.get("Authorization", ""):
+            return _refusal(request, 400, "ExpiredToken")
+        if key not in self._objects:
+            return _refusal(request, 404, "NoSuchKey")
+        body = self._objects[key]
+        if fault is not Fault.WRONG_ETAG and request.headers.get("If-Match") not in (None, _etag(body)):
+            return _refusal(request, 412, "PreconditionFailed")
+        headers = self._headers(body, fault)
+        status = 200
+        if match and self.ranges and fault is not Fault.IGNORE_RANGE:
+            start, stop = int(match[1]), min(int(match[2]) + 1, len(body))
+            if start >= len(body):
+                return web.Response(status=416, headers={"Content-Range": f"bytes */{len(body)}"})
+            shift = 1 if fault is Fault.WRONG_RANGE else 0
+            headers["Content-Range"] = f"bytes {start + shift}-{stop - 1 + shift}/{len(body)}"
+            status, body = 206, body[start:stop]
+        return await self._send(request, status, headers, body, fault)
+
+    def _fault(self, method: str, key: str, start: int | None) -> Fault | None:
+        for rule in self._rules:
+            if rule.takes(method, key, start):
+                rule.times -= 1
+                return rule.fault
+        return None
+
+    def _headers(self, body: bytes, fault: Fault | None) -> dict[str, str]:
+        known = {
+            "ETag": '"another"' if fault is Fault.WRONG_ETAG else _etag(body),
+            "Last-Modified": f"Thu, 01 Jan 2026 00:00:{body[0] % 60 if body else 0:02d} GMT",
+        }
+        headers = {name: known[name] for name in self.validators}
+        if self.crc32c:
+            headers["x-amz-checksum-crc32c"] = base64.b64encode(checksums.crc32c(body).to_bytes(4, "big")).decode()
+            headers["x-amz-checksum-type"] = "FULL_OBJECT"
+        return headers
+
+    async def _send(
+        self, request: web.Request, status: int, headers: dict[str, str], body: bytes, fault: Fault | None
+    ) -> web.StreamResponse:
+        answer = web.StreamResponse(status=status, headers=headers)
+        if self.lengths:
+            answer.content_length = len(body)
+        else:
+            answer.enable_chunked_encoding()
+        await answer.prepare(request)
+        if request.method == "HEAD":
+            return answer
+        if fault is Fault.CORRUPT:
+            body = bytes([body[0] ^ 1]) + body[1:]
+        cut = fault in (Fault.STALL, Fault.RESET, Fault.TRUNCATE)
+        await answer.write(body[: len(body) // 2] if cut else body)
+        if fault is Fault.STALL:
+            await self._closing.wait()
+        if fault is Fault.TRUNCATE and request.transport is not None:
+            request.transport.close()
+        if fault is Fault.RESET and request.transport is not None:
+            request.transport.abort()
+        return answer
+
+
+def _etag(body: bytes) -> str:
+    return f'"{hashlib.md5(body).hexdigest()}"'
+
+
+def _refusal(request: web.Request, status: int, code: str) -> web.Response:
+    xml = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>on purpose</Message></Error>"
+    return web.Response(status=status, text="" if request.method == "HEAD" else xml, content_type="application/xml")
