@@ -122,7 +122,7 @@ class Settings(BaseSettings):
     part_size: ByteSize = Field(
         ByteSize(8 * MIB), ge=64 * 1024, le=1024 * MIB, description="bytes asked for by one request"
     )
-    attempts: int = Field(6, ge=1, le=100, description="tries for one part before its shard fails")
+    attempts: int = Field(10, ge=1, le=100, description="tries for one part before its shard fails")
     stall_timeout_s: float = Field(
         20.0, gt=0, description="seconds without a byte after which a part is asked for again"
     )

@@ -13,7 +13,6 @@ import structlog
 
 from shardcache import __version__, logs
 from shardcache.cache.facade import Cache
-from shardcache.cache.indexers import Indexers
 from shardcache.config import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
@@ -21,6 +20,7 @@ from shardcache.origin.registry import Origins
 from shardcache.protocol import socket_path
 from shardcache.server.app import serving
 from shardcache.server.listen import bind_socket, unlink_socket
+from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
 
 log = structlog.get_logger()
@@ -76,7 +76,7 @@ async def _run(settings: Settings, store: Store, sock: socket.socket, path: str)
                 log.info("stopping")
             cache.stop()
     finally:
-        indexers.close()
+        await indexers.close()
         await origins.close()
 
 

@@ -15,9 +15,9 @@ from shardcache.protocol import ShardRef, socket_path
 from shardcache_client.connection import Reader, resolve
 from shardcache_client.epoch import SharedEpoch
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.order import Plan, epoch_order, plan_reading, rank_share
+from shardcache_client.order import epoch_order, plan_reading, rank_share
 from shardcache_client.reader import Sample
-from shardcache_client.session import Patience, Session
+from shardcache_client.session import Patience, Sessions
 from shardcache_client.stream import EpochStream
 from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name, ranks_of_environment
 
@@ -71,9 +71,8 @@ class ShardDataset(IterableDataset[Sample]):
         self._socket = socket_path(socket)
         self._explicit_ranks = explicit_ranks(rank, world_size)
         self._parent_ranks: Ranks | None = None
-        self._patience = Patience(timeout_s)
         self._epoch = SharedEpoch()
-        self._idle: list[Session] = []  # at most one: its plan of the next epoch is worked on between epochs
+        self._sessions = Sessions(self._socket, Patience(timeout_s))
         patterns = [urls] if isinstance(urls, str) else urls
         self.manifest: list[ShardRef] = resolve(self._socket, Reader(self._job), patterns, timeout_s)
 
@@ -110,31 +109,7 @@ class ShardDataset(IterableDataset[Sample]):
             log.warning("%d of %d readers have nothing to read: there are fewer shards", idle, topology.readers)
         if not plan.order:
             return iter(())
-        return self._read(plan, Reader(self._job, topology))
-
-    def _read(self, plan: Plan, reader: Reader) -> Iterator[Sample]:
-        session = self._session(reader)
-        try:
-            yield from EpochStream(session, plan, self._on_error)
-        except BaseException:  # dropped midway or failed: the plan is void
-            session.close()
-            raise
-        self._keep(session)
-
-    def _session(self, reader: Reader) -> Session:
-        """Return a session for an iterator alone; that of the last epoch, if this process is still that reader."""
-        while self._idle:
-            session = self._idle.pop()
-            if session.reader == reader:
-                return session
-            session.close()
-        return Session(self._socket, reader, self._patience)
-
-    def _keep(self, session: Session) -> None:
-        if self._idle:
-            session.close()
-        else:
-            self._idle.append(session)
+        return iter(EpochStream(self._sessions, Reader(self._job, topology), plan, self._on_error))
 
     def _topology(self) -> Topology:
         ranks, info = self._ranks(), get_worker_info()
@@ -150,7 +125,7 @@ class ShardDataset(IterableDataset[Sample]):
         return _distributed_ranks() or inherited or ranks_of_environment()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_idle": [], "_parent_ranks": _distributed_ranks()}
+        return self.__dict__ | {"_parent_ranks": _distributed_ranks()}
 
 
 def _distributed_ranks() -> Ranks | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -177,6 +178,43 @@ class Session:
 
     def _ask(self, connection: Connection, lease: Lease) -> None:
         lease.request = connection.request("lease", position=lease.position - self._start)
+
+
+class Sessions:
+    """The sessions of one dataset in one process: one for each iterator, and one kept from epoch to epoch.
+
+    What is kept still tells the daemon what the next epoch reads, so that it is worked on between epochs.
+    """
+
+    def __init__(self, socket: Path, patience: Patience) -> None:
+        self._socket = socket
+        self._patience = patience
+        self._kept: list[Session] = []  # at most one
+
+    @contextmanager
+    def borrow(self, reader: Reader) -> Iterator[Session]:
+        """Lend a session to an iterator. One that does not reach its end has no plan any more: it is closed."""
+        session = self._take(reader)
+        try:
+            yield session
+        except BaseException:
+            session.close()
+            raise
+        if self._kept:
+            session.close()
+        else:
+            self._kept.append(session)
+
+    def _take(self, reader: Reader) -> Session:
+        while self._kept:
+            session = self._kept.pop()
+            if session.reader == reader:
+                return session
+            session.close()  # this process forked off, or has become another rank
+        return Session(self._socket, reader, self._patience)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sessions, (self._socket, self._patience)
 
 
 def _answer(connection: Connection, lease: Lease, until_s: float) -> dict[str, Any] | None:

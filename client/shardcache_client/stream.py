@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardcache.errors import CapacityError, DiskFullError, OriginError, SampleError, ShardError, ShardTimeoutError
+from shardcache_client.connection import Reader
 from shardcache_client.handlers import Handler
 from shardcache_client.order import Plan
 from shardcache_client.reader import Sample, ShardReader
-from shardcache_client.session import Lease, Session
+from shardcache_client.session import Lease, Session, Sessions
 
 log = logging.getLogger("shardcache")
 
@@ -30,8 +31,9 @@ class EpochStream:
     the session's patience.
     """
 
-    def __init__(self, session: Session, plan: Plan, on_error: Handler) -> None:
-        self._session = session
+    def __init__(self, sessions: Sessions, reader: Reader, plan: Plan, on_error: Handler) -> None:
+        self._sessions = sessions
+        self._reader = reader
         self._plan = plan
         self._on_error = on_error
         self._ahead: Lease | None = None
@@ -42,37 +44,38 @@ class EpochStream:
         return f"EpochStream(epoch={self._plan.epoch}, shards={len(self._plan.order)})"
 
     def __iter__(self) -> Iterator[Sample]:
-        self._session.declare(self._plan)
-        try:
-            for position in range(len(self._plan.order)):
-                try:
-                    with self._shard(position) as reader:
-                        yield from self._samples(reader)
-                except _SHARD_ERRORS as exn:
-                    self._consult(exn)
-                    self._skipped_shards += 1
-        except _StoppedError:
-            self._session.close()
+        with self._sessions.borrow(self._reader) as session:
+            session.declare(self._plan)
+            try:
+                for position in range(len(self._plan.order)):
+                    try:
+                        with self._shard(session, position) as shard:
+                            yield from self._samples(shard)
+                    except _SHARD_ERRORS as exn:
+                        self._consult(exn)
+                        self._skipped_shards += 1
+            except _StoppedError:
+                session.close()
         self._say_what_was_skipped()
 
     @contextmanager
-    def _shard(self, position: int) -> Iterator[ShardReader]:
+    def _shard(self, session: Session, position: int) -> Iterator[ShardReader]:
         """Map a shard while it is leased, and have the next one made ready meanwhile."""
-        lease, self._ahead = self._ahead or self._session.lease(position), None
-        leased = self._session.wait(lease)
+        lease, self._ahead = self._ahead or session.lease(position), None
+        leased = session.wait(lease)
         try:
             if position + 1 < len(self._plan.order):
-                self._ahead = self._session.lease(position + 1)
-            with ShardReader(Path(leased["path"]), Path(leased["index_path"]), leased["url"]) as reader:
-                yield reader
+                self._ahead = session.lease(position + 1)
+            with ShardReader(Path(leased["path"]), Path(leased["index_path"]), leased["url"]) as shard:
+                yield shard
         finally:
-            self._session.release(lease)
+            session.release(lease)
 
-    def _samples(self, reader: ShardReader) -> Iterator[Sample]:
+    def _samples(self, shard: ShardReader) -> Iterator[Sample]:
         start = 0
         while True:
             try:
-                for sample in reader.samples(start):
+                for sample in shard.samples(start):
                     start += 1
                     yield sample
                 return

@@ -8,7 +8,6 @@ from typing import Any
 
 from shardcache.cache.allow import AllowList
 from shardcache.cache.fetching import Fetcher
-from shardcache.cache.indexers import Indexers
 from shardcache.cache.ingesting import Ingester
 from shardcache.cache.known import Known
 from shardcache.cache.leasing import Leasing
@@ -28,6 +27,7 @@ from shardcache.origin.registry import Origins
 from shardcache.plan.timeline import Timeline
 from shardcache.protocol import ShardRef
 from shardcache.store.files import free_bytes
+from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
 
 Json = dict[str, Any]

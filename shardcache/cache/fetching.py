@@ -171,7 +171,7 @@ class Fetcher:
 
     def _needed_in(self, key: str) -> float:
         match self._urgency(key):
-            case Class.WAITING:
+            case Class.WAITING | Class.NEXT:
                 return 0
             case Class.PLANNED:
                 return self._room.next_use(key)

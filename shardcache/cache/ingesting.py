@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardcache.cache.indexers import Indexers
 from shardcache.cache.known import Known
 from shardcache.cache.room import Room
 from shardcache.errors import CapacityError
-from shardcache.store.indexing import index_shard
+from shardcache.store.indexers import Indexers
+from shardcache.store.indexing import Request
 from shardcache.store.inflate import codec_of, inflate
 from shardcache.store.layout import SIDECAR, TAR
 from shardcache.store.partial import Partial
@@ -86,14 +86,16 @@ class Ingester:
             part_crcs=tuple(tar.crcs),
             samples=0,
         )
-        sidecar_path = self._store.layout.in_progress(partial.key, SIDECAR)
-        allowed_bytes = footprint_bytes(obj.size_bytes) - obj.size_bytes
-        while True:
-            indexed = await self._indexers.run(
-                index_shard, tar.path, sidecar_path, facts.to_json(), obj.url, require_end, allowed_bytes
-            )
-            if indexed.written:
-                return Facts.from_json(indexed.header)
-            # So many tiny samples are rare enough to be walked twice.
-            await self._grow(reservation, indexed.sidecar_bytes - allowed_bytes, obj.url)
-            allowed_bytes = indexed.sidecar_bytes
+        request = Request(
+            tar=str(tar.path),
+            sidecar=str(self._store.layout.in_progress(partial.key, SIDECAR)),
+            header=facts.to_json(),
+            url=obj.url,
+            require_end=require_end,
+            allowed_bytes=footprint_bytes(obj.size_bytes) - obj.size_bytes,
+        )
+        indexed = await self._indexers.index(request)
+        if not indexed.written:  # so many tiny samples are rare enough to be walked twice
+            await self._grow(reservation, indexed.sidecar_bytes - request.allowed_bytes, obj.url)
+            indexed = await self._indexers.index(replace(request, allowed_bytes=indexed.sidecar_bytes))
+        return replace(facts, samples=indexed.samples)

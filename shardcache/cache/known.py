@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shardcache.protocol import ShardRef
@@ -21,10 +22,10 @@ class Known:
         """Note what a shard turned out to be."""
         await self._catalogue.put([facts.version, facts.samples], _KIND, facts.url)
 
-    async def version(self, url: str) -> str | None:
-        """Return the version of the url that was fetched last, or None."""
-        row = await self._catalogue.get(_KIND, url)
-        return row[0] if row else None
+    async def versions(self, urls: Sequence[str]) -> list[str | None]:
+        """Return the version of each url that was fetched last, or None."""
+        rows = await self._catalogue.get_many([(_KIND, url) for url in urls])
+        return [row[0] if row else None for row in rows]
 
     async def fill(self, refs: list[ShardRef]) -> list[ShardRef]:
         """Return the refs with sample counts where they are known; one of unknown version gets the last one's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 
 import structlog
 
@@ -47,6 +48,13 @@ class Leasing:
         self._origins = origins
         self._counters = counters
         self._ttl_s = ttl_s
+
+    async def recall(self, refs: Iterable[ShardRef]) -> None:
+        """Learn which version of a bare url was here before the start; `acquire` asks if it still holds."""
+        unknown = [ref.url for ref in refs if ref.version is None and self._names.key(Names.of(ref)) == Names.of(ref)]
+        for url, version in zip(unknown, await self._known.versions(unknown), strict=True):
+            if version is not None and shard_key(url, version) in self._store.shards:
+                self._names.learn(url, shard_key(url, version), now_s=float("-inf"))
 
     async def acquire(self, ref: ShardRef, klass: Class = Class.WAITING) -> tuple[Shard, Facts, bool]:
         """Return the published shard, leased, its facts, and whether it was here; fetch it where it was not.
@@ -108,9 +116,9 @@ class Leasing:
         return time.monotonic() - self._names.checked_at_s(name) > self._ttl_s
 
     async def _ask_version(self, name: str, url: str) -> None:
-        key = await self._last_key(name, url)
-        if key not in self._store.shards or name in self._transfers:
-            return  # the transfer will ask
+        key = self._names.key(name)
+        if key not in self._store.shards:
+            return  # a transfer will ask
         self._counters.origin_requests += 1
         try:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
@@ -120,11 +128,3 @@ class Leasing:
         else:
             key = shard_key(url, obj.version)
         self._names.learn(name, key, time.monotonic())
-
-    async def _last_key(self, name: str, url: str) -> str:
-        key = self._names.key(name)
-        if key == name:  # nothing asked for it since the start: the catalogue may know it from before
-            version = await self._known.version(url)
-            if version is not None:
-                return shard_key(url, version)
-        return key

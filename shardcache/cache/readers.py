@@ -11,7 +11,7 @@ from typing import Any
 from shardcache.cache.leasing import Leasing
 from shardcache.cache.names import Names
 from shardcache.cache.signal import Signal
-from shardcache.cache.transfers import Transfer, Transfers
+from shardcache.cache.transfers import Class, Transfer, Transfers
 from shardcache.errors import ProtocolError
 from shardcache.metrics import Counters
 from shardcache.plan.timeline import Timeline
@@ -83,14 +83,15 @@ class Reader:
     refs: dict[str, ShardRef] = field(default_factory=dict)
     _course: list[str] = field(default_factory=list)
     _leases: dict[int, Lease] = field(default_factory=dict)
-    _waiting: int = 0
+    _waiting: dict[int, str] = field(default_factory=dict)
     _clock: _StallClock = field(init=False)
 
     def __post_init__(self) -> None:
         self._clock = _StallClock(self.job)
 
-    def declare(self, shards: Sequence[ShardRef], order: Sequence[int], following: Sequence[int]) -> None:
+    async def declare(self, shards: Sequence[ShardRef], order: Sequence[int], following: Sequence[int]) -> None:
         """Set what this reader will read: indices into `shards`, of this epoch and of the next."""
+        await self.owner.leasing.recall(shards)
         names = [Names.of(ref) for ref in shards]
         self.refs = dict(zip(names, shards, strict=True))
         self._course = [names[index] for index in itertools.chain(order, following)]
@@ -103,16 +104,19 @@ class Reader:
         ref = self._ref(position)
         self.owner.timeline.advance(self, position)
         self.owner.changed.notify()
-        self._count_waiting(+1)
+        request = next(self.owner.ids)
+        self._waiting[request] = Names.of(ref)
+        self._look_for_stall()
         try:
-            shard, facts, hit = await self.owner.leasing.acquire(ref)
+            shard, facts, hit = await self.owner.leasing.acquire(ref, Class.NEXT if self._leases else Class.WAITING)
         finally:
-            self._count_waiting(-1)
+            del self._waiting[request]
+            self._look_for_stall()
         self.owner.counters.hits += hit
         self.owner.counters.misses += not hit
-        lease = Lease(next(self.owner.lease_ids), shard, facts)
+        lease = Lease(next(self.owner.ids), shard, facts)
         self._leases[lease.id] = lease
-        self._count_waiting(0)
+        self._look_for_stall()
         return lease
 
     async def release(self, lease_id: int) -> None:
@@ -121,7 +125,7 @@ class Reader:
         if lease is None:
             raise ProtocolError(f"there is no lease {lease_id}")
         self.job.shards_done += 1
-        self._count_waiting(0)
+        self._look_for_stall()
         await self.owner.leasing.release(lease.shard)
 
     def transfer(self, position: int) -> Transfer | None:
@@ -141,9 +145,13 @@ class Reader:
             raise ProtocolError(f"the plan has no position {position}")
         return self.refs[self._course[position]]
 
-    def _count_waiting(self, change: int) -> None:
-        self._waiting += change
-        self._clock.set(stalled=self._waiting > 0 and not self._leases)
+    def _look_for_stall(self) -> None:
+        """Run the clock, and hurry what is waited for, while there is nothing to read."""
+        stalled = bool(self._waiting) and not self._leases
+        self._clock.set(stalled)
+        for transfer in map(self.owner.transfers.get, self._waiting.values() if stalled else ()):
+            if transfer is not None:
+                transfer.klass = Class.WAITING
 
 
 class Readers:
@@ -162,7 +170,7 @@ class Readers:
         self.leasing = leasing
         self.transfers = transfers
         self.changed = changed
-        self.lease_ids = itertools.count(1)
+        self.ids = itertools.count(1)
         self._readers: set[Reader] = set()
         self._jobs: dict[tuple[str, int], Job] = {}
 

@@ -23,9 +23,10 @@ log = structlog.get_logger()
 class Class(enum.IntEnum):
     """How urgent a transfer is; a lower one goes first wherever there is a queue."""
 
-    WAITING = 0
-    PLANNED = 1
-    WARM = 2
+    WAITING = 0  # a reader has nothing else to read
+    NEXT = 1  # a reader will want it after the shard in its hands
+    PLANNED = 2
+    WARM = 3
 
 
 class Stage(enum.StrEnum):
@@ -110,9 +111,17 @@ class Transfers:
         """Join the shard's transfer or start it, and return the shard.
 
         Cancelling the caller leaves the transfer alone: others may wait for it, now or later.
-        Raises what the transfer raised.
+        Raises what the transfer raised; but who joins late gets tries of its own where a retry may help.
         """
-        transfer = self.start(name, ref, klass)
+        joined = name in self._by_name
+        try:
+            return await self._wait(self.start(name, ref, klass))
+        except ShardcacheError as exn:
+            if not (joined and exn.retryable):
+                raise
+        return await self._wait(self.start(name, ref, klass))
+
+    async def _wait(self, transfer: Transfer) -> Shard:
         transfer.waiters += 1
         try:
             return await asyncio.shield(transfer.outcome)

@@ -64,6 +64,7 @@ class Warming:
 
         Raises CapacityError when the shards together are larger than the cache.
         """
+        await self._leasing.recall(refs)
         job = _Job(await self._sized(dict.fromkeys(refs)), tell)
         self._check_capacity(job)
         await tell({"event": "resolved", "shards": len(job.refs), "total_bytes": job.total_bytes})

@@ -7,11 +7,12 @@ import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 import fsspec
-from fsspec.registry import known_implementations
+from fsspec.registry import known_implementations, registry
 
 from shardcache.config import OriginTable
 from shardcache.errors import (
@@ -46,7 +47,7 @@ class FsspecOrigin:
 
     def __init__(self, protocol: str, table: OriginTable, max_connections: int) -> None:
         """Make the filesystem. Raises ImportError, ConfigError."""
-        if protocol not in known_implementations:
+        if protocol not in known_implementations and protocol not in registry:
             raise ConfigError(f"no filesystem is known for {protocol}:// urls", remedy="see fsspec's list of protocols")
         self._protocol = protocol
         self._fs = _filesystem(protocol, dict(table.storage_options))
@@ -109,7 +110,7 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> fsspec.AbstractFileSy
     asynchronous = {"asynchronous": True} if cls.async_impl else {}
     try:
         return cls(**options, **asynchronous, skip_instance_cache=True)
-    except (TypeError, ValueError) as exn:
+    except (TypeError, ValueError, OSError) as exn:
         raise ConfigError(
             f"{protocol}:// cannot be opened with these storage_options: {exn}",
             remedy="correct the [[origin]] table of the daemon's config",
@@ -129,8 +130,12 @@ def _version(info: Mapping[str, Any]) -> str:
     for name in _IDENTITIES:
         if info.get(name):
             return str(info[name]).strip('"')
-    dates = [str(info[name]) for name in _DATES if info.get(name)][:1]
+    dates = [_stamp(info[name]) for name in _DATES if info.get(name)][:1]
     return "-".join([str(info["size"]), *dates, *([str(info["ino"])] if "ino" in info else [])])
+
+
+def _stamp(date: Any) -> str:
+    return str(date.timestamp() if isinstance(date, datetime) else date)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -42,5 +43,6 @@ async def serving(cache: Cache, sock: socket.socket) -> AsyncIterator[None]:
 
 
 async def _say_goodbye(app: web.Application) -> None:
-    for session in app[SESSIONS].copy():
-        await session.close(code=WSCloseCode.GOING_AWAY, message=b"the daemon stops")
+    async with asyncio.TaskGroup() as closing:
+        for session in app[SESSIONS].copy():
+            closing.create_task(session.close(code=WSCloseCode.GOING_AWAY, message=b"the daemon stops"))

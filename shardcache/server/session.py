@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
@@ -21,10 +23,13 @@ log = structlog.get_logger()
 
 Json = dict[str, Any]
 
+# A reader that is busy with a shard does not answer a goodbye; it finds out when it asks for the next.
+_CLOSE_S = 1.0
+
 
 async def handle_session(request: web.Request) -> web.WebSocketResponse:
     """Serve one connection until either side ends it."""
-    socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False)
+    socket = web.WebSocketResponse(timeout=_CLOSE_S, max_msg_size=MAX_MESSAGE_BYTES, compress=False)
     await socket.prepare(request)
     uid = peer_uid(request)
     try:
@@ -78,6 +83,7 @@ class Session:
         self._reader = reader
         self._uid = uid
         self._pending: dict[int, int] = {}
+        self._planning = asyncio.Lock()
 
     async def run(self) -> None:
         """Handle messages until the connection ends; what is still being waited for is dropped with it."""
@@ -97,11 +103,23 @@ class Session:
             message = parse(text)
             if message.get("type") != "release":
                 request_id = take(message, "id", int)
-            answer = await self._answer(message, request_id or 0)
+            async with self._in_order(message):
+                answer = await self._answer(message, request_id or 0)
         except ShardcacheError as exn:
             answer = {"type": "error", "error": exn.to_json()}
         if answer is not None and not self._socket.closed:
             await _send(self._socket, {**answer, "id": request_id})
+
+    @asynccontextmanager
+    async def _in_order(self, message: Json) -> AsyncIterator[None]:
+        """Let a lease wait for the plan that was sent before it."""
+        if message.get("type") == "plan":
+            async with self._planning:
+                yield
+        else:
+            async with self._planning:
+                pass
+            yield
 
     async def _answer(self, message: Json, request_id: int) -> Json | None:
         match message.get("type"):
@@ -109,7 +127,7 @@ class Session:
                 refs = await self._cache.resolve(take_strings(message, "urls"), self._uid)
                 return {"type": "manifest", "shards": [ref.to_json() for ref in refs]}
             case "plan":
-                return self._declare(Plan.from_message(message))
+                return await self._declare(Plan.from_message(message))
             case "lease":
                 return await self._lease(take(message, "position", int), request_id)
             case "explain":
@@ -120,9 +138,9 @@ class Session:
             case other:
                 raise ProtocolError(f"unknown message {other!r}")
 
-    def _declare(self, plan: Plan) -> Json:
+    async def _declare(self, plan: Plan) -> Json:
         self._cache.check_allowed(plan.shards, self._uid)
-        self._reader.declare(plan.shards, plan.order, plan.following)
+        await self._reader.declare(plan.shards, plan.order, plan.following)
         return {"type": "ok"}
 
     async def _lease(self, position: int, request_id: int) -> Json:
@@ -147,9 +165,11 @@ class Session:
 
     def _explain(self, of: int) -> Json:
         position = self._pending.get(of)
-        transfer = None if position is None else self._reader.transfer(position)
+        if position is None:
+            return {"type": "waiting", "of": of, "reason": "the daemon has just answered"}
+        transfer = self._reader.transfer(position)
         if transfer is None:
-            return {"type": "waiting", "of": of, "reason": "nothing is waited for"}
+            return {"type": "waiting", "of": of, "reason": "asking the store if the cached version is the present one"}
         answer: Json = {"type": "waiting", "of": of, "reason": transfer.stage.value}
         if transfer.total_bytes is not None:
             answer |= {"done_bytes": transfer.done_bytes, "total_bytes": transfer.total_bytes}

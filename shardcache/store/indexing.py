@@ -1,40 +1,81 @@
-"""Indexing a shard in a worker process. What it imports is small, for every worker imports it."""
+"""Indexing a shard in a process of its own: walking a tar of small members would hold the daemon's interpreter.
+
+As a program it reads a request a line from its standard input and writes an answer a line, both JSON; it ends when
+the input does, hence with the daemon, however that ends. `Indexers` is the other side. What is imported here is
+small, for every such process imports it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from shardcache import tarindex
+from shardcache.errors import ShardcacheError
 from shardcache.store.files import disk_errors
 
 
 @dataclass(frozen=True, slots=True)
-class Indexed:
-    """What came of indexing.
+class Request:
+    """What to index.
 
     Attributes:
-        header: the sidecar's, complete.
+        tar, sidecar: paths of what there is and of what to write.
+        header: of the sidecar, complete but for the number of samples.
+        url: for errors.
+        require_end: refuse a tar that lacks the end-of-archive block.
+        allowed_bytes: most that the sidecar may take.
+    """
+
+    tar: str
+    sidecar: str
+    header: dict[str, Any]
+    url: str
+    require_end: bool
+    allowed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """What came of it.
+
+    Attributes:
+        samples: number of samples.
         sidecar_bytes: size of the sidecar.
         written: False where the sidecar is larger than was allowed and does not exist.
     """
 
-    header: dict[str, Any]
+    samples: int
     sidecar_bytes: int
     written: bool
 
 
-def index_shard(
-    tar_path: Path, sidecar_path: Path, header: dict[str, Any], url: str, require_end: bool, allowed_bytes: int
-) -> Indexed:
-    """Walk a tar to its end and write its sidecar, whose header is `header` with `samples`.
+def index_shard(request: Request) -> Indexed:
+    """Walk a tar to its end and write its sidecar. Blocks.
 
     Raises NotATarError, TruncatedShardError or CorruptShardError when the tar cannot be served, DiskFullError or
     CacheDirError when the cache's disk fails.
     """
-    with disk_errors(sidecar_path):
-        samples = tarindex.index_tar(tar_path, url, require_end=require_end)
-        complete = header | {"samples": len(samples)}
-        sidecar_bytes = tarindex.write(sidecar_path, complete, samples, allowed_bytes)
-    return Indexed(complete, sidecar_bytes, sidecar_bytes <= allowed_bytes)
+    sidecar = Path(request.sidecar)
+    with disk_errors(sidecar):
+        samples = tarindex.index_tar(Path(request.tar), request.url, require_end=request.require_end)
+        header = request.header | {"samples": len(samples)}
+        sidecar_bytes = tarindex.write(sidecar, header, samples, request.allowed_bytes)
+    return Indexed(len(samples), sidecar_bytes, sidecar_bytes <= request.allowed_bytes)
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    for line in sys.stdin:
+        try:
+            answer: dict[str, Any] = asdict(index_shard(Request(**json.loads(line))))
+        except ShardcacheError as exn:
+            answer = {"error": exn.to_json()}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

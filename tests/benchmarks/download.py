@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.data import LARGE
 from benchmarks.measure import interleaved, run, tree_cpu_s
 from benchmarks.table import Row, Target
-from benchmarks.workplace import Workplace, claim_memory, settle
+from benchmarks.workplace import Workplace, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,6 @@ def measure(place: Workplace) -> list[Row]:
 
 def _shardcache(place: Workplace) -> Download:
     with place.daemon() as daemon:
-        claim_memory(place.dataset(LARGE).tar_bytes)
         before_s = tree_cpu_s(daemon.pid)
         command = run(daemon.warm(place.url(LARGE)))
         cpu_s = tree_cpu_s(daemon.pid) - before_s
@@ -89,7 +88,6 @@ def _s5cmd(place: Workplace) -> Download:
     source = place.url(LARGE) + "*"
     program = [str(_program()), "--log", "error", "--endpoint-url", place.store.endpoint_url]
     with place.folder() as folder:
-        claim_memory(place.dataset(LARGE).tar_bytes)
         command = run([*program, "cp", source, f"{folder}/"], place.store.env())
         sync_s = settle()
         size_bytes = sum(path.stat().st_size for path in folder.iterdir())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import tempfile
@@ -114,13 +113,3 @@ def settle() -> float:
     started_s = time.perf_counter()
     os.sync()
     return time.perf_counter() - started_s
-
-
-def claim_memory(size_bytes: int) -> None:
-    """Touch so much memory and free it again.
-
-    A virtual machine gets pages that it never used, or gave back, from its host only when it first writes to them,
-    which takes longer than filling them: whoever ran second would read and write in memory that the first one paid for.
-    """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    mmap.mmap(-1, size_bytes, flags=flags).close()

@@ -1,0 +1,268 @@
+"""Downloads through real connections into a real partial file, whatever the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from awscrt.checksums import crc32c
+
+from conftest import Bucket
+from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavailableError, ShardChangedError
+from shardcache.fetch.download import Downloader
+from shardcache.fetch.retry import Backoff
+from shardcache.metrics import Counters
+from shardcache.origin.base import Origin, Pieces, Received, RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.store.layout import Layout
+from shardcache.store.partial import Partial
+from support.faulty_s3 import Fault, FaultyS3
+
+PART = 64 * 1024
+DATA = random.Random(7).randbytes(10 * PART + 1234)
+
+
+class Rig:
+    """A downloader with what it needs, and a cache folder to download into."""
+
+    def __init__(self, root: Path) -> None:
+        self.counters = Counters()
+        self.origins = Origins((), max_connections=4)
+        self.layout = Layout(root)
+        self.layout.partial.mkdir(parents=True)
+        self.progress: list[int] = []
+        self.downloader = self.make()
+
+    def make(
+        self, *, max_connections: int = 4, shard_connections: int = 3, attempts: int = 3, stall_timeout_s: float = 5.0
+    ) -> Downloader:
+        """Return a downloader that hardly pauses between tries."""
+        return Downloader(
+            max_connections=max_connections,
+            shard_connections=shard_connections,
+            attempts=attempts,
+            stall_timeout_s=stall_timeout_s,
+            counters=self.counters,
+            backoff=Backoff(base_s=0.001),
+        )
+
+    async def stat(self, url: str) -> RemoteObject:
+        """Return the present version."""
+        return await self.downloader.stat(self.origins.origin(url), url)
+
+    async def download(self, obj: RemoteObject, priority: int = 1) -> Partial:
+        """Download into a new partial, or into what an earlier one left."""
+        partial = Partial.open(self.layout, obj, PART)
+        await self.downloader.download(
+            self.origins.origin(obj.url), obj, partial, priority=lambda: priority, progress=self.progress.append
+        )
+        return partial
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A rig of its own for each test."""
+    found = Rig(tmp_path / "cache")
+    yield found
+    await found.origins.close()
+
+
+@pytest.mark.parametrize("store", ["moto", "seaweedfs"])
+async def test_every_byte_arrives(store: str, rig: Rig, request: pytest.FixtureRequest) -> None:
+    """From both servers: the file is the object, the journal is complete, the counters are exact."""
+    bucket: Bucket = request.getfixturevalue(store)
+    obj = await rig.stat(bucket.put("a.tar", DATA))
+    partial = await rig.download(obj)
+    assert partial.path.read_bytes() == DATA
+    assert partial.missing() == []
+    assert rig.counters == Counters(origin_bytes=len(DATA), origin_requests=1 + 11)
+    assert rig.progress[0] == 0
+    assert rig.progress[-1] == len(DATA)
+    assert rig.progress == sorted(rig.progress)
+
+
+async def test_an_empty_object_needs_no_request(rig: Rig, faulty: FaultyS3) -> None:
+    """Nothing to fetch, nothing asked."""
+    partial = await rig.download(await rig.stat(faulty.put("a.tar", b"")))
+    assert partial.path.read_bytes() == b""
+    assert [method for method, *_ in faulty.seen] == ["HEAD"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.RESET,
+        Fault.TRUNCATE,
+        Fault.SLOW_DOWN,
+        Fault.SERVER_ERROR,
+        Fault.WRONG_RANGE,
+        Fault.IGNORE_RANGE,
+        Fault.EXPIRED,
+    ],
+)
+async def test_what_a_retry_mends_does_no_harm(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
+    """The part is asked for again, alone, and nothing of the bad answer stays."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", fault, times=2, start=3 * PART)
+    partial = await rig.download(obj)
+    assert partial.path.read_bytes() == DATA
+    assert rig.counters.retries == 2
+    assert rig.counters.origin_requests == 1 + 11 + 2
+    assert rig.counters.origin_bytes >= len(DATA)
+
+
+@pytest.mark.parametrize("fault", [Fault.STALL, Fault.SILENCE])
+async def test_a_stalled_part_is_asked_for_again(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
+    """A connection on which nothing moves is given up and replaced."""
+    rig.downloader = rig.make(stall_timeout_s=0.3)
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", fault, start=0)
+    assert (await rig.download(obj)).path.read_bytes() == DATA
+    assert rig.counters.retries >= 1
+
+
+async def test_what_does_not_get_better_fails_with_the_number_of_tries(rig: Rig, faulty: FaultyS3) -> None:
+    """After the allowed tries the error comes; the parts that arrived are kept and not fetched again."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", Fault.SLOW_DOWN, times=3, start=5 * PART)
+    rig.downloader = rig.make(shard_connections=1)
+    with pytest.raises(OriginUnavailableError, match="after 3 tries") as failed:
+        await rig.download(obj)
+    assert failed.value.url == obj.url
+    rig.counters.origin_bytes = 0
+    assert (await rig.download(obj)).path.read_bytes() == DATA
+    assert rig.counters.origin_bytes == len(DATA) - 5 * PART
+    assert rig.progress[-1] == len(DATA)
+
+
+async def test_a_refusal_is_not_retried_and_ends_the_other_parts(rig: Rig, faulty: FaultyS3) -> None:
+    """403 comes at once as one typed error, while another part hangs that would hang for good."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", Fault.SILENCE, start=0)
+    faulty.fail("a.tar", Fault.FORBIDDEN, start=2 * PART)
+    rig.downloader = rig.make(stall_timeout_s=100)
+    with pytest.raises(AccessDeniedError) as denied:
+        await rig.download(obj)
+    assert denied.value.url == obj.url
+    assert rig.counters.retries == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.REPLACED, Fault.WRONG_ETAG])
+async def test_an_object_replaced_between_two_ranges_is_never_stitched(
+    fault: Fault, rig: Rig, faulty: FaultyS3
+) -> None:
+    """The download of the old version ends at once, and the new version can be fetched whole."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", fault, start=4 * PART)
+    with pytest.raises(ShardChangedError):
+        await rig.download(obj)
+    assert rig.counters.retries == 0
+    if fault is Fault.REPLACED:
+        assert (await rig.download(await rig.stat(obj.url))).path.read_bytes() == DATA[::-1]
+
+
+async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_reads(rig: Rig, tmp_path: Path) -> None:
+    """A filesystem that has no If-Match is asked for the version once more at the end."""
+    file = tmp_path / "a.tar"
+    file.write_bytes(DATA)
+    obj = await rig.stat(str(file))
+
+    partial = Partial.open(rig.layout, obj, PART)
+    with pytest.raises(ShardChangedError):
+        await rig.downloader.download(
+            rig.origins.origin(obj.url),
+            obj,
+            partial,
+            priority=lambda: 1,
+            progress=lambda done_bytes: file.write_bytes(DATA[::-1]) and None,
+        )
+    assert (await rig.download(await rig.stat(str(file)))).path.read_bytes() == DATA[::-1]
+
+
+async def test_a_bit_that_flips_on_the_way_is_caught(rig: Rig, faulty: FaultyS3) -> None:
+    """The whole is compared with the store's own checksum."""
+    faulty.crc32c = True
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", Fault.CORRUPT, start=7 * PART)
+    with pytest.raises(CorruptShardError, match="crc32c"):
+        await rig.download(obj)
+
+
+@pytest.mark.parametrize("algorithm", ["CRC32C", "CRC32", "CRC64NVME"])
+async def test_the_stores_checksum_covers_parts_of_an_earlier_run(algorithm: str, rig: Rig, moto: Bucket) -> None:
+    """A part that an interrupted download left is checked with the others."""
+    obj = await rig.stat(moto.put("a.tar", DATA, ChecksumAlgorithm=algorithm))
+    assert obj.checksum is not None
+    assert obj.checksum.algorithm == algorithm.lower()
+    await Partial.open(rig.layout, obj, PART).write(1, DATA[PART : 2 * PART], crc32c(DATA[PART : 2 * PART]))
+    assert (await rig.download(obj)).path.read_bytes() == DATA
+    assert rig.counters.origin_bytes == len(DATA) - PART
+    flipped = bytes([DATA[0] ^ 1]) + DATA[1:PART]
+    other = RemoteObject(obj.url + "?", obj.version, obj.size_bytes, obj.checksum)
+    partial = Partial.open(rig.layout, other, PART)
+    await partial.write(0, flipped, crc32c(flipped))
+    for index in range(1, partial.count):
+        await partial.write(index, DATA[index * PART :][:PART], crc32c(DATA[index * PART :][:PART]))
+    with pytest.raises(CorruptShardError, match=algorithm.lower()):
+        await rig.download(other)
+
+
+async def test_a_server_without_ranges_is_read_in_one_go(rig: Rig, faulty: FaultyS3) -> None:
+    """One request for all parts; after a cut the whole is read again."""
+    faulty.ranges = False
+    faulty.put("a.tar", DATA)
+    obj = await rig.stat(faulty.http_url("a.tar"))
+    faulty.fail("a.tar", Fault.TRUNCATE)
+    assert (await rig.download(obj)).path.read_bytes() == DATA
+    assert rig.counters.retries == 1
+    assert [asked for _, _, asked, _ in faulty.seen] == ["bytes=0-0", None, None]
+
+
+class HeldOrigin:
+    """Gives zeros, once it is let; nothing else of an origin is asked of it here."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.let = asyncio.Event()
+
+    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> Pieces:
+        """Wait, and return zeros."""
+        self.open += 1
+        await self.let.wait()
+        return [bytes(stop - start)]
+
+
+@pytest.mark.parametrize(("shards", "requests"), [(1, 3), (2, 4)])
+async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requests: int, rig: Rig) -> None:
+    """One shard has its three requests under way, two have the four of all together."""
+    origin = HeldOrigin()
+    async with asyncio.TaskGroup() as group:
+        for number in range(shards):
+            obj = RemoteObject(f"held://{number}", "1", 10 * PART)
+            sink = Partial.open(rig.layout, obj, PART)
+            held = cast(Origin, origin)
+            group.create_task(
+                rig.downloader.download(held, obj, sink, priority=lambda: 1, progress=rig.progress.append)
+            )
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert origin.open == requests
+        origin.let.set()
+    assert origin.open == shards * 10
+
+
+async def test_a_shard_that_is_waited_for_overtakes(rig: Rig, faulty: FaultyS3) -> None:
+    """With one connection for all, the urgent shard's parts go before those still queued of the others."""
+    rig.downloader = rig.make(max_connections=1)
+    planned, urgent = [await rig.stat(faulty.put(name, DATA)) for name in ("planned.tar", "urgent.tar")]
+    faulty.seen.clear()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(rig.download(planned, priority=1))
+        group.create_task(rig.download(urgent, priority=0))
+    keys = [key for _, key, *_ in faulty.seen]
+    last_urgent = len(keys) - 1 - keys[::-1].index("urgent.tar")
+    assert keys[: last_urgent + 1].count("planned.tar") <= 2

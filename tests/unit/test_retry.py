@@ -1,0 +1,95 @@
+"""When a request is tried again, how long after, and how a stall is told from slowness."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.errors import AccessDeniedError, NotFoundError, OriginUnavailableError, ShardChangedError
+from shardcache.fetch.retry import Backoff, Retry
+from shardcache.fetch.stall import Watch
+from shardcache.metrics import Counters
+from shardcache.origin.base import nothing
+
+NO_PAUSE = Backoff(base_s=0, cap_s=0)
+
+
+class Script:
+    """Raises what it is given, one after the other, then returns "done"."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.calls = 0
+
+    async def __call__(self) -> str:
+        """Take the next step."""
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        return "done"
+
+
+def unavailable() -> OriginUnavailableError:
+    """Return what a retry may mend."""
+    return OriginUnavailableError("busy", url="s3://b/a.tar", remedy="wait")
+
+
+async def test_what_a_retry_may_mend_is_tried_again() -> None:
+    """Failures fewer than the attempts stay invisible, but counted."""
+    script, counters = Script(unavailable(), unavailable()), Counters()
+    assert await Retry(3, counters, NO_PAUSE).call(script) == "done"
+    assert (script.calls, counters.retries) == (3, 2)
+
+
+async def test_the_last_try_s_error_says_how_many_there_were() -> None:
+    """As many tries as allowed, and the same kind of error with url and remedy kept."""
+    script = Script(*[unavailable() for _ in range(5)])
+    with pytest.raises(OriginUnavailableError, match=r"busy.*after 4 tries") as failed:
+        await Retry(4, Counters(), NO_PAUSE).call(script)
+    assert (script.calls, failed.value.url, failed.value.remedy) == (4, "s3://b/a.tar", "wait")
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError("no"), NotFoundError("no"), ShardChangedError("no")])
+async def test_what_a_retry_cannot_mend_is_raised_at_once(error: Exception) -> None:
+    """Denied, missing and replaced objects are asked for once."""
+    script, counters = Script(error), Counters()
+    with pytest.raises(type(error)):
+        await Retry(5, counters, NO_PAUSE).call(script)
+    assert (script.calls, counters.retries) == (1, 0)
+
+
+@given(st.integers(1, 10_000), st.floats(0, 1, exclude_max=True), st.floats(0.001, 10), st.floats(0.001, 100))
+def test_pauses_lie_below_a_bound_that_doubles_up_to_the_cap(
+    failures: int, uniform: float, base_s: float, cap_s: float
+) -> None:
+    """Full jitter: anything from nothing to min(cap, base x 2^(failures - 1))."""
+    backoff = Backoff(base_s, cap_s)
+    bound_s = backoff.bound_s(failures)
+    assert 0 <= backoff.pause_s(failures, uniform) <= bound_s <= cap_s
+    assert backoff.pause_s(failures, 0.0) == 0
+    assert backoff.bound_s(failures + 1) in (bound_s, 2 * bound_s, cap_s)
+    assert backoff.bound_s(1) == min(base_s, cap_s)
+
+
+async def test_silence_ends_a_request() -> None:
+    """A request that receives nothing fails in a way that a retry may mend."""
+    watch = Watch(0.01, "s3://b/a.tar", nothing)
+    with pytest.raises(OriginUnavailableError, match="nothing was received") as failed:
+        async with watch.limit():
+            await asyncio.Event().wait()
+    assert failed.value.url == "s3://b/a.tar"
+
+
+async def test_slowness_does_not() -> None:
+    """Every receipt starts the clock anew, so a request may take much longer than the limit; bytes are tallied."""
+    counts: list[int] = []
+    watch, loop = Watch(0.25, "s3://b/a.tar", counts.append), asyncio.get_running_loop()
+    began_s = loop.time()
+    async with watch.limit():
+        while loop.time() < began_s + 0.5:
+            watch.received(1)
+            await asyncio.sleep(0)
+    assert sum(counts) == len(counts) > 0

@@ -1,0 +1,80 @@
+"""Urls taken apart and put together."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.errors import ConfigError
+from shardcache.origin.urls import checked, glob_prefix, glob_regex, is_glob, join, protocol_of
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("s3://b/*.tar", ["s3://b/a.tar", "s3://b/.tar"], ["s3://b/x/a.tar", "s3://b/a.tarx", "s3://bb/a.tar"]),
+        ("s3://b/**/a.tar", ["s3://b/a.tar", "s3://b/x/y/a.tar"], ["s3://b/xa.tar"]),
+        ("s3://b/**", ["s3://b/a", "s3://b/x/y"], ["s3://c/a"]),
+        ("s3://b/?[ab][!c].tar", ["s3://b/xad.tar"], ["s3://b/xac.tar", "s3://b/xcd.tar", "s3://b//ad.tar"]),
+        ("s3://b/a[!x]c", ["s3://b/abc"], ["s3://b/a/c"]),
+        ("s3://b/a+(1).tar*", ["s3://b/a+(1).tar.gz"], ["s3://b/aa1.tar"]),
+    ],
+)
+def test_globs_match_as_in_a_shell(pattern: str, yes: list[str], no: list[str]) -> None:
+    """Wildcards stay within a folder, `**` crosses folders, everything else is literal."""
+    assert [url for url in yes + no if glob_regex(pattern).fullmatch(url)] == yes
+
+
+@given(st.text("ab*?[]!-.", max_size=8), st.text("ab-.", max_size=8))
+def test_within_a_folder_globs_are_fnmatch(pattern: str, name: str) -> None:
+    """On names without a slash the standard library's fnmatch is the oracle."""
+    if "**" not in pattern and "!-" not in pattern and "[-" not in pattern:
+        assert bool(glob_regex(pattern).fullmatch(name)) == fnmatch.fnmatchcase(name, pattern)
+
+
+@given(st.text("ab*?[]/", max_size=8), st.text("ab/", max_size=8))
+def test_every_match_begins_with_the_prefix(pattern: str, url: str) -> None:
+    """What is listed for a glob contains all that it matches."""
+    if glob_regex(pattern).fullmatch(url):
+        assert url.startswith(glob_prefix(pattern))
+
+
+def test_a_web_urls_query_is_no_wildcard() -> None:
+    """`?` and `[` belong to http urls."""
+    assert not is_glob("http://[::1]/a.tar?x=1")
+    assert is_glob("s3://b/a?.tar")
+    assert not is_glob("s3://b/a.tar")
+
+
+@pytest.mark.parametrize(
+    ("base", "relative", "url"),
+    [
+        ("s3://b/train/index.json", "a.tar", "s3://b/train/a.tar"),
+        ("s3://b/train/index.json", "../val/a.tar", "s3://b/val/a.tar"),
+        ("s3://b/train/index.json", "../../../a.tar", "s3://b/a.tar"),
+        ("s3://b/train/index.json", "/a.tar", "s3://b/a.tar"),
+        ("s3://b/index.json", "gs://c/a.tar", "gs://c/a.tar"),
+        ("https://host/x/index.json", "y/a.tar", "https://host/x/y/a.tar"),
+        ("file:///data/index.json", "a.tar", "file:///data/a.tar"),
+        ("/data/index.json", "./a.tar", "/data/a.tar"),
+        ("memory://x/index.json", "a.tar", "memory://x/a.tar"),
+    ],
+)
+def test_relative_urls_start_at_the_index(base: str, relative: str, url: str) -> None:
+    """An index names its shards beside itself, below its root, or by whole urls."""
+    assert join(base, relative) == url
+
+
+@pytest.mark.parametrize("url", ["", "data/a.tar", "s3://b/x/../../c/a.tar", "file:///data/../etc/shadow", "../a.tar"])
+def test_urls_that_could_mislead_are_refused(url: str) -> None:
+    """Neither the daemon's working folder nor a climb out of an allowed prefix is ever meant."""
+    with pytest.raises(ConfigError):
+        checked(url)
+
+
+def test_the_protocol_of_a_path_is_file() -> None:
+    """Absolute paths need no scheme; schemes are compared in lower case."""
+    assert [protocol_of(url) for url in ("/data/a.tar", "S3://b/a", "https://h/a")] == ["file", "s3", "https"]
