@@ -11,6 +11,8 @@ SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 INDEX_SUFFIX = ".json"
 
 _WILDCARD = re.compile(r"[*?\[]")
+# In brackets, a "]" that comes first, or first after "!", is one of the characters.
+_TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[(?>!?)(?>\]?)[^\]/]*\]|.", re.DOTALL)
 
 
 def protocol_of(url: str) -> str:
@@ -45,21 +47,24 @@ def glob_prefix(pattern: str) -> str:
 
 
 def glob_regex(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression of a glob.
+    """Return the regular expression of a glob. Raises ConfigError for a range in brackets that runs backwards.
 
     As in a shell: `*`, `?` and `[...]` stay within one folder, `**` crosses folders and `**/` may match none.
     """
-    return re.compile("".join(map(_translate, re.findall(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", pattern, re.DOTALL))))
+    try:
+        return re.compile("".join(map(_translate, _TOKEN.findall(pattern))), re.DOTALL)
+    except re.error as exn:
+        raise ConfigError(f"not a glob: {exn}", url=pattern) from None
 
 
 def _translate(token: str) -> str:
     known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token)
     if known is not None:
         return known
-    if len(token) > 1:
-        body = token[1:-1].replace("\\", r"\\").replace("[", r"\[")
-        return f"(?!/)[^{body[1:]}]" if body.startswith("!") else f"[{body}]"
-    return re.escape(token)
+    if len(token) == 1:
+        return re.escape(token)
+    chars = re.escape(token[1:-1].removeprefix("!")).replace(r"\-", "-")
+    return f"[^/{chars}]" if token.startswith("[!") else f"[{chars}]"
 
 
 def join(base: str, relative: str) -> str:

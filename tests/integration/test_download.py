@@ -170,16 +170,13 @@ async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_r
     file = tmp_path / "a.tar"
     file.write_bytes(DATA)
     obj = await rig.stat(str(file))
-
     partial = Partial.open(rig.layout, obj, PART)
+
+    def replace(done_bytes: int) -> None:
+        file.write_bytes(DATA[::-1])
+
     with pytest.raises(ShardChangedError):
-        await rig.downloader.download(
-            rig.origins.origin(obj.url),
-            obj,
-            partial,
-            priority=lambda: 1,
-            progress=lambda done_bytes: file.write_bytes(DATA[::-1]) and None,
-        )
+        await rig.downloader.download(rig.origins.origin(obj.url), obj, partial, priority=lambda: 1, progress=replace)
     assert (await rig.download(await rig.stat(str(file)))).path.read_bytes() == DATA[::-1]
 
 

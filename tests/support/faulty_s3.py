@@ -69,7 +69,6 @@ class FaultyS3:
         validators: headers that tell versions apart, of "ETag" and "Last-Modified".
         crc32c: whether HEAD tells the objects' CRC32C.
         seen: (method, key, Range, If-Match) of every request.
-        most_open: the most requests that were open at the same time.
     """
 
     access_key: str | None = None
@@ -78,17 +77,15 @@ class FaultyS3:
     validators: tuple[str, ...] = ("ETag",)
     crc32c: bool = False
     seen: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
-    most_open: int = 0
     endpoint_url: str = ""
     _objects: dict[str, bytes] = field(default_factory=dict)
     _rules: list[Rule] = field(default_factory=list)
-    _open: int = 0
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Self:
         app = web.Application()
-        app.router.add_route("*", f"/{BUCKET}/{{key:.+}}", self._counted)
+        app.router.add_route("*", f"/{BUCKET}/{{key:.+}}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -125,14 +122,6 @@ class FaultyS3:
     def fail(self, key: str, fault: Fault, *, times: int = 1, method: str = "GET", start: int | None = None) -> None:
         """Break the next `times` answers for an object; `start` picks the range that begins there."""
         self._rules.append(Rule(key, fault, times, method, start))
-
-    async def _counted(self, request: web.Request) -> web.StreamResponse:
-        self._open += 1
-        self.most_open = max(self.most_open, self._open)
-        try:
-            return await self._answer(request)
-        finally:
-            self._open -= 1
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         key, asked = request.match_info["key"], request.headers.get("Range")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -64,8 +65,9 @@ async def test_no_more_than_the_limit_hold_a_slot() -> None:
 async def test_the_urgent_overtake_and_equals_keep_their_order() -> None:
     """Lowest priority number first, first come first served within."""
     users = Users(Slots(1))
-    for name, priority in {"held": 0, "warm": 2, "plan1": 1, "plan2": 1, "waiting": 0}.items():
-        await users.start(name, lambda priority=priority: priority)
+    urgency = {"held": 0, "warm": 2, "plan1": 1, "plan2": 1, "waiting": 0}
+    for name in urgency:
+        await users.start(name, partial(urgency.__getitem__, name))
     for name in ("held", "waiting", "plan1", "plan2", "warm"):
         await users.finish(name)
     assert users.order == ["held", "waiting", "plan1", "plan2", "warm"]

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from shardcache.store.space import Reservation, Space
 
@@ -68,4 +75,6 @@ class Accounting(RuleBasedStateMachine):
         assert self.on_disk_bytes == self.space.used_bytes - self.space.unwritten_bytes
 
 
-TestAccounting = Accounting.TestCase
+def test_bounds_hold_in_any_order() -> None:
+    """No sequence of transfers, writes, ends and evictions passes capacity or floor."""
+    run_state_machine_as_test(Accounting)
