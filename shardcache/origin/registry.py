@@ -11,6 +11,8 @@ from shardcache.errors import MissingPackageError
 from shardcache.origin.base import Origin, Pieces, Received, RemoteObject
 from shardcache.origin.urls import checked, protocol_of
 
+# Beside those for parts, so that asking for a version or a listing never queues behind them.
+_SPARE_CONNECTIONS = 8
 _DEFAULT = OriginTable.model_validate({"match": ""})
 
 
@@ -19,7 +21,7 @@ class Origins:
 
     def __init__(self, tables: Sequence[OriginTable], *, max_connections: int) -> None:
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
-        self._max_connections = max_connections
+        self._connections = max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
 
     def __repr__(self) -> str:
@@ -38,7 +40,7 @@ class Origins:
         protocol, table = protocol_of(checked(url)), self.rule(url)
         key = (protocol, table.match)
         if key not in self._origins:
-            self._origins[key] = Deferred(lambda: _load(protocol, table, self._max_connections))
+            self._origins[key] = Deferred(lambda: _load(protocol, table, self._connections))
         return self._origins[key]
 
     async def close(self) -> None:

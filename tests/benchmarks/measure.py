@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -55,6 +56,7 @@ def _started(command: Sequence[str], env: Mapping[str, str] | None) -> Iterator[
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            process_group=0,
         )
         try:
             yield process
@@ -62,7 +64,8 @@ def _started(command: Sequence[str], env: Mapping[str, str] | None) -> Iterator[
                 errors.seek(0)
                 raise RuntimeError(f"{' '.join(command)} exited {process.returncode}:\n{errors.read()[-4000:]}")
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):  # the usual case: it has ended, and so have its workers
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

@@ -128,6 +128,8 @@ class SeaweedFS:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
+                # A Ctrl-C in the terminal is for whoever uses the server, which then ends it last.
+                process_group=0,
             )
         self.pid = process.pid
         return process
