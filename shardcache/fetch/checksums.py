@@ -6,14 +6,16 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from awscrt import checksums as crt
 
 from shardcache.errors import CorruptShardError
 from shardcache.fetch.sink import Sink
-from shardcache.origin.base import Pieces
 
-_UPDATE: dict[str, Callable[[bytes, int], int]] = {
+Data: TypeAlias = bytes | memoryview
+
+_UPDATE: dict[str, Callable[[Data, int], int]] = {
     "crc32c": crt.crc32c,
     "crc32": zlib.crc32,  # faster than the CRT's, and it lets other threads run
     "crc64nvme": crt.crc64nvme,
@@ -35,12 +37,12 @@ class Ledger:
     sink: Sink
     _sums: dict[int, int] = field(default_factory=dict)
 
-    def add(self, index: int, pieces: Pieces) -> int:
+    def add(self, index: int, data: Data) -> int:
         """Take note of a part that arrived; return its CRC32C. Blocks."""
         wanted = self.sink.obj.checksum
-        crc32c = checksum("crc32c", pieces)
+        crc32c: int = crt.crc32c(data)
         if wanted is not None and wanted.algorithm in _UPDATE:
-            self._sums[index] = crc32c if wanted.algorithm == "crc32c" else checksum(wanted.algorithm, pieces)
+            self._sums[index] = crc32c if wanted.algorithm == "crc32c" else _UPDATE[wanted.algorithm](data, 0)
         return crc32c
 
     def verify(self) -> None:
@@ -63,17 +65,9 @@ class Ledger:
             return [
                 self._sums[index]
                 if index in self._sums
-                else checksum(algorithm, [os.pread(file.fileno(), sink.part_bytes, index * sink.part_bytes)])
+                else _UPDATE[algorithm](os.pread(file.fileno(), sink.part_bytes, index * sink.part_bytes), 0)
                 for index in range(-(-sink.obj.size_bytes // sink.part_bytes))
             ]
-
-
-def checksum(algorithm: str, pieces: Pieces) -> int:
-    """Return the checksum of consecutive bytes."""
-    value = 0
-    for piece in pieces:
-        value = _UPDATE[algorithm](piece, value)
-    return value
 
 
 def combined(algorithm: str, parts: Sequence[int], part_bytes: int, size_bytes: int) -> int:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from shardcache.errors import ShardChangedError
+from shardcache.fetch.buffers import Buffers
 from shardcache.fetch.checksums import Ledger
 from shardcache.fetch.limits import Slots
 from shardcache.fetch.retry import BACKOFF, Backoff, Retry
 from shardcache.fetch.sink import Sink
 from shardcache.fetch.stall import Watch
 from shardcache.metrics import Counters
-from shardcache.origin.base import Origin, Pieces, Received, RemoteObject, nothing
+from shardcache.origin.base import Origin, Received, RemoteObject, nothing
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ class Downloader:
         backoff: Backoff = BACKOFF,
     ) -> None:
         self._slots = Slots(max_connections)
+        self._buffers = Buffers()
         self._shard_connections = shard_connections
         self._retry = Retry(attempts, counters, backoff)
         self._stall_timeout_s = stall_timeout_s
@@ -113,10 +115,11 @@ class Downloader:
 
         async def attempt() -> None:
             async with self._slots.slot(job.priority):
-                watch = self._watch(job)
-                async with watch.limit():
-                    pieces = await job.origin.read_range(job.obj, start, stop, watch.received)
-                await job.write(index, pieces)
+                with self._buffers.lend(job.sink.part_bytes) as buffer:
+                    part, watch = buffer[: stop - start], self._watch(job)
+                    async with watch.limit():
+                        await job.origin.read_into(job.obj, start, part, watch.received)
+                    await job.write(index, part)
 
         await self._retry.call(attempt)
 
@@ -124,15 +127,16 @@ class Downloader:
         job.start(range(-(-job.obj.size_bytes // job.sink.part_bytes)))
         async with self._slots.slot(job.priority):
             watch = self._watch(job)
-            async with aclosing(job.origin.stream(job.obj, job.sink.part_bytes, watch.received)) as parts:
-                index = 0
-                while True:
-                    async with watch.limit():
-                        pieces = await anext(parts, None)
-                    if pieces is None:
-                        return
-                    await job.write(index, pieces)
-                    index += 1
+            with self._buffers.lend(job.sink.part_bytes) as buffer:
+                async with aclosing(job.origin.stream(job.obj, buffer, watch.received)) as parts:
+                    index = 0
+                    while True:
+                        async with watch.limit():
+                            part = await anext(parts, None)
+                        if part is None:
+                            return
+                        await job.write(index, part)
+                        index += 1
 
     def _watch(self, job: _Job) -> Watch:
         self._counters.origin_requests += 1
@@ -162,8 +166,8 @@ class _Job:
         self.done_bytes = self.obj.size_bytes - sum(stop - start for start, stop in map(self.span, missing))
         self.progress(self.done_bytes)
 
-    async def write(self, index: int, pieces: Pieces) -> None:
-        crc32c = await asyncio.to_thread(self.ledger.add, index, pieces)
-        await self.sink.write(index, b"".join(pieces), crc32c)
-        self.done_bytes += sum(map(len, pieces))
+    async def write(self, index: int, part: memoryview) -> None:
+        crc32c = await asyncio.to_thread(self.ledger.add, index, part)
+        await self.sink.write(index, part, crc32c)
+        self.done_bytes += len(part)
         self.progress(self.done_bytes)

@@ -29,7 +29,7 @@ class Sink(Protocol):
     def missing(self) -> list[int]:
         """Return the numbers of the parts still to be written, in order."""
 
-    async def write(self, index: int, data: bytes | bytearray | memoryview, crc32c: int) -> None:
+    async def write(self, index: int, data: memoryview, crc32c: int) -> None:
         """Put a part in its place, over what may be there. Raises DiskFullError, CacheDirError."""
 
     def crcs(self) -> list[int]:

@@ -9,9 +9,6 @@ from typing import Protocol, TypeAlias
 Received: TypeAlias = Callable[[int], None]
 """Told how many bytes just came in, so that whoever waits can tell slow from stalled."""
 
-Pieces: TypeAlias = list[bytes]
-"""Consecutive bytes as they came in; joining them would only cost a copy."""
-
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
@@ -57,15 +54,18 @@ class Origin(Protocol):
     async def stat(self, url: str) -> RemoteObject:
         """Return the object's present version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError."""
 
-    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> Pieces:
-        """Return exactly the bytes [start, stop) of that very version.
+    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, received: Received) -> None:
+        """Fill the buffer with the bytes from `start` on of that very version.
 
         Raises ShardChangedError when the store now holds another version; OriginUnavailableError when a retry may
         help, short or mislabelled answers included.
         """
 
-    def stream(self, obj: RemoteObject, part_bytes: int, received: Received) -> AsyncGenerator[Pieces, None]:
-        """Yield the whole object in order, in parts of `part_bytes` (the last may be shorter). Raises as above."""
+    def stream(self, obj: RemoteObject, buffer: memoryview, received: Received) -> AsyncGenerator[memoryview, None]:
+        """Yield the whole object in order: views of the buffer, all of it but for the last. Raises as above.
+
+        A view holds its bytes until the next is asked for.
+        """
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """Return every object whose url starts with `prefix`, sorted by url, recursively; none is an empty list.
@@ -75,6 +75,16 @@ class Origin(Protocol):
 
     async def close(self) -> None:
         """Close connections."""
+
+
+async def stream_ranges(
+    origin: Origin, obj: RemoteObject, buffer: memoryview, received: Received
+) -> AsyncGenerator[memoryview, None]:
+    """Do what `Origin.stream` does by ranges."""
+    for start in range(0, obj.size_bytes, len(buffer)):
+        part = buffer[: obj.size_bytes - start]
+        await origin.read_into(obj, start, part, received)
+        yield part
 
 
 def nothing(count: int) -> None:

@@ -23,7 +23,7 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardcacheError,
 )
-from shardcache.origin.base import Pieces, Received, RemoteObject
+from shardcache.origin.base import Received, RemoteObject, stream_ranges
 from shardcache.origin.status import error_of
 
 # What names one content, most telling first; then, with the size, what says when it was made.
@@ -59,19 +59,19 @@ class FsspecOrigin:
             self._fs.invalidate_cache()
             return self._remote_object(url, await self._call("info", self._path(url)))
 
-    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> Pieces:
-        """As `Origin.read_range`, but for the version: see `RemoteObject.guarded`."""
+    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, received: Received) -> None:
+        """As `Origin.read_into`, but for the version: see `RemoteObject.guarded`."""
         with _translated(obj.url):
-            data: bytes = await self._call("cat_file", self._path(obj.url), start=start, end=stop)
-        if len(data) != stop - start:
-            raise OriginUnavailableError(f"a read of {stop - start} bytes gave {len(data)}", url=obj.url)
+            path, stop = self._path(obj.url), start + len(buffer)
+            data: bytes = await self._call("cat_file", path, start=start, end=stop)
+        if len(data) != len(buffer):
+            raise OriginUnavailableError(f"a read of {len(buffer)} bytes gave {len(data)}", url=obj.url)
         received(len(data))
-        return [data]
+        buffer[:] = data
 
-    async def stream(self, obj: RemoteObject, part_bytes: int, received: Received) -> AsyncGenerator[Pieces, None]:
-        """As `Origin.stream`, by ranges."""
-        for start in range(0, obj.size_bytes, part_bytes):
-            yield await self.read_range(obj, start, min(start + part_bytes, obj.size_bytes), received)
+    def stream(self, obj: RemoteObject, buffer: memoryview, received: Received) -> AsyncGenerator[memoryview, None]:
+        """As `Origin.stream`."""
+        return stream_ranges(self, obj, buffer, received)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.origin.base import Pieces, Received, RemoteObject
+from shardcache.origin.base import Received, RemoteObject
 
 # Larger reads save wake-ups; a read returns what is there, so nothing waits for a chunk to fill.
 READ_BYTES = 256 * 1024
@@ -34,21 +34,26 @@ def check_range(obj: RemoteObject, start: int, stop: int, status: int, content_r
         raise OriginUnavailableError(f"the store sent {content_range!r} in place of {wanted!r}", url=obj.url)
 
 
-async def read_exactly(read: Callable[[int], Awaitable[bytes]], count: int, received: Received, url: str) -> Pieces:
-    """Read a body that must hold exactly `count` bytes.
+async def fill(buffer: memoryview, read: Callable[[int], Awaitable[bytes]], received: Received, url: str) -> None:
+    """Read a body that must have exactly the size of the buffer.
 
     Args:
         read: returns at most so many bytes, as soon as there are any; b"" at the end.
 
     Raises OriginUnavailableError for a body of another length.
     """
-    pieces, left = [], count
-    while piece := await read(READ_BYTES):
-        received(len(piece))
-        left -= len(piece)
-        if left < 0:
-            break
-        pieces.append(piece)
-    if left:
-        raise OriginUnavailableError(f"the store sent a body that is not the {count} bytes asked for", url=url)
-    return pieces
+    filled = 0
+    while chunk := await read(READ_BYTES):
+        received(len(chunk))
+        end = filled + len(chunk)
+        if end > len(buffer):
+            raise wrong_length(len(buffer), url)
+        buffer[filled:end] = chunk
+        filled = end
+    if filled != len(buffer):
+        raise wrong_length(len(buffer), url)
+
+
+def wrong_length(count: int, url: str) -> OriginUnavailableError:
+    """Return the error for a body that is not the `count` bytes asked for."""
+    return OriginUnavailableError(f"the store sent a body that is not the {count} bytes asked for", url=url)

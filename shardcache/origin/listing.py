@@ -28,7 +28,6 @@ from shardcache.protocol import ShardRef
 MAX_SHARDS = 10_000_000
 MAX_INDEX_BYTES = 1024 * 1024 * 1024
 
-_PART_BYTES = 8 * 1024 * 1024
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 
 
@@ -104,7 +103,8 @@ async def _read(url: str, origins: Origins, received: Received) -> bytes:
     obj = await origin.stat(url)
     if obj.size_bytes > MAX_INDEX_BYTES:
         raise OriginError(f"an index file of {obj.size_bytes} bytes is too large to be one", url=url)
-    return b"".join([piece async for part in origin.stream(obj, _PART_BYTES, received) for piece in part])
+    parts = origin.stream(obj, memoryview(bytearray(max(1, obj.size_bytes))), received)
+    return b"".join([bytes(part) async for part in parts])
 
 
 def parse_index(url: str, data: bytes) -> list[ShardRef]:

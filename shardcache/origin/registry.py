@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from shardcache.config import OriginTable
 from shardcache.errors import MissingPackageError
-from shardcache.origin.base import Origin, Pieces, Received, RemoteObject
+from shardcache.origin.base import Origin, Received, RemoteObject
 from shardcache.origin.urls import checked, protocol_of
 
 # Beside those for parts, so that asking for a version or a listing never queues behind them.
@@ -68,13 +68,15 @@ class Deferred:
         """As `Origin.stat`; any method may raise MissingPackageError or ConfigError as well."""
         return await (await self._loaded()).stat(url)
 
-    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> Pieces:
-        """As `Origin.read_range`."""
-        return await (await self._loaded()).read_range(obj, start, stop, received)
+    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, received: Received) -> None:
+        """As `Origin.read_into`."""
+        await (await self._loaded()).read_into(obj, start, buffer, received)
 
-    async def stream(self, obj: RemoteObject, part_bytes: int, received: Received) -> AsyncGenerator[Pieces, None]:
+    async def stream(
+        self, obj: RemoteObject, buffer: memoryview, received: Received
+    ) -> AsyncGenerator[memoryview, None]:
         """As `Origin.stream`."""
-        async with aclosing((await self._loaded()).stream(obj, part_bytes, received)) as parts:
+        async with aclosing((await self._loaded()).stream(obj, buffer, received)) as parts:
             async for part in parts:
                 yield part
 

@@ -10,8 +10,9 @@ from botocore.exceptions import ClientError
 
 from shardcache.config import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.origin.base import Checksum, Pieces, Received, RemoteObject
-from shardcache.origin.http_range import check_range, range_header, read_exactly
+from shardcache.origin.base import Checksum, Received, RemoteObject, stream_ranges
+from shardcache.origin.http_range import check_range, fill, range_header
+from shardcache.origin.s3_direct import DirectReads
 from shardcache.origin.s3_session import Sessions
 
 _CHECKSUMS = {"ChecksumCRC32C": "crc32c", "ChecksumCRC64NVME": "crc64nvme", "ChecksumCRC32": "crc32"}
@@ -22,6 +23,7 @@ class S3Origin:
 
     def __init__(self, table: OriginTable, max_connections: int) -> None:
         self._sessions = Sessions(table, max_connections)
+        self._direct = DirectReads(table)
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
@@ -39,23 +41,27 @@ class S3Origin:
                 raise
         return RemoteObject(url, _version(head, url), int(head["ContentLength"]), _checksum(head))
 
-    async def read_range(self, obj: RemoteObject, start: int, stop: int, received: Received) -> Pieces:
-        """As `Origin.read_range`; one GET with If-Match."""
+    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, received: Received) -> None:
+        """As `Origin.read_into`; one GET with If-Match."""
         bucket, key = split(obj.url)
+        where = {"Bucket": bucket, "Key": key}
         async with self._sessions.use(obj.url) as fs:
+            if await self._direct.read(fs, where, obj, start, buffer, received):
+                return
+            stop = start + len(buffer)
             answer = await fs._call_s3(
-                "get_object", Bucket=bucket, Key=key, Range=range_header(start, stop), IfMatch=f'"{obj.version}"'
+                "get_object", **where, Range=range_header(start, stop), IfMatch=f'"{obj.version}"'
             )
             async with answer["Body"] as body:
                 check_range(obj, start, stop, _status(answer), answer.get("ContentRange"))
                 if _version(answer, obj.url) != obj.version:
                     raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
-                return await read_exactly(body.read, stop - start, received, obj.url)
+                await fill(buffer, body.read, received, obj.url)
+            self._direct.refused(obj)
 
-    async def stream(self, obj: RemoteObject, part_bytes: int, received: Received) -> AsyncGenerator[Pieces, None]:
-        """As `Origin.stream`, by ranges."""
-        for start in range(0, obj.size_bytes, part_bytes):
-            yield await self.read_range(obj, start, min(start + part_bytes, obj.size_bytes), received)
+    def stream(self, obj: RemoteObject, buffer: memoryview, received: Received) -> AsyncGenerator[memoryview, None]:
+        """As `Origin.stream`."""
+        return stream_ranges(self, obj, buffer, received)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`; a request for each thousand keys. Versions are those of `stat`."""
@@ -76,6 +82,7 @@ class S3Origin:
 
     async def close(self) -> None:
         """As `Origin.close`."""
+        await self._direct.close()
         await self._sessions.close()
 
 

@@ -12,6 +12,7 @@ import aiobotocore.session
 from s3fs import S3FileSystem
 
 from shardcache.config import OriginTable
+from shardcache.origin.s3_direct import keep_signature_v4
 from shardcache.origin.s3_errors import FOREIGN, judge
 
 CONNECT_TIMEOUT_S = 10
@@ -69,7 +70,9 @@ class Sessions:
                 boto_session = await asyncio.to_thread(_boto_session, self._profile)
                 fs = S3FileSystem(session=boto_session, **self._options)
                 fs.retries = 1  # whoever downloads retries, and counts it
-                session = self._present = _Session(fs, await fs.set_session())
+                client = await fs.set_session()
+                client.meta.events.register_first("choose-signer.s3.GetObject", keep_signature_v4)
+                session = self._present = _Session(fs, client)
         session.users += 1
         return session
 

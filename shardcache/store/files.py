@@ -10,6 +10,9 @@ from pathlib import Path
 
 from shardcache.errors import CacheDirError, DiskFullError
 
+# A longer write makes the kernel look for huge pages to keep it in, which costs a virtual machine more than the copy.
+WRITE_BYTES = 1024 * 1024
+
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:

@@ -19,7 +19,7 @@ from typing import Any, Self
 from awscrt import checksums
 
 from shardcache.origin.base import RemoteObject
-from shardcache.store.files import disk_errors, size_or_zero, unlink_quietly
+from shardcache.store.files import WRITE_BYTES, disk_errors, size_or_zero, unlink_quietly
 from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 
 _RECORD = struct.Struct("<II")
@@ -65,7 +65,7 @@ class Partial:
         """Return the numbers of the parts still to be fetched, in order."""
         return [index for index in range(self.count) if index not in self.done]
 
-    async def write(self, index: int, data: bytes | bytearray | memoryview, crc32c: int) -> None:
+    async def write(self, index: int, data: bytes | memoryview, crc32c: int) -> None:
         """Put a part in its place. Raises DiskFullError."""
         await asyncio.to_thread(self._write, index, data, crc32c)
         self.done[index] = crc32c
@@ -74,12 +74,12 @@ class Partial:
         """Return the CRC32C of every part, in order; only when none is missing."""
         return [self.done[index] for index in range(self.count)]
 
-    def _write(self, index: int, data: bytes | bytearray | memoryview, crc32c: int) -> None:
+    def _write(self, index: int, data: bytes | memoryview, crc32c: int) -> None:
         with disk_errors(self.path):
             with open(self.path, "r+b", buffering=0) as file:
                 view, offset = memoryview(data), index * self.part_bytes
                 while view:
-                    count = os.pwrite(file.fileno(), view, offset)
+                    count = os.pwrite(file.fileno(), view[:WRITE_BYTES], offset)
                     view, offset = view[count:], offset + count
             with open(self.journal_path, "ab", buffering=0) as journal:
                 journal.write(_RECORD.pack(index, crc32c))

@@ -22,6 +22,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import RemoteObject, nothing
 from shardcache.origin.registry import Origins
+from support.origins import read_range, stream
 
 DATA = bytes(range(256)) * 10
 
@@ -76,7 +77,7 @@ def write(url: str, data: bytes) -> None:
 
 async def read(origins: Origins, obj: RemoteObject, start: int, stop: int) -> bytes:
     """Return a range as one."""
-    return b"".join(await origins.origin(obj.url).read_range(obj, start, stop, nothing))
+    return await read_range(origins.origin(obj.url), obj, start, stop)
 
 
 @pytest.mark.parametrize("folder", ["file", "path", "memory", "asyncmemory"], indirect=True)
@@ -88,7 +89,7 @@ async def test_files_are_found_and_read(folder: str, origins: Origins) -> None:
     obj = await origin.stat(folder + "a.tar")
     assert (obj.size_bytes, obj.ranges, obj.guarded) == (len(DATA), True, False)
     assert await read(origins, obj, 100, 300) == DATA[100:300]
-    assert b"".join([piece async for part in origin.stream(obj, 1000, nothing) for piece in part]) == DATA
+    assert b"".join(await stream(origin, obj, 1000)) == DATA
     found = await origin.list_prefix(folder, nothing)
     assert [entry.url for entry in found] == [folder + name for name in ("a.tar", "b.tar", "sub/c.tar")]
     assert found[0] == obj

@@ -17,6 +17,7 @@ from shardcache.errors import (
 from shardcache.origin.base import RemoteObject, nothing
 from shardcache.origin.registry import Origins
 from support.faulty_s3 import Fault, FaultyS3
+from support.origins import read_range, stream
 
 DATA = bytes(range(256)) * 400
 
@@ -37,12 +38,12 @@ async def stat(origins: Origins, server: FaultyS3, key: str = "a.tar") -> Remote
 
 async def read(origins: Origins, obj: RemoteObject, start: int, stop: int) -> bytes:
     """Return a range as one."""
-    return b"".join(await origins.origin(obj.url).read_range(obj, start, stop, nothing))
+    return await read_range(origins.origin(obj.url), obj, start, stop)
 
 
-async def stream(origins: Origins, obj: RemoteObject) -> list[bytes]:
+async def parts_of(origins: Origins, obj: RemoteObject) -> list[bytes]:
     """Return the parts of 30,000 bytes."""
-    return [b"".join(part) async for part in origins.origin(obj.url).stream(obj, 30_000, nothing)]
+    return await stream(origins.origin(obj.url), obj, 30_000)
 
 
 @pytest.mark.parametrize("validators", [("ETag",), ("Last-Modified",), ("ETag", "Last-Modified")])
@@ -62,13 +63,13 @@ async def test_a_server_without_ranges_streams(faulty: FaultyS3, origins: Origin
     faulty.ranges = False
     obj = await stat(origins, faulty)
     assert not obj.ranges
-    parts = await stream(origins, obj)
+    parts = await parts_of(origins, obj)
     assert [len(part) for part in parts] == [30_000, 30_000, 30_000, 12_400]
     assert b"".join(parts) == DATA
     for fault in (Fault.TRUNCATE, Fault.RESET):
         faulty.fail("a.tar", fault)
         with pytest.raises(OriginUnavailableError):
-            await stream(origins, obj)
+            await parts_of(origins, obj)
 
 
 async def test_nothing_to_tell_versions_apart_is_said(faulty: FaultyS3, origins: Origins) -> None:

@@ -1,0 +1,92 @@
+"""Parts of S3 objects by signed urls, past the SDK: it makes the url, `Wire` reads the bytes.
+
+The SDK's own way to a body costs a processor twice as much. It stays for everything else, and for every store or
+answer that is not as plain as a ranged read of a public cloud's bucket.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import structlog
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies
+
+from shardcache.config import OriginTable
+from shardcache.errors import ShardChangedError
+from shardcache.origin.base import Received, RemoteObject
+from shardcache.origin.http_range import check_range, range_header, wrong_length
+from shardcache.origin.status import error_of
+from shardcache.origin.wire import Wire
+
+log = structlog.get_logger()
+
+_PLAIN_OPTIONS = {"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}
+_REFUSALS = {301, 307, 308, 400, 401, 403, 404}
+_PATIENCE = 3
+
+
+class DirectReads:
+    """Reads parts directly as long as the store plays along."""
+
+    def __init__(self, table: OriginTable) -> None:
+        # Options that change requests in ways which a signed url does not know: the SDK shall make every request.
+        self._enabled = set(table.storage_options) <= _PLAIN_OPTIONS
+        self._refused = 0
+        self._wire: Wire | None = None
+
+    async def read(
+        self, fs: Any, where: dict[str, str], obj: RemoteObject, start: int, buffer: memoryview, received: Received
+    ) -> bool:
+        """Fill the buffer as `Origin.read_into` does; False where the SDK has to.
+
+        Raises ShardChangedError, OriginUnavailableError, and what botocore and the network raise.
+        """
+        if not self._enabled:
+            return False
+        url: str = await fs.s3.generate_presigned_url("get_object", Params=where)
+        if self._wire is None:
+            self._enabled = not get_environ_proxies(url)
+            self._wire = Wire(ssl.create_default_context(cafile=_ca_file(fs)))
+            return await self.read(fs, where, obj, start, buffer, received)
+        stop = start + len(buffer)
+        headers = {"Range": range_header(start, stop), "If-Match": f'"{obj.version}"'}
+        head = await self._wire.read(url, headers, buffer, received)
+        if head.status in _REFUSALS:
+            return False  # its reason is in the body, and maybe it is only the signed url that is refused
+        if head.status >= 300:
+            raise error_of(head.status, f"the store answered a ranged read with status {head.status}", obj.url)
+        check_range(obj, start, stop, head.status, head.headers.get("content-range"))
+        if head.headers.get("etag", "").strip('"') != obj.version:
+            raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
+        if not head.complete:
+            raise wrong_length(len(buffer), obj.url)
+        self._refused = 0
+        return True
+
+    def refused(self, obj: RemoteObject) -> None:
+        """Note that the SDK could read what this could not; after a few times, leave everything to the SDK."""
+        self._refused += 1
+        if self._enabled and self._refused >= _PATIENCE:
+            log.info("the store takes no signed urls; reading through the SDK", url=obj.url)
+            self._enabled = False
+
+    async def close(self) -> None:
+        """Close its connections."""
+        if self._wire is not None:
+            await self._wire.close()
+
+
+def keep_signature_v4(signature_version: str, **_context: Any) -> str | None:
+    """Sign urls as requests are signed; botocore would fall back to version 2 in the older regions.
+
+    A handler of botocore's event `choose-signer.s3.GetObject`.
+    """
+    return signature_version if "v4" in signature_version else None
+
+
+def _ca_file(fs: Any) -> str | None:
+    """Return the certificates that the SDK trusts."""
+    path: str | None = fs.session.get_config_variable("ca_bundle") or get_cert_path(True)
+    return path
