@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -43,10 +44,13 @@ def serve(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     path = socket_path(settings.socket)
     sock = bind_socket(path, settings.group)
+    gc.disable()  # recovery makes many objects that all stay; looking through them would only take time
     try:
         store = await asyncio.to_thread(
             Store.open, settings.cache_dir, settings.capacity, settings.min_free, settings.group
         )
+        gc.freeze()
+        gc.enable()
         with contextlib.closing(store):
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
             await _run(settings, store, sock, str(path))
@@ -72,6 +76,7 @@ async def _run(settings: Settings, store: Store, sock: socket.socket, path: str)
             async with serving(cache, sock):
                 with _stop_signals() as stop:
                     log.info("ready", version=__version__, socket=path, store=repr(store))
+                    group.create_task(origins.prepare())
                     await stop.wait()
                 log.info("stopping")
             cache.stop()

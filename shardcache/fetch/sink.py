@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -29,8 +30,11 @@ class Sink(Protocol):
     def missing(self) -> list[int]:
         """Return the numbers of the parts still to be written, in order."""
 
-    async def write(self, index: int, data: memoryview, crc32c: int) -> None:
-        """Put a part in its place, over what may be there. Raises DiskFullError, CacheDirError."""
+    async def write(self, index: int, data: memoryview, seen: Callable[[memoryview], object]) -> None:
+        """Put a part in its place, over what may be there, and show each block of it to `seen`, in order.
+
+        Raises DiskFullError, CacheDirError.
+        """
 
     def crcs(self) -> list[int]:
         """Return the CRC32C of every part, in order; only when none is missing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
@@ -42,6 +43,12 @@ class Origins:
         if key not in self._origins:
             self._origins[key] = Deferred(lambda: _load(protocol, table, self._connections))
         return self._origins[key]
+
+    @staticmethod
+    async def prepare() -> None:
+        """Load what S3 needs before the first url comes: it takes a second, and S3 is what most urls are."""
+        with contextlib.suppress(ImportError):
+            await asyncio.to_thread(_prepare_s3)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -88,6 +95,13 @@ class Deferred:
         """Close the origin where it was ever loaded."""
         if self._origin is not None:
             await self._origin.close()
+
+
+def _prepare_s3() -> None:
+    from shardcache.origin import s3, s3_session
+
+    assert s3
+    s3_session.descriptions()
 
 
 def _load(protocol: str, table: OriginTable, max_connections: int) -> Origin:

@@ -6,7 +6,7 @@ answer that is not as plain as a ranged read of a public cloud's bucket.
 
 from __future__ import annotations
 
-import ssl
+import time
 from typing import Any
 
 import structlog
@@ -25,6 +25,8 @@ log = structlog.get_logger()
 _PLAIN_OPTIONS = {"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404}
 _PATIENCE = 3
+_SIGNED_FOR_S = 600
+_MOST_SIGNED = 64
 
 
 class DirectReads:
@@ -34,6 +36,7 @@ class DirectReads:
         # Options that change requests in ways which a signed url does not know: the SDK shall make every request.
         self._enabled = set(table.storage_options) <= _PLAIN_OPTIONS
         self._refused = 0
+        self._signed: dict[str, tuple[str, float]] = {}
         self._wire: Wire | None = None
 
     async def read(
@@ -45,15 +48,16 @@ class DirectReads:
         """
         if not self._enabled:
             return False
-        url: str = await fs.s3.generate_presigned_url("get_object", Params=where)
+        url = await self._signed_url(fs, where, obj)
         if self._wire is None:
             self._enabled = not get_environ_proxies(url)
-            self._wire = Wire(ssl.create_default_context(cafile=_ca_file(fs)))
+            self._wire = Wire(_ca_file(fs))
             return await self.read(fs, where, obj, start, buffer, received)
         stop = start + len(buffer)
         headers = {"Range": range_header(start, stop), "If-Match": f'"{obj.version}"'}
         head = await self._wire.read(url, headers, buffer, received)
         if head.status in _REFUSALS:
+            self._signed.clear()
             return False  # its reason is in the body, and maybe it is only the signed url that is refused
         if head.status >= 300:
             raise error_of(head.status, f"the store answered a ranged read with status {head.status}", obj.url)
@@ -64,6 +68,17 @@ class DirectReads:
             raise wrong_length(len(buffer), obj.url)
         self._refused = 0
         return True
+
+    async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
+        """Return one url for all parts of an object, for a while: signing takes a millisecond."""
+        now_s = time.monotonic()
+        url, signed_at_s = self._signed.get(obj.url, ("", 0.0))
+        if not url or now_s - signed_at_s > _SIGNED_FOR_S / 2:
+            url = await fs.s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_SIGNED_FOR_S)
+            if len(self._signed) >= _MOST_SIGNED:
+                self._signed.clear()
+            self._signed[obj.url] = (url, now_s)
+        return url
 
     def refused(self, obj: RemoteObject) -> None:
         """Note that the SDK could read what this could not; after a few times, leave everything to the SDK."""
@@ -83,7 +98,7 @@ def keep_signature_v4(signature_version: str, **_context: Any) -> str | None:
 
     A handler of botocore's event `choose-signer.s3.GetObject`.
     """
-    return signature_version if "v4" in signature_version else None
+    return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None
 
 
 def _ca_file(fs: Any) -> str | None:

@@ -11,6 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 from shardcache.origin.base import Received
@@ -32,11 +33,12 @@ class Wire:
     """Connections to any number of servers, kept open for the next read.
 
     Args:
-        tls: for https.
+        ca_file: certificates to trust, for https.
     """
 
-    def __init__(self, tls: ssl.SSLContext) -> None:
-        self._tls = tls
+    def __init__(self, ca_file: str | None) -> None:
+        self._ca_file = ca_file
+        self._tls: ssl.SSLContext | None = None
         self._idle: dict[tuple[str, str], list[_Connection]] = {}
 
     async def read(self, url: str, headers: Mapping[str, str], buffer: memoryview, received: Received) -> Head:
@@ -68,6 +70,8 @@ class Wire:
         self._idle.clear()
 
     async def _connect(self, scheme: str, host: str, port: int | None) -> _Connection:
+        if scheme == "https" and self._tls is None:
+            self._tls = ssl.create_default_context(cafile=self._ca_file)
         tls = self._tls if scheme == "https" else None
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # TimeoutError is an OSError
@@ -127,8 +131,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
 
     def connection_lost(self, exn: Exception | None) -> None:
         """Fail what is being waited for."""

@@ -11,7 +11,14 @@ from pathlib import Path
 from shardcache.errors import CacheDirError, DiskFullError
 
 # A longer write makes the kernel look for huge pages to keep it in, which costs a virtual machine more than the copy.
-WRITE_BYTES = 1024 * 1024
+WRITE_BYTES = 128 * 1024
+
+
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of the data at an offset."""
+    while data:
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count
 
 
 @contextlib.contextmanager

@@ -12,17 +12,24 @@ import contextlib
 import json
 import os
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from awscrt import checksums
 
 from shardcache.origin.base import RemoteObject
-from shardcache.store.files import WRITE_BYTES, disk_errors, size_or_zero, unlink_quietly
+from shardcache.store.files import WRITE_BYTES, disk_errors, size_or_zero, unlink_quietly, write_all
 from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 
 _RECORD = struct.Struct("<II")
+
+Seen: TypeAlias = Callable[[memoryview], object]
+
+
+def nothing(block: memoryview) -> None:
+    """Take no notice of a block."""
 
 
 @dataclass(slots=True)
@@ -41,6 +48,8 @@ class Partial:
     path: Path
     journal_path: Path
     done: dict[int, int]
+    # Writers of one file would only spin on its lock in the kernel.
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @classmethod
     def open(cls, layout: Layout, obj: RemoteObject, part_bytes: int) -> Self:
@@ -65,24 +74,30 @@ class Partial:
         """Return the numbers of the parts still to be fetched, in order."""
         return [index for index in range(self.count) if index not in self.done]
 
-    async def write(self, index: int, data: bytes | memoryview, crc32c: int) -> None:
-        """Put a part in its place. Raises DiskFullError."""
-        await asyncio.to_thread(self._write, index, data, crc32c)
-        self.done[index] = crc32c
+    async def write(self, index: int, data: bytes | memoryview, seen: Seen = nothing) -> None:
+        """Put a part in its place; `seen` is shown each block, in a thread, while it is in the processor's cache.
+
+        Raises DiskFullError.
+        """
+        async with self._writing:
+            self.done[index] = await asyncio.to_thread(self._write, index, data, seen)
 
     def crcs(self) -> list[int]:
         """Return the CRC32C of every part, in order; only when none is missing."""
         return [self.done[index] for index in range(self.count)]
 
-    def _write(self, index: int, data: bytes | memoryview, crc32c: int) -> None:
+    def _write(self, index: int, data: bytes | memoryview, seen: Seen) -> int:
+        crc32c, view, offset = 0, memoryview(data), index * self.part_bytes
         with disk_errors(self.path):
             with open(self.path, "r+b", buffering=0) as file:
-                view, offset = memoryview(data), index * self.part_bytes
-                while view:
-                    count = os.pwrite(file.fileno(), view[:WRITE_BYTES], offset)
-                    view, offset = view[count:], offset + count
+                for at in range(0, len(view), WRITE_BYTES):
+                    block = view[at : at + WRITE_BYTES]
+                    crc32c = checksums.crc32c(block, crc32c)
+                    seen(block)
+                    write_all(file.fileno(), block, offset + at)
             with open(self.journal_path, "ab", buffering=0) as journal:
                 journal.write(_RECORD.pack(index, crc32c))
+        return crc32c
 
     def _create(self) -> None:
         unlink_quietly(self.path, self.journal_path)

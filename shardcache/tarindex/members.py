@@ -21,8 +21,9 @@ from shardcache.tarindex.headers import (
     parse_pax,
 )
 
-# Headers of small members share a read; around a large member no more than this is read in vain.
+# Headers of small members share a read; behind a large one, the next header is read almost alone.
 _WINDOW_BYTES = 32 * 1024
+_ALONE_BYTES = 2 * 1024
 
 # A long name or a set of PAX records; libarchive draws the same line at 1 MiB for names.
 _EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
@@ -172,7 +173,8 @@ class Tar:
     def _read(self, at: int, size_bytes: int) -> bytes:
         begin = at - self._window_start  # never negative: the walk only goes forward
         if begin + size_bytes > len(self._window):
-            self._window = os.pread(self._fd, max(size_bytes, _WINDOW_BYTES), at)
+            window_bytes = _WINDOW_BYTES if begin < 2 * _WINDOW_BYTES else _ALONE_BYTES
+            self._window = os.pread(self._fd, max(size_bytes, window_bytes), at)
             self._window_start, begin = at, 0
         return self._window[begin : begin + size_bytes]
 
