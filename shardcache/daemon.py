@@ -77,6 +77,7 @@ async def _run(settings: Settings, store: Store, sock: socket.socket, path: str)
                 with _stop_signals() as stop:
                     log.info("ready", version=__version__, socket=path, store=repr(store))
                     group.create_task(origins.prepare())
+                    group.create_task(indexers.prepare())
                     await stop.wait()
                 log.info("stopping")
             cache.stop()

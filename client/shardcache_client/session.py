@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from shardcache.errors import NoDaemonError, ShardcacheError, ShardTimeoutError
+from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, ShardTimeoutError
 from shardcache.protocol import Leased
 from shardcache_client.connection import Connection, Reader
 from shardcache_client.order import Plan
@@ -24,6 +25,8 @@ T = TypeVar("T")
 _EXPLAIN_TIMEOUT_S = 5.0
 # A restart takes the daemon some two seconds: short enough to go on soon, long enough to be no load.
 _RECONNECT_PAUSE_S = 0.25
+# How often one who waits looks up to see whether anybody still wants what is waited for.
+_LOOK_UP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +107,13 @@ class Session:
         start_s = time.monotonic()
         deadline_s, report_s = start_s + self._patience.limit_s, start_s + self._patience.first_report_s
         while True:
-            answer = self._insist(deadline_s, partial(_answer, lease=lease, until_s=min(report_s, deadline_s)))
+            until_s = min(report_s, deadline_s, time.monotonic() + _LOOK_UP_S)
+            answer = self._insist(deadline_s, partial(_answer, lease=lease, until_s=until_s))
             if answer is not None:
                 return cast(Leased, answer)
+            _check_parent()
+            if time.monotonic() < min(report_s, deadline_s):
+                continue
             reason = self._insist(deadline_s, partial(_explain, lease=lease))
             if time.monotonic() >= deadline_s:
                 raise self._timeout(lease, reason)
@@ -162,6 +169,7 @@ class Session:
                 if not lost:
                     log.warning("%s (%s); trying for another %.0f s", exn.message, exn.url, left_s)
                 lost = True
+            _check_parent()
             time.sleep(_RECONNECT_PAUSE_S)
 
     def _ready(self, deadline_s: float) -> Connection:
@@ -215,6 +223,13 @@ class Sessions:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Sessions, (self._socket, self._patience)
+
+
+def _check_parent() -> None:
+    """Raise DaemonError in a worker whose training process has ended: it would wait for nobody, and for minutes."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        raise DaemonError("the training process that this worker reads for has ended")
 
 
 def _answer(connection: Connection, lease: Lease, until_s: float) -> dict[str, Any] | None:

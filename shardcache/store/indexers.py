@@ -48,6 +48,10 @@ class Indexers:
                 log.warning("an indexing process was killed", url=request.url)
         raise CacheError("indexing was killed twice", url=request.url, remedy="look for the OOM killer in dmesg")
 
+    async def prepare(self) -> None:
+        """Start one process before the first shard needs it."""
+        self._idle.append(await _start())
+
     async def close(self) -> None:
         """End the idle processes; one at work ends with the task that waits for it."""
         while self._idle:

@@ -7,22 +7,16 @@ many bytes they hold. A shard's sidecar is read, and held against the file, when
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from shardcache.store.files import size_or_zero, unlink_quietly
-from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, Layout, is_key
+from shardcache.store.layout import JOURNAL, KEY_CHARS, PART, SIDECAR, TAR, Layout, is_key
+from shardcache.store.shard import Shard
 
-
-@dataclass(frozen=True, slots=True)
-class FoundShard:
-    """A published shard: sizes in bytes, last use in seconds since the epoch."""
-
-    key: str
-    size_bytes: int
-    sidecar_bytes: int
-    used_at_s: float
+_OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +28,32 @@ class Leftover:
     size_bytes: int
 
 
-def find_shards(layout: Layout) -> list[FoundShard]:
+def find_shards(layout: Layout) -> list[Shard]:
     """Return every published shard, least recently used first; sweep halves that a crash left. Blocks."""
-    found: list[FoundShard] = []
+    found: list[Shard] = []
     with os.scandir(layout.shards) as buckets:
         names = [bucket.name for bucket in buckets if bucket.is_dir(follow_symlinks=False)]
     for name in names:
         found += _scan_bucket(layout.shards / name)
-    return sorted(found, key=lambda shard: shard.used_at_s)
+    found.sort(key=attrgetter("used_at_s"))
+    return found
 
 
-def _scan_bucket(folder: Path) -> Iterator[FoundShard]:
-    tars: dict[str, int] = {}
-    sidecars: dict[str, os.stat_result] = {}
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            key, _, suffix = entry.name.partition(".")
-            if suffix == TAR[1:] and is_key(key):
-                tars[key] = entry.stat(follow_symlinks=False).st_size
-            elif suffix == SIDECAR[1:] and is_key(key):
-                sidecars[key] = entry.stat(follow_symlinks=False)
+def _scan_bucket(folder: Path) -> list[Shard]:
+    stats: dict[str, dict[str, os.stat_result]] = {TAR: {}, SIDECAR: {}}
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in os.listdir(fd):  # noqa: PTH208  # of a descriptor, which no Path can be
+            if named := _OURS.fullmatch(name):
+                key, suffix = named.groups()
+                stats[suffix][key] = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    finally:
+        os.close(fd)
+    tars, sidecars = stats[TAR], stats[SIDECAR]
     for key in tars.keys() ^ sidecars.keys():
         unlink_quietly(folder / (key + TAR), folder / (key + SIDECAR))
-    for key in tars.keys() & sidecars.keys():
-        yield FoundShard(key, tars[key], sidecars[key].st_size, sidecars[key].st_mtime)
+        tars.pop(key, None)
+    return [Shard(key, tar.st_size, sidecars[key].st_size, sidecars[key].st_mtime) for key, tar in tars.items()]
 
 
 def find_leftovers(layout: Layout) -> list[Leftover]:

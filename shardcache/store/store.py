@@ -62,8 +62,7 @@ class Store:
         return store
 
     def _recover(self) -> None:
-        for found in find_shards(self.layout):
-            shard = Shard(found.key, found.size_bytes, found.sidecar_bytes, found.used_at_s)
+        for shard in find_shards(self.layout):
             self.shards[shard.key] = shard
             self.space.kept_bytes += shard.kept_bytes
         for leftover in find_leftovers(self.layout):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -75,7 +76,7 @@ def measure(place: Workplace) -> list[Row]:
 
 def _shardcache(place: Workplace) -> Download:
     with place.daemon() as daemon:
-        before_s = tree_cpu_s(daemon.pid)
+        before_s = _at_rest(daemon.pid)
         command = run(daemon.warm(place.url(LARGE)))
         cpu_s = tree_cpu_s(daemon.pid) - before_s
         sync_s = settle()
@@ -93,6 +94,15 @@ def _s5cmd(place: Workplace) -> Download:
         size_bytes = sum(path.stat().st_size for path in folder.iterdir())
     _check(size_bytes, place)
     return Download(size_bytes, command.wall_s, sync_s, command.cpu_s)
+
+
+def _at_rest(pid: int) -> float:
+    """Return a daemon's processor time once it does nothing: a node's daemon has long been up when a job starts."""
+    before_s = -1.0
+    while (now_s := tree_cpu_s(pid)) != before_s:
+        before_s = now_s
+        time.sleep(0.5)
+    return now_s
 
 
 def _check(size_bytes: int, place: Workplace) -> None:
