@@ -10,7 +10,6 @@ from typing import cast
 
 import pytest
 
-from conftest import Bucket
 from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavailableError, ShardChangedError
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.retry import Backoff
@@ -19,6 +18,7 @@ from shardcache.origin.base import Origin, Received, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store.layout import Layout
 from shardcache.store.partial import Partial
+from support.buckets import Bucket
 from support.faulty_s3 import Fault, FaultyS3
 
 PART = 64 * 1024

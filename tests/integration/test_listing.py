@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Bucket
 from shardcache.errors import ConfigError, NotFoundError, OriginError
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
+from support.buckets import Bucket
 from support.faulty_s3 import FaultyS3
 
 KEYS = ("train/b.tar", "train/a.tar", "train/sub/c.tar.gz", "train/index.json", "training.tar", "val/a.tar")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from awscrt import checksums
 
-from conftest import Bucket, use_aws
 from shardcache.config import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
@@ -21,6 +20,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import Checksum, RemoteObject, nothing
 from shardcache.origin.registry import Origins
+from support.buckets import Bucket, use_aws
 from support.faulty_s3 import Fault, FaultyS3
 from support.origins import read_range, stream
 

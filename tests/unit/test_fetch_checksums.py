@@ -9,24 +9,21 @@ from awscrt import checksums
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.fetch.checksums import checksum, combined
+from shardcache.fetch.checksums import ALGORITHMS, combined
 
 WHOLE = {"crc32c": checksums.crc32c, "crc32": zlib.crc32, "crc64nvme": checksums.crc64nvme}
 
 
 @pytest.mark.parametrize("algorithm", WHOLE)
-@given(data=st.binary(max_size=200), part_bytes=st.integers(1, 64), piece_bytes=st.integers(1, 64))
-def test_the_whole_follows_from_its_parts(algorithm: str, data: bytes, part_bytes: int, piece_bytes: int) -> None:
-    """However the bytes are cut into parts and pieces, the checksum is that of all of them in one."""
+@given(data=st.binary(max_size=200), part_bytes=st.integers(1, 64))
+def test_the_whole_follows_from_its_parts(algorithm: str, data: bytes, part_bytes: int) -> None:
+    """However the bytes are cut into parts, the checksum is that of all of them in one."""
     parts = [data[start : start + part_bytes] for start in range(0, len(data), part_bytes)]
-    sums = [
-        checksum(algorithm, [part[start : start + piece_bytes] for start in range(0, len(part), piece_bytes)])
-        for part in parts
-    ]
+    sums = [ALGORITHMS[algorithm](part, 0) for part in parts]
     assert combined(algorithm, sums, part_bytes, len(data)) == WHOLE[algorithm](data)
 
 
 def test_the_algorithms_are_the_standard_ones() -> None:
     """Known answers for "123456789", from the CRC catalogue."""
     known = {"crc32c": 0xE3069283, "crc32": 0xCBF43926, "crc64nvme": 0xAE8B14860A799888}
-    assert {algorithm: checksum(algorithm, [b"1234", b"56789"]) for algorithm in known} == known
+    assert {name: ALGORITHMS[name](b"56789", ALGORITHMS[name](b"1234", 0)) for name in known} == known

@@ -13,7 +13,7 @@ import pytest
 
 from shardcache.errors import CapacityError, CorruptShardError, DiskFullError, ShardError, TruncatedShardError
 from shardcache.store.checksums import first_damaged_piece
-from shardcache.store.indexing import index_shard
+from shardcache.store.indexing import Request, index_shard
 from shardcache.store.inflate import Codec, codec_of, inflate
 from support.tars import make_tar, random_samples
 
@@ -65,6 +65,12 @@ def run(compressed: bytes, dst: Path, codec: Codec, reserve: Callable[[int], Non
     return crcs
 
 
+def index(tar: Path) -> None:
+    """Index a file."""
+    header = {"size_bytes": tar.stat().st_size}
+    index_shard(Request(str(tar), str(tar.with_suffix(".idx")), header, URL, True, 1 << 20))
+
+
 @pytest.mark.parametrize("codec", Codec)
 def test_what_was_compressed_comes_out(dst: Path, codec: Codec) -> None:
     """Every codec gives the tar back, all of it reserved, with checksums that the store can verify it by."""
@@ -105,7 +111,7 @@ def test_a_cut_between_two_members_is_noticed_by_the_index(dst: Path) -> None:
     pieces = [gzip.compress(TAR[:20_480]), gzip.compress(TAR[20_480:])]
     run(pieces[0], dst, Codec.GZIP)
     with pytest.raises(TruncatedShardError):
-        index_shard(dst, dst.with_suffix(".idx"), {"size_bytes": 20_480}, URL, True, 1 << 20)
+        index(dst)
 
 
 @pytest.mark.parametrize("codec", Codec)
@@ -113,7 +119,7 @@ def test_an_empty_file_is_no_shard(dst: Path, codec: Codec) -> None:
     """Nothing decompresses to nothing or to an error; neither is served."""
     with pytest.raises(TruncatedShardError):
         run(b"", dst, codec)
-        index_shard(dst, dst.with_suffix(".idx"), {"size_bytes": 0}, URL, True, 1 << 20)
+        index(dst)
 
 
 @pytest.mark.parametrize("codec", Codec)

@@ -6,12 +6,13 @@ import os
 import tarfile
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from shardcache.errors import CorruptShardError, NotATarError
-from shardcache.store.indexing import index_shard
+from shardcache.store.indexing import Request, index_shard
 from shardcache.tarindex import Fault, Samples, TarIndex, index_tar, read_header, write
 from support.tars import make_tar, pack, random_samples
 
@@ -156,11 +157,12 @@ def test_offsets_of_any_size_fit(sidecar: Path) -> None:
 
 
 def test_indexing_a_shard_completes_the_header(tmp_path: Path) -> None:
-    """The worker's function returns, and writes, the header with the number of samples."""
+    """The sidecar's header is the one given, with the number of samples."""
     tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
     tar.write_bytes(make_tar(random_samples(5), format=tarfile.PAX_FORMAT))
-    indexed = index_shard(tar, sidecar, {"size_bytes": tar.stat().st_size, "samples": 0}, URL, True, 1 << 20)
-    assert indexed.header == read_header(sidecar) == {"size_bytes": tar.stat().st_size, "samples": 5}
+    header = {"size_bytes": tar.stat().st_size, "samples": 0}
+    indexed = index_shard(Request(str(tar), str(sidecar), header, URL, True, 1 << 20))
+    assert read_header(sidecar) == {"size_bytes": tar.stat().st_size, "samples": indexed.samples}
     assert (indexed.written, indexed.sidecar_bytes) == (True, sidecar.stat().st_size)
     assert len(TarIndex.open(sidecar)) == 5
 
@@ -169,10 +171,11 @@ def test_a_sidecar_larger_than_allowed_is_not_written(tmp_path: Path) -> None:
     """The worker says how large it would be instead, and exactly that much is enough."""
     tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
     tar.write_bytes(make_tar(random_samples(5)))
-    refused = index_shard(tar, sidecar, {"size_bytes": tar.stat().st_size}, URL, True, 100)
+    request = Request(str(tar), str(sidecar), {"size_bytes": tar.stat().st_size}, URL, True, 100)
+    refused = index_shard(request)
     assert not refused.written
     assert not sidecar.exists()
-    assert index_shard(tar, sidecar, {"size_bytes": tar.stat().st_size}, URL, True, refused.sidecar_bytes).written
+    assert index_shard(replace(request, allowed_bytes=refused.sidecar_bytes)).written
     assert sidecar.stat().st_size == refused.sidecar_bytes
 
 
@@ -181,5 +184,5 @@ def test_no_sidecar_is_written_for_what_is_no_tar(tmp_path: Path) -> None:
     tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
     tar.write_bytes(b"<html>" * 200)
     with pytest.raises(NotATarError):
-        index_shard(tar, sidecar, {"size_bytes": 1200}, URL, True, 1 << 20)
+        index_shard(Request(str(tar), str(sidecar), {"size_bytes": 1200}, URL, True, 1 << 20))
     assert not sidecar.exists()
