@@ -55,8 +55,7 @@ async def _serve(settings: Settings) -> None:
             asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
             await _run(settings, store, sock, str(path))
     finally:
-        sock.close()
-        unlink_socket(path)
+        unlink_socket(path, sock)
 
 
 async def _run(settings: Settings, store: Store, sock: socket.socket, path: str) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from urllib.parse import unquote, urlsplit
 
-from shardcache.errors import NotAllowedError
+from shardcache.errors import ConfigError, NotAllowedError
 from shardcache.origin.urls import protocol_of
 
 _LOCAL = ("file", "local")
@@ -20,7 +20,12 @@ class AllowList:
 
     def check(self, url: str, uid: int) -> None:
         """Raise NotAllowedError unless the user may have `url` fetched."""
-        if ".." in unquote(urlsplit(url).path).split("/"):
+        try:
+            path = urlsplit(url).path
+            url.encode()
+        except ValueError as exn:
+            raise ConfigError(f"this is no url ({exn})", url=ascii(url)) from None
+        if ".." in unquote(path).split("/"):
             raise NotAllowedError("a url may not climb with '..'", url=url, remedy="write the path out")
         if self._prefixes:
             if not any(_is_below(url, prefix) for prefix in self._prefixes):

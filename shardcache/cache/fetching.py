@@ -76,15 +76,20 @@ class Fetcher:
         Raises every error of the origin, the shard and the cache.
         """
         origin = self._origins.origin(transfer.ref.url)
+        failure: ShardcacheError | None = None
         for _ in range(_VERSIONS):
             transfer.stage = Stage.ASKING
             obj = await self._downloader.stat(origin, transfer.ref.url)
             try:
                 return await self._version(transfer, origin, obj)
-            except ShardChangedError as exn:
-                changed = exn
-                log.info("shard was replaced while it was read", url=transfer.ref.url, version=obj.version)
-        raise changed
+            except (ShardChangedError, CorruptShardError) as exn:
+                # A bit that flipped on the way is mended by another try; a damaged object is damaged again.
+                if isinstance(exn, CorruptShardError) and isinstance(failure, CorruptShardError):
+                    raise
+                failure = exn
+                log.info("fetching the shard anew", url=transfer.ref.url, version=obj.version, cause=exn.message)
+        assert failure is not None
+        raise failure
 
     async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
         key = shard_key(obj.url, obj.version)
@@ -126,26 +131,26 @@ class Fetcher:
         adopted_bytes = reservation.size_bytes
         try:
             await self._reserve(reservation, transfer, key, obj)
+            if (present := self._store.shards.get(key)) is not None:
+                return present  # it was being evicted when this began, and could not be
             partial = await asyncio.to_thread(Partial.open, self._store.layout, obj, self._part_bytes)
             reservation.written(max(0, obj.size_bytes - adopted_bytes))
             return await self._download(reservation, transfer, origin, partial)
-        except PostponedError:
-            self._leave_parts(key, reservation)
-            raise
         except ShardcacheError as exn:
             if isinstance(exn, CorruptShardError):
                 self._counters.corrupt += 1
             reusable = exn.retryable and not isinstance(exn, ShardChangedError)
             await asyncio.to_thread(partials.discard, self._store.layout, key, keep_parts=reusable)
-            self._leave_parts(key, reservation)
             raise
+        finally:
+            self._leave_parts(key, reservation)
 
     async def _reserve(self, reservation: Reservation, transfer: Transfer, key: str, obj: RemoteObject) -> None:
         transfer.stage = Stage.SPACE
-        self._room.check_possible(footprint_bytes(obj.size_bytes), obj.url)
         wanted_bytes = max(0, footprint_bytes(obj.size_bytes) - reservation.size_bytes)
         while not await self._room.try_reserve(reservation, wanted_bytes, self._needed_in(key)):
-            if self._urgency(key) is Class.PLANNED:
+            self._room.check_possible(footprint_bytes(obj.size_bytes), obj.url)
+            if self._urgency(key) is Class.PLANNED and not self._is_awaited(key):
                 self._names.learn_size(transfer.name, obj.size_bytes)
                 raise PostponedError
             await self._room.change()
@@ -160,7 +165,7 @@ class Fetcher:
         return await self._ingester.publish(partial, reservation, require_end=require_end)
 
     def _leave_parts(self, key: str, reservation: Reservation) -> None:
-        """Keep the finished parts, as long as there is space, for whoever asks for the shard next."""
+        """End the reservation; what it leaves on disk stays, while there is space, for whoever asks for it next."""
         reservation.close()
         parts = interrupted(self._store.layout.in_progress(key, PART))
         if parts.size_bytes:
@@ -168,6 +173,9 @@ class Fetcher:
 
     def _urgency(self, key: str) -> Class:
         return min(transfer.klass for transfer in self._claims[key].transfers)
+
+    def _is_awaited(self, key: str) -> bool:
+        return any(transfer.waiters for transfer in self._claims[key].transfers)
 
     def _needed_in(self, key: str) -> float:
         match self._urgency(key):

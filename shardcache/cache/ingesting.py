@@ -37,6 +37,7 @@ class Ingester:
         self._known = known
         self._indexers = indexers
         self._inflating = asyncio.Lock()
+        self._queued_bytes = 0
 
     async def publish(self, partial: Partial, reservation: Reservation, *, require_end: bool) -> Shard:
         """Return the shard that a complete partial has become; the reservation ends with it.
@@ -62,7 +63,9 @@ class Ingester:
             growth = self._grow(reservation, size_bytes, partial.obj.url)
             asyncio.run_coroutine_threadsafe(growth, loop).result()
 
+        self._queued_bytes += reservation.size_bytes
         async with self._inflating:  # two that grow at once could wait for each other's space
+            self._queued_bytes -= reservation.size_bytes
             size_bytes, crcs = await asyncio.to_thread(
                 inflate, partial.path, path, codec, partial.part_bytes, reserve, partial.obj.url
             )
@@ -70,9 +73,10 @@ class Ingester:
 
     async def _grow(self, reservation: Reservation, size_bytes: int, url: str) -> None:
         while not await self._room.try_reserve(reservation, size_bytes, 0):
-            if not any(shard.leases for shard in self._store.shards.values()):
+            moving_bytes = self._store.space.promised_bytes - reservation.size_bytes - self._queued_bytes
+            if not moving_bytes and not any(shard.leases for shard in self._store.shards.values()):
                 raise CapacityError("the shard, decompressed, does not fit beside what is arriving", url=url)
-            await self._room.change()  # for a reader to be done with its shard
+            await self._room.change()  # for a reader to be done with its shard, or another shard to be whole
         reservation.written(size_bytes)
 
     async def _index(self, partial: Partial, tar: _Tar, reservation: Reservation, require_end: bool) -> Facts:

@@ -90,21 +90,24 @@ class Leasing:
         self._room.changed.notify()
 
     async def _leased(self, shard: Shard) -> Facts | None:
+        """Lease a shard that is here; None where it turns out to be damaged."""
         shard.leases += 1
-        fresh = shard.facts is None
+        granted = False
         try:
+            fresh = shard.facts is None
             facts = await self._store.facts(shard)
+            if fresh:
+                await self._known.remember(facts)
+            self._store.touch(shard)
+            granted = True
+            return facts
         except CorruptShardError as exn:
-            shard.leases -= 1
             await self.quarantine(shard, exn)
             return None
-        except asyncio.CancelledError:
-            shard.leases -= 1
-            raise
-        self._store.touch(shard)
-        if fresh:
-            await self._known.remember(facts)
-        return facts
+        finally:
+            if not granted:  # failed, or cancelled with the reader that asked
+                shard.leases -= 1
+                self._room.changed.notify()
 
     async def _present(self, name: str, ref: ShardRef) -> Shard | None:
         """Return the shard if it is here; one of unknown version, if it is still the store's."""

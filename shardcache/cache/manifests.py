@@ -64,7 +64,8 @@ class Manifests:
         async with lock:  # hundreds of workers start at the same moment; one of them asks
             self._drop_stale()
             if pattern not in self._listed:
-                self._listed[pattern] = (time.monotonic(), await self._list(pattern))
+                refs = await self._list(pattern)
+                self._listed[pattern] = (time.monotonic(), refs)
             return self._listed[pattern][1]
 
     async def _list(self, pattern: str) -> list[ShardRef]:

@@ -40,7 +40,7 @@ class Names:
         """Note that the store answered with the version `key` when it was asked for `name`."""
         self._checked_at_s[name] = now_s
         self._size_bytes.pop(name, None)
-        old = self._alias.get(name)
+        old = self._alias.pop(name, None)
         if old is not None:
             self._names[old].discard(name)
         if name != key:

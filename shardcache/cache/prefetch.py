@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import structlog
+
 from shardcache.cache.names import Names
 from shardcache.cache.room import Room
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers import Class, Transfers
+from shardcache.errors import ShardcacheError
 from shardcache.plan.timeline import Timeline
 from shardcache.protocol import ShardRef
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
+
+log = structlog.get_logger()
 
 
 class Prefetcher:
@@ -40,8 +45,11 @@ class Prefetcher:
     async def run(self) -> None:
         """Look at every change of plans, transfers and space; until cancelled."""
         while True:
-            while self._start_next():
-                pass
+            try:
+                while self._start_next():
+                    pass
+            except ShardcacheError as exn:  # the cache's disk: readers are told, each for itself
+                log.error("cannot fetch ahead", cause=exn.message)
             await self._changed.wait()
 
     def _start_next(self) -> bool:
@@ -56,10 +64,15 @@ class Prefetcher:
         ref = self._ref(name)
         size_bytes = self._names.size_bytes(name) or ref.size_bytes
         # What is needed later than the soonest missing shard has even less claim to the room.
-        if size_bytes is not None and not self._room.could_fit(footprint_bytes(size_bytes), needed_in):
+        if size_bytes is not None and self._must_wait(footprint_bytes(size_bytes), needed_in):
             return False
         self._transfers.start(name, ref, Class.PLANNED)
         return True
+
+    def _must_wait(self, size_bytes: int, needed_in: float) -> bool:
+        """Whether there is no room now; what can never have any is started, to fail and be out of the others' way."""
+        possible = size_bytes <= self._store.space.capacity_bytes
+        return possible and not self._room.could_fit(size_bytes, needed_in)
 
     def _is_cared_for(self, name: str) -> bool:
         return (

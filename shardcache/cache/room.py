@@ -18,7 +18,7 @@ from shardcache.store.store import Store
 
 # How many of the least recently used shards one decision looks at: it bounds the time that a decision takes when
 # everything cached is planned.
-_LOOK_AT = 1024
+_LOOK_AT = 256
 _LOOK_AGAIN_S = 1.0
 
 

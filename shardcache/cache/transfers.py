@@ -12,7 +12,7 @@ import structlog
 
 from shardcache.cache.failures import Failures
 from shardcache.cache.signal import Signal
-from shardcache.errors import ShardcacheError
+from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.plan.timeline import Timeline
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
@@ -162,7 +162,8 @@ class Transfers:
             self._fail(transfer, ShardcacheError(f"the daemon failed: {exn!r}", url=transfer.ref.url))
         finally:
             del self._by_name[transfer.name]
-            transfer.outcome.cancel()
+            if not transfer.outcome.done():  # postponed, or the daemon stops: whoever waits is answered all the same
+                transfer.outcome.set_exception(OriginUnavailableError("fetching was given up", url=transfer.ref.url))
             if not postponed:
                 self._changed.notify()
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
-
-from braceexpand import braceexpand
 
 from shardcache.cache.leasing import Leasing
 from shardcache.cache.room import Room
 from shardcache.errors import CorruptShardError
+from shardcache.origin.listing import expand_braces
+from shardcache.origin.urls import is_glob
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 
 Event = dict[str, Any]
+
+_AT_ONCE = 256
 
 
 class Upkeep:
@@ -27,23 +31,25 @@ class Upkeep:
 
     async def shards(self, prefix: str = "") -> AsyncIterator[tuple[Shard, Facts]]:
         """Yield the published shards whose url starts with `prefix`; set damaged ones aside on the way."""
-        for shard in list(self._store.shards.values()):
+        for number, shard in enumerate(list(self._store.shards.values())):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # a hundred thousand of them would hold up every reader
             try:
                 facts = await self._store.facts(shard)
             except CorruptShardError as exn:
                 await self._leasing.quarantine(shard, exn)
                 continue
-            if facts.url.startswith(prefix) and shard.key in self._store.shards:
+            if facts.url.startswith(prefix) and self._store.shards.get(shard.key) is shard:
                 yield shard, facts
 
     async def evict(self, patterns: Sequence[str]) -> Event:
         """Remove what matches the urls, patterns or prefixes, and say what stayed and why."""
-        wanted = [glob for pattern in patterns for glob in _globs(pattern)]
+        wanted = await asyncio.to_thread(_Wanted, patterns)
         evicted: list[str] = []
         kept: list[Event] = []
         freed_bytes = 0
         async for shard, facts in self.shards():
-            if not any(fnmatch.fnmatchcase(facts.url, glob) for glob in wanted):
+            if facts.url not in wanted:
                 continue
             if shard.leases:
                 kept.append({"url": facts.url, "reason": f"in use by {shard.leases} reader(s)"})
@@ -76,7 +82,7 @@ class Upkeep:
         yield {"event": "done", "shards": len(shards), "corrupt": corrupt, "bytes": done_bytes}
 
     async def _verify(self, shard: Shard) -> CorruptShardError | None:
-        if shard.key not in self._store.shards:
+        if self._store.shards.get(shard.key) is not shard:
             return None  # evicted meanwhile
         shard.leases += 1
         try:
@@ -90,6 +96,19 @@ class Upkeep:
         return None
 
 
-def _globs(pattern: str) -> list[str]:
-    """Return shell patterns for what a user may write: braces, globs, a prefix that ends in a slash, a url."""
-    return [text + "*" if text.endswith("/") else text for text in braceexpand(pattern)]
+class _Wanted:
+    """What urls, brace patterns, globs and prefixes that end in a slash match together."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        """Blocks: a brace pattern may stand for millions. Raises ConfigError."""
+        texts = [text for pattern in patterns for text in expand_braces(pattern)]
+        self._prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
+        self._regexes = [re.compile(fnmatch.translate(text)) for text in texts if is_glob(text)]
+        self._urls = frozenset(text for text in texts if not is_glob(text))
+
+    def __contains__(self, url: str) -> bool:
+        return (
+            url in self._urls
+            or url.startswith(self._prefixes)
+            or any(regex.match(url) is not None for regex in self._regexes)
+        )

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from awscrt import checksums as crt
 from isal import isal_zlib
 
-from shardcache.errors import CorruptShardError
+from shardcache.errors import CacheDirError, CorruptShardError
 from shardcache.fetch.sink import Sink
 
 Data: TypeAlias = bytes | memoryview
@@ -64,6 +64,13 @@ class Ledger:
             raise CorruptShardError(message, url=self.sink.obj.url)
 
     def _with_earlier_parts(self, algorithm: str) -> list[int]:
+        sink = self.sink
+        try:
+            return self._read_again(algorithm)
+        except OSError as exn:
+            raise CacheDirError(f"cannot read {sink.path} again ({exn.strerror})", url=sink.obj.url) from exn
+
+    def _read_again(self, algorithm: str) -> list[int]:
         sink = self.sink
         with open(sink.path, "rb", buffering=0) as file:
             return [

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -63,9 +64,11 @@ def expand_braces(pattern: str) -> list[str]:
     if prod(counts) > MAX_SHARDS:
         raise ConfigError(f"the pattern stands for more than {MAX_SHARDS} shards", url=pattern)
     try:
-        urls = list(braceexpand(pattern))
+        urls = list(islice(braceexpand(pattern), MAX_SHARDS + 1))
     except ValueError:
         raise ConfigError("the braces do not pair", url=pattern, remedy="write {000..099} or {a,b}") from None
+    if len(urls) > MAX_SHARDS:
+        raise ConfigError(f"the pattern stands for more than {MAX_SHARDS} shards", url=pattern)
     if any("{" in url or "}" in url for url in urls):
         raise ConfigError("the braces expand to nothing", url=pattern, remedy="write {000..099} or {a,b}")
     return urls

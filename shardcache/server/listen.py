@@ -32,8 +32,12 @@ def bind_socket(path: Path, group: str | None) -> socket.socket:
         ) from exn
 
 
-def unlink_socket(path: Path) -> None:
-    """Remove the socket's name at the end."""
+def unlink_socket(path: Path, sock: socket.socket) -> None:
+    """Remove the socket's name at the end, unless another daemon has put its own there."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        sock.close()
+        probe.connect(os.fspath(path))
+        return
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
 

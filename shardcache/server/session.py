@@ -53,7 +53,10 @@ SESSIONS: web.AppKey[set[web.WebSocketResponse]] = web.AppKey("SESSIONS", set)
 
 
 async def _welcome(socket: web.WebSocketResponse, cache: Cache, uid: int) -> Reader:
-    hello = parse(await socket.receive_str())
+    first = await socket.receive()
+    if first.type is not WSMsgType.TEXT:
+        raise ProtocolError("a session begins with 'hello'")
+    hello = parse(first.data)
     if take(hello, "type", str) != "hello":
         raise ProtocolError("a session begins with 'hello'")
     if hello.get("protocol") != PROTOCOL_VERSION:

@@ -82,7 +82,7 @@ class Catalogue:
         def guarded() -> Any:
             try:
                 return call()
-            except (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, ValueError) as exn:
+            except (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, ValueError, OSError) as exn:
                 # Losing a row costs a listing; failing a reader for it would cost a training run.
                 log.warning("catalogue row lost", cause=str(exn))
                 return None

@@ -59,8 +59,9 @@ def size_or_zero(path: Path) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Return what an ordinary process may still write on the filesystem of `path`."""
-    stat = os.statvfs(path)
+    """Return what an ordinary process may still write on the filesystem of `path`. Raises CacheDirError."""
+    with disk_errors(path):
+        stat = os.statvfs(path)
     return stat.f_bavail * stat.f_frsize
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -50,7 +51,8 @@ class Indexers:
 
     async def prepare(self) -> None:
         """Start one process before the first shard needs it."""
-        self._idle.append(await _start())
+        with contextlib.suppress(CacheError):  # whoever needs it will be told
+            self._idle.append(await _start())
 
     async def close(self) -> None:
         """End the idle processes; one at work ends with the task that waits for it."""
@@ -61,7 +63,11 @@ class Indexers:
 async def _start() -> Process:
     # -P keeps the working folder out of the import path; in a session of its own, Ctrl-C does not reach it.
     command = (sys.executable, "-P", "-m", "shardcache.store.indexing")
-    return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
+    try:
+        return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
+    except OSError as exn:
+        remedy = "look for limits on memory and processes (ulimit -a, the container's)"
+        raise CacheError(f"cannot start a process to index shards ({exn.strerror})", remedy=remedy) from exn
 
 
 async def _ask(process: Process, request: str) -> bytes:

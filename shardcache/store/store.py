@@ -87,6 +87,9 @@ class Store:
 
     def leave(self, leftover: Leftover) -> None:
         """Keep files that are no shard until their space is needed."""
+        replaced = self.leftovers.pop(leftover.key, None)
+        if replaced is not None:
+            self.space.kept_bytes -= replaced.size_bytes
         self.leftovers[leftover.key] = leftover
         self.space.kept_bytes += leftover.size_bytes
 
@@ -120,7 +123,9 @@ class Store:
     async def remember_use(self, shard: Shard) -> None:
         """Keep the time of last use over a restart, as the sidecar's modification time."""
         sidecar, used_at_s = self.layout.sidecar(shard.key), shard.used_at_s
-        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+        with contextlib.suppress(
+            OSError
+        ):  # evicted meanwhile, or a disk that fails: a time stamp is not worth an error
             await asyncio.to_thread(os.utime, sidecar, (used_at_s, used_at_s))
 
     async def facts(self, shard: Shard) -> Facts:
@@ -152,8 +157,11 @@ class Store:
 
     def _check(self, key: str, facts: Facts) -> None:
         tar = self.layout.tar(key)
-        tarindex.TarIndex.open(self.layout.sidecar(key))
-        damaged = first_damaged_piece(tar, facts.part_bytes, facts.part_crcs)
+        try:
+            tarindex.TarIndex.open(self.layout.sidecar(key))
+            damaged = first_damaged_piece(tar, facts.part_bytes, facts.part_crcs)
+        except OSError as exn:
+            raise CorruptShardError(f"the cached file {tar} cannot be read ({exn.strerror})", url=facts.url) from exn
         if damaged is not None:
             raise CorruptShardError(
                 f"the cached file {tar} is damaged near byte {damaged * facts.part_bytes}", url=facts.url
@@ -163,27 +171,37 @@ class Store:
         """Unlink a shard that no lease holds; False when some process still has it open."""
         del self.shards[shard.key]
         paths = (self.layout.tar(shard.key), self.layout.sidecar(shard.key))
-        if await asyncio.to_thread(_unlink_unless_open, paths):
-            self.space.kept_bytes -= shard.kept_bytes
-            return True
-        self.shards[shard.key] = shard  # back in, as most recently used: it is
-        return False
+        removed = False
+        try:
+            removed = await asyncio.to_thread(_unlink_unless_open, paths)
+        finally:
+            if removed:
+                self.space.kept_bytes -= shard.kept_bytes
+            else:
+                self.shards[shard.key] = shard  # back in, as most recently used: it is, or the disk fails
+        return removed
 
     async def remove_leftover(self, key: str) -> bool:
         """Remove an idle partial or a quarantined shard; False when some process still has it open."""
         leftover = self.leftovers.pop(key)
-        if await asyncio.to_thread(_unlink_unless_open, leftover.paths):
-            self.space.kept_bytes -= leftover.size_bytes
-            return True
-        self.leftovers[key] = leftover
-        return False
+        removed = False
+        try:
+            removed = await asyncio.to_thread(_unlink_unless_open, leftover.paths)
+        finally:
+            if removed:
+                self.space.kept_bytes -= leftover.size_bytes
+            else:
+                self.leftovers[key] = leftover
+        return removed
 
     async def quarantine(self, shard: Shard) -> None:
         """Take a damaged shard out of service; the file stays for a look until its space is needed."""
-        if self.shards.pop(shard.key, None) is None:
+        if self.shards.get(shard.key) is not shard:
             return
+        del self.shards[shard.key]
+        leftover = await asyncio.to_thread(self._quarantine, shard)  # where it fails, the bytes stay counted
         self.space.kept_bytes -= shard.kept_bytes
-        self.leave(await asyncio.to_thread(self._quarantine, shard))
+        self.leave(leftover)
 
     def _quarantine(self, shard: Shard) -> Leftover:
         aside = self.layout.quarantine / (shard.key + TAR)

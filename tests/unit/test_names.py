@@ -37,3 +37,12 @@ def test_an_evicted_shard_is_forgotten() -> None:
     names.forget("key1")
     assert names.key("url") == "url"
     assert names.checked_at_s("url") == float("-inf")
+
+
+def test_a_version_that_comes_back_is_its_own_again() -> None:
+    """After the store went from v1 to v2 and back, the name of v1 leads to v1."""
+    names = Names()
+    names.learn("v1", "v2", 1.0)
+    names.learn("v1", "v1", 2.0)
+    assert names.key("v1") == "v1"
+    assert names.names("v2") == {"v2"}

@@ -158,3 +158,25 @@ def test_keys_come_from_the_whole_url_and_version() -> None:
     """Same basenames in two buckets, and two versions of one url, never meet in one file."""
     keys = {shard_key(url, version) for url in ("s3://a/x.tar", "s3://b/x.tar") for version in ("1", "2")}
     assert len(keys) == 4
+
+
+async def test_a_file_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
+    """`check` calls a shard damaged whose file is gone, so that it is set aside and the others are still checked."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL)
+    store.layout.tar(shard.key).unlink()
+    with pytest.raises(CorruptShardError, match="cannot be read"):
+        await store.check(shard)
+    await store.quarantine(shard)
+    assert not store.shards
+    store.close()
+
+
+async def test_a_shard_that_is_damaged_twice_is_counted_once(tmp_path: Path) -> None:
+    """The second quarantine of one key takes the place of the first, on disk and in the accounting."""
+    store = open_store(tmp_path)
+    for _ in range(2):
+        shard = await publish(store, URL)
+        await store.quarantine(shard)
+    assert store.space.used_bytes == shard.kept_bytes
+    store.close()
