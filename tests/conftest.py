@@ -6,11 +6,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from support.buckets import Bucket, fresh_bucket, use_aws
 from support.faulty_s3 import FaultyS3
 from support.moto_s3 import MotoS3
 from support.seaweedfs import SeaweedFS
+
+# How long an example takes says more of the machine's other users than of the code.
+settings.register_profile("shardcache", deadline=None)
+settings.load_profile("shardcache")
 
 
 @pytest.fixture(scope="session")
