@@ -14,6 +14,9 @@ A session, in order (every request has an `id`, its answer carries the same one)
     client  explain  {id, of}                            → waiting {id, of, reason}
     client  release  {lease}                             (no answer)
     daemon  error    {id, error}                         in place of any answer
+
+A plan's `order` and `next` index into its `shards`, each in reading order; a lease's `position` counts through `order`
+and then through `next`. A `waiting` has `done_bytes` and `total_bytes` only while the shard is being fetched.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from shardcache.errors import DaemonError
 
@@ -63,31 +66,6 @@ class ShardRef:
         return cls(url, version, size_bytes, samples)
 
 
-class Hello(TypedDict):
-    """First message of a session: who reads."""
-
-    type: str
-    protocol: int
-    client_version: str
-    job: str
-    rank: int
-    world_size: int
-    worker: int
-    workers: int
-    pid: int
-
-
-class PlanMessage(TypedDict):
-    """What this reader will read: `order` and `next` index into `shards`, each in reading order."""
-
-    type: str
-    id: int
-    epoch: int
-    shards: list[list[Any]]
-    order: list[int]
-    next: list[int]
-
-
 class Leased(TypedDict):
     """A shard that stays in place until `release {lease}` or the end of the connection."""
 
@@ -100,17 +78,6 @@ class Leased(TypedDict):
     index_path: str
     size_bytes: int
     samples: int
-
-
-class Waiting(TypedDict):
-    """Why a lease that was asked for is not here yet; bytes only while it is being fetched."""
-
-    type: str
-    id: int
-    of: int
-    reason: str
-    done_bytes: NotRequired[int]
-    total_bytes: NotRequired[int]
 
 
 def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ) -> Path:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from shardcache.origin.registry import Origins
 from support.buckets import Bucket, fresh_bucket, use_aws
 from support.faulty_s3 import FaultyS3
 from support.moto_s3 import MotoS3
@@ -42,6 +43,14 @@ def moto(moto_server: MotoS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def seaweedfs(seaweedfs_server: SeaweedFS, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
     """A fresh bucket on SeaweedFS."""
     return fresh_bucket(seaweedfs_server, monkeypatch, tmp_path)
+
+
+@pytest.fixture
+async def origins() -> AsyncIterator[Origins]:
+    """Origins without any table."""
+    found = Origins((), max_connections=4)
+    yield found
+    await found.close()
 
 
 @pytest.fixture

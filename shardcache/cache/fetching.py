@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import structlog
@@ -101,8 +101,7 @@ class Fetcher:
             if present is not None:
                 return present
             transfer.total_bytes, transfer.done_bytes = obj.size_bytes, 0
-            with self._reservation() as reservation:
-                return await self._into(reservation, transfer, origin, obj)
+            return await self._into(transfer, origin, obj)
 
     @asynccontextmanager
     async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[None]:
@@ -117,16 +116,8 @@ class Fetcher:
             if not claim.transfers:
                 del self._claims[key]
 
-    @contextmanager
-    def _reservation(self) -> Iterator[Reservation]:
-        reservation = self._store.space.reserve()
-        try:
-            yield reservation
-        finally:
-            reservation.close()
-
-    async def _into(self, reservation: Reservation, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
-        key = shard_key(obj.url, obj.version)
+    async def _into(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
+        key, reservation = shard_key(obj.url, obj.version), self._store.space.reserve()
         self._store.adopt(key, reservation)
         adopted_bytes = reservation.size_bytes
         try:

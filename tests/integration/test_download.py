@@ -173,7 +173,9 @@ async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_r
     partial = Partial.open(rig.layout, obj, PART)
 
     def replace(done_bytes: int) -> None:
-        file.write_bytes(DATA[::-1])
+        other = tmp_path / "other.tar"
+        other.write_bytes(DATA[::-1])
+        other.replace(file)  # at once: a file that is being written anew is short for a moment, which is another error
 
     with pytest.raises(ShardChangedError):
         await rig.downloader.download(rig.origins.origin(obj.url), obj, partial, priority=lambda: 1, progress=replace)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,14 +16,6 @@ from support.buckets import Bucket
 from support.faulty_s3 import FaultyS3
 
 KEYS = ("train/b.tar", "train/a.tar", "train/sub/c.tar.gz", "train/index.json", "training.tar", "val/a.tar")
-
-
-@pytest.fixture
-async def origins() -> AsyncIterator[Origins]:
-    """Origins without any table."""
-    found = Origins((), max_connections=4)
-    yield found
-    await found.close()
 
 
 def urls(shards: list[ShardRef]) -> list[str]:

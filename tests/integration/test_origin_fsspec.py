@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +45,6 @@ class AsyncMemory(AsyncFileSystem):  # type: ignore[misc]
 
     async def _find(self, path: str, detail: bool = False, **options: Any) -> Any:
         return self.memory.find(path, detail=detail)
-
-
-@pytest.fixture
-async def origins() -> AsyncIterator[Origins]:
-    """Origins without any table."""
-    found = Origins((), max_connections=4)
-    yield found
-    await found.close()
 
 
 @pytest.fixture

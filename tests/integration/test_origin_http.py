@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from shardcache.config import OriginTable
@@ -20,14 +18,6 @@ from support.faulty_s3 import Fault, FaultyS3
 from support.origins import read_range, stream
 
 DATA = bytes(range(256)) * 400
-
-
-@pytest.fixture
-async def origins() -> AsyncIterator[Origins]:
-    """Origins without any table."""
-    found = Origins((), max_connections=4)
-    yield found
-    await found.close()
 
 
 async def stat(origins: Origins, server: FaultyS3, key: str = "a.tar") -> RemoteObject:

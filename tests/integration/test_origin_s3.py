@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,6 @@ from support.faulty_s3 import Fault, FaultyS3
 from support.origins import read_range, stream
 
 DATA = bytes(range(256)) * 400
-
-
-@pytest.fixture
-async def origins() -> AsyncIterator[Origins]:
-    """Origins without any table."""
-    found = Origins((), max_connections=4)
-    yield found
-    await found.close()
 
 
 def table(**fields: object) -> OriginTable:
