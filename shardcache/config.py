@@ -67,6 +67,10 @@ class Amount:
 Size = Annotated[Amount, NoDecode, BeforeValidator(Amount.parse)]
 
 
+def _per_second(text: object) -> object:
+    return text.strip().removesuffix("/s") if isinstance(text, str) else text
+
+
 class OriginTable(BaseModel):
     """One `[[origin]]` table: how to reach the urls that begin with `match`."""
 
@@ -118,6 +122,9 @@ class Settings(BaseSettings):
     shard_connections: int = Field(8, ge=1, le=256, description="connections for one shard")
     max_transfers: int = Field(
         4, ge=1, le=256, description="shards fetched ahead at the same time; a waiting reader's comes on top"
+    )
+    max_bandwidth: Annotated[ByteSize | None, BeforeValidator(_per_second)] = Field(
+        None, ge=64 * 1024, description="bytes a second from all stores together, such as 500MB [default: no limit]"
     )
     part_size: ByteSize = Field(
         ByteSize(8 * MIB), ge=64 * 1024, le=1024 * MIB, description="bytes asked for by one request"

@@ -67,6 +67,7 @@ async def _run(settings: Settings, store: Store, sock: socket.socket, path: str)
         attempts=settings.attempts,
         stall_timeout_s=settings.stall_timeout_s,
         counters=counters,
+        max_bandwidth=settings.max_bandwidth,
     )
     indexers = Indexers(_INDEXERS)
     try:

@@ -18,6 +18,7 @@ class ShardcacheError(Exception):
         remedy: what the reader of the message can do.
         code: stable machine-readable name of the class, the same on the wire.
         retryable: whether asking again, unchanged, may help.
+        yielded: samples of the shard that had been given before this was known.
     """
 
     code: ClassVar[str] = "error"
@@ -29,6 +30,7 @@ class ShardcacheError(Exception):
         self.message = message
         self.url = url
         self.remedy = self.default_remedy if remedy is None else remedy
+        self.yielded = 0
 
     def __str__(self) -> str:
         where = f"{self.url}: " if self.url else ""
@@ -41,7 +43,8 @@ class ShardcacheError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """Return the error as a JSON object; `from_json` is the inverse."""
-        return {"code": self.code, "message": self.message, "url": self.url, "remedy": self.remedy}
+        error = {"code": self.code, "message": self.message, "url": self.url, "remedy": self.remedy}
+        return error | {"yielded": self.yielded} if self.yielded else error
 
     @classmethod
     def _subclasses(cls) -> dict[str, type[Self]]:
@@ -99,6 +102,15 @@ class OriginUnavailableError(OriginError):
     code = "origin_unavailable"
     retryable = True
     default_remedy = "check the network path from this node to the store and the store's own health; then ask again"
+
+
+class OriginBusyError(OriginUnavailableError):
+    """The store asks for fewer requests: 503 SlowDown or 429."""
+
+    code = "origin_busy"
+    default_remedy = (
+        "lower --max-connections on the nodes that read from this store, or ask its operator for a higher rate"
+    )
 
 
 class ShardChangedError(OriginError):
@@ -215,4 +227,6 @@ def from_json(data: dict[str, Any]) -> ShardcacheError:
     A newer daemon may know more codes than this client: the message still arrives.
     """
     cls = ShardcacheError._subclasses().get(data.get("code", ""), ShardcacheError)
-    return cls(str(data.get("message", "")), url=data.get("url"), remedy=data.get("remedy"))
+    error = cls(str(data.get("message", "")), url=data.get("url"), remedy=data.get("remedy"))
+    error.yielded = int(data.get("yielded", 0))
+    return error

@@ -14,7 +14,8 @@ class Counters:
         origin_requests: requests sent to stores.
         hits: leases granted from what was already published.
         misses: leases that had to wait for a transfer.
-        evictions: published shards removed to make room.
+        evictions: published shards removed, to make room or by `evict`.
+        regrets: shards fetched again that had been removed to make room.
         retries: parts asked for again.
         corrupt: shards found damaged, at arrival or by `verify`.
     """
@@ -24,6 +25,7 @@ class Counters:
     hits: int = 0
     misses: int = 0
     evictions: int = 0
+    regrets: int = 0
     retries: int = 0
     corrupt: int = 0
 

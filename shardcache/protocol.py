@@ -9,14 +9,26 @@ A session, in order (every request has an `id`, its answer carries the same one)
     client  hello    {protocol, client_version, job, rank, world_size, worker, workers, pid}
     daemon  welcome  {protocol, version, cache_dir}
     client  resolve  {id, urls}                          → manifest {id, shards: [[url, version, size, samples]…]}
-    client  plan     {id, epoch, shards, order, next}    → ok {id}
-    client  lease    {id, position}                      → leased {id, lease, url, version, path, index_path, …}
+    client  plan     {id, epoch, shards, order, reads}   → ok {id}
+    client  extend   {id, shards, order}                 → ok {id}
+    client  lease    {id, position, partial}             → leased {id, lease, url, version, path, index_path, …}
+                                                           arriving {id, lease, url, version, path, ready_bytes, …}
+    client  more     {id, lease, beyond}                 → arriving or leased, as above
     client  explain  {id, of}                            → waiting {id, of, reason}
     client  release  {lease}                             (no answer)
     daemon  error    {id, error}                         in place of any answer
 
-A plan's `order` and `next` index into its `shards`, each in reading order; a lease's `position` counts through `order`
-and then through `next`. A `waiting` has `done_bytes` and `total_bytes` only while the shard is being fetched.
+A plan's `order` indexes into its `shards`, in reading order: first the `reads` positions of this epoch, then those of
+later ones as far as they are determined. `extend` adds to the end of both lists, so that a plan of any length goes in
+pieces. A lease's `position` counts through the whole order.
+
+A shard that is `leased` stays in place while it is the reader's only one. One leased ahead, while another is in the
+reader's hands, may lose its place to a reader that has nothing: who then finds no file releases it and asks again.
+With `partial` a reader that has nothing to read may be given a plain tar that is `arriving`: the file has its final
+size, and its first `ready_bytes` are there, checked each part by itself. `more` waits until more than `beyond` bytes
+are, or the shard is whole and indexed, and then `leased` under the same number; an error ends the lease.
+
+A `waiting` has `done_bytes` and `total_bytes` only while the shard is being fetched.
 """
 
 from __future__ import annotations
@@ -30,13 +42,14 @@ from typing import Any, TypedDict
 
 from shardcache.errors import DaemonError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 SESSION_PATH = "/v1/session"
 SOCKET_ENV = "SHARDCACHE_SOCKET"
 SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
 
-# A plan names each shard of two epochs: a million of them is some 200 MB of JSON at the very worst.
+# A manifest of a million shards is some 200 MB of JSON at the very worst; what a client sends comes in pieces.
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+MAX_REQUEST_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,19 @@ class ShardRef:
         """Build from what `to_json` gave."""
         url, version, size_bytes, samples = row
         return cls(url, version, size_bytes, samples)
+
+
+class Arriving(TypedDict):
+    """A shard whose first `ready_bytes` can be read at `path`; its other bytes there mean nothing yet."""
+
+    type: str
+    id: int
+    lease: int
+    url: str
+    version: str
+    path: str
+    size_bytes: int
+    ready_bytes: int
 
 
 class Leased(TypedDict):

@@ -13,11 +13,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef, socket_path
 from shardcache_client.connection import Reader, resolve
+from shardcache_client.cutting import Sample
 from shardcache_client.epoch import SharedEpoch
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order import epoch_order, plan_reading, rank_share
-from shardcache_client.reader import Sample
-from shardcache_client.session import Patience, Sessions
+from shardcache_client.session import Patience
+from shardcache_client.sessions import Sessions
 from shardcache_client.stream import EpochStream
 from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name, ranks_of_environment
 
@@ -42,6 +43,9 @@ class ShardDataset(IterableDataset[Sample]):
         rank, world_size: of this process. Default: torch.distributed's where it is initialised, else torchrun's or
             Slurm's variables, else a single process. Found out when iteration begins.
         timeout_s: how long to wait for one shard, or for a daemon that went away to come back.
+        partial_reads: give samples of a plain tar that is waited for as their bytes arrive and are checked. Should the
+            rest of such a shard fail, its error says which samples had been given already, and its `yielded` how many.
+            False: give none before the whole shard has arrived and passed every check.
 
     Attributes:
         manifest: the shards, in the order of `urls`, with sizes and sample counts as far as they are known.
@@ -64,6 +68,7 @@ class ShardDataset(IterableDataset[Sample]):
         rank: int | None = None,
         world_size: int | None = None,
         timeout_s: float = 300.0,
+        partial_reads: bool = True,
     ) -> None:
         self._seed = seed if shuffle else None
         self._on_error = on_error
@@ -72,7 +77,7 @@ class ShardDataset(IterableDataset[Sample]):
         self._explicit_ranks = explicit_ranks(rank, world_size)
         self._parent_ranks: Ranks | None = None
         self._epoch = SharedEpoch()
-        self._sessions = Sessions(self._socket, Patience(timeout_s))
+        self._sessions = Sessions(self._socket, Patience(timeout_s), partial_reads=partial_reads)
         patterns = [urls] if isinstance(urls, str) else urls
         self.manifest: list[ShardRef] = resolve(self._socket, Reader(self._job), patterns, timeout_s)
 
@@ -107,7 +112,7 @@ class ShardDataset(IterableDataset[Sample]):
         idle = topology.readers - len(self.manifest)
         if idle > 0 and topology.rank == topology.worker == 0:
             log.warning("%d of %d readers have nothing to read: there are fewer shards", idle, topology.readers)
-        if not plan.order:
+        if not plan.reads:
             return iter(())
         return iter(EpochStream(self._sessions, Reader(self._job, topology), plan, self._on_error))
 

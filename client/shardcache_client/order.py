@@ -7,12 +7,17 @@ so that readers agree without a word between them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardcache.protocol import ShardRef
 from shardcache_client.topology import Topology
+
+# Positions of a plan in its first message, and in each that follows.
+_FIRST_PIECE = 1_000
+_NEXT_PIECE = 4_000
 
 
 def epoch_order(shards: int, *, seed: int | None, epoch: int) -> list[int]:
@@ -46,37 +51,63 @@ class Plan:
     """What one reader will read, as it tells the daemon.
 
     Attributes:
-        epoch: the epoch of `order`.
-        shards: each shard of either epoch, once.
-        order: indices into `shards` in reading order.
-        next: the same for the epoch after.
+        epoch: the epoch that is read now.
+        shards: each shard of this epoch or the one after, once.
+        order: indices into `shards` in reading order, through both epochs.
+        reads: how many positions of `order` belong to this epoch.
     """
 
     epoch: int
     shards: tuple[ShardRef, ...]
     order: tuple[int, ...]
-    next: tuple[int, ...]
+    reads: int
 
     def shard(self, position: int) -> ShardRef:
-        """Return the shard that is read at a position of this epoch."""
+        """Return the shard that is read at a position."""
         return self.shards[self.order[position]]
 
-    def message(self, start: int = 0) -> dict[str, Any]:
-        """Return the fields of the `plan` message, without what was read before position `start`."""
-        return {
-            "epoch": self.epoch,
-            "shards": [shard.to_json() for shard in self.shards],
-            "order": list(self.order[start:]),
-            "next": list(self.next),
-        }
+    def messages(self, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the messages that declare the plan, without what was read before position `start`.
+
+        The first is a `plan`, any other an `extend` of it: (type, fields). A shard goes with the first position that
+        needs it, so the daemon can begin with a short message, however long the plan is. Each is made when it is asked
+        for.
+        """
+        numbers = array("q", [-1]) * len(self.shards)  # in the daemon's list, which the messages make up together
+        known = 0
+        for begin, end in _pieces(start, len(self.order)):
+            indices = self.order[begin:end]
+            new = [index for index in dict.fromkeys(indices) if numbers[index] < 0]
+            for number, index in enumerate(new, known):
+                numbers[index] = number
+            known += len(new)
+            fields = {
+                "shards": [self.shards[index].to_json() for index in new],
+                "order": [numbers[index] for index in indices],
+            }
+            if begin == start:
+                yield "plan", {"epoch": self.epoch, "reads": self.reads - start, **fields}
+            else:
+                yield "extend", fields
+
+
+def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Cut `range(start, stop)` into a small piece, with which a daemon can begin, and larger ones; never into none."""
+    end = min(start + _FIRST_PIECE, stop)
+    yield start, end
+    while end < stop:
+        start, end = end, min(end + _NEXT_PIECE, stop)
+        yield start, end
 
 
 def plan_reading(manifest: Sequence[ShardRef], *, seed: int | None, epoch: int, topology: Topology) -> Plan:
     """Return the plan of one reader for an epoch and the one after, which is as certain."""
     shares = [reader_share(epoch_order(len(manifest), seed=seed, epoch=each), topology) for each in (epoch, epoch + 1)]
-    index = {position: i for i, position in enumerate(sorted({*shares[0], *shares[1]}))}
-
-    def indices(share: Iterable[int]) -> tuple[int, ...]:
-        return tuple(index[position] for position in share)
-
-    return Plan(epoch, tuple(manifest[position] for position in index), indices(shares[0]), indices(shares[1]))
+    positions = [*shares[0], *shares[1]]
+    index = {position: i for i, position in enumerate(sorted(set(positions)))}
+    return Plan(
+        epoch=epoch,
+        shards=tuple(manifest[position] for position in index),
+        order=tuple(index[position] for position in positions),
+        reads=len(shares[0]),
+    )

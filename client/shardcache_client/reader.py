@@ -1,19 +1,23 @@
-"""Samples cut out of a shard on local disk, by its index; no tar is parsed here."""
+"""A published shard on local disk, and its samples by its index."""
 
 from __future__ import annotations
 
 import mmap
 import os
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from shardcache.errors import CacheDirError, CorruptShardError, SampleError
+from shardcache.errors import CacheDirError, CorruptShardError
 from shardcache.tarindex import TarIndex
+from shardcache_client.cutting import Sample, cut
 
-Sample = dict[str, Any]
+
+class ShardGoneError(CacheDirError):
+    """A file that the daemon named is not there: it was let go again, or this process cannot see the cache."""
+
+    code = "shard_gone"
 
 
 class ShardReader:
@@ -25,7 +29,8 @@ class ShardReader:
         url: what samples carry as `__url__`.
 
     Raises:
-        CacheDirError: a file is not there or may not be read, as in a container that does not see the cache.
+        ShardGoneError: a file is not there.
+        CacheDirError: a file may not be read.
         CorruptShardError: the sidecar is damaged or belongs to another tar.
     """
 
@@ -33,16 +38,11 @@ class ShardReader:
         self.url = url
         try:
             self._index = TarIndex.open(index_path)
-            self._map = _map(path, self._index.header["size_bytes"])
+            self._map = map_file(path, self._index.header["size_bytes"])
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=url) from exn
         except OSError as exn:
-            raise CacheDirError(
-                f"this process cannot read {exn.filename or path} ({exn.strerror})",
-                url=url,
-                remedy="in a container, mount the cache folder at the same path as the daemon has it; "
-                "outside, let the user be a member of the folder's group",
-            ) from exn
+            raise unreadable(exn, path, url) from exn
 
     def __repr__(self) -> str:
         return f"ShardReader({self.url!r}, samples={len(self)}, closed={self._map.closed})"
@@ -77,28 +77,11 @@ class ShardReader:
         Raises SampleError in place of a bad sample. That ends the iterator, as any exception does: who wants the
         others goes on with `samples(n + 1)`, where n is the number of the bad one.
         """
-        index, tar, url = self._index, self._map, self.url
-        keys = index.keys
-        member_end = index.member_ends[start - 1] if start else 0
-        key_end = index.key_ends[start - 1] if start else 0
-        members = zip(
-            map(index.extensions.__getitem__, index.extension_ids[member_end:]),
-            index.starts[member_end:],
-            index.ends[member_end:],
-            strict=True,
-        )
-        ends = zip(index.member_ends[start:], index.key_ends[start:], strict=True)
-        for number, (next_member_end, next_key_end) in enumerate(ends, start):
-            if number in index.faults:
-                raise _sample_error(index, number, url)
-            sample: Sample = {"__key__": keys[key_end:next_key_end].decode("utf-8", "surrogateescape"), "__url__": url}
-            for extension, first, end in islice(members, next_member_end - member_end):
-                sample[extension] = tar[first:end]
-            yield sample
-            member_end, key_end = next_member_end, next_key_end
+        return cut(self._index, self._map, self.url, start, len(self))
 
 
-def _map(path: Path, size_bytes: int) -> mmap.mmap:
+def map_file(path: Path, size_bytes: int) -> mmap.mmap:
+    """Map a file for reading. Raises CorruptShardError when it has another size, OSError when it cannot be read."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found_bytes = os.fstat(fd).st_size
@@ -111,10 +94,12 @@ def _map(path: Path, size_bytes: int) -> mmap.mmap:
     return mapped
 
 
-def _sample_error(index: TarIndex, number: int, url: str) -> SampleError:
-    return SampleError(
-        index.fault(number) or "",
+def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError:
+    """Return what is to be raised for a file in the cache that cannot be opened or mapped."""
+    kind = ShardGoneError if isinstance(exn, FileNotFoundError) else CacheDirError
+    return kind(
+        f"this process cannot read {exn.filename or path} ({exn.strerror})",
         url=url,
-        remedy="write the shard again, its samples' members as plain files of different extensions; "
-        "until then an on_error handler can skip the sample",
+        remedy="in a container, mount the cache folder at the same path as the daemon has it; "
+        "outside, let the user be a member of the folder's group",
     )

@@ -6,20 +6,21 @@ import logging
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, ShardTimeoutError
-from shardcache.protocol import Leased
-from shardcache_client.connection import Connection, Reader
+from shardcache.protocol import Arriving, Leased
+from shardcache_client.connection import Connection, Json, Reader
 from shardcache_client.order import Plan
 
 log = logging.getLogger("shardcache")
 
 T = TypeVar("T")
+Grant: TypeAlias = Arriving | Leased
 
 # A daemon that does not answer at once why a shard is late is late itself.
 _EXPLAIN_TIMEOUT_S = 5.0
@@ -44,13 +45,19 @@ class Lease:
 
     Attributes:
         position: in the plan.
-        request: the id of the request, on the present connection.
-        granted: what the daemon calls the lease, once it is granted.
+        request: the id of the request that was made last for it, on the present connection.
+        grant: what the daemon has granted over the present connection; None while that is waited for.
     """
 
     position: int
     request: int = 0
-    granted: int = 0
+    grant: Grant | None = None
+
+
+class _Through(Protocol):
+    """A way to ask something of the daemon: until one answers, or only of the one that is there."""
+
+    def __call__(self, deadline_s: float, ask: Callable[[Connection], T]) -> T: ...
 
 
 class Session:
@@ -58,25 +65,41 @@ class Session:
 
     Every method that needs an answer raises NoDaemonError when no daemon gives one within its patience, and DaemonError
     when this user may not ask or the daemon speaks another protocol.
+
+    Args:
+        partial_reads: whether a shard may be granted before it has arrived whole.
     """
 
-    def __init__(self, socket: Path, reader: Reader, patience: Patience) -> None:
+    def __init__(self, socket: Path, reader: Reader, patience: Patience, *, partial_reads: bool = False) -> None:
         self.reader = reader
         self._socket = socket
         self._patience = patience
+        self._partial_reads = partial_reads
         self._connection: Connection | None = None
         self._plan: Plan | None = None
         self._declared: Plan | None = None  # the plan that the present connection knows
         self._start = 0  # the position that the daemon calls 0: a plan declared again begins where we are
+        self._untold: Iterator[tuple[str, Json]] = iter(())  # what this connection has still to be told of the plan
         self._leases: list[Lease] = []
 
     def __repr__(self) -> str:
         return f"Session({self.reader!r}, leases={len(self._leases)}, {self._connection!r})"
 
     def declare(self, plan: Plan) -> None:
-        """Tell the daemon what will be read. Every lease of an earlier plan must be over."""
+        """Tell the daemon what will be read. Every lease of an earlier plan must be over.
+
+        A long plan goes in pieces: the first of them now, the others with `extend`.
+        """
         self._plan = plan
         self._insist(time.monotonic() + self._patience.limit_s, lambda connection: None)
+
+    def extend(self) -> None:
+        """Tell the daemon the next piece of the plan, if there is one.
+
+        Called once a shard, this keeps what the daemon knows far ahead of the reader, and the first sample does not
+        wait until a plan of a million positions is told.
+        """
+        self._try(self._extend)
 
     def lease(self, position: int) -> Lease:
         """Ask for the shard at a position of the plan, without waiting for it."""
@@ -85,45 +108,67 @@ class Session:
         self._try(lambda connection: self._ask(connection, lease))
         return lease
 
-    def wait(self, lease: Lease) -> Leased:
-        """Return where the shard lies, once it is there.
+    def wait(self, lease: Lease) -> Grant:
+        """Return where the shard lies, once it is there, or once its beginning is.
 
         While it is not, a line in the log says so and why. Raises ShardTimeoutError when patience ends, and the
         error that the daemon met when it fetched the shard; the lease is then over.
         """
-        try:
-            leased = self._wait(lease)
-        except ShardTimeoutError:
-            self._leases.remove(lease)
-            self._lose()  # a lease that is still to come cannot be declined; a new connection asks for the others
-            raise
-        except ShardcacheError:
-            self._leases.remove(lease)
-            raise
-        lease.granted = leased["lease"]
-        return leased
+        if lease.grant is None:
+            lease.grant = self._settle(lease, self._insist)
+        return lease.grant
 
-    def _wait(self, lease: Lease) -> Leased:
+    def more(self, lease: Lease, beyond: int) -> Grant | None:
+        """Return the grant of an arriving shard anew, once more than its first `beyond` bytes are there, or all.
+
+        Waits as `wait` does. None when the connection broke: what was granted is over, and may not be read on; `wait`
+        returns what is granted instead.
+        """
+        assert lease.grant is not None
+        granted, lease.grant = lease.grant["lease"], None
+        self._try(lambda connection: _ask_more(connection, lease, granted, beyond))
+        try:
+            lease.grant = self._settle(lease, self._once)
+        except NoDaemonError:
+            self._lose()
+        return lease.grant
+
+    def _settle(self, lease: Lease, through: _Through) -> Grant:
+        """Wait for the answer to a lease's last request; any error but a lost connection ends the lease."""
+        try:
+            return self._wait(lease, through)
+        except NoDaemonError:
+            raise
+        except ShardcacheError as exn:
+            self._leases.remove(lease)
+            if isinstance(exn, ShardTimeoutError):
+                self._lose()  # a lease that is still to come cannot be declined; a new connection asks for the others
+            raise
+
+    def _wait(self, lease: Lease, through: _Through) -> Grant:
         start_s = time.monotonic()
         deadline_s, report_s = start_s + self._patience.limit_s, start_s + self._patience.first_report_s
         while True:
             until_s = min(report_s, deadline_s, time.monotonic() + _LOOK_UP_S)
-            answer = self._insist(deadline_s, partial(_answer, lease=lease, until_s=until_s))
+            answer = through(deadline_s, partial(_answer, lease=lease, until_s=until_s))
             if answer is not None:
-                return cast(Leased, answer)
+                return cast(Grant, answer)
             _check_parent()
             if time.monotonic() < min(report_s, deadline_s):
                 continue
-            reason = self._insist(deadline_s, partial(_explain, lease=lease))
+            reason = through(deadline_s, partial(_explain, lease=lease))
             if time.monotonic() >= deadline_s:
                 raise self._timeout(lease, reason)
             log.warning("waiting for %s since %.0f s: %s", self._url(lease), time.monotonic() - start_s, reason)
             report_s = time.monotonic() + self._patience.next_report_s
 
     def release(self, lease: Lease) -> None:
-        """Give a shard back that `wait` returned."""
-        self._leases.remove(lease)
-        self._try(lambda connection: connection.tell("release", lease=lease.granted))
+        """Give a shard back. Nothing is left to do for a lease that an error ended."""
+        if lease in self._leases:
+            self._leases.remove(lease)
+            if lease.grant is not None:
+                granted = lease.grant["lease"]
+                self._try(lambda connection: connection.tell("release", lease=granted))
 
     def close(self) -> None:
         """End the session; the daemon drops its plan and its leases."""
@@ -172,57 +217,34 @@ class Session:
             _check_parent()
             time.sleep(_RECONNECT_PAUSE_S)
 
+    def _once(self, deadline_s: float, ask: Callable[[Connection], T]) -> T:
+        """Ask over the present connection alone; raise NoDaemonError when it is lost."""
+        if self._connection is None:
+            raise NoDaemonError("the connection to the daemon is lost", url=str(self._socket))
+        return ask(self._connection)
+
     def _ready(self, deadline_s: float) -> Connection:
         """Return a connection whose other end knows the plan and every lease."""
         if self._connection is None:
             self._connection, self._declared = Connection(self._socket, self.reader), None
         if self._plan is not None and self._declared is not self._plan:
             self._start = min((lease.position for lease in self._leases), default=0)
-            self._connection.call("plan", deadline_s, **self._plan.message(self._start))
+            self._untold = self._plan.messages(self._start)
+            kind, fields = next(self._untold)
+            self._connection.call(kind, deadline_s, **fields)
             for lease in self._leases:
                 self._ask(self._connection, lease)
             self._declared = self._plan
         return self._connection
 
+    def _extend(self, connection: Connection) -> None:
+        for kind, fields in islice(self._untold, 1):
+            connection.call(kind, time.monotonic() + self._patience.limit_s, **fields)
+
     def _ask(self, connection: Connection, lease: Lease) -> None:
-        lease.request = connection.request("lease", position=lease.position - self._start)
-
-
-class Sessions:
-    """The sessions of one dataset in one process: one for each iterator, and one kept from epoch to epoch.
-
-    What is kept still tells the daemon what the next epoch reads, so that it is worked on between epochs.
-    """
-
-    def __init__(self, socket: Path, patience: Patience) -> None:
-        self._socket = socket
-        self._patience = patience
-        self._kept: list[Session] = []  # at most one
-
-    @contextmanager
-    def borrow(self, reader: Reader) -> Iterator[Session]:
-        """Lend a session to an iterator. One that does not reach its end has no plan any more: it is closed."""
-        session = self._take(reader)
-        try:
-            yield session
-        except BaseException:
-            session.close()
-            raise
-        if self._kept:
-            session.close()
-        else:
-            self._kept.append(session)
-
-    def _take(self, reader: Reader) -> Session:
-        while self._kept:
-            session = self._kept.pop()
-            if session.reader == reader:
-                return session
-            session.close()  # this process forked off, or has become another rank
-        return Session(self._socket, reader, self._patience)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Sessions, (self._socket, self._patience)
+        lease.grant = None  # what another daemon granted is over
+        place = lease.position - self._start
+        lease.request = connection.request("lease", position=place, partial=self._partial_reads)
 
 
 def _check_parent() -> None:
@@ -232,7 +254,11 @@ def _check_parent() -> None:
         raise DaemonError("the training process that this worker reads for has ended")
 
 
-def _answer(connection: Connection, lease: Lease, until_s: float) -> dict[str, Any] | None:
+def _ask_more(connection: Connection, lease: Lease, granted: int, beyond: int) -> None:
+    lease.request = connection.request("more", lease=granted, beyond=beyond)
+
+
+def _answer(connection: Connection, lease: Lease, until_s: float) -> Json | None:
     return connection.answer(lease.request, until_s)
 
 

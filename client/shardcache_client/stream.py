@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from shardcache.errors import CapacityError, DiskFullError, OriginError, SampleError, ShardError, ShardTimeoutError
 from shardcache_client.connection import Reader
+from shardcache_client.cutting import Sample
 from shardcache_client.handlers import Handler
 from shardcache_client.order import Plan
-from shardcache_client.reader import Sample, ShardReader
-from shardcache_client.session import Lease, Session, Sessions
+from shardcache_client.passage import Passage
+from shardcache_client.session import Lease, Session
+from shardcache_client.sessions import Sessions
 
 log = logging.getLogger("shardcache")
 
@@ -41,15 +42,17 @@ class EpochStream:
         self._skipped_samples = 0
 
     def __repr__(self) -> str:
-        return f"EpochStream(epoch={self._plan.epoch}, shards={len(self._plan.order)})"
+        return f"EpochStream(epoch={self._plan.epoch}, shards={self._plan.reads})"
 
     def __iter__(self) -> Iterator[Sample]:
         with self._sessions.borrow(self._reader) as session:
             session.declare(self._plan)
             try:
-                for position in range(len(self._plan.order)):
+                for position in range(self._plan.reads):
+                    shard, self._ahead = Passage(session, self._ahead or session.lease(position)), None
+                    session.extend()  # behind the request for a shard, which so begins to come
                     try:
-                        with self._shard(session, position) as shard:
+                        with self._opened(session, shard, position):
                             yield from self._samples(shard)
                     except _SHARD_ERRORS as exn:
                         self._consult(exn)
@@ -59,30 +62,24 @@ class EpochStream:
         self._say_what_was_skipped()
 
     @contextmanager
-    def _shard(self, session: Session, position: int) -> Iterator[ShardReader]:
-        """Map a shard while it is leased, and have the next one made ready meanwhile."""
-        lease, self._ahead = self._ahead or session.lease(position), None
-        leased = session.wait(lease)
+    def _opened(self, session: Session, shard: Passage, position: int) -> Iterator[None]:
+        """Open a shard, and have the next one made ready while it is read."""
         try:
-            if position + 1 < len(self._plan.order):
+            shard.open()
+            if position + 1 < self._plan.reads:
                 self._ahead = session.lease(position + 1)
-            with ShardReader(Path(leased["path"]), Path(leased["index_path"]), leased["url"]) as shard:
-                yield shard
+            yield
         finally:
-            session.release(lease)
+            shard.close()
 
-    def _samples(self, shard: ShardReader) -> Iterator[Sample]:
-        start = 0
+    def _samples(self, shard: Passage) -> Iterator[Sample]:
         while True:
             try:
-                for sample in shard.samples(start):
-                    start += 1
-                    yield sample
+                yield from shard.samples()
                 return
             except SampleError as exn:
                 self._consult(exn)
                 self._skipped_samples += 1
-                start += 1
 
     def _consult(self, exn: Exception) -> None:
         if not self._on_error(exn):
@@ -94,6 +91,6 @@ class EpochStream:
                 "epoch %d: skipped %d of %d shards and %d samples of the others, as on_error decided",
                 self._plan.epoch,
                 self._skipped_shards,
-                len(self._plan.order),
+                self._plan.reads,
                 self._skipped_samples,
             )

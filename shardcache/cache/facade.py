@@ -8,25 +8,27 @@ from typing import Any
 
 from shardcache.cache.allow import AllowList
 from shardcache.cache.fetching import Fetcher
+from shardcache.cache.holds import Holds
 from shardcache.cache.ingesting import Ingester
 from shardcache.cache.known import Known
 from shardcache.cache.leasing import Leasing
 from shardcache.cache.manifests import Manifests
 from shardcache.cache.names import Names
+from shardcache.cache.overview import Overview
+from shardcache.cache.pages import Pages
+from shardcache.cache.planner import Planner
 from shardcache.cache.prefetch import Prefetcher
 from shardcache.cache.readers import Reader, Readers
 from shardcache.cache.room import Room
 from shardcache.cache.signal import Signal
-from shardcache.cache.transfers import Transfers
+from shardcache.cache.transfers import Transfer, Transfers
 from shardcache.cache.upkeep import Upkeep
 from shardcache.cache.warming import Tell, Warming
 from shardcache.config import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
-from shardcache.plan.timeline import Timeline
 from shardcache.protocol import ShardRef
-from shardcache.store.files import free_bytes
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
 
@@ -46,24 +48,33 @@ class Cache:
         indexers: Indexers,
         group: asyncio.TaskGroup,
     ) -> None:
-        timeline, names, changed = Timeline(), Names(), Signal()
-        known = Known(store.catalogue)
-        room = Room(store, timeline, names, counters, changed)
+        names, changed, known = Names(), Signal(), Known(store.catalogue)
+        planner = Planner(names)
+        pages = Pages(store, planner, names, changed)
+        holds = Holds(store, planner, pages, changed)
+        room = Room(store, planner, pages, names, counters, changed)
         ingester = Ingester(store, room, known, indexers)
-        fetcher = Fetcher(store, origins, downloader, room, names, counters, ingester, settings.part_size)
-        transfers = Transfers(fetcher.fetch, timeline, changed, group)
-        leasing = Leasing(store, transfers, room, names, known, origins, counters, settings.listing_ttl_s)
-        readers = Readers(timeline, leasing, transfers, counters, changed)
-        prefetcher = Prefetcher(timeline, readers.ref, names, store, room, transfers, changed, settings.max_transfers)
-        self._prefetching = group.create_task(prefetcher.run(), name="prefetch")
+        fetcher = Fetcher(
+            store, origins, downloader, room, holds, planner, names, counters, ingester, settings.part_size
+        )
+        transfers = Transfers(fetcher.fetch, planner, changed, group)
+        leasing = Leasing(
+            store, transfers, room, holds, planner, names, known, origins, counters, settings.listing_ttl_s
+        )
+        readers = Readers(planner, leasing, holds, transfers, counters, changed)
+        prefetcher = Prefetcher(planner, readers.ref, names, store, room, transfers, changed, settings.max_transfers)
+        self._watching = [
+            group.create_task(prefetcher.run(), name="prefetch"),
+            group.create_task(pages.run(), name="pages"),
+        ]
         self.layout = store.layout
         self._allow = AllowList(settings.allow)
-        self._counters = counters
         self._manifests = Manifests(origins, downloader, store.catalogue, known, self._allow, settings.listing_ttl_s)
         self._readers = readers
         self._store = store
         self._transfers = transfers
-        self._upkeep = Upkeep(store, room, leasing)
+        self._overview = Overview(store, planner, names, transfers, readers, counters)
+        self._upkeep = Upkeep(store, room, holds, leasing)
         self._warming = Warming(store, transfers, leasing, origins, downloader, settings.max_transfers)
 
     def __repr__(self) -> str:
@@ -71,7 +82,8 @@ class Cache:
 
     def stop(self) -> None:
         """Drop transfers under way, their finished parts stay for the next start; fetch nothing ahead any more."""
-        self._prefetching.cancel()
+        for task in self._watching:
+            task.cancel()
         self._transfers.stop()
 
     # Reading
@@ -115,18 +127,10 @@ class Cache:
         """Read every shard below a url prefix again, yielding events."""
         return self._upkeep.verify(prefix)
 
+    def reason(self, transfer: Transfer) -> str:
+        """Return why a transfer is not done yet, in words for people."""
+        return self._overview.reason(transfer)
+
     def status(self) -> Json:
         """Return what the cache holds and does now."""
-        space = self._store.space
-        return {
-            "cache": {
-                "dir": str(self.layout.root),
-                "capacity_bytes": space.capacity_bytes,
-                "used_bytes": space.used_bytes,
-                "free_bytes": free_bytes(self.layout.root),
-                "shards": len(self._store.shards),
-            },
-            "counters": self._counters.to_json(),
-            "transfers": [transfer.to_json() for transfer in self._transfers.all()],
-            "jobs": [job.to_json() for job in self._readers.jobs()],
-        }
+        return self._overview.page()

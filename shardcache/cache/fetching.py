@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,16 +10,22 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from shardcache.cache.arriving import Arriving
+from shardcache.cache.holds import Holds
 from shardcache.cache.ingesting import Ingester
 from shardcache.cache.names import Names
-from shardcache.cache.room import Room
-from shardcache.cache.transfers import Class, PostponedError, Stage, Transfer
-from shardcache.errors import CorruptShardError, ShardcacheError, ShardChangedError
+from shardcache.cache.planner import Planner
+from shardcache.cache.room import AFTER_ALL_PLANS, NOW, Room
+from shardcache.cache.transfers import Class, PostponedError, Transfer
+from shardcache.cache.waiting import Stage
+from shardcache.errors import CorruptShardError, OriginUnavailableError, ShardcacheError, ShardChangedError
+from shardcache.fetch.bid import Bid
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store import partial as partials
+from shardcache.store.inflate import codec_of
 from shardcache.store.layout import PART, shard_key
 from shardcache.store.partial import Partial
 from shardcache.store.recovery import interrupted
@@ -33,9 +38,6 @@ log = structlog.get_logger()
 # A shard that is replaced while it is read is fetched anew this often; whoever rewrites it faster than it can be
 # read once is told so.
 _VERSIONS = 3
-
-# What someone warms is needed later than what any plan names, and sooner than what none does.
-_AFTER_ALL_PLANS = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Fetcher:
         origins: Origins,
         downloader: Downloader,
         room: Room,
+        holds: Holds,
+        planner: Planner,
         names: Names,
         counters: Counters,
         ingester: Ingester,
@@ -64,6 +68,8 @@ class Fetcher:
         self._origins = origins
         self._downloader = downloader
         self._room = room
+        self._holds = holds
+        self._planner = planner
         self._names = names
         self._counters = counters
         self._ingester = ingester
@@ -78,7 +84,7 @@ class Fetcher:
         origin = self._origins.origin(transfer.ref.url)
         failure: ShardcacheError | None = None
         for _ in range(_VERSIONS):
-            transfer.stage = Stage.ASKING
+            transfer.stages.enter(Stage.ASKING)
             obj = await self._downloader.stat(origin, transfer.ref.url)
             try:
                 return await self._version(transfer, origin, obj)
@@ -130,49 +136,73 @@ class Fetcher:
         except ShardcacheError as exn:
             if isinstance(exn, CorruptShardError):
                 self._counters.corrupt += 1
+            if transfer.arriving is not None:
+                transfer.arriving.fail(exn)
             reusable = exn.retryable and not isinstance(exn, ShardChangedError)
             await asyncio.to_thread(partials.discard, self._store.layout, key, keep_parts=reusable)
             raise
         finally:
-            self._leave_parts(key, reservation)
+            self._leave_parts(key, reservation, transfer)
 
     async def _reserve(self, reservation: Reservation, transfer: Transfer, key: str, obj: RemoteObject) -> None:
-        transfer.stage = Stage.SPACE
+        transfer.stages.enter(Stage.SPACE)
         wanted_bytes = max(0, footprint_bytes(obj.size_bytes) - reservation.size_bytes)
-        while not await self._room.try_reserve(reservation, wanted_bytes, self._needed_in(key)):
+        while not await self._room.try_reserve(reservation, wanted_bytes, self._needed_at_s(key)):
             self._room.check_possible(footprint_bytes(obj.size_bytes), obj.url)
-            if self._urgency(key) is Class.PLANNED and not self._is_awaited(key):
+            if not any(each.waits for each in self._claims[key].transfers):
                 self._names.learn_size(transfer.name, obj.size_bytes)
                 raise PostponedError
             await self._room.change()
 
     async def _download(self, reservation: Reservation, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
-        transfer.stage = Stage.NETWORK
+        begun_s = time.monotonic()
+        transfer.stages.enter(Stage.NETWORK)
+        if codec_of(partial.obj.url) is None:
+            transfer.arriving = Arriving(partial, transfer.moved, transfer.waits)
         await self._downloader.download(
-            origin, partial.obj, partial, priority=lambda: self._urgency(partial.key), progress=transfer.set_done
+            origin, partial.obj, partial, bid=lambda: self._bid(partial.key), progress=transfer.set_done
         )
-        transfer.stage = Stage.DISK
+        transfer.stages.enter(Stage.DISK)
         require_end = self._origins.rule(partial.obj.url).require_end
-        return await self._ingester.publish(partial, reservation, require_end=require_end)
+        shard = await self._ingester.publish(partial, reservation, require_end=require_end)
+        self._planner.learn(time.monotonic() - begun_s)
+        if transfer.arriving is not None:
+            self._hand_over(transfer.arriving, shard)
+        return shard
 
-    def _leave_parts(self, key: str, reservation: Reservation) -> None:
+    def _hand_over(self, arriving: Arriving, shard: Shard) -> None:
+        for _ in range(arriving.readers):
+            self._holds.take(shard)
+        arriving.publish(shard)
+
+    def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
         """End the reservation; what it leaves on disk stays, while there is space, for whoever asks for it next."""
-        reservation.close()
         parts = interrupted(self._store.layout.in_progress(key, PART))
+        arriving, transfer.arriving = transfer.arriving, None
+        if arriving is not None and arriving.shard is None:
+            arriving.fail(OriginUnavailableError("fetching was given up", url=transfer.ref.url))
+        if arriving is not None and not parts.size_bytes:
+            arriving.when_left(reservation.close)  # unlinked, but on the disk as long as somebody has it open
+        else:
+            reservation.close()
         if parts.size_bytes:
             self._store.leave(parts)
 
     def _urgency(self, key: str) -> Class:
         return min(transfer.klass for transfer in self._claims[key].transfers)
 
-    def _is_awaited(self, key: str) -> bool:
-        return any(transfer.waiters for transfer in self._claims[key].transfers)
+    def _bid(self, key: str) -> Bid:
+        waits = [wait for transfer in self._claims[key].transfers if (wait := transfer.longest_wait())]
+        if waits:
+            longest = min(waits, key=lambda wait: wait.since_s or 0.0)
+            return Bid(Class.WAITING, longest.since_s or 0.0, longest.party)
+        return Bid(self._urgency(key), self._planner.now.next_use_s(key), None)
 
-    def _needed_in(self, key: str) -> float:
+    def _needed_at_s(self, key: str) -> float:
         match self._urgency(key):
-            case Class.WAITING | Class.NEXT:
-                return 0
+            case Class.WAITING:
+                return NOW
             case Class.PLANNED:
-                return self._room.next_use(key)
+                return self._planner.now.next_use_s(key)
             case Class.WARM:
-                return _AFTER_ALL_PLANS
+                return AFTER_ALL_PLANS

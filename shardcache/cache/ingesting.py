@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardcache.cache.known import Known
-from shardcache.cache.room import Room
+from shardcache.cache.room import NOW, Room
 from shardcache.errors import CapacityError
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import Request
@@ -46,10 +46,12 @@ class Ingester:
         """
         tar = await self._plain_tar(partial, reservation)
         facts = await self._index(partial, tar, reservation, require_end)
+        await self._known.remember(facts)
         sidecar_path = self._store.layout.in_progress(partial.key, SIDECAR)
         shard = await self._store.publish(partial.key, tar.path, sidecar_path, facts)
+        # No task gets its turn from here until the caller has the shard: nobody can evict it before that.
         reservation.close(kept_bytes=shard.kept_bytes)
-        await self._known.remember(facts)
+        self._room.arrived(shard)
         return shard
 
     async def _plain_tar(self, partial: Partial, reservation: Reservation) -> _Tar:
@@ -72,7 +74,7 @@ class Ingester:
         return _Tar(path, size_bytes, crcs)
 
     async def _grow(self, reservation: Reservation, size_bytes: int, url: str) -> None:
-        while not await self._room.try_reserve(reservation, size_bytes, 0):
+        while not await self._room.try_reserve(reservation, size_bytes, NOW):
             moving_bytes = self._store.space.promised_bytes - reservation.size_bytes - self._queued_bytes
             if not moving_bytes and not any(shard.leases for shard in self._store.shards.values()):
                 raise CapacityError("the shard, decompressed, does not fit beside what is arriving", url=url)

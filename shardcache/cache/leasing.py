@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import structlog
 
+from shardcache.cache.arriving import Arriving
+from shardcache.cache.holds import Holds
 from shardcache.cache.known import Known
 from shardcache.cache.names import Names
+from shardcache.cache.planner import Planner
 from shardcache.cache.room import Room
 from shardcache.cache.transfers import Class, Transfers
+from shardcache.cache.waiting import Wait
 from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
@@ -26,6 +31,15 @@ log = structlog.get_logger()
 _ASK_TIMEOUT_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A shard that is here, held for whoever asked. `hit`: it did not have to be fetched for that."""
+
+    shard: Shard
+    facts: Facts
+    hit: bool
+
+
 class Leasing:
     """Grants and ends leases."""
 
@@ -34,6 +48,8 @@ class Leasing:
         store: Store,
         transfers: Transfers,
         room: Room,
+        holds: Holds,
+        planner: Planner,
         names: Names,
         known: Known,
         origins: Origins,
@@ -43,6 +59,8 @@ class Leasing:
         self._store = store
         self._transfers = transfers
         self._room = room
+        self._holds = holds
+        self._planner = planner
         self._names = names
         self._known = known
         self._origins = origins
@@ -56,8 +74,8 @@ class Leasing:
             if version is not None and shard_key(url, version) in self._store.shards:
                 self._names.learn(url, shard_key(url, version), now_s=float("-inf"))
 
-    async def acquire(self, ref: ShardRef, klass: Class = Class.WAITING) -> tuple[Shard, Facts, bool]:
-        """Return the published shard, leased, its facts, and whether it was here; fetch it where it was not.
+    async def acquire(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arriving:
+        """Return the published shard, held, or its beginning where `wait` takes that; fetch it where it is not here.
 
         Raises every error that fetching it may raise.
         """
@@ -66,18 +84,22 @@ class Leasing:
         hit = shard is not None
         while True:
             if shard is None:
+                found = await self._transfers.wait(name, ref, wanted, wait)
+                if isinstance(found, Arriving):
+                    return found
                 # What the transfer published may be gone again before this task runs: look anew.
-                shard = self._store.shards.get((await self._transfers.wait(name, ref, klass)).key)
-            elif facts := await self._leased(shard):
-                return shard, facts, hit
+                shard = self._store.shards.get(found.key)
+            elif facts := await self._held(shard):
+                if hit:
+                    self._planner.now.found(shard.key)
+                return Published(shard, facts, hit)
             else:
                 shard, hit = None, False
 
     async def release(self, shard: Shard) -> None:
-        """End a lease."""
-        shard.leases -= 1
+        """End a hold that was a use."""
         self._store.touch(shard)
-        self._room.changed.notify()
+        self._holds.drop(shard)
         if not shard.leases:
             await self._store.remember_use(shard)
 
@@ -89,25 +111,24 @@ class Leasing:
         await self._store.quarantine(shard)
         self._room.changed.notify()
 
-    async def _leased(self, shard: Shard) -> Facts | None:
-        """Lease a shard that is here; None where it turns out to be damaged."""
-        shard.leases += 1
-        granted = False
+    async def _held(self, shard: Shard) -> Facts | None:
+        """Hold a shard that is here; None where it turns out to be damaged."""
+        self._holds.take(shard)
+        held = False
         try:
             fresh = shard.facts is None
             facts = await self._store.facts(shard)
             if fresh:
                 await self._known.remember(facts)
             self._store.touch(shard)
-            granted = True
+            held = True
             return facts
         except CorruptShardError as exn:
             await self.quarantine(shard, exn)
             return None
         finally:
-            if not granted:  # failed, or cancelled with the reader that asked
-                shard.leases -= 1
-                self._room.changed.notify()
+            if not held:  # failed, or cancelled with the reader that asked
+                self._holds.drop(shard)
 
     async def _present(self, name: str, ref: ShardRef) -> Shard | None:
         """Return the shard if it is here; one of unknown version, if it is still the store's."""

@@ -6,6 +6,8 @@ store really held when it was asked may be another version; the alias then leads
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shardcache.protocol import ShardRef
 from shardcache.store.layout import shard_key
 
@@ -18,6 +20,11 @@ class Names:
         self._checked_at_s: dict[str, float] = {}
         self._names: dict[str, set[str]] = {}
         self._size_bytes: dict[str, int] = {}
+        self._renamed: Callable[[str, tuple[str, ...]], None] | None = None
+
+    def watch(self, renamed: Callable[[str, tuple[str, ...]], None]) -> None:
+        """Have `renamed` called with a name and the keys that it led and leads to, whenever they differ."""
+        self._renamed = renamed
 
     @staticmethod
     def of(ref: ShardRef) -> str:
@@ -30,7 +37,8 @@ class Names:
 
     def names(self, key: str) -> set[str]:
         """Return every name that leads to a key."""
-        return {key} | self._names.get(key, set())
+        others = self._names.get(key)
+        return {key, *others} if others else {key}
 
     def checked_at_s(self, name: str) -> float:
         """Return when the store last said what the name leads to; long ago where it never did."""
@@ -40,12 +48,16 @@ class Names:
         """Note that the store answered with the version `key` when it was asked for `name`."""
         self._checked_at_s[name] = now_s
         self._size_bytes.pop(name, None)
-        old = self._alias.pop(name, None)
-        if old is not None:
-            self._names[old].discard(name)
+        former = self.key(name)
+        if former == key:
+            return
+        if self._alias.pop(name, None) is not None:
+            self._names[former].discard(name)
         if name != key:
             self._alias[name] = key
             self._names.setdefault(key, set()).add(name)
+        if self._renamed is not None:
+            self._renamed(name, (former, key))
 
     def size_bytes(self, name: str) -> int | None:
         """Return the size that the store gave when it was asked for a shard which had no room, or None."""

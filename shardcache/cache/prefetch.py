@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 
 import structlog
 
 from shardcache.cache.names import Names
+from shardcache.cache.planner import Planner
 from shardcache.cache.room import Room
 from shardcache.cache.signal import Signal
-from shardcache.cache.transfers import Class, Transfers
+from shardcache.cache.transfers import Class, Transfer, Transfers
 from shardcache.errors import ShardcacheError
-from shardcache.plan.timeline import Timeline
 from shardcache.protocol import ShardRef
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
@@ -20,11 +22,11 @@ log = structlog.get_logger()
 
 
 class Prefetcher:
-    """Turns the timeline into transfers."""
+    """Turns the plan into transfers."""
 
     def __init__(
         self,
-        timeline: Timeline,
+        planner: Planner,
         ref: Callable[[str], ShardRef],
         names: Names,
         store: Store,
@@ -33,7 +35,7 @@ class Prefetcher:
         changed: Signal,
         max_transfers: int,
     ) -> None:
-        self._timeline = timeline
+        self._planner = planner
         self._ref = ref
         self._names = names
         self._store = store
@@ -43,36 +45,42 @@ class Prefetcher:
         self._max_transfers = max_transfers
 
     async def run(self) -> None:
-        """Look at every change of plans, transfers and space; until cancelled."""
+        """Look at every change of plans, transfers and space, and when a shard's time comes; until cancelled."""
         while True:
             try:
-                while self._start_next():
-                    pass
+                pause_s = self._start_all()
             except ShardcacheError as exn:  # the cache's disk: readers are told, each for itself
                 log.error("cannot fetch ahead", cause=exn.message)
-            await self._changed.wait()
+                pause_s = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
 
-    def _start_next(self) -> bool:
-        """Start one transfer; False when there is nothing to start now."""
-        planned = sum(transfer.klass is Class.PLANNED for transfer in self._transfers.all())
-        if planned >= self._max_transfers:
-            return False
-        missing = self._timeline.next_missing(self._is_cared_for)
-        if missing is None:
-            return False
-        name, needed_in = missing
-        ref = self._ref(name)
-        size_bytes = self._names.size_bytes(name) or ref.size_bytes
-        # What is needed later than the soonest missing shard has even less claim to the room.
-        if size_bytes is not None and self._must_wait(footprint_bytes(size_bytes), needed_in):
-            return False
-        self._transfers.start(name, ref, Class.PLANNED)
-        return True
+    def _start_all(self) -> float | None:
+        """Start what can be started now; return when to look again if nothing changes, in seconds, or None."""
+        while sum(map(self._is_ahead, self._transfers.all())) < self._max_transfers:
+            now = self._planner.now
+            missing = now.next_missing(self._is_cared_for)
+            if missing is None:
+                return None
+            name, needed_at_s = missing
+            ref = self._ref(name)
+            size_bytes = self._names.size_bytes(name) or ref.size_bytes
+            # What is needed later than the soonest missing shard has even less claim to the room.
+            if size_bytes is not None and self._must_wait(footprint_bytes(size_bytes), needed_at_s):
+                early_s = needed_at_s - now.now_s - self._planner.lead_s
+                return early_s if early_s > 0 else None
+            self._transfers.start(name, ref, Class.PLANNED)
+        return None
 
-    def _must_wait(self, size_bytes: int, needed_in: float) -> bool:
+    def _must_wait(self, size_bytes: int, needed_at_s: float) -> bool:
         """Whether there is no room now; what can never have any is started, to fail and be out of the others' way."""
         possible = size_bytes <= self._store.space.capacity_bytes
-        return possible and not self._room.could_fit(size_bytes, needed_in)
+        return possible and not self._room.could_fit(size_bytes, needed_at_s)
+
+    @staticmethod
+    def _is_ahead(transfer: Transfer) -> bool:
+        return transfer.wanted is Class.PLANNED and not transfer.waits
 
     def _is_cared_for(self, name: str) -> bool:
         return (

@@ -4,40 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from itertools import islice
+import sys
 
 from shardcache.cache.names import Names
+from shardcache.cache.pages import Pages
+from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
 from shardcache.errors import CapacityError, DiskFullError
 from shardcache.metrics import Counters
-from shardcache.plan.replacement import Candidate, choose_victims
-from shardcache.plan.timeline import Timeline
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation
 from shardcache.store.store import Store
 
-# How many of the least recently used shards one decision looks at: it bounds the time that a decision takes when
-# everything cached is planned.
-_LOOK_AT = 256
+# When a shard is needed by somebody who waits for it, and when one that somebody warms: later than what any plan names,
+# and sooner than what none does.
+NOW = float("-inf")
+AFTER_ALL_PLANS = sys.float_info.max
+
 _LOOK_AGAIN_S = 1.0
+# Of so many evicted shards it is remembered that they were here.
+_REMEMBERED = 100_000
 
 
 class Room:
-    """The space of one store, given out against the timeline."""
+    """The space of one store, given out against the plan."""
 
-    def __init__(self, store: Store, timeline: Timeline, names: Names, counters: Counters, changed: Signal) -> None:
+    def __init__(
+        self, store: Store, planner: Planner, pages: Pages, names: Names, counters: Counters, changed: Signal
+    ) -> None:
         self.changed = changed
         self._store = store
-        self._timeline = timeline
+        self._planner = planner
+        self._pages = pages
         self._names = names
         self._counters = counters
         self._lock = asyncio.Lock()
+        self._evicted: dict[str, None] = {}
+        self._still_open: set[str] = set()
+        for shard in store.shards.values():
+            planner.now.arrived(shard.key, shard.kept_bytes)
 
-    async def try_reserve(self, reservation: Reservation, size_bytes: int, needed_in: float) -> bool:
+    async def try_reserve(self, reservation: Reservation, size_bytes: int, needed_at_s: float) -> bool:
         """Grow the reservation by `size_bytes` if that can be done now, evicting if need be."""
         async with self._lock:
             while shortfall := self._store.shortfall_bytes(size_bytes):
-                if not await self._free(shortfall, needed_in):
+                if not await self._free(shortfall, needed_at_s):
                     return False
             reservation.grow(size_bytes)
             return True
@@ -47,49 +58,69 @@ class Room:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_AGAIN_S):
                 await self.changed.wait()
+                return
+        for shard in map(self._store.shards.get, self._still_open):
+            if shard is not None and not shard.leases:
+                self._planner.now.freed(shard.key)
+        self._still_open.clear()
 
-    def could_fit(self, size_bytes: int, needed_in: float) -> bool:
+    def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
         """Whether `try_reserve` would succeed now; evicts nothing."""
         shortfall = self._store.shortfall_bytes(size_bytes)
         leftovers = sum(leftover.size_bytes for leftover in self._store.leftovers.values())
-        return self._victims(shortfall - leftovers, needed_in) is not None
+        return self._victims(shortfall - leftovers, needed_at_s) is not None
 
-    def next_use(self, key: str) -> float:
-        """Return how soon a cached shard is needed, under whatever name plans know it."""
-        return min(map(self._timeline.next_use, self._names.names(key)))
+    def arrived(self, shard: Shard) -> None:
+        """Take a newly published shard into account."""
+        if shard.key in self._evicted:
+            del self._evicted[shard.key]
+            self._counters.regrets += 1
+        self._planner.now.arrived(shard.key, shard.kept_bytes)
+        self._pages.idle(shard)
 
     async def evict(self, shard: Shard) -> bool:
         """Remove a shard that no lease holds; False when a process still has it open."""
-        if not await self._store.remove(shard):
-            return False
-        self._counters.evictions += 1
-        self.forget(shard.key)
-        return True
+        self._planner.now.held(shard.key)  # so that nobody else chooses it meanwhile
+        removed = False
+        try:
+            removed = await self._store.remove(shard)
+        finally:
+            if not removed:
+                self._still_open.add(shard.key)
+        if removed:
+            self._counters.evictions += 1
+            self.forget(shard.key)
+        return removed
+
+    def _remember(self, key: str) -> None:
+        self._evicted[key] = None
+        if len(self._evicted) > _REMEMBERED:
+            del self._evicted[next(iter(self._evicted))]
 
     def forget(self, key: str) -> None:
         """Tell plan and names that a shard is no longer here."""
-        for name in self._names.names(key):
-            self._timeline.evicted(name)
+        self._still_open.discard(key)
+        self._planner.now.gone(key)
+        self._pages.gone(key)
         self._names.forget(key)
         self.changed.notify()
 
-    async def _free(self, wanted_bytes: int, needed_in: float) -> bool:
+    async def _free(self, wanted_bytes: int, needed_at_s: float) -> bool:
         for key in list(self._store.leftovers):
             if key in self._store.leftovers and await self._store.remove_leftover(key):
                 return True
-        victims = self._victims(wanted_bytes, needed_in)
-        if victims is None:
-            return False
-        evicted = [await self._evict_if_idle(key) for key in victims]
-        return any(evicted)
+        victims = self._victims(wanted_bytes, needed_at_s)
+        for key in victims or ():
+            await self._evict_if_idle(key)
+        return victims is not None  # one that could not go is no candidate any more: look again
 
-    async def _evict_if_idle(self, key: str) -> bool:
+    async def _evict_if_idle(self, key: str) -> None:
         shard = self._store.shards.get(key)  # a lease may have come while another victim was removed
-        return shard is not None and not shard.leases and await self.evict(shard)
+        if shard is not None and not shard.leases and await self.evict(shard):
+            self._remember(key)
 
-    def _victims(self, wanted_bytes: int, needed_in: float) -> list[str] | None:
-        idle = (Candidate(shard.key, shard.kept_bytes) for shard in self._store.idle())
-        return choose_victims(islice(idle, _LOOK_AT), wanted_bytes, self.next_use, needed_in)
+    def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:
+        return self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
 
     def check_possible(self, size_bytes: int, url: str) -> None:
         """Raise CapacityError or DiskFullError when even an otherwise empty cache could not hold `size_bytes`."""

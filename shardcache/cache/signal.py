@@ -6,9 +6,14 @@ import asyncio
 
 
 class Signal:
-    """`notify` wakes every task that is in `wait`, now; it remembers nothing."""
+    """`notify` wakes every task that is in `wait`, now; of what was before, only `count` tells.
+
+    Attributes:
+        count: how often there was a `notify`.
+    """
 
     def __init__(self) -> None:
+        self.count = 0
         self._event = asyncio.Event()
 
     async def wait(self) -> None:
@@ -17,5 +22,6 @@ class Signal:
 
     def notify(self) -> None:
         """Wake all waiters."""
+        self.count += 1
         self._event.set()
         self._event = asyncio.Event()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 
+from shardcache.cache.arriving import Arriving
 from shardcache.cache.failures import Failures
+from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
+from shardcache.cache.waiting import Stage, Stages, Wait
 from shardcache.errors import OriginUnavailableError, ShardcacheError
-from shardcache.plan.timeline import Timeline
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
 
@@ -24,18 +27,8 @@ class Class(enum.IntEnum):
     """How urgent a transfer is; a lower one goes first wherever there is a queue."""
 
     WAITING = 0  # a reader has nothing else to read
-    NEXT = 1  # a reader will want it after the shard in its hands
-    PLANNED = 2
-    WARM = 3
-
-
-class Stage(enum.StrEnum):
-    """What a transfer is at, in words for people."""
-
-    ASKING = "asking the store for its version"
-    SPACE = "waiting for space in the cache"
-    NETWORK = "downloading from the store"
-    DISK = "checking and indexing"
+    PLANNED = 1
+    WARM = 2
 
 
 class PostponedError(Exception):
@@ -48,24 +41,44 @@ class Transfer:
 
     Attributes:
         name: what plans call the shard.
-        klass: the most urgent of those that asked for it.
-        waiters: readers that wait for it now.
+        wanted: how urgent it is apart from readers that wait.
+        waits: of those who wait for it now.
         done_bytes: bytes that are on disk already, of `total_bytes` (None until the store said).
+        arriving: what can be read of it already.
+        moved: notified when any of this changes.
     """
 
     name: str
     ref: ShardRef
-    klass: Class
-    stage: Stage = Stage.ASKING
-    waiters: int = 0
+    wanted: Class
+    waits: set[Wait] = field(default_factory=set)
+    stages: Stages = field(default_factory=Stages)
     done_bytes: int = 0
     total_bytes: int | None = None
+    arriving: Arriving | None = None
+    moved: Signal = field(default_factory=Signal)
     outcome: asyncio.Future[Shard] = field(default_factory=asyncio.Future, repr=False)
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def klass(self) -> Class:
+        """How urgent it is now."""
+        return Class.WAITING if any(wait.since_s is not None for wait in self.waits) else self.wanted
+
+    def longest_wait(self) -> Wait | None:
+        """Return the wait of the reader that has had nothing to read for longest, if any has nothing."""
+        stalled = [wait for wait in self.waits if wait.since_s is not None]
+        return min(stalled, key=lambda wait: wait.since_s or 0.0, default=None)
 
     def set_done(self, done_bytes: int) -> None:
         """Take the download's progress."""
         self.done_bytes = done_bytes
+        self.moved.notify()
+
+    def rate_bytes_per_s(self) -> float:
+        """Return the mean rate of the download, 0 when it is not at that."""
+        elapsed_s = time.monotonic() - self.stages.present_since_s
+        return self.done_bytes / elapsed_s if self.stages.present is Stage.NETWORK and elapsed_s > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return what `shardcache status` shows of it."""
@@ -73,9 +86,10 @@ class Transfer:
             "url": self.ref.url,
             "done_bytes": self.done_bytes,
             "total_bytes": self.total_bytes,
+            "rate_bytes_per_s": round(self.rate_bytes_per_s()),
             "class": self.klass.name.lower(),
-            "stage": self.stage.value,
-            "waiters": self.waiters,
+            "stage": self.stages.present.value,
+            "waiters": len(self.waits),
         }
 
 
@@ -85,12 +99,12 @@ class Transfers:
     def __init__(
         self,
         fetch: Callable[[Transfer], Awaitable[Shard]],
-        timeline: Timeline,
+        planner: Planner,
         changed: Signal,
         group: asyncio.TaskGroup,
     ) -> None:
         self._fetch = fetch
-        self._timeline = timeline
+        self._planner = planner
         self._changed = changed
         self._group = group
         self._by_name: dict[str, Transfer] = {}
@@ -107,35 +121,42 @@ class Transfers:
         """Return every transfer, oldest first."""
         return list(self._by_name.values())
 
-    async def wait(self, name: str, ref: ShardRef, klass: Class) -> Shard:
-        """Join the shard's transfer or start it, and return the shard.
+    async def wait(self, name: str, ref: ShardRef, wanted: Class, wait: Wait) -> Shard | Arriving:
+        """Join the shard's transfer or start it; return the shard, or its beginning where that is asked for.
 
-        Cancelling the caller leaves the transfer alone: others may wait for it, now or later.
-        Raises what the transfer raised; but who joins late gets tries of its own where a retry may help.
+        Of a beginning the caller is a reader. Cancelling the caller leaves the transfer alone: others may wait for it,
+        now or later. Raises what the transfer raised; but who joins late gets tries of its own where a retry may help.
         """
         joined = name in self._by_name
         try:
-            return await self._wait(self.start(name, ref, klass))
+            return await self._wait(self.start(name, ref, wanted), wait)
         except ShardcacheError as exn:
             if not (joined and exn.retryable):
                 raise
-        return await self._wait(self.start(name, ref, klass))
+        return await self._wait(self.start(name, ref, wanted), wait)
 
-    async def _wait(self, transfer: Transfer) -> Shard:
-        transfer.waiters += 1
+    async def _wait(self, transfer: Transfer, wait: Wait) -> Shard | Arriving:
+        transfer.waits.add(wait)
+        wait.stages = transfer.stages
         try:
-            return await asyncio.shield(transfer.outcome)
+            while not transfer.outcome.done():
+                beginning = transfer.arriving
+                if wait.partial and wait.since_s is not None and beginning is not None and beginning.is_worth_reading:
+                    beginning.readers += 1
+                    return beginning
+                await transfer.moved.wait()
+            return transfer.outcome.result()
         finally:
-            transfer.waiters -= 1
+            transfer.waits.discard(wait)
 
-    def start(self, name: str, ref: ShardRef, klass: Class) -> Transfer:
-        """Start a transfer, or make the one under way at least as urgent as `klass`."""
+    def start(self, name: str, ref: ShardRef, wanted: Class) -> Transfer:
+        """Start a transfer, or make the one under way at least as urgent as `wanted`."""
         transfer = self._by_name.get(name)
         if transfer is None:
-            transfer = self._by_name[name] = Transfer(name, ref, klass)
+            transfer = self._by_name[name] = Transfer(name, ref, wanted)
             transfer.outcome.add_done_callback(_retrieve)
             transfer.task = self._group.create_task(self._run(transfer), name=f"fetch {ref.url}")
-        transfer.klass = min(transfer.klass, klass)
+        transfer.wanted = min(transfer.wanted, wanted)
         return transfer
 
     def stop(self) -> None:
@@ -149,11 +170,11 @@ class Transfers:
         try:
             shard = await self._fetch(transfer)
             for name in self.failures.succeeded(transfer.name):
-                self._timeline.evicted(name)
+                self._planner.now.missed(name)
             transfer.outcome.set_result(shard)
         except PostponedError:
             # No word of it to anyone: nothing has changed that could make another try succeed.
-            self._timeline.evicted(transfer.name)
+            self._planner.now.missed(transfer.name)
             postponed = True
         except ShardcacheError as exn:
             self._fail(transfer, exn)
@@ -164,12 +185,13 @@ class Transfers:
             del self._by_name[transfer.name]
             if not transfer.outcome.done():  # postponed, or the daemon stops: whoever waits is answered all the same
                 transfer.outcome.set_exception(OriginUnavailableError("fetching was given up", url=transfer.ref.url))
+            transfer.moved.notify()
             if not postponed:
                 self._changed.notify()
 
     def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
         self.failures.failed(transfer.name, exn)
-        if not transfer.waiters:
+        if not transfer.waits:
             log.warning("could not fetch ahead", url=transfer.ref.url, cause=exn.message)
         transfer.outcome.set_exception(exn)
 

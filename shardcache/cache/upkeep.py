@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from shardcache.cache.holds import Holds
 from shardcache.cache.leasing import Leasing
 from shardcache.cache.room import Room
 from shardcache.errors import CorruptShardError
@@ -24,9 +25,10 @@ _AT_ONCE = 256
 class Upkeep:
     """Looks after one store."""
 
-    def __init__(self, store: Store, room: Room, leasing: Leasing) -> None:
+    def __init__(self, store: Store, room: Room, holds: Holds, leasing: Leasing) -> None:
         self._store = store
         self._room = room
+        self._holds = holds
         self._leasing = leasing
 
     async def shards(self, prefix: str = "") -> AsyncIterator[tuple[Shard, Facts]]:
@@ -84,15 +86,14 @@ class Upkeep:
     async def _verify(self, shard: Shard) -> CorruptShardError | None:
         if self._store.shards.get(shard.key) is not shard:
             return None  # evicted meanwhile
-        shard.leases += 1
+        self._holds.take(shard)
         try:
             await self._store.check(shard)
         except CorruptShardError as exn:
             await self._leasing.quarantine(shard, exn)
             return exn
         finally:
-            shard.leases -= 1
-            self._room.changed.notify()
+            self._holds.drop(shard)
         return None
 
 

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardcache.cache.leasing import Leasing
+from shardcache.cache.leasing import Leasing, Published
 from shardcache.cache.names import Names
 from shardcache.cache.transfers import Class, Transfers
+from shardcache.cache.waiting import Wait
 from shardcache.errors import CapacityError, ShardcacheError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
@@ -91,12 +92,13 @@ class Warming:
                 job.arriving.discard(name)
 
     async def _one(self, job: _Job, ref: ShardRef) -> Event:
-        shard, facts, hit = await self._leasing.acquire(ref, Class.WARM)
-        await self._leasing.release(shard)
-        state = "cached" if hit else "fetched"
+        found = await self._leasing.acquire(ref, Class.WARM, Wait())
+        assert isinstance(found, Published)  # nobody asked for the beginning of one
+        await self._leasing.release(found.shard)
+        facts, state = found.facts, "cached" if found.hit else "fetched"
         job.states[state] += 1
         job.done_bytes += facts.origin_bytes
-        job.origin_bytes += 0 if hit else facts.origin_bytes
+        job.origin_bytes += 0 if found.hit else facts.origin_bytes
         return {"event": "shard", "url": facts.url, "state": state, "size_bytes": facts.size_bytes}
 
     async def _tick(self, job: _Job) -> None:

@@ -12,6 +12,7 @@ from shardcache.cli.demo.command import demo
 from shardcache.cli.serve import serve
 from shardcache.cli.shards import evict, ls
 from shardcache.cli.status import status
+from shardcache.cli.top import top
 from shardcache.cli.verify import verify
 from shardcache.cli.warm import warm
 from shardcache.errors import ShardcacheError
@@ -37,7 +38,7 @@ class App(click.Group):
 
 @click.group(
     cls=App,
-    commands=[serve, status, warm, ls, evict, verify, demo],
+    commands=[serve, status, top, warm, ls, evict, verify, demo],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done; 1 what was asked failed; 2 usage; 3 no daemon at the socket.",
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import humanize
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -36,7 +37,7 @@ def make_table(*columns: str, numbers: tuple[str, ...] = (), title: str | None =
     for column in columns:
         right = column in numbers
         table.add_column(
-            column, justify="right" if right else "left", no_wrap=right, overflow="fold", header_style="dim"
+            one_line(column), justify="right" if right else "left", no_wrap=right, overflow="fold", header_style="dim"
         )
     return table
 
@@ -58,6 +59,25 @@ def duration(value_s: float) -> str:
 def count(number: int, noun: str) -> str:
     """Return `1 shard`, `2,000 shards`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def one_line(text: str, style: str = "") -> Text:
+    """Return text, never markup, of which a narrow column shows the beginning."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+class Tail:
+    """A line of which a narrow column shows the end: what tells one url from another."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        hidden = len(self._text) - options.max_width
+        yield one_line(f"…{self._text[hidden + 1 :]}" if hidden > 0 else self._text)
+
+    def __rich_measure__(self, _console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, len(self._text)).with_maximum(options.max_width)
 
 
 class ByteProgress:

@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from shardcache.errors import ShardChangedError
+from shardcache.fetch.bandwidth import Bandwidth
+from shardcache.fetch.bid import Bid
 from shardcache.fetch.buffers import Buffers
 from shardcache.fetch.checksums import Ledger
-from shardcache.fetch.limits import Slots
+from shardcache.fetch.crew import Crew
 from shardcache.fetch.retry import BACKOFF, Backoff, Retry
 from shardcache.fetch.sink import Sink
+from shardcache.fetch.slots import Claim, Slots, StoreLoad
 from shardcache.fetch.stall import Watch
+from shardcache.fetch.tap import Tap
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, Received, RemoteObject, nothing
+from shardcache.origin.urls import store_of
 
 T = TypeVar("T")
 
+_FIRST_CONNECTIONS = 2
+
 
 class Downloader:
-    """Downloads shards; all of them together keep to one number of connections.
+    """Downloads shards; all of them together keep to one number of connections, each store's limit and one rate.
 
-    Memory is bounded by `max_connections` parts: a part keeps its slot until it is written, so that a slow disk
-    slows the network down instead of filling memory.
+    Memory is bounded by 2 x `max_connections` parts: those that have a connection, and as many that were paused for
+    more urgent ones. A part keeps its slot until it is written, so that a slow disk slows the network down instead
+    of filling memory.
     """
 
     def __init__(
@@ -36,9 +45,11 @@ class Downloader:
         attempts: int,
         stall_timeout_s: float,
         counters: Counters,
+        max_bandwidth: int | None = None,
         backoff: Backoff = BACKOFF,
     ) -> None:
         self._slots = Slots(max_connections)
+        self._bandwidth = Bandwidth(max_bandwidth)
         self._buffers = Buffers()
         self._shard_connections = shard_connections
         self._retry = Retry(attempts, counters, backoff)
@@ -46,7 +57,20 @@ class Downloader:
         self._counters = counters
 
     def __repr__(self) -> str:
-        return f"<Downloader {self._slots}>"
+        return f"<Downloader {self._slots} {self._bandwidth}>"
+
+    @property
+    def pauses(self) -> int:
+        """How often a part was paused for a more urgent one."""
+        return self._slots.pauses
+
+    def loads(self) -> list[StoreLoad]:
+        """Return how much is asked of each store, and how much it takes."""
+        return self._slots.loads()
+
+    def reconsider(self) -> None:
+        """Let bids count that have become more urgent; by itself that happens when a part begins or ends."""
+        self._slots.deal()
 
     async def stat(self, origin: Origin, url: str) -> RemoteObject:
         """Return `origin.stat(url)`, as patiently as a part is fetched. Raises the origin's errors."""
@@ -72,101 +96,116 @@ class Downloader:
         obj: RemoteObject,
         sink: Sink,
         *,
-        priority: Callable[[], int],
+        bid: Callable[[], Bid],
         progress: Callable[[int], None],
     ) -> None:
-        """Fetch every part that the sink misses, and check the whole.
+        """Fetch every part that the sink misses, in order, and check the whole.
 
         Args:
-            priority: how urgent it is right now; the lowest goes first wherever connections are short.
+            bid: what it bids for connections and bandwidth at the moment.
             progress: told the bytes on disk, those of an earlier run included.
 
         Raises the origin's errors once retries cannot help, ShardChangedError at once when the store holds another
         version, CorruptShardError when the whole differs from the store's checksum, and the sink's errors. The first
         error ends every part of this shard; what is written stays.
         """
-        job = _Job(origin, obj, sink, Ledger(sink), priority, progress)
+        download = _Download(origin, obj, sink, bid, progress)
         missing = sink.missing()
         if obj.ranges:
-            await self._ranges(job, missing)
+            await self._ranges(download, missing)
         elif missing:
-            await self._retry.call(lambda: self._stream(job))
+            await self._retry.call(lambda: self._stream(download))
         if not obj.guarded and (await self.stat(origin, obj.url)).version != obj.version:
             raise ShardChangedError("the object was replaced while it was read", url=obj.url)
-        await asyncio.to_thread(job.ledger.verify)
+        await asyncio.to_thread(download.ledger.verify)
 
-    async def _ranges(self, job: _Job, missing: list[int]) -> None:
-        job.start(missing)
-        parts = iter(missing)
+    async def _ranges(self, download: _Download, missing: list[int]) -> None:
+        download.start(missing)
+        crew = Crew(self._shard_connections, iter(missing), partial(self._part, download))
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._shard_connections, len(missing))):
-                    group.create_task(self._parts(job, parts))
+            # Who waits can read the beginning first: the fewer share the line, the sooner it is here.
+            await crew.run(_FIRST_CONNECTIONS if download.bid().waiting else self._shard_connections)
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__
 
-    async def _parts(self, job: _Job, parts: Iterator[int]) -> None:
-        for index in parts:
-            await self._part(job, index)
-
-    async def _part(self, job: _Job, index: int) -> None:
-        start, stop = job.span(index)
+    async def _part(self, download: _Download, index: int) -> None:
+        start, stop = download.span(index)
+        claim = download.claim()
 
         async def attempt() -> None:
-            async with self._slots.slot(job.priority):
-                with self._buffers.lend(job.sink.part_bytes) as buffer:
-                    part, watch = buffer[: stop - start], self._watch(job)
-                    async with watch.limit():
-                        await job.origin.read_into(job.obj, start, part, watch.received)
-                    await job.write(index, part)
+            async with self._slots.hold(claim):
+                with self._buffers.lend(download.sink.part_bytes) as buffer:
+                    part = buffer[: stop - start]
+                    with self._tap(download, claim, len(part)) as tap:
+                        async with tap.limit():
+                            await download.origin.read_into(download.obj, start, part, tap)
+                    await download.write(index, part)
 
         await self._retry.call(attempt)
 
-    async def _stream(self, job: _Job) -> None:
-        job.start(range(-(-job.obj.size_bytes // job.sink.part_bytes)))
-        async with self._slots.slot(job.priority):
-            watch = self._watch(job)
-            with self._buffers.lend(job.sink.part_bytes) as buffer:
-                async with aclosing(job.origin.stream(job.obj, buffer, watch.received)) as parts:
+    async def _stream(self, download: _Download) -> None:
+        obj, sink, claim = download.obj, download.sink, download.claim()
+        download.start(range(-(-obj.size_bytes // sink.part_bytes)))
+        async with self._slots.hold(claim):
+            with self._buffers.lend(sink.part_bytes) as buffer, self._tap(download, claim, obj.size_bytes) as tap:
+                async with aclosing(download.origin.stream(obj, buffer, tap)) as parts:
                     index = 0
                     while True:
-                        async with watch.limit():
+                        async with tap.limit():
                             part = await anext(parts, None)
                         if part is None:
                             return
-                        await job.write(index, part)
+                        await download.write(index, part)
                         index += 1
 
-    def _watch(self, job: _Job) -> Watch:
+    @contextmanager
+    def _tap(self, download: _Download, claim: Claim, size_bytes: int) -> Iterator[Tap]:
+        """Lend what one request reads through; during the block its claim can be paused."""
         self._counters.origin_requests += 1
-        return Watch(self._stall_timeout_s, job.obj.url, self._count)
+        watch = Watch(self._stall_timeout_s, download.obj.url, self._count)
+        tap = claim.work = Tap(watch, size_bytes, partial(self._bandwidth.grant, claim))
+        try:
+            yield tap
+        finally:
+            claim.work = None
+            self._bandwidth.settle(tap.leave_bytes)
 
     def _count(self, received_bytes: int) -> None:
         self._counters.origin_bytes += received_bytes
 
 
 @dataclass(slots=True)
-class _Job:
+class _Download:
     """What the parts of one download share."""
 
     origin: Origin
     obj: RemoteObject
     sink: Sink
-    ledger: Ledger
-    priority: Callable[[], int]
+    bid: Callable[[], Bid]
     progress: Callable[[int], None]
+    ledger: Ledger = field(init=False)
     done_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.sink)
+
+    def claim(self) -> Claim:
+        """Return a claim for one part, later than those before it."""
+        return Claim(self.bid, store_of(self.obj.url))
+
     def span(self, index: int) -> tuple[int, int]:
+        """Return a part's first byte and the one behind its last."""
         start = index * self.sink.part_bytes
         return start, min(start + self.sink.part_bytes, self.obj.size_bytes)
 
     def start(self, missing: list[int] | range) -> None:
+        """Take note of what is on disk already."""
         self.done_bytes = self.obj.size_bytes - sum(stop - start for start, stop in map(self.span, missing))
         self.progress(self.done_bytes)
 
     async def write(self, index: int, part: memoryview) -> None:
+        """Put a part into its place."""
         await self.sink.write(index, part, self.ledger.observer(index))
         self.done_bytes += len(part)
         self.progress(self.done_bytes)

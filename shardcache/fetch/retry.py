@@ -66,4 +66,4 @@ class Retry:
             return await attempt()
         except OriginUnavailableError as exn:
             message = f"{exn.message} (given up after {self.attempts} tries)"
-            raise OriginUnavailableError(message, url=exn.url, remedy=exn.remedy) from exn
+            raise type(exn)(message, url=exn.url, remedy=exn.remedy) from exn

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from shardcache.errors import OriginUnavailableError
 from shardcache.origin.base import Received
@@ -22,8 +22,7 @@ class Watch:
     def received(self, count: int) -> None:
         """Note that so many bytes came in, and start the clock anew."""
         self._tally(count)
-        if self._limit is not None:
-            self._limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
+        self._restart()
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
@@ -36,3 +35,17 @@ class Watch:
             raise OriginUnavailableError(f"nothing was received for {self._limit_s:g} s", url=self._url) from None
         finally:
             self._limit = None
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Stop the clock during a block: who does not listen cannot tell whether anything is said."""
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(None)
+        try:
+            yield
+        finally:
+            self._restart()
+
+    def _restart(self) -> None:
+        if self._limit is not None and not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)

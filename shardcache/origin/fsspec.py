@@ -23,7 +23,7 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardcacheError,
 )
-from shardcache.origin.base import Received, RemoteObject, stream_ranges
+from shardcache.origin.base import Flow, Received, RemoteObject, stream_ranges
 from shardcache.origin.status import error_of
 
 # What names one content, most telling first; then, with the size, what says when it was made.
@@ -41,8 +41,8 @@ _FOREIGN = {
 class FsspecOrigin:
     """One filesystem. An asynchronous one runs on this event loop, any other in threads of its own.
 
-    fsspec has no conditional reads, so what it reads is not `guarded`. A blocking read cannot be cancelled: a
-    thread that stalls is given up, not ended.
+    fsspec has no conditional reads, so what it reads is not `guarded`. A blocking read cannot be cancelled, and
+    none can rest in its middle: a thread that stalls is given up, not ended.
     """
 
     def __init__(self, protocol: str, table: OriginTable, max_connections: int) -> None:
@@ -59,19 +59,20 @@ class FsspecOrigin:
             self._fs.invalidate_cache()
             return self._remote_object(url, await self._call("info", self._path(url)))
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, received: Received) -> None:
+    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
         """As `Origin.read_into`, but for the version: see `RemoteObject.guarded`."""
         with _translated(obj.url):
             path, stop = self._path(obj.url), start + len(buffer)
+            await flow.ready()
             data: bytes = await self._call("cat_file", path, start=start, end=stop)
         if len(data) != len(buffer):
             raise OriginUnavailableError(f"a read of {len(buffer)} bytes gave {len(data)}", url=obj.url)
-        received(len(data))
+        flow.received(len(data))
         buffer[:] = data
 
-    def stream(self, obj: RemoteObject, buffer: memoryview, received: Received) -> AsyncGenerator[memoryview, None]:
+    def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
         """As `Origin.stream`."""
-        return stream_ranges(self, obj, buffer, received)
+        return stream_ranges(self, obj, buffer, flow)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""

@@ -10,7 +10,7 @@ import aiohttp
 
 from shardcache.config import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.origin.base import Received, RemoteObject
+from shardcache.origin.base import Flow, Received, RemoteObject
 from shardcache.origin.http_range import READ_BYTES, check_range, fill, range_header, total_bytes
 from shardcache.origin.status import error_of
 
@@ -44,23 +44,21 @@ class HttpOrigin:
             guarded = not version.startswith("size=")
             return RemoteObject(url, version, size_bytes, ranges=answer.status != 200, guarded=guarded)
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, received: Received) -> None:
+    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
         """As `Origin.read_into`; one GET with If-Match or If-Unmodified-Since."""
         stop = start + len(buffer)
         async with self._get(obj.url, {"Range": range_header(start, stop), **_condition(obj.version)}) as answer:
             check_range(obj, start, stop, answer.status, answer.headers.get("Content-Range"))
             _check_version(obj, answer.headers)
-            await fill(buffer, answer.content.read, received, obj.url)
+            await fill(buffer, answer.content.read, flow, obj.url)
 
-    async def stream(
-        self, obj: RemoteObject, buffer: memoryview, received: Received
-    ) -> AsyncGenerator[memoryview, None]:
+    async def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
         """As `Origin.stream`; one GET."""
         async with self._get(obj.url, _condition(obj.version)) as answer:
             _check_version(obj, answer.headers)
             for start in range(0, obj.size_bytes, len(buffer)):
                 part = buffer[: obj.size_bytes - start]
-                await fill(part, _Limited(answer.content, len(part)).read, received, obj.url)
+                await fill(part, _Limited(answer.content, len(part)).read, flow, obj.url)
                 yield part
             if await answer.content.read(1):
                 raise OriginUnavailableError(f"the server sent more than {obj.size_bytes} bytes", url=obj.url)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.origin.base import Received, RemoteObject
+from shardcache.origin.base import Flow, RemoteObject
 
 # Larger reads save wake-ups; a read returns what is there, so nothing waits for a chunk to fill.
 READ_BYTES = 256 * 1024
@@ -34,7 +34,7 @@ def check_range(obj: RemoteObject, start: int, stop: int, status: int, content_r
         raise OriginUnavailableError(f"the store sent {content_range!r} in place of {wanted!r}", url=obj.url)
 
 
-async def fill(buffer: memoryview, read: Callable[[int], Awaitable[bytes]], received: Received, url: str) -> None:
+async def fill(buffer: memoryview, read: Callable[[int], Awaitable[bytes]], flow: Flow, url: str) -> None:
     """Read a body that must have exactly the size of the buffer.
 
     Args:
@@ -42,9 +42,14 @@ async def fill(buffer: memoryview, read: Callable[[int], Awaitable[bytes]], rece
 
     Raises OriginUnavailableError for a body of another length.
     """
+
+    async def chunk_when_ready() -> bytes:
+        await flow.ready()
+        return await read(int(min(READ_BYTES, flow.leave_bytes)))
+
     filled = 0
-    while chunk := await read(READ_BYTES):
-        received(len(chunk))
+    while chunk := await chunk_when_ready():
+        flow.received(len(chunk))
         end = filled + len(chunk)
         if end > len(buffer):
             raise wrong_length(len(buffer), url)

@@ -13,7 +13,7 @@ from typing import Any
 from braceexpand import braceexpand
 
 from shardcache.errors import ConfigError, NotFoundError, OriginError
-from shardcache.origin.base import Received, RemoteObject, nothing
+from shardcache.origin.base import Free, Received, RemoteObject, nothing
 from shardcache.origin.registry import Origins
 from shardcache.origin.urls import (
     INDEX_SUFFIX,
@@ -106,7 +106,7 @@ async def _read(url: str, origins: Origins, received: Received) -> bytes:
     obj = await origin.stat(url)
     if obj.size_bytes > MAX_INDEX_BYTES:
         raise OriginError(f"an index file of {obj.size_bytes} bytes is too large to be one", url=url)
-    parts = origin.stream(obj, memoryview(bytearray(max(1, obj.size_bytes))), received)
+    parts = origin.stream(obj, memoryview(bytearray(max(1, obj.size_bytes))), Free(received))
     return b"".join([bytes(part) async for part in parts])
 
 

@@ -9,11 +9,13 @@ from contextlib import aclosing
 
 from shardcache.config import OriginTable
 from shardcache.errors import MissingPackageError
-from shardcache.origin.base import Origin, Received, RemoteObject
+from shardcache.origin.base import Flow, Origin, Received, RemoteObject
 from shardcache.origin.urls import checked, protocol_of
 
 # Beside those for parts, so that asking for a version or a listing never queues behind them.
 _SPARE_CONNECTIONS = 8
+# A part may read while another, which it goes before, rests and keeps its connection.
+_CONNECTIONS_A_SLOT = 2
 _DEFAULT = OriginTable.model_validate({"match": ""})
 
 
@@ -22,7 +24,7 @@ class Origins:
 
     def __init__(self, tables: Sequence[OriginTable], *, max_connections: int) -> None:
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
-        self._connections = max_connections + _SPARE_CONNECTIONS
+        self._connections = _CONNECTIONS_A_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
 
     def __repr__(self) -> str:
@@ -75,15 +77,13 @@ class Deferred:
         """As `Origin.stat`; any method may raise MissingPackageError or ConfigError as well."""
         return await (await self._loaded()).stat(url)
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, received: Received) -> None:
+    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
         """As `Origin.read_into`."""
-        await (await self._loaded()).read_into(obj, start, buffer, received)
+        await (await self._loaded()).read_into(obj, start, buffer, flow)
 
-    async def stream(
-        self, obj: RemoteObject, buffer: memoryview, received: Received
-    ) -> AsyncGenerator[memoryview, None]:
+    async def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
         """As `Origin.stream`."""
-        async with aclosing((await self._loaded()).stream(obj, buffer, received)) as parts:
+        async with aclosing((await self._loaded()).stream(obj, buffer, flow)) as parts:
             async for part in parts:
                 yield part
 

@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from shardcache.config import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.origin.base import Checksum, Received, RemoteObject, stream_ranges
+from shardcache.origin.base import Checksum, Flow, Received, RemoteObject, stream_ranges
 from shardcache.origin.http_range import check_range, fill, range_header
 from shardcache.origin.s3_direct import DirectReads
 from shardcache.origin.s3_session import Sessions
@@ -41,12 +41,12 @@ class S3Origin:
                 raise
         return RemoteObject(url, _version(head, url), int(head["ContentLength"]), _checksum(head))
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, received: Received) -> None:
+    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
         """As `Origin.read_into`; one GET with If-Match."""
         bucket, key = split(obj.url)
         where = {"Bucket": bucket, "Key": key}
         async with self._sessions.use(obj.url) as fs:
-            if await self._direct.read(fs, where, obj, start, buffer, received):
+            if await self._direct.read(fs, where, obj, start, buffer, flow):
                 return
             stop = start + len(buffer)
             answer = await fs._call_s3(
@@ -56,12 +56,12 @@ class S3Origin:
                 check_range(obj, start, stop, _status(answer), answer.get("ContentRange"))
                 if _version(answer, obj.url) != obj.version:
                     raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
-                await fill(buffer, body.read, received, obj.url)
+                await fill(buffer, body.read, flow, obj.url)
             self._direct.refused(obj)
 
-    def stream(self, obj: RemoteObject, buffer: memoryview, received: Received) -> AsyncGenerator[memoryview, None]:
+    def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
         """As `Origin.stream`."""
-        return stream_ranges(self, obj, buffer, received)
+        return stream_ranges(self, obj, buffer, flow)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`; a request for each thousand keys. Versions are those of `stat`."""

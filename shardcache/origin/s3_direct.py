@@ -15,7 +15,7 @@ from botocore.utils import get_environ_proxies
 
 from shardcache.config import OriginTable
 from shardcache.errors import ShardChangedError
-from shardcache.origin.base import Received, RemoteObject
+from shardcache.origin.base import Flow, RemoteObject
 from shardcache.origin.http_range import check_range, range_header, wrong_length
 from shardcache.origin.status import error_of
 from shardcache.origin.wire import Wire
@@ -40,7 +40,7 @@ class DirectReads:
         self._wire: Wire | None = None
 
     async def read(
-        self, fs: Any, where: dict[str, str], obj: RemoteObject, start: int, buffer: memoryview, received: Received
+        self, fs: Any, where: dict[str, str], obj: RemoteObject, start: int, buffer: memoryview, flow: Flow
     ) -> bool:
         """Fill the buffer as `Origin.read_into` does; False where the SDK has to.
 
@@ -52,10 +52,10 @@ class DirectReads:
         if self._wire is None:
             self._enabled = not get_environ_proxies(url)
             self._wire = Wire(_ca_file(fs))
-            return await self.read(fs, where, obj, start, buffer, received)
+            return await self.read(fs, where, obj, start, buffer, flow)
         stop = start + len(buffer)
         headers = {"Range": range_header(start, stop), "If-Match": f'"{obj.version}"'}
-        head = await self._wire.read(url, headers, buffer, received)
+        head = await self._wire.read(url, headers, buffer, flow)
         if head.status in _REFUSALS:
             self._signed.clear()
             return False  # its reason is in the body, and maybe it is only the signed url that is refused

@@ -12,6 +12,7 @@ from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
     NotFoundError,
+    OriginBusyError,
     OriginError,
     OriginUnavailableError,
     ShardcacheError,
@@ -26,7 +27,10 @@ _CONNECTION = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadEr
 
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken"})
 _REFUSED = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "RequestTimeTooSkewed"})
-_THROTTLED = frozenset({"SlowDown", "RequestTimeout", "RequestLimitExceeded", "Throttling", "InternalError"})
+_BUSY = frozenset(
+    {"SlowDown", "SlowDownRead", "RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyRequests"}
+)
+_TRANSIENT = frozenset({"RequestTimeout", "InternalError"})
 _NO_CREDENTIALS = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
@@ -74,7 +78,9 @@ def _judge_answer(exn: boto.ClientError, url: str) -> Verdict:
         )  # fmt: skip
     if code in _REFUSED:
         return Verdict(AccessDeniedError(f"the store denies access: {text}", url=url), code != "AccessDenied")
-    if code in _THROTTLED:
+    if code in _BUSY:
+        return Verdict(OriginBusyError(f"the store is too busy: {text}", url=url))
+    if code in _TRANSIENT:
         return Verdict(OriginUnavailableError(f"the store asks to wait: {text}", url=url))
     if code == "NoSuchBucket":
         return Verdict(NotFoundError("the bucket does not exist", url=url))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardcache.errors import (
     AccessDeniedError,
     NotFoundError,
+    OriginBusyError,
     OriginError,
     OriginUnavailableError,
     ShardChangedError,
@@ -21,8 +22,9 @@ _MEANING: dict[int, type[OriginError]] = {
     412: ShardChangedError,
     416: OriginUnavailableError,
     425: OriginUnavailableError,
-    429: OriginUnavailableError,
+    429: OriginBusyError,
     501: OriginError,
+    503: OriginBusyError,
     505: OriginError,
 }
 

@@ -21,6 +21,12 @@ def protocol_of(url: str) -> str:
     return protocol.lower() if separator else "file"
 
 
+def store_of(url: str) -> str:
+    """Return what is likely to be one store with one limit: the protocol with the bucket or host."""
+    protocol, path = protocol_of(url), url.partition("://")[2]
+    return f"{protocol}://{path.partition('/')[0].rpartition('@')[2]}"
+
+
 def checked(url: str) -> str:
     """Return the url unless it could mean another place than it seems to. Raises ConfigError."""
     if not url:

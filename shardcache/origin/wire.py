@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
-from shardcache.origin.base import Received
+from shardcache.origin.base import Flow
 
 _HEAD_BYTES = 64 * 1024
 _CONNECT_TIMEOUT_S = 10.0
+_LEAST_READ_BYTES = 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Wire:
         self._tls: ssl.SSLContext | None = None
         self._idle: dict[tuple[str, str], list[_Connection]] = {}
 
-    async def read(self, url: str, headers: Mapping[str, str], buffer: memoryview, received: Received) -> Head:
+    async def read(self, url: str, headers: Mapping[str, str], buffer: memoryview, flow: Flow) -> Head:
         """GET a url into the buffer.
 
         Raises OSError when the connection fails or the answer is no HTTP. When this is cancelled or fails, nothing is
@@ -56,11 +57,11 @@ class Wire:
         while idle:
             connection = idle.pop()
             try:
-                return await self._ask(connection, request, buffer, received, idle)
+                return await self._ask(connection, request, buffer, flow, idle)
             except StaleError:
                 continue  # the server closed it while nobody looked
         connection = await self._connect(parts.scheme, parts.hostname or "", parts.port)
-        return await self._ask(connection, request, buffer, received, idle)
+        return await self._ask(connection, request, buffer, flow, idle)
 
     async def close(self) -> None:
         """Close the idle connections."""
@@ -82,10 +83,10 @@ class Wire:
 
     @staticmethod
     async def _ask(
-        connection: _Connection, request: bytes, buffer: memoryview, received: Received, idle: list[_Connection]
+        connection: _Connection, request: bytes, buffer: memoryview, flow: Flow, idle: list[_Connection]
     ) -> Head:
         try:
-            head = await connection.ask(request, buffer, received)
+            head = await connection.ask(request, buffer, flow)
         except BaseException:
             connection.abort()
             raise
@@ -103,29 +104,66 @@ class StaleError(ConnectionError):
 class _Connection(asyncio.BufferedProtocol):
     """One connection, one request at a time."""
 
+    _transport: asyncio.Transport  # there is one before anybody has the connection
+
     def __init__(self) -> None:
         self._head = bytearray(_HEAD_BYTES)
         self._filled = 0  # of the head, or of the body once there is one
         self._body: memoryview | None = None
-        self._answer: asyncio.Future[Head] | None = None
-        self._transport: asyncio.Transport | None = None
+        self._flow: Flow | None = None  # while an answer is expected
+        self._outcome: Head | Exception | None = None
+        self._news: asyncio.Future[None] | None = None
+        self._resting = False
         self._lost: Exception | None = None
 
-    async def ask(self, request: bytes, buffer: memoryview, received: Received) -> Head:
+    async def ask(self, request: bytes, buffer: memoryview, flow: Flow) -> Head:
         """Send a request and return its answer."""
-        if self._lost is not None or self._transport is None:
+        await flow.ready()
+        if self._lost is not None:
             raise StaleError("the connection is closed")
-        self._filled, self._body = 0, None
-        self._buffer, self._received = buffer, received
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return await self._answer
+        self._filled, self._body, self._outcome = 0, None, None
+        self._buffer, self._flow = buffer, flow
+        with flow.interruptible(self._rest):
+            self._transport.write(request)
+            outcome = await self._answer(flow)
+        self._flow = None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def abort(self) -> None:
         """Close at once and forget the buffer."""
-        self._body, self._answer, self._buffer = None, None, memoryview(b"")
-        if self._transport is not None:
-            self._transport.abort()
+        self._body, self._flow, self._buffer = None, None, memoryview(b"")
+        self._transport.abort()
+
+    async def _answer(self, flow: Flow) -> Head | Exception:
+        while self._outcome is None:
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+            if self._resting:
+                await flow.ready()
+                self._go_on()
+        return self._outcome
+
+    def _rest(self) -> None:
+        if self._outcome is None and not self._resting and not self._transport.is_closing():
+            self._resting = True
+            self._transport.pause_reading()
+            self._wake()
+
+    def _go_on(self) -> None:
+        self._resting = False
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _end(self, outcome: Head | Exception) -> None:
+        if self._outcome is None:
+            self._outcome = outcome
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
 
     # asyncio.BufferedProtocol
 
@@ -137,55 +175,50 @@ class _Connection(asyncio.BufferedProtocol):
         """Fail what is being waited for."""
         self._lost = exn or ConnectionResetError("the server closed the connection")
         begun = self._body is not None or self._filled > 0
-        self._fail(self._lost if begun else StaleError(str(self._lost)))
+        self._end(self._lost if begun else StaleError(str(self._lost)))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go: behind those that came, in the body or still in the head."""
-        if self._body is not None and self._filled < len(self._body):
-            return self._body[self._filled :]
+        if self._body is not None and self._flow is not None and self._filled < len(self._body):
+            most = max(_LEAST_READ_BYTES, self._flow.leave_bytes)
+            return self._body[self._filled : int(min(len(self._body), self._filled + most))]
         return memoryview(self._head)[self._filled if self._body is None else 0 :]
 
     def buffer_updated(self, count: int) -> None:
         """Take note of bytes that came."""
-        if self._answer is None or self._answer.done():
+        if self._flow is None or self._outcome is not None:
             self.abort()  # nobody asked for this
             return
+        self._filled += count
+        body_bytes = count if self._body is not None else self._read_head()
         if self._body is not None:
-            self._filled += count
-            self._received(count)
-        else:
-            self._filled += count
-            self._read_head()
-        if self._body is not None and self._filled == len(self._body) and not self._answer.done():
-            self._answer.set_result(self._parsed)
+            if self._filled == len(self._body):
+                self._end(self._parsed)
+            self._flow.received(body_bytes)  # at last: it may say that the rest has to wait
 
-    def _read_head(self) -> None:
+    def _read_head(self) -> int:
+        """Read the head where it is whole, and return how many bytes of the body came with it."""
         end = self._head.find(b"\r\n\r\n", 0, self._filled)
         if end < 0:
             if self._filled == _HEAD_BYTES:
-                self._fail(ConnectionError("the answer's head has no end"))
-            return
+                self._end(ConnectionError("the answer's head has no end"))
+            return 0
         body_start, stop = end + 4, self._filled
         try:
             status, headers = _parse(bytes(self._head[:end]))
         except ValueError:
-            self._fail(ConnectionError("the answer is no HTTP"))
-            return
+            self._end(ConnectionError("the answer is no HTTP"))
+            return 0
         size = len(self._buffer)
         plain = "transfer-encoding" not in headers and "content-encoding" not in headers
         complete = status == 206 and plain and headers.get("content-length") == str(size) and stop - body_start <= size
         self._parsed = Head(status, headers, complete)
         if not complete:
-            assert self._answer is not None
-            self._answer.set_result(self._parsed)
-            return
+            self._end(self._parsed)
+            return 0
         self._body, self._filled = self._buffer, stop - body_start
         self._body[: self._filled] = memoryview(self._head)[body_start:stop]
-        self._received(self._filled)
-
-    def _fail(self, exn: Exception) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(exn)
+        return self._filled
 
 
 def _parse(head: bytes) -> tuple[int, dict[str, str]]:

@@ -1,88 +1,177 @@
-"""All sessions' plans merged: how soon each shard is needed, and which missing one is needed first.
+"""All sessions' plans merged: when each shard is needed next, and which missing one is needed first. Pure.
 
-Pure: no I/O, no clock. The measure of time is a session's own: the number of shards that it will read before this
-one. A waiting reader's shard is 0 away.
+Time is the caller's clock in seconds, told by `tick`. It makes a fast job comparable with a slow one: within a
+session's plan a shard lies so many shards ahead, and the session's measured pace turns that into a moment.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+
+from shardcache.plan.course import Course
 
 NEVER = math.inf
 
+# Until a session has read its first shard it is taken to be as fast as the others, or else as this.
+_GUESS_S = 1.0
+_NO_USES: dict[Course, int] = {}
 
-@dataclass(slots=True)
-class _Course:
-    """One session's plan: shards in reading order, and how far it has come.
-
-    `frontier` is the first position that may still be missing; everything before it was seen to be present.
-    """
-
-    shards: Sequence[str]
-    cursor: int = 0
-    frontier: int = 0
-    positions: dict[str, list[int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for position, shard in enumerate(self.shards):
-            self.positions.setdefault(shard, []).append(position)
-
-    def next_position(self, shard: str) -> int | None:
-        """Return where the shard is read next, at or after the cursor."""
-        positions = self.positions.get(shard, ())
-        return next((position for position in positions if position >= self.cursor), None)
+Use = tuple[float, Course, int]
+"""When a shard is needed next, on which course, and at which of its positions."""
 
 
 class Timeline:
-    """The plans of all sessions, by session."""
+    """The courses of all sessions, seen from the present moment.
+
+    Attributes:
+        now_s: the time of the last `tick`.
+    """
 
     def __init__(self) -> None:
-        self._courses: dict[Hashable, _Course] = {}
+        self.now_s = -math.inf
+        self._courses: dict[Hashable, Course] = {}
+        self._uses: dict[str, dict[Course, int]] = {}  # where each course reads a shard next
 
     def __repr__(self) -> str:
-        return f"Timeline(sessions={len(self._courses)})"
+        return f"Timeline(sessions={len(self._courses)}, shards={len(self._uses)})"
 
-    def declare(self, session: Hashable, shards: Sequence[str]) -> None:
-        """Set or replace a session's plan: shards, by name, in the order in which it will read them."""
-        self._courses[session] = _Course(shards)
+    def tick(self, now_s: float) -> None:
+        """Move on to a time; each event and question that follows is of that moment."""
+        if now_s != self.now_s:
+            self.now_s = now_s
+            for course in self._courses.values():
+                course.tick(now_s)
 
-    def advance(self, session: Hashable, position: int) -> None:
-        """Note that a session reads at `position` now; it never goes back."""
-        course = self._courses.get(session)
+    # What sessions do
+
+    def course(self, session: Hashable) -> Course | None:
+        """Return the course of a session that has declared a plan."""
+        return self._courses.get(session)
+
+    def declare(self, session: Hashable, seconds_per_shard: float | None = None) -> Course:
+        """Begin a session's plan, its first or another, with no shards yet; its pace outlives its plans."""
+        former = self.forget(session)
+        if seconds_per_shard is None:
+            seconds_per_shard = former.seconds_per_shard if former else self._usual_pace_s()
+        course = self._courses[session] = Course(seconds_per_shard, self.now_s)
+        course.measured = former is not None and former.measured
+        return course
+
+    def _usual_pace_s(self) -> float:
+        paces_s = [course.seconds_per_shard for course in self._courses.values()]
+        return sum(paces_s) / len(paces_s) if paces_s else _GUESS_S
+
+    def extend(self, session: Hashable, names: Iterable[str]) -> None:
+        """Add shards to the end of a session's plan."""
+        course, all_uses = self._courses[session], self._uses
+        for name in names:
+            uses = all_uses.get(name)
+            if uses is None:
+                all_uses[name] = {course: course.append(name, None)}
+            else:
+                position = course.append(name, uses.get(course))
+                uses.setdefault(course, position)
+
+    def forget(self, session: Hashable) -> Course | None:
+        """Drop a session's plan; return the course that is no more."""
+        course = self._courses.pop(session, None)
         if course is not None:
-            course.cursor = max(course.cursor, position)
-            course.frontier = max(course.frontier, course.cursor)
+            for name in course.names[course.cursor :]:
+                self._drop(name, course)
+        return course
 
-    def forget(self, session: Hashable) -> None:
-        """Drop a session and its plan."""
-        self._courses.pop(session, None)
+    def waits(self, session: Hashable, position: int) -> list[str]:
+        """Note that a session has nothing to read until it gets `position`; return the shards that are over."""
+        course = self._courses[session]
+        course.waits()
+        return self._move(course, position)
 
-    def next_use(self, shard: str) -> float:
-        """Return how many shards some session reads before it needs this one: the least of all, or NEVER."""
-        return min(self._distances(shard), default=NEVER)
+    def reads(self, session: Hashable, position: int) -> list[str]:
+        """Note that a session begins to read at `position`; return the shards that are over."""
+        course = self._courses[session]
+        course.reads(self.now_s)
+        return self._move(course, position)
 
-    def _distances(self, shard: str) -> Iterator[int]:
-        for course in self._courses.values():
-            position = course.next_position(shard)
-            if position is not None:
-                yield position - course.cursor
+    def done(self, session: Hashable, position: int, waited_s: float = 0.0) -> list[str]:
+        """Note that a session is done with `position`; return the shards that are over.
 
-    def evicted(self, shard: str) -> None:
+        Args:
+            waited_s: how long it waited in between for bytes that were still to come.
+        """
+        course = self._courses[session]
+        if position == course.cursor:
+            course.measure(self.now_s, waited_s)
+        return self._move(course, position + 1)
+
+    def _move(self, course: Course, position: int) -> list[str]:
+        over = list(course.move(position))
+        course.tick(self.now_s)
+        for name, at in over:
+            again = course.again(at)
+            if again is None:
+                self._drop(name, course)
+            else:
+                self._uses[name][course] = again
+        return [name for name, _ in over]
+
+    def _drop(self, name: str, course: Course) -> None:
+        uses = self._uses.get(name)
+        if uses is not None:  # else it was met already, at an earlier position
+            uses.pop(course, None)
+            if not uses:
+                del self._uses[name]
+
+    # Questions
+
+    def next_use(self, names: Collection[str]) -> Use | None:
+        """Return the soonest use of a shard, by whichever of its names a plan knows it; None when there is none."""
+        soonest: Use | None = None
+        for name in names:
+            for course, position in self._uses.get(name, _NO_USES).items():
+                use_s = course.start_s + course.pace_s * position
+                if soonest is None or use_s < soonest[0]:
+                    soonest = use_s, course, position
+        return soonest
+
+    def evicted(self, name: str) -> None:
         """Note that a shard is missing again."""
-        for course in self._courses.values():
-            position = course.next_position(shard)
-            if position is not None:
-                course.frontier = min(course.frontier, position)
+        for course, position in self._uses.get(name, _NO_USES).items():
+            course.frontier = min(course.frontier, position)
 
     def next_missing(self, present: Callable[[str], bool]) -> tuple[str, float] | None:
-        """Return the missing shard that is needed soonest and its distance, or None when all are present."""
-        best: tuple[str, float] | None = None
+        """Return the missing shard that is needed soonest and when, or None when all are present."""
+        soonest: tuple[str, float] | None = None
         for course in self._courses.values():
-            while course.frontier < len(course.shards) and present(course.shards[course.frontier]):
-                course.frontier += 1
-            distance = course.frontier - course.cursor
-            if course.frontier < len(course.shards) and (best is None or distance < best[1]):
-                best = course.shards[course.frontier], distance
-        return best
+            need_s = self._first_gap(course, present)
+            if need_s is not None and (soonest is None or need_s < soonest[1]):
+                soonest = course.names[course.frontier], need_s
+        return soonest
+
+    def upcoming(self) -> Iterator[str]:
+        """Yield for each session the shard behind the one that it reads or waits for."""
+        for course in self._courses.values():
+            if course.cursor + 1 < len(course.names):
+                yield course.names[course.cursor + 1]
+
+    def covered_until(self, session: Hashable, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
+        """Return when a session needs the first shard that is not here; NEVER when all are.
+
+        Args:
+            cared_for: whether a shard is here or among those that are `coming`.
+        """
+        course = self._courses.get(session)
+        if course is None:
+            return NEVER
+        gap_s = self._first_gap(course, cared_for)
+        positions = (self._uses.get(name, _NO_USES).get(course) for name in coming)
+        needs_s = [course.start_s + course.pace_s * position for position in positions if position is not None]
+        return min([NEVER if gap_s is None else gap_s, *needs_s])
+
+    @staticmethod
+    def _first_gap(course: Course, present: Callable[[str], bool]) -> float | None:
+        names, frontier = course.names, course.frontier
+        while frontier < len(names) and present(names[frontier]):
+            frontier += 1
+        course.frontier = frontier
+        return course.start_s + course.pace_s * frontier if frontier < len(names) else None

@@ -40,19 +40,22 @@ def take_strings(message: dict[str, Any], field: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a reader declares: `order` and `following` index into `shards`."""
+class Piece:
+    """A piece of a plan.
+
+    Attributes:
+        shards: what it adds to the plan's table.
+        order: positions, as indices into the table as it then is.
+    """
 
     shards: list[ShardRef]
     order: list[int]
-    following: list[int]
 
     @classmethod
-    def from_message(cls, message: dict[str, Any]) -> Plan:
-        """Build from a `plan` message. Raises ProtocolError."""
+    def from_message(cls, message: dict[str, Any], known_shards: int) -> Piece:
+        """Build from a `plan` or `extend` message to a plan that has so many shards. Raises ProtocolError."""
         shards = [_shard(row) for row in take(message, "shards", list)]
-        indices = [_indices(take(message, field, list), len(shards)) for field in ("order", "next")]
-        return cls(shards, *indices)
+        return cls(shards, _indices(take(message, "order", list), known_shards + len(shards)))
 
 
 def _shard(row: object) -> ShardRef:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import structlog
@@ -15,13 +15,16 @@ from shardcache import __version__
 from shardcache.cache.facade import Cache
 from shardcache.cache.readers import Lease, Reader
 from shardcache.errors import ProtocolError, ShardcacheError, VersionMismatchError
-from shardcache.protocol import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
-from shardcache.server.messages import Plan, parse, take, take_strings
+from shardcache.protocol import MAX_REQUEST_BYTES, PROTOCOL_VERSION
+from shardcache.server.messages import Piece, parse, take, take_strings
 from shardcache.server.peer import peer_uid
 
 log = structlog.get_logger()
 
 Json = dict[str, Any]
+
+# Requests of one session that may wait for their answers together.
+_MOST_AT_ONCE = 32
 
 # A reader that is busy with a shard does not answer a goodbye; it finds out when it asks for the next.
 _CLOSE_S = 1.0
@@ -29,7 +32,7 @@ _CLOSE_S = 1.0
 
 async def handle_session(request: web.Request) -> web.WebSocketResponse:
     """Serve one connection until either side ends it."""
-    socket = web.WebSocketResponse(timeout=_CLOSE_S, max_msg_size=MAX_MESSAGE_BYTES, compress=False)
+    socket = web.WebSocketResponse(timeout=_CLOSE_S, max_msg_size=MAX_REQUEST_BYTES, compress=False)
     await socket.prepare(request)
     uid = peer_uid(request)
     try:
@@ -85,8 +88,9 @@ class Session:
         self._cache = cache
         self._reader = reader
         self._uid = uid
-        self._pending: dict[int, int] = {}
+        self._awaited: dict[int, int] = {}  # positions, by the id of the request that waits for one
         self._planning = asyncio.Lock()
+        self._room = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def run(self) -> None:
         """Handle messages until the connection ends; what is still being waited for is dropped with it."""
@@ -94,9 +98,13 @@ class Session:
             running: set[asyncio.Task[None]] = set()
             async for message in self._socket:
                 if message.type is WSMsgType.TEXT:
+                    # Whoever sends more than it waits for answers is not read any further, and stands still.
+                    await self._room.acquire()
                     task = tasks.create_task(self._handle(message.data))
                     running.add(task)
                     task.add_done_callback(running.discard)
+                    # Messages that lie ready come without a pause; the others' have their turn between them.
+                    await asyncio.sleep(0)
             for task in running:
                 task.cancel()
 
@@ -110,13 +118,15 @@ class Session:
                 answer = await self._answer(message, request_id or 0)
         except ShardcacheError as exn:
             answer = {"type": "error", "error": exn.to_json()}
+        finally:
+            self._room.release()
         if answer is not None and not self._socket.closed:
             await _send(self._socket, {**answer, "id": request_id})
 
     @asynccontextmanager
     async def _in_order(self, message: Json) -> AsyncIterator[None]:
         """Let a lease wait for the plan that was sent before it."""
-        if message.get("type") == "plan":
+        if message.get("type") in ("plan", "extend"):
             async with self._planning:
                 yield
         else:
@@ -129,10 +139,12 @@ class Session:
             case "resolve":
                 refs = await self._cache.resolve(take_strings(message, "urls"), self._uid)
                 return {"type": "manifest", "shards": [ref.to_json() for ref in refs]}
-            case "plan":
-                return await self._declare(Plan.from_message(message))
+            case "plan" | "extend" as kind:
+                return await self._plan(message, new=kind == "plan")
             case "lease":
-                return await self._lease(take(message, "position", int), request_id)
+                return await self._lease(message, request_id)
+            case "more":
+                return await self._more(message, request_id)
             case "explain":
                 return self._explain(take(message, "of", int))
             case "release":
@@ -141,39 +153,65 @@ class Session:
             case other:
                 raise ProtocolError(f"unknown message {other!r}")
 
-    async def _declare(self, plan: Plan) -> Json:
-        self._cache.check_allowed(plan.shards, self._uid)
-        await self._reader.declare(plan.shards, plan.order, plan.following)
+    async def _plan(self, message: Json, *, new: bool) -> Json:
+        piece = Piece.from_message(message, 0 if new else self._reader.shard_count)
+        self._cache.check_allowed(piece.shards, self._uid)
+        if new:
+            self._reader.declare(take(message, "reads", int))
+        await self._reader.extend(piece.shards, piece.order)
         return {"type": "ok"}
 
-    async def _lease(self, position: int, request_id: int) -> Json:
-        self._pending[request_id] = position
-        try:
-            return self._leased(await self._reader.lease(position))
-        finally:
-            del self._pending[request_id]
+    async def _lease(self, message: Json, request_id: int) -> Json:
+        position = take(message, "position", int)
+        with self._waiting(request_id, position):
+            return self._told(await self._reader.lease(position, partial=message.get("partial") is True))
 
-    def _leased(self, lease: Lease) -> Json:
-        layout, facts = self._cache.layout, lease.facts
+    async def _more(self, message: Json, request_id: int) -> Json:
+        lease_id = take(message, "lease", int)
+        with self._waiting(request_id, self._reader.position(lease_id)):
+            return self._told(await self._reader.more(lease_id, take(message, "beyond", int)))
+
+    @contextmanager
+    def _waiting(self, request_id: int, position: int) -> Iterator[None]:
+        self._awaited[request_id] = position
+        try:
+            yield
+        finally:
+            del self._awaited[request_id]
+
+    def _told(self, lease: Lease) -> Json:
+        layout, shard, arriving = self._cache.layout, lease.shard, lease.arriving
+        if shard is not None and shard.facts is not None:
+            facts = shard.facts
+            return {
+                "type": "leased",
+                "lease": lease.id,
+                "url": facts.url,
+                "version": facts.version,
+                "path": str(layout.tar(shard.key)),
+                "index_path": str(layout.sidecar(shard.key)),
+                "size_bytes": facts.size_bytes,
+                "samples": facts.samples,
+            }
+        assert arriving is not None  # a lease is of the one or of the other
         return {
-            "type": "leased",
+            "type": "arriving",
             "lease": lease.id,
-            "url": facts.url,
-            "version": facts.version,
-            "path": str(layout.tar(lease.shard.key)),
-            "index_path": str(layout.sidecar(lease.shard.key)),
-            "size_bytes": facts.size_bytes,
-            "samples": facts.samples,
+            "url": arriving.partial.obj.url,
+            "version": arriving.partial.obj.version,
+            "path": str(arriving.partial.path),
+            "size_bytes": arriving.partial.obj.size_bytes,
+            "ready_bytes": arriving.ready_bytes,
         }
 
     def _explain(self, of: int) -> Json:
-        position = self._pending.get(of)
+        position = self._awaited.get(of)
         if position is None:
             return {"type": "waiting", "of": of, "reason": "the daemon has just answered"}
         transfer = self._reader.transfer(position)
         if transfer is None:
             return {"type": "waiting", "of": of, "reason": "asking the store if the cached version is the present one"}
-        answer: Json = {"type": "waiting", "of": of, "reason": transfer.stage.value}
+        answer: Json = {"type": "waiting", "of": of, "reason": self._cache.reason(transfer)}
         if transfer.total_bytes is not None:
             answer |= {"done_bytes": transfer.done_bytes, "total_bytes": transfer.total_bytes}
         return answer

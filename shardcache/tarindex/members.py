@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from shardcache.errors import CorruptShardError, NotATarError, ShardError, TruncatedShardError
 from shardcache.tarindex.headers import (
@@ -42,17 +41,28 @@ Member = tuple[bytes, int, int, bool]
 last; and whether its holes were left out, so that this span is not its content."""
 
 
+Read = Callable[[int, int, int], bytes]
+"""`read(offset, least_bytes, most_bytes)` returns the tar's bytes from an offset on: `most_bytes` of them or fewer, but
+fewer than `least_bytes` only where the tar ends."""
+
+
 class Tar:
-    """A tar file on disk, read by its descriptor.
+    """A tar of a known size, whose bytes need not all be there yet.
 
     Iterating gives its members in order. As in tarfile, the first block of zeros ends the archive and what follows it
     is ignored; unlike there, nothing else does, but for the end of the file between two members where
-    `require_end` is False.
+    `require_end` is False. A member is given as soon as its header was read, and `read` is never asked for more than
+    the header that comes next.
+
+    Args:
+        read: where the bytes come from; what it raises passes through.
+        size_bytes: of the whole tar.
+        url: named in errors.
     """
 
-    def __init__(self, fd: int, url: str, *, require_end: bool) -> None:
-        self._fd = fd
-        self._size_bytes = os.fstat(fd).st_size
+    def __init__(self, read: Read, size_bytes: int, url: str, *, require_end: bool) -> None:
+        self._source = read
+        self._size_bytes = size_bytes
         self._url = url
         self._require_end = require_end
         self._window = b""
@@ -174,7 +184,7 @@ class Tar:
         begin = at - self._window_start  # never negative: the walk only goes forward
         if begin + size_bytes > len(self._window):
             window_bytes = _WINDOW_BYTES if begin < 2 * _WINDOW_BYTES else _ALONE_BYTES
-            self._window = os.pread(self._fd, max(size_bytes, window_bytes), at)
+            self._window = self._source(at, size_bytes, max(size_bytes, window_bytes))
             self._window_start, begin = at, 0
         return self._window[begin : begin + size_bytes]
 

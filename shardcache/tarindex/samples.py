@@ -2,83 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import re
-from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardcache.tarindex.members import Member, Tar
+from shardcache.tarindex.tables import Fault, Samples
 
 _METADATA = re.compile(rb"__[^/]*__($|/)")
 
 # Keys that a sample has of itself, or that WebDataset gives a meaning: no member may take their place.
 _RESERVED = frozenset({"__key__", "__url__", "__bad__"})
-
-
-class Fault(enum.IntEnum):
-    """Why a sample cannot be given, though its shard is good."""
-
-    DUPLICATE = 1
-    RESERVED = 2
-    SPARSE = 3
-
-    def explain(self, key: str, extension: str) -> str:
-        """Return one sentence about the sample `key` and the member that is to blame."""
-        match self:
-            case Fault.DUPLICATE:
-                return f"the sample {key!r} has two members with the extension {extension!r}"
-            case Fault.RESERVED:
-                return f"the sample {key!r} has a member with the reserved extension {extension!r}"
-            case Fault.SPARSE:
-                return f"the member {extension!r} of the sample {key!r} is stored sparse, which cannot be mapped"
-
-
-def _spans() -> array[int]:
-    return array("Q")
-
-
-def _numbers() -> array[int]:
-    return array("I")
-
-
-@dataclass(slots=True)
-class Samples:
-    """The samples of one tar, as flat tables.
-
-    Attributes:
-        starts, ends: offset in the tar, in bytes, of each member's first byte and of the byte behind its last.
-        extension_ids: each member's number in `extensions`.
-        member_ends: for each sample, the number of the member behind its last.
-        keys, key_ends: all keys, joined, and where each ends.
-        extensions: lower-cased, each once, in the order of appearance.
-        faults: sample → why it is bad, and the number of the extension to blame.
-    """
-
-    starts: array[int] = field(default_factory=_spans)
-    ends: array[int] = field(default_factory=_spans)
-    extension_ids: array[int] = field(default_factory=_numbers)
-    member_ends: array[int] = field(default_factory=_spans)
-    keys: bytearray = field(default_factory=bytearray)
-    key_ends: array[int] = field(default_factory=_spans)
-    extensions: list[str] = field(default_factory=list)
-    faults: dict[int, tuple[Fault, int]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.key_ends)
-
-    def begin(self, key: bytes) -> None:
-        """End the present sample and begin another."""
-        self.end()
-        self.keys += key
-        self.key_ends.append(len(self.keys))
-
-    def end(self) -> None:
-        """End the present sample, if there is one."""
-        if len(self.member_ends) < len(self.key_ends):
-            self.member_ends.append(len(self.starts))
 
 
 def index_tar(path: Path, url: str, *, require_end: bool = True) -> Samples:
@@ -99,35 +34,65 @@ def index_tar(path: Path, url: str, *, require_end: bool = True) -> Samples:
         OSError: it cannot be read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(at: int, least_bytes: int, most_bytes: int) -> bytes:
+        return os.pread(fd, most_bytes, at)
+
     try:
-        return group(Tar(fd, url, require_end=require_end))
+        return group(Tar(read, os.fstat(fd).st_size, url, require_end=require_end))
     finally:
         os.close(fd)
 
 
 def group(members: Iterable[Member]) -> Samples:
     """Group consecutive members with one key into samples."""
-    samples = Samples()
-    starts, ends, extension_ids, key_ends = samples.starts, samples.ends, samples.extension_ids, samples.key_ends
-    extensions = _Extensions(samples.extensions)
-    current = b""
-    for name, start_byte, end_byte, sparse in members:
-        key, extension = split_name(name)
-        if not key or (name.startswith(b"__") and _is_metadata(name)):
-            continue
-        if key != current:
-            samples.begin(key)
-            current = key
-        number = extensions.number(extension)
-        fault = extensions.fault(number, len(key_ends), sparse)
-        if fault is None:
-            starts.append(start_byte)
-            ends.append(end_byte)
-            extension_ids.append(number)
-        else:
-            samples.faults.setdefault(len(samples) - 1, (fault, number))
-    samples.end()
-    return samples
+    grouping = Grouping()
+    grouping.add(members)
+    return grouping.finish()
+
+
+class Grouping:
+    """Samples in the making: members go in as they are found, and samples can be read off as they become whole.
+
+    Attributes:
+        samples: the tables so far; the last sample in them may not be whole.
+    """
+
+    def __init__(self) -> None:
+        self.samples = Samples()
+        self._extensions = _Extensions(self.samples.extensions)
+        self._current = b""
+
+    @property
+    def whole(self) -> int:
+        """How many samples no further member can change: all but the last, until `finish`."""
+        return len(self.samples.member_ends)
+
+    def add(self, members: Iterable[Member]) -> None:
+        """Go on with the members that come next in the tar."""
+        samples, extensions, current = self.samples, self._extensions, self._current
+        starts, ends, extension_ids, key_ends = samples.starts, samples.ends, samples.extension_ids, samples.key_ends
+        for name, start_byte, end_byte, sparse in members:
+            key, extension = split_name(name)
+            if not key or (name.startswith(b"__") and _is_metadata(name)):
+                continue
+            if key != current:
+                samples.begin(key)
+                current = key
+            number = extensions.number(extension)
+            fault = extensions.fault(number, len(key_ends), sparse)
+            if fault is None:
+                starts.append(start_byte)
+                ends.append(end_byte)
+                extension_ids.append(number)
+            else:
+                samples.faults.setdefault(len(samples) - 1, (fault, number))
+        self._current = current
+
+    def finish(self) -> Samples:
+        """End the last sample, for the tar has ended; return them all."""
+        self.samples.end()
+        return self.samples
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes]:

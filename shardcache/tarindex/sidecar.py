@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from shardcache.errors import CorruptShardError
-from shardcache.tarindex.samples import Fault, Samples
+from shardcache.tarindex.tables import Fault, Samples, fault_of, key_of
 
 _MAGIC = b"shardix1"
 _PROLOGUE = struct.Struct("=8s7QI")
@@ -219,15 +219,11 @@ class TarIndex:
 
     def key(self, sample: int) -> str:
         """Return the `__key__` of a sample."""
-        start = self.key_ends[sample - 1] if sample else 0
-        return self.keys[start : self.key_ends[sample]].decode("utf-8", "surrogateescape")
+        return key_of(self, sample)
 
     def fault(self, sample: int) -> str | None:
         """Return why a sample cannot be given, or None where it can."""
-        if sample not in self.faults:
-            return None
-        fault, extension = self.faults[sample]
-        return fault.explain(self.key(sample), self.extensions[extension])
+        return fault_of(self, sample)
 
 
 def _partitions(ends: Table, total: int) -> bool:

@@ -18,11 +18,18 @@ import click
 import psutil
 from rich.console import Console
 
-from benchmarks import download, restart, sharing, warm
+from benchmarks import cold, download, half, restart, sharing, warm
 from benchmarks.table import Row, render
 from benchmarks.workplace import Workplace
 
-PARTS = {"download": download.measure, "warm": warm.measure, "sharing": sharing.measure, "restart": restart.measure}
+PARTS = {
+    "download": download.measure,
+    "warm": warm.measure,
+    "cold": cold.measure,
+    "half": half.measure,
+    "sharing": sharing.measure,
+    "restart": restart.measure,
+}
 
 
 @click.command()

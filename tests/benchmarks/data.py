@@ -26,12 +26,14 @@ class Kind:
         label: for people.
         members: extension and size in bytes of each member of a sample.
         dataset_bytes: size of all its tars together at scale 1, about.
+        shard_bytes: the most that one of them has.
     """
 
     name: str
     label: str
     members: tuple[tuple[str, int], ...]
     dataset_bytes: int
+    shard_bytes: int = SHARD_BYTES
 
     @property
     def extensions(self) -> tuple[str, ...]:
@@ -47,11 +49,11 @@ class Kind:
     def shard_samples(self) -> int:
         """Samples that fit into one shard: each member has a header and is padded to whole blocks."""
         in_tar_bytes = sum(_BLOCK + -(-size_bytes // _BLOCK) * _BLOCK for _, size_bytes in self.members)
-        return (SHARD_BYTES - tarfile.RECORDSIZE) // in_tar_bytes
+        return (self.shard_bytes - tarfile.RECORDSIZE) // in_tar_bytes
 
     def shard_count(self, scale: float) -> int:
         """Shards at a scale: two at least, so that two workers have something to do."""
-        return max(2, round(self.dataset_bytes * scale / SHARD_BYTES))
+        return max(2, round(self.dataset_bytes * scale / self.shard_bytes))
 
 
 LARGE = Kind("large", "100 KB", (("jpg", 100_000),), 2_000_000_000)
@@ -65,6 +67,16 @@ class Dataset:
 
     kind: Kind
     shards: tuple[Path, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where the shards are; its name serves as that of a bucket."""
+        return self.shards[0].parent
+
+    @property
+    def names(self) -> str:
+        """The shards' names in that folder, as a brace pattern."""
+        return f"train-{{0000..{len(self.shards) - 1:04d}}}.tar"
 
     @property
     def samples(self) -> int:
@@ -118,7 +130,7 @@ def make_litdata(dataset: Dataset, say: Progress) -> Path:
 
     `litdata.optimize` fills its chunks with this very writer, from worker processes.
     """
-    folder = dataset.shards[0].parent.with_name(f"{dataset.shards[0].parent.name}-litdata")
+    folder = dataset.folder.with_name(f"{dataset.folder.name}-litdata")
     if (folder / "index.json").exists():  # written last
         return folder
     say(f"converting {dataset.kind.label} samples for litdata")

@@ -53,7 +53,7 @@ def _measure_kind(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
 
 def _contenders(place: Workplace, kind: Kind, daemon: Daemon) -> dict[str, Callable[[], Rate]]:
     dataset = place.dataset(kind)
-    tars = str(dataset.shards[0].parent)
+    tars = str(dataset.folder)
 
     def read(contender: str, source: str, as_bytes: bool = True) -> Rate:
         task = Task(

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +14,9 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.daemon import Daemon
-from benchmarks.data import KINDS, SHARD_BYTES, Dataset, Kind, make_litdata, make_tars
+from benchmarks.data import KINDS, Dataset, Kind, make_litdata, make_tars
 from support.seaweedfs import SeaweedFS
+from support.throttled_s3 import ThrottledS3
 
 BUCKET = "benchmark"
 
@@ -56,7 +57,7 @@ class Workplace:
 
     def check_space(self) -> None:
         """Raise RuntimeError when the disk cannot hold what will be made."""
-        data_bytes = sum(kind.shard_count(self.scale) * SHARD_BYTES for kind in KINDS)
+        data_bytes = sum(kind.shard_count(self.scale) * kind.shard_bytes for kind in KINDS)
         wanted_bytes = _COPIES * data_bytes + _SLACK_BYTES
         free_bytes = shutil.disk_usage(self.root).free
         if free_bytes < wanted_bytes:
@@ -102,10 +103,22 @@ class Workplace:
         settle()
 
     @contextmanager
-    def daemon(self, capacity: str = "100GB") -> Iterator[Daemon]:
-        """A daemon with an empty cache, able to reach the S3 server."""
-        with self.folder() as cache_dir, Daemon(cache_dir, capacity, self.store.env()) as daemon:
+    def daemon(self, capacity: str = "100GB", store: SeaweedFS | ThrottledS3 | None = None) -> Iterator[Daemon]:
+        """A daemon with an empty cache, able to reach a store: the S3 server unless another is given."""
+        env = (store or self.store).env()
+        with self.folder() as cache_dir, Daemon(cache_dir, capacity, env) as daemon:
             yield daemon
+
+    @contextmanager
+    def far_store(self, dataset: Dataset) -> Iterator[ThrottledS3]:
+        """A store that is far away, with the dataset's folder as a bucket and its shards in memory.
+
+        A far store has disks of its own; here they would be those that are measured.
+        """
+        for path in dataset.shards:
+            path.read_bytes()
+        with ThrottledS3(self.root) as store:
+            yield store
 
 
 def settle() -> float:
@@ -113,3 +126,11 @@ def settle() -> float:
     started_s = time.perf_counter()
     os.sync()
     return time.perf_counter() - started_s
+
+
+def forget(paths: Iterable[Path]) -> None:
+    """Let go of the files' pages, so that whoever reads them next reads from the disk."""
+    settle()  # a page that is not on disk yet stays
+    for path in paths:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -137,7 +137,7 @@ def test_an_iterator_dropped_midway(daemon: Daemon, urls: str, keys: list[str]) 
     ds = ShardDataset(urls, socket=daemon.socket, job="dropped-alone")
     samples = iter(ds)
     next(samples)
-    assert daemon.leases() == 2, "the shard that is read, and the next"
+    eventually(lambda: daemon.leases() == 1)  # the shard that is read; the next is kept by the plan alone
     del samples
     eventually(lambda: sessions_of(daemon, "dropped-alone") == 0)
     assert daemon.leases() == 0
@@ -251,7 +251,7 @@ def test_a_handler_may_stop(daemon: Daemon, flawed: list[str]) -> None:
     """The epoch ends at the bad shard as if it were complete, and the next one can be read."""
     ds = ShardDataset(flawed, socket=daemon.socket, on_error=ignore_and_stop)
     assert Counter(keys_of(ds) + keys_of(ds)) == {"000000": 2, "000001": 2, "000002": 2}
-    assert daemon.leases() == 0
+    eventually(lambda: daemon.leases() == 0)
 
 
 def test_an_error_in_a_worker_arrives_typed(daemon: Daemon, flawed: list[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from support.cli import shardcache
 
-COMMANDS = [("status",), ("warm", "s3://bucket/a.tar"), ("ls",), ("evict", "s3://bucket/a.tar"), ("verify",)]
+COMMANDS = [("status",), ("top",), ("warm", "s3://bucket/a.tar"), ("ls",), ("evict", "s3://bucket/a.tar"), ("verify",)]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

@@ -4,70 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
 import pytest
 
 from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavailableError, ShardChangedError
-from shardcache.fetch.download import Downloader
-from shardcache.fetch.retry import Backoff
+from shardcache.fetch.bid import WAITING, Bid
 from shardcache.metrics import Counters
-from shardcache.origin.base import Origin, Received, RemoteObject
-from shardcache.origin.registry import Origins
-from shardcache.store.layout import Layout
+from shardcache.origin.base import Flow, Origin, RemoteObject
 from shardcache.store.partial import Partial
 from support.buckets import Bucket
+from support.downloads import PART, PLANNED, Rig
 from support.faulty_s3 import Fault, FaultyS3
 
-PART = 64 * 1024
 DATA = random.Random(7).randbytes(10 * PART + 1234)
-
-
-class Rig:
-    """A downloader with what it needs, and a cache folder to download into."""
-
-    def __init__(self, root: Path) -> None:
-        self.counters = Counters()
-        self.origins = Origins((), max_connections=4)
-        self.layout = Layout(root)
-        self.layout.partial.mkdir(parents=True)
-        self.progress: list[int] = []
-        self.downloader = self.make()
-
-    def make(
-        self, *, max_connections: int = 4, shard_connections: int = 3, attempts: int = 3, stall_timeout_s: float = 5.0
-    ) -> Downloader:
-        """Return a downloader that hardly pauses between tries."""
-        return Downloader(
-            max_connections=max_connections,
-            shard_connections=shard_connections,
-            attempts=attempts,
-            stall_timeout_s=stall_timeout_s,
-            counters=self.counters,
-            backoff=Backoff(base_s=0.001),
-        )
-
-    async def stat(self, url: str) -> RemoteObject:
-        """Return the present version."""
-        return await self.downloader.stat(self.origins.origin(url), url)
-
-    async def download(self, obj: RemoteObject, priority: int = 1) -> Partial:
-        """Download into a new partial, or into what an earlier one left."""
-        partial = Partial.open(self.layout, obj, PART)
-        await self.downloader.download(
-            self.origins.origin(obj.url), obj, partial, priority=lambda: priority, progress=self.progress.append
-        )
-        return partial
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    """A rig of its own for each test."""
-    found = Rig(tmp_path / "cache")
-    yield found
-    await found.origins.close()
 
 
 @pytest.mark.parametrize("store", ["moto", "seaweedfs"])
@@ -178,7 +129,7 @@ async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_r
         other.replace(file)  # at once: a file that is being written anew is short for a moment, which is another error
 
     with pytest.raises(ShardChangedError):
-        await rig.downloader.download(rig.origins.origin(obj.url), obj, partial, priority=lambda: 1, progress=replace)
+        await rig.downloader.download(rig.origins.origin(obj.url), obj, partial, bid=lambda: PLANNED, progress=replace)
     assert (await rig.download(await rig.stat(str(file)))).path.read_bytes() == DATA[::-1]
 
 
@@ -228,7 +179,7 @@ class HeldOrigin:
         self.open = 0
         self.let = asyncio.Event()
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, received: Received) -> None:
+    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
         """Wait, and give zeros."""
         self.open += 1
         await self.let.wait()
@@ -245,7 +196,7 @@ async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requ
             sink = Partial.open(rig.layout, obj, PART)
             held = cast(Origin, origin)
             group.create_task(
-                rig.downloader.download(held, obj, sink, priority=lambda: 1, progress=rig.progress.append)
+                rig.downloader.download(held, obj, sink, bid=lambda: PLANNED, progress=rig.progress.append)
             )
         for _ in range(20):
             await asyncio.sleep(0)
@@ -260,8 +211,8 @@ async def test_a_shard_that_is_waited_for_overtakes(rig: Rig, faulty: FaultyS3) 
     planned, urgent = [await rig.stat(faulty.put(name, DATA)) for name in ("planned.tar", "urgent.tar")]
     faulty.seen.clear()
     async with asyncio.TaskGroup() as group:
-        group.create_task(rig.download(planned, priority=1))
-        group.create_task(rig.download(urgent, priority=0))
+        group.create_task(rig.download(planned))
+        group.create_task(rig.download(urgent, Bid(WAITING)))
     keys = [key for _, key, *_ in faulty.seen]
     last_urgent = len(keys) - 1 - keys[::-1].index("urgent.tar")
     assert keys[: last_urgent + 1].count("planned.tar") <= 2

@@ -8,6 +8,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
     NotFoundError,
+    OriginBusyError,
     OriginError,
     OriginUnavailableError,
     ShardChangedError,
@@ -94,7 +95,8 @@ async def test_refusals_are_typed(faulty: FaultyS3, origins: Origins) -> None:
         await origins.origin(obj.url).stat(faulty.http_url("no.tar"))
     for fault, error in {
         Fault.FORBIDDEN: AccessDeniedError,
-        Fault.SLOW_DOWN: OriginUnavailableError,
+        Fault.SLOW_DOWN: OriginBusyError,
+        Fault.SERVER_ERROR: OriginUnavailableError,
         Fault.WRONG_RANGE: OriginUnavailableError,
         Fault.RESET: OriginUnavailableError,
         Fault.WRONG_ETAG: ShardChangedError,

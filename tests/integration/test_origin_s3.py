@@ -13,11 +13,12 @@ from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
     NotFoundError,
+    OriginBusyError,
     OriginError,
     OriginUnavailableError,
     ShardChangedError,
 )
-from shardcache.origin.base import Checksum, RemoteObject, nothing
+from shardcache.origin.base import Checksum, Free, RemoteObject, nothing
 from shardcache.origin.registry import Origins
 from support.buckets import Bucket, use_aws
 from support.faulty_s3 import Fault, FaultyS3
@@ -46,7 +47,7 @@ async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, req
     assert (obj.url, obj.size_bytes, obj.ranges, obj.guarded) == (url, len(DATA), True, True)
     assert await origin.list_prefix(f"{bucket.url}/train/", nothing) == [obj]
     counts: list[int] = []
-    assert await read_range(origin, obj, 1000, 70_000, counts.append) == DATA[1000:70_000]
+    assert await read_range(origin, obj, 1000, 70_000, Free(counts.append)) == DATA[1000:70_000]
     assert sum(counts) == 69_000
     assert [len(part) for part in await stream(origin, obj, 100_000)] == [100_000, 2_400]
 
@@ -192,12 +193,13 @@ async def test_a_profile_that_is_not_there_is_a_config_error(moto: Bucket) -> No
     [Fault.RESET, Fault.TRUNCATE, Fault.SLOW_DOWN, Fault.SERVER_ERROR, Fault.WRONG_RANGE, Fault.IGNORE_RANGE],
 )
 async def test_bad_answers_may_be_asked_for_again(fault: Fault, faulty: FaultyS3, origins: Origins) -> None:
-    """Each broken or mislabelled answer is a retryable error, and the next, good one is taken."""
+    """Each broken or mislabelled answer is a retryable error, which knows a busy store; the next, good one is taken."""
     obj = await origins.origin("s3://x").stat(faulty.put("a.tar", DATA))
     faulty.fail("a.tar", fault)
     with pytest.raises(OriginUnavailableError) as broken:
         await read(origins, obj, 100, 50_000)
     assert broken.value.url == obj.url
+    assert isinstance(broken.value, OriginBusyError) == (fault is Fault.SLOW_DOWN)
     assert await read(origins, obj, 100, 50_000) == DATA[100:50_000]
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
-from shardcache_client.websocket import WebSocket
+from shardcache.protocol import PROTOCOL_VERSION
 from support.daemon import Daemon, eventually
+from support.raw_session import RawSession as Session
 from support.tars import write_shards
 
 SHARDS = 4
-LIMIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -30,51 +28,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def urls(tmp_path: Path) -> list[str]:
     """Shards that no other test has seen."""
     return [f"file://{path}" for path in write_shards(tmp_path, SHARDS, 10)]
-
-
-class Session:
-    """A connection that has said hello."""
-
-    def __init__(self, daemon: Daemon, job: str = "job", **hello: Any) -> None:
-        self._socket = WebSocket(daemon.socket, SESSION_PATH, LIMIT_S)
-        first = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "test", "job": job}
-        self.send(**{**first, **hello})
-        self.welcome = self.receive()
-        self._id = 0
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._socket.close()
-
-    def send(self, **message: Any) -> None:
-        """Send one message."""
-        self._socket.send(json.dumps(message).encode())
-
-    def send_text(self, text: str) -> None:
-        """Send anything."""
-        self._socket.send(text.encode())
-
-    def receive(self) -> dict[str, Any]:
-        """Return the next message."""
-        message = self._socket.receive(time.monotonic() + LIMIT_S)
-        assert message is not None, "no answer"
-        answer: dict[str, Any] = json.loads(message)
-        return answer
-
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Send a request and return its answer."""
-        self._id += 1
-        self.send(type=kind, id=self._id, **fields)
-        answer = self.receive()
-        assert answer["id"] == self._id
-        return answer
-
-    def plan(self, urls: list[str], order: list[int], following: list[int] = []) -> dict[str, Any]:  # noqa: B006
-        """Declare a plan of shards of unknown version."""
-        shards = [[url, None, None, None] for url in urls]
-        return self.ask("plan", epoch=0, shards=shards, order=order, next=following)
 
 
 def leases(daemon: Daemon, url: str) -> int:
@@ -110,10 +63,59 @@ def test_leases_end_with_the_connection(daemon: Daemon, urls: list[str]) -> None
 def test_a_declared_plan_is_fetched_without_being_asked_for(daemon: Daemon, urls: list[str]) -> None:
     """Fetching ahead needs nothing but the plan, the next epoch's part included."""
     with Session(daemon) as session:
-        session.plan(urls, [0, 1], [3])
+        session.plan(urls, [0, 1, 3], reads=2)
         cached = {urls[0], urls[1], urls[3]}
         eventually(lambda: cached <= {shard["url"] for shard in daemon.shards()})
         assert urls[2] not in {shard["url"] for shard in daemon.shards()}
+
+
+def test_a_plan_goes_in_pieces(daemon: Daemon, urls: list[str]) -> None:
+    """What `extend` adds is read and fetched ahead like the rest; its indices name shards of every piece."""
+    with Session(daemon) as session:
+        session.plan(urls[:1], [0])
+        more = [[url, None, None, None] for url in urls[1:3]]
+        assert session.ask("extend", shards=more, order=[2, 0])["type"] == "ok"
+        for position, url in enumerate([urls[0], urls[2], urls[0]]):
+            leased = session.ask("lease", position=position)
+            assert leased["url"] == url
+            session.send(type="release", lease=leased["lease"])
+
+
+def test_a_lease_ahead_holds_nothing(daemon: Daemon, urls: list[str]) -> None:
+    """Only the shard in hand is pinned; the next one becomes so when that is given back."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 1])
+        first = session.ask("lease", position=0)
+        assert session.ask("lease", position=1)["type"] == "leased"
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 0)
+        session.send(type="release", lease=first["lease"])
+        eventually(lambda: (leases(daemon, urls[0]), leases(daemon, urls[1])) == (0, 1))
+
+
+def test_a_lease_ahead_that_lost_its_place_is_asked_for_again(daemon: Daemon, urls: list[str]) -> None:
+    """Its file is gone, its release is no reading, and the next lease of the position brings it back."""
+    with Session(daemon, job="robbed") as session:
+        session.plan(urls, [0, 1])
+        first = session.ask("lease", position=0)
+        ahead = session.ask("lease", position=1)
+        assert json.loads(daemon.request("POST", "/v1/evict", {"urls": [urls[1]]}))["evicted"] == [urls[1]]
+        session.send(type="release", lease=first["lease"])
+        session.send(type="release", lease=ahead["lease"])
+        again = session.ask("lease", position=1)
+        assert Path(again["path"]).exists()
+        job = next(job for job in daemon.status()["jobs"] if job["name"] == "robbed")
+        assert job["shards_done"] == 1
+
+
+def test_a_flood_of_requests_slows_its_sender_alone(daemon: Daemon, urls: list[str]) -> None:
+    """Thousands of requests that nobody waits for are all answered, and another session is served among them."""
+    with Session(daemon) as flooding, Session(daemon) as other:
+        flooding.plan(urls, [0])
+        other.plan(urls, [1])
+        for number in range(3000):
+            flooding.send(type="explain", id=100 + number, of=0)
+        assert other.ask("lease", position=0)["type"] == "leased"
+        assert [flooding.receive()["id"] for _ in range(3000)] == list(range(100, 3100))
 
 
 def test_one_shard_crosses_the_network_once(daemon: Daemon, urls: list[str]) -> None:
@@ -121,7 +123,7 @@ def test_one_shard_crosses_the_network_once(daemon: Daemon, urls: list[str]) -> 
     before = daemon.status()["counters"]["origin_bytes"]
     sessions = [Session(daemon, job=f"job{number}") for number in range(5)]
     for session in sessions:
-        session.send(type="plan", id=1, epoch=0, shards=[[urls[0], None, None, None]], order=[0], next=[])
+        session.send(type="plan", id=1, epoch=0, shards=[[urls[0], None, None, None]], order=[0], reads=1)
     for session in sessions:
         session.send(type="lease", id=2, position=0)
     for session in sessions:
@@ -159,8 +161,11 @@ def test_a_missing_shard_is_a_typed_error(daemon: Daemon, urls: list[str]) -> No
         ({"type": "lease", "id": 7, "position": "first"}, "position"),
         ({"type": "lease", "id": 7, "position": 99}, "no position 99"),
         ({"type": "lease", "id": 7, "position": True}, "position"),
-        ({"type": "plan", "id": 7, "shards": [["url"]], "order": [], "next": []}, "a shard is"),
-        ({"type": "plan", "id": 7, "shards": [], "order": [0], "next": []}, "indices"),
+        ({"type": "plan", "id": 7, "shards": [["url"]], "order": [], "reads": 0}, "a shard is"),
+        ({"type": "plan", "id": 7, "shards": [], "order": [0], "reads": 1}, "indices"),
+        ({"type": "plan", "id": 7, "shards": [], "order": []}, "reads"),
+        ({"type": "extend", "id": 7, "shards": [], "order": [4]}, "indices"),
+        ({"type": "more", "id": 7, "lease": 10**9, "beyond": 0}, "no lease"),
         ({"type": "resolve", "id": 7, "urls": [1]}, "strings"),
         ({"type": "dance", "id": 7}, "unknown message"),
         ({"type": "lease"}, "'id'"),

@@ -102,13 +102,7 @@ class FaultyS3:
 
     def env(self) -> dict[str, str]:
         """Return the variables by which any AWS SDK finds this server."""
-        return {
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": self.endpoint_url,
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+        return aws_env(self.endpoint_url)
 
     def put(self, key: str, body: bytes) -> str:
         """Store bytes; return their s3:// url."""
@@ -192,6 +186,17 @@ class FaultyS3:
         if fault is Fault.RESET and request.transport is not None:
             request.transport.abort()
         return answer
+
+
+def aws_env(endpoint_url: str) -> dict[str, str]:
+    """Return the variables by which any AWS SDK finds a server that takes all keys."""
+    return {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": endpoint_url,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
 
 
 def _etag(body: bytes) -> str:

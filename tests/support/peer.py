@@ -12,6 +12,7 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, unix_serve
 
+from shardcache.errors import ShardcacheError
 from shardcache.protocol import PROTOCOL_VERSION
 
 Json = dict[str, Any]
@@ -40,10 +41,24 @@ class Peer:
         self.hear()
         self.say(**WELCOME)
 
+    def begin(self) -> None:
+        """Play the daemon until the plan is declared."""
+        self.welcome()
+        self.say(type="ok", id=self.hear()["id"])
+
     def grant(self, lease: int, **fields: Any) -> None:
         """Hear one request and answer it as a granted lease."""
-        place = {"url": "s3://bucket/a.tar", "path": "/nowhere.tar", "index_path": "/nowhere.idx"}
+        place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.tar", "index_path": "/nowhere.idx"}
         self.say(type="leased", id=self.hear()["id"], lease=lease, **(place | fields))
+
+    def arrive(self, lease: int, ready_bytes: int, **fields: Any) -> None:
+        """Hear one request and answer it with the beginning of a shard."""
+        place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.part", "size_bytes": 10_240}
+        self.say(type="arriving", id=self.hear()["id"], lease=lease, ready_bytes=ready_bytes, **(place | fields))
+
+    def refuse(self, error: ShardcacheError) -> None:
+        """Hear one request and answer it with an error."""
+        self.say(type="error", id=self.hear()["id"], error=error.to_json())
 
     def stay(self) -> None:
         """Hear whatever still comes, until the other side leaves."""
@@ -59,16 +74,21 @@ def scripted(path: Path, *scripts: Script) -> Iterator[list[Json]]:
     """Serve: the first connection gets the first script, and so on; a script's end closes its connection.
 
     Yields the messages heard, in order; they are complete when the block is left, which the client must have done.
+    What a script asserts is raised there, too.
     """
     heard: list[Json] = []
+    failures: list[AssertionError] = []
     turns = iter(scripts)
 
     handlers: list[threading.Thread] = []
 
     def handle(websocket: ServerConnection) -> None:
         handlers.append(threading.current_thread())
-        with suppress(ConnectionClosed):  # the client may leave in the middle of the script
-            next(turns)(Peer(websocket, heard))
+        try:
+            with suppress(ConnectionClosed):  # the client may leave in the middle of the script
+                next(turns)(Peer(websocket, heard))
+        except AssertionError as exn:
+            failures.append(exn)
 
     # A client that is busy reading a shard does not answer a goodbye, and is not waited for.
     with unix_serve(handle, str(path), close_timeout=0.1) as server:
@@ -81,3 +101,5 @@ def scripted(path: Path, *scripts: Script) -> Iterator[list[Json]]:
             for each in (thread, *handlers):
                 each.join()
     path.unlink()
+    if failures:
+        raise failures[0]

@@ -7,68 +7,150 @@ from typing import Any
 
 from rich.console import Console
 
-from shardcache.cli.status import show_page
+from shardcache.cli.page import show_page
 
 PAGE: dict[str, Any] = {
     "version": "1.2.3",
     "uptime_s": 7200.0,
     "pid": 42,
-    "cache": {"dir": "/nvme", "capacity_bytes": 2 * 10**12, "used_bytes": 10**12, "free_bytes": 10**12, "shards": 1000},
+    "cache": {
+        "dir": "/nvme",
+        "capacity_bytes": 2 * 10**12,
+        "used_bytes": 10**12,
+        "free_bytes": 10**12,
+        "shards": 1000,
+        "pinned_bytes": 3 * 10**10,
+        "arriving_bytes": 0,
+    },
     "counters": {
         "origin_bytes": 3 * 10**12,
         "origin_requests": 400_000,
         "hits": 90,
         "misses": 10,
         "evictions": 5,
+        "regrets": 1,
         "retries": 6,
         "corrupt": 7,
+        "paused": 8,
     },
     "transfers": [
-        {"url": "s3://b/a.tar", "done_bytes": 10**6, "total_bytes": 4 * 10**6, "class": "planned", "waiters": 2},
-        {"url": "s3://b/b.tar", "done_bytes": 0, "total_bytes": None, "class": "waiting", "waiters": 1},
+        {
+            "url": "s3://b/a.tar",
+            "done_bytes": 10**6,
+            "total_bytes": 4 * 10**6,
+            "class": "planned",
+            "stage": "downloading from the store",
+            "waiters": 2,
+            "rate_bytes_per_s": 5 * 10**6,
+            "needed_in_s": 30.0,
+        },
+        {
+            "url": "s3://b/b.tar",
+            "done_bytes": 0,
+            "total_bytes": None,
+            "class": "waiting",
+            "stage": "asking the store for its version",
+            "waiters": 1,
+            "rate_bytes_per_s": 0.0,
+            "needed_in_s": None,
+        },
     ],
-    "jobs": [{"name": "resnet", "uid": 1000, "sessions": 8, "shards_planned": 100, "shards_done": 40, "stall_s": 2.5}],
+    "jobs": [
+        {
+            "name": "resnet",
+            "uid": 1000,
+            "sessions": 8,
+            "shards_planned": 100,
+            "shards_done": 40,
+            "shards_per_s": 2.125,
+            "ahead_s": 12.0,
+            "stall_s": 2.5,
+            "waited": {"network_s": 2.0, "disk_s": 0.5, "space_s": 0.0},
+            "waiting": 3,
+            "waiting_for": "downloading from the store",
+        }
+    ],
 }
 
 
 def shown(page: dict[str, Any]) -> str:
     """Return the page as text."""
-    console = Console(file=io.StringIO(), width=200)
+    console = Console(file=io.StringIO(), width=300)
     show_page(console, page)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def line_with(text: str, page: str) -> list[str]:
-    """Return the words of the line that contains `text`."""
+def line_with(text: str, page: str) -> str:
+    """Return the line that contains `text`, with single spaces."""
     [line] = (line for line in page.splitlines() if text in line)
-    return line.split()
+    return " ".join(line.split())
+
+
+def job(**changes: object) -> dict[str, Any]:
+    """Return a page whose job differs so."""
+    return PAGE | {"jobs": [PAGE["jobs"][0] | changes]}
 
 
 def test_page_tells_cache_and_counters() -> None:
-    """Sizes, rates and counters read as people write them."""
+    """Sizes, rates and counters read as people write them; what is nothing is left out."""
     page = shown(PAGE)
     assert "shardcache 1.2.3 · pid 42 · up 2 hours" in page
-    assert "1.0 TB of 2.0 TB · 1,000 shards · 1.0 TB free on the disk" in page
+    assert "1.0 TB of 2.0 TB · 1,000 shards · 30.0 GB in readers' hands · 1.0 TB free on the disk" in page
     assert "3.0 TB in 400,000 requests" in page
     assert "90 at once (90%) · 10 after a transfer" in page
-    assert "evictions 5 · retries 6 · corrupt 7" in page
+    assert "evictions 5 · needed again 1 · paused for a reader 8 · retries 6 · corrupt 7" in page
 
 
 def test_transfers_show_how_far_they_are() -> None:
-    """A transfer whose size is not known yet has no bar and no end."""
+    """How fast it comes and when it is needed; without a known size there is no bar and no end."""
     page = shown(PAGE)
-    assert line_with("s3://b/a.tar", page)[-7:] == ["1.0", "MB", "of", "4.0", "MB", "planned", "2"]
-    assert line_with("s3://b/b.tar", page)[1:] == ["0", "Bytes", "of", "?", "waiting", "1"]
+    assert line_with("s3://b/a.tar", page).endswith("1.0 MB of 4.0 MB 5.0 MB/s planned 30.0 s 2")
+    assert line_with("s3://b/b.tar", page) == "s3://b/b.tar 0 Bytes of ? 0 Bytes/s waiting 1"
 
 
 def test_jobs_show_how_far_they_are_and_how_long_they_waited() -> None:
-    """A line a job: who, how many readers, shards read of shards planned, waiting time."""
-    assert line_with("resnet", shown(PAGE)) == ["resnet", "1000", "8", "40", "of", "100", "2.5", "s"]
+    """A line a job: who, how many readers, progress, pace, seconds ahead, waiting time, its causes, who waits now."""
+    waited = "2.5 s: network 2.0 s, disk 500 ms"
+    now = "3 readers: downloading from the store"
+    assert line_with("resnet", shown(PAGE)) == f"resnet 1000 8 40 of 100 2.1 12.0 s {waited} {now}"
+
+
+def test_job_without_waiting_readers_shows_none() -> None:
+    """A job that has all it planned and never waited."""
+    calm = job(ahead_s=None, stall_s=0.0, waited={"network_s": 0.0, "disk_s": 0.0}, waiting=0, waiting_for=None)
+    assert line_with("resnet", shown(calm)) == "resnet 1000 8 40 of 100 2.1 all here 0 ms"
+
+
+def test_reader_that_waits_for_no_transfer_is_counted() -> None:
+    """A reader may wait for what has no name yet."""
+    assert line_with("resnet", shown(job(waiting=1, waiting_for=None))).endswith(" 1 reader")
+
+
+def test_names_are_shown_as_they_are() -> None:
+    """Brackets in a job's name, url or folder are not taken for markup."""
+    page = job(name="[red]x[/]") | {"cache": PAGE["cache"] | {"dir": "/nvme/[bold]"}}
+    page["transfers"] = [PAGE["transfers"][0] | {"url": "s3://b/[/0-9].tar"}]
+    assert all(name in shown(page) for name in ("[red]x[/]", "/nvme/[bold]", "s3://b/[/0-9].tar"))
 
 
 def test_idle_daemon_shows_no_empty_tables() -> None:
     """Without transfers and jobs there are no headings for them; without leases, no share of hits."""
     counters = dict.fromkeys(PAGE["counters"], 0)
     page = shown(PAGE | {"transfers": [], "jobs": [], "counters": counters})
-    assert "transfer " not in page.replace("after a transfer", "") and "readers" not in page and "%" not in page
+    assert "transfer " not in page.replace("after a transfer", "") and "readers " not in page and "%" not in page
+
+
+def test_daemon_that_tells_less_is_shown_all_the_same() -> None:
+    """The node's daemon may be older than the command: what it does not tell is left blank."""
+    told = {"name", "uid", "sessions", "shards_planned", "shards_done", "stall_s"}
+    older = PAGE | {"jobs": [{key: value for key, value in PAGE["jobs"][0].items() if key in told}]}
+    older["transfers"] = [
+        {key: value for key, value in row.items() if key not in ("rate_bytes_per_s", "needed_in_s")}
+        for row in PAGE["transfers"]
+    ]
+    older["counters"] = {key: value for key, value in PAGE["counters"].items() if key not in ("regrets", "paused")}
+    page = shown(older)
+    assert line_with("resnet", page) == "resnet 1000 8 40 of 100 2.5 s"
+    assert line_with("s3://b/a.tar", page).endswith("1.0 MB of 4.0 MB planned 2")
+    assert "evictions 5 · retries 6 · corrupt 7" in page

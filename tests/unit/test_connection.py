@@ -117,10 +117,11 @@ def test_a_daemon_of_another_protocol(path: Path) -> None:
 
     def script(peer: Peer) -> None:
         peer.hear()
-        peer.say(**(WELCOME | {"protocol": 2, "version": "9.9"}))
+        peer.say(**(WELCOME | {"protocol": PROTOCOL_VERSION + 1, "version": "9.9"}))
         peer.stay()
 
-    with scripted(path, script), pytest.raises(VersionMismatchError, match=r"9\.9.*version 2 .*version 1") as caught:
+    versions = rf"9\.9.*version {PROTOCOL_VERSION + 1} .*version {PROTOCOL_VERSION}"
+    with scripted(path, script), pytest.raises(VersionMismatchError, match=versions) as caught:
         Connection(path, READER)
     assert "same release" in caught.value.remedy
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
-from shardcache.tarindex import Fault, TarIndex, index_tar, write
+from shardcache.tarindex import Fault, Grouping, Tar, TarIndex, fault_of, index_tar, key_of, write
 from shardcache.tarindex.samples import split_name
 from shardcache_client.reader import ShardReader
-from support.tars import pack, special
+from support.strategies import Row, formats, members, pack_rows
+from support.tars import pack
 
 URL = "s3://bucket/train-000000.tar"
-
-# Few characters, so that dots, folders, hidden files, dunders and equal keys meet often.
-names = st.text("ab._/é\nJ", min_size=1, max_size=12) | st.sampled_from(
-    [
-        "__meta__",
-        "__meta__/a.b",
-        "__index__.json",
-        "a.jpg",
-        "a.JPG",
-        "a.cls",
-        "b.jpg",
-        "./a.jpg",
-        "d.ir/a.jpg",
-        "x" * 300,
-    ]
-)
-kinds = st.sampled_from([tarfile.REGTYPE] * 5 + [tarfile.AREGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
-members = st.lists(st.tuples(names, kinds, st.binary(max_size=600)), max_size=12)
 
 
 def with_webdataset(path: Path) -> list[dict[str, Any]]:
@@ -66,16 +48,13 @@ def test_hostile_names_take_linear_time() -> None:
 
 
 @settings(deadline=None)
-@given(members=members, format_=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]))
+@given(rows=members, format_=formats)
 def test_samples_equal_those_of_webdataset(
-    tmp_path_factory: pytest.TempPathFactory, members: list[tuple[str, bytes, bytes]], format_: int
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int
 ) -> None:
     """Keys, extensions, bytes, order and number of samples are webdataset's; where it raises, there is a fault."""
     path = tmp_path_factory.getbasetemp() / "random.tar"
-    fits = [entry for entry in members if format_ != tarfile.USTAR_FORMAT or len(entry[0]) < 100]
-    # A trailing slash makes a folder of an old-style file, and folders have no data.
-    rows = [(special(name, kind), b"" if name.endswith("/") else value) for name, kind, value in fits]
-    path.write_bytes(pack(rows, format=format_))
+    path.write_bytes(pack_rows(rows, format_))
     expected = with_webdataset(path)
     index = indexed(path)
     with ShardReader(path, path.with_suffix(".idx"), URL) as reader:
@@ -123,3 +102,22 @@ def test_one_sample_keeps_its_first_fault(tmp_path: Path) -> None:
     index = indexed(path)
     assert re.search("'a' has two members with the extension 'jpg'", index.fault(0) or "")
     assert len(index.faults) == 1
+
+
+@given(rows=members, format_=formats)
+def test_samples_can_be_read_off_while_members_come(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int
+) -> None:
+    """Member by member, all samples but the last are as they will be at the end; `finish` adds that one."""
+    path = tmp_path_factory.getbasetemp() / "random.tar"
+    path.write_bytes(pack_rows(rows, format_))
+    data, final, grouping = path.read_bytes(), index_tar(path, URL), Grouping()
+    for member in Tar(lambda at, least_bytes, most_bytes: data[at : at + most_bytes], len(data), URL, require_end=True):
+        grouping.add([member])
+        assert grouping.whole == max(len(grouping.samples) - 1, 0)
+        for sample in range(grouping.whole):
+            assert key_of(grouping.samples, sample) == key_of(final, sample)
+            assert fault_of(grouping.samples, sample) == fault_of(final, sample)
+            assert grouping.samples.member_ends[sample] == final.member_ends[sample]
+    assert grouping.finish() == final
+    assert grouping.whole == len(final)

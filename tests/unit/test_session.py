@@ -17,19 +17,13 @@ from support.peer import Json, Peer, scripted
 
 READER = Reader("job")
 SHARDS = tuple(ShardRef(f"s3://bucket/{number}.tar") for number in range(3))
-PLAN = Plan(epoch=0, shards=SHARDS, order=(0, 1, 2), next=(2, 1, 0))
+PLAN = Plan(epoch=0, shards=SHARDS, order=(0, 1, 2, 2, 1, 0), reads=3)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Where a daemon would listen."""
     return tmp_path / "s.sock"
-
-
-def begin(peer: Peer) -> None:
-    """Play the daemon until the plan is declared."""
-    peer.welcome()
-    peer.say(type="ok", id=peer.hear()["id"])
 
 
 def kinds(heard: list[Json]) -> list[str]:
@@ -41,7 +35,7 @@ def test_a_shard_is_asked_for_waited_for_and_given_back(path: Path) -> None:
     """The lease goes back under the name that the daemon gave it."""
 
     def script(peer: Peer) -> None:
-        begin(peer)
+        peer.begin()
         peer.grant(77, url=SHARDS[1].url)
         peer.stay()
 
@@ -54,7 +48,7 @@ def test_a_shard_is_asked_for_waited_for_and_given_back(path: Path) -> None:
         eventually(lambda: len(heard) == 4)  # the peer's library may drop what it has queued when the client closes
         session.close()
     assert kinds(heard) == ["hello", "plan", "lease", "release"]
-    assert heard[1]["order"] == [0, 1, 2] and heard[1]["next"] == [2, 1, 0]
+    assert heard[1]["order"] == [0, 1, 2, 2, 1, 0] and heard[1]["reads"] == 3
     assert heard[2]["position"] == 1
     assert heard[3]["lease"] == 77
 
@@ -63,14 +57,14 @@ def test_the_next_plan_goes_over_the_same_connection(path: Path) -> None:
     """A session that is kept between epochs greets once."""
 
     def script(peer: Peer) -> None:
-        begin(peer)
+        peer.begin()
         peer.say(type="ok", id=peer.hear()["id"])
         peer.stay()
 
     with scripted(path, script) as heard:
         session = Session(path, READER, Patience())
         session.declare(PLAN)
-        session.declare(Plan(epoch=1, shards=SHARDS, order=(2, 1, 0), next=()))
+        session.declare(Plan(epoch=1, shards=SHARDS, order=(2, 1, 0), reads=3))
         session.close()
     assert kinds(heard) == ["hello", "plan", "plan"]
 
@@ -79,12 +73,12 @@ def test_after_a_break_the_plan_begins_where_we_are(path: Path, caplog: pytest.L
     """The next daemon is told what is still to be read, and leases that were asked for are asked for again."""
 
     def first(peer: Peer) -> None:
-        begin(peer)
+        peer.begin()
         peer.grant(1, url=SHARDS[0].url)
         peer.hear()  # the lease of position 1, which this daemon takes to its grave
 
     def second(peer: Peer) -> None:
-        begin(peer)
+        peer.begin()
         peer.grant(1, url=SHARDS[1].url)
         peer.grant(2, url=SHARDS[2].url)
         peer.stay()
@@ -101,7 +95,9 @@ def test_after_a_break_the_plan_begins_where_we_are(path: Path, caplog: pytest.L
         assert session.wait(last)["url"] == SHARDS[2].url
         session.close()
     again = next(i for i, message in enumerate(heard) if i and message["type"] == "hello")
-    assert heard[again + 1]["order"] == [1, 2]
+    assert heard[again + 1]["reads"] == 2
+    assert [row[0] for row in heard[again + 1]["shards"]] == [SHARDS[number].url for number in (1, 2, 0)]
+    assert heard[again + 1]["order"] == [0, 1, 1, 0, 2]
     assert [message["position"] for message in heard[again + 2 :]] == [0, 1]
     assert "trying for another" in caplog.text
 
@@ -110,7 +106,7 @@ def test_patience_with_an_absent_daemon_ends(path: Path) -> None:
     """A daemon that does not come back is NoDaemonError once the time is over."""
 
     def script(peer: Peer) -> None:
-        begin(peer)
+        peer.begin()
 
     session = Session(path, READER, Patience(limit_s=0.4))
     with scripted(path, script):
@@ -124,7 +120,7 @@ def test_waiting_shows_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) 
     """The line names the shard, the daemon's reason and how far the transfer is."""
 
     def script(peer: Peer) -> None:
-        begin(peer)
+        peer.begin()
         request = peer.hear()["id"]
         question = peer.hear()
         assert (question["type"], question["of"]) == ("explain", request)
@@ -153,14 +149,14 @@ def test_a_shard_that_does_not_come(path: Path) -> None:
     """The error names shard, cause and remedy; the next wait asks over a new connection, without the lost one."""
 
     def first(peer: Peer) -> None:
-        begin(peer)
+        peer.begin()
         peer.hear()
         question = peer.hear()
         peer.say(type="waiting", id=question["id"], of=question["of"], reason="waiting for space in the cache")
         peer.stay()
 
     def second(peer: Peer) -> None:
-        begin(peer)
+        peer.begin()
         peer.grant(1, url=SHARDS[1].url)
         peer.stay()
 
@@ -173,16 +169,15 @@ def test_a_shard_that_does_not_come(path: Path) -> None:
         session.close()
     assert caught.value.url == SHARDS[0].url
     assert "timeout_s" in caught.value.remedy
-    assert [message["order"] for message in heard if message["type"] == "plan"] == [[0, 1, 2], [1, 2]]
+    assert [message["reads"] for message in heard if message["type"] == "plan"] == [3, 2]
 
 
 def test_an_error_ends_its_lease_alone(path: Path) -> None:
     """What the daemon met with one shard is raised as it is; the next shard comes over the same connection."""
 
     def script(peer: Peer) -> None:
-        begin(peer)
-        error = AccessDeniedError("403", url=SHARDS[0].url).to_json()
-        peer.say(type="error", id=peer.hear()["id"], error=error)
+        peer.begin()
+        peer.refuse(AccessDeniedError("403", url=SHARDS[0].url))
         peer.grant(1, url=SHARDS[1].url)
         peer.stay()
 
@@ -201,7 +196,7 @@ def test_a_plan_that_is_refused(path: Path) -> None:
 
     def script(peer: Peer) -> None:
         peer.welcome()
-        peer.say(type="error", id=peer.hear()["id"], error=DaemonError("no such plan").to_json())
+        peer.refuse(DaemonError("no such plan"))
         peer.stay()
 
     with scripted(path, script):

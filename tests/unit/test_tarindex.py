@@ -37,7 +37,11 @@ def path(tmp_path: Path) -> Path:
 def spans(path: Path) -> list[tuple[str, int, int]]:
     """Name, first byte and end of each regular file, as the index walks them."""
     with open(path, "rb") as file:
-        tar = Tar(file.fileno(), URL, require_end=True)
+
+        def read(at: int, least_bytes: int, most_bytes: int) -> bytes:
+            return os.pread(file.fileno(), most_bytes, at)
+
+        tar = Tar(read, path.stat().st_size, URL, require_end=True)
         return [(name.decode("utf-8", "surrogateescape"), start, end) for name, start, end, _ in tar]
 
 

@@ -1,54 +1,71 @@
-"""The timeline against a definition of it that is slow and plain."""
+"""When a shard is needed next: the timeline against a definition of it that is slow and plain."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.plan.timeline import NEVER, Timeline
 
 SHARDS = st.sampled_from("abcdefg")
-PLANS = st.lists(st.tuples(st.lists(SHARDS, max_size=8), st.integers(0, 8)), min_size=1, max_size=4)
+PLANS = st.lists(
+    st.tuples(st.lists(SHARDS, max_size=8), st.integers(0, 8), st.sampled_from([0.5, 1.0, 7.0])), min_size=1, max_size=4
+)
+Plans = list[tuple[list[str], int, float]]
 
 
-def timeline_of(plans: list[tuple[list[str], int]]) -> Timeline:
-    """Return a timeline with one session a plan, each moved on to its cursor."""
+def timeline_of(plans: Plans) -> Timeline:
+    """Return a timeline at time 0 with one session a plan, each waiting at its cursor."""
     timeline = Timeline()
-    for session, (shards, cursor) in enumerate(plans):
-        timeline.declare(session, shards)
-        timeline.advance(session, cursor)
+    timeline.tick(0.0)
+    for session, (shards, cursor, pace_s) in enumerate(plans):
+        timeline.declare(session, pace_s)
+        timeline.extend(session, shards[:3])
+        timeline.extend(session, shards[3:])
+        timeline.waits(session, cursor)
     return timeline
 
 
-def distance(plans: list[tuple[list[str], int]], shard: str) -> float:
-    """Return how many shards the nearest reader is away, by looking at every position of every plan."""
+def next_use_s(plans: Plans, shard: str) -> float:
+    """Return when the first reader needs a shard, by looking at every position of every plan."""
     return min(
-        (at - cursor for plan, cursor in plans for at, name in enumerate(plan) if name == shard and at >= cursor),
+        (
+            (at - min(cursor, len(plan))) * pace_s
+            for plan, cursor, pace_s in plans
+            for at, name in enumerate(plan)
+            if name == shard and at >= cursor
+        ),
         default=NEVER,
     )
 
 
+def use_s(timeline: Timeline, *names: str) -> float:
+    """Return when a shard of these names is needed."""
+    use = timeline.next_use(names)
+    return NEVER if use is None else use[0]
+
+
 @given(PLANS, SHARDS)
-def test_next_use_is_the_least_distance_of_any_session(plans: list[tuple[list[str], int]], shard: str) -> None:
-    """A shard is as near as the nearest reader that will still read it."""
-    assert timeline_of(plans).next_use(shard) == distance(plans, shard)
+def test_next_use_is_the_soonest_of_any_session(plans: Plans, shard: str) -> None:
+    """A shard is as near as the nearest reader that will still read it, by each one's own pace."""
+    assert use_s(timeline_of(plans), shard) == pytest.approx(next_use_s(plans, shard))
 
 
 @given(PLANS, st.sets(SHARDS))
-def test_next_missing_is_the_soonest_needed(plans: list[tuple[list[str], int]], present: set[str]) -> None:
+def test_next_missing_is_the_soonest_needed(plans: Plans, present: set[str]) -> None:
     """No missing shard is needed sooner than the one named; nothing is named when all are here."""
     found = timeline_of(plans).next_missing(present.__contains__)
-    missing = {name: distance(plans, name) for plan, cursor in plans for name in plan[cursor:] if name not in present}
+    missing = {name: next_use_s(plans, name) for plan, at, _ in plans for name in plan[at:] if name not in present}
     if found is None:
         assert not missing
     else:
-        assert missing[found[0]] == found[1] == min(missing.values())
+        assert found[1] == pytest.approx(min(missing.values()))
+        assert missing[found[0]] == pytest.approx(found[1])
 
 
 @given(PLANS, st.lists(st.tuples(st.booleans(), SHARDS), max_size=12))
-def test_evictions_are_seen_whenever_they_come(
-    plans: list[tuple[list[str], int]], changes: list[tuple[bool, str]]
-) -> None:
+def test_evictions_are_seen_whenever_they_come(plans: Plans, changes: list[tuple[bool, str]]) -> None:
     """However shards come and go between the questions, the answer is that of a timeline asked only once."""
     timeline, present = timeline_of(plans), set[str]()
     for arrives, shard in changes:
@@ -62,16 +79,84 @@ def test_evictions_are_seen_whenever_they_come(
         assert (found and found[1]) == (asked_once and asked_once[1])
 
 
+@given(PLANS, st.sets(SHARDS), st.sets(SHARDS))
+def test_a_session_is_covered_until_the_first_shard_that_is_not_here(
+    plans: Plans, here: set[str], coming: set[str]
+) -> None:
+    """What is still on its way does not count as here, although it is cared for."""
+    found = timeline_of(plans).covered_until(0, (here | coming).__contains__, coming - here)
+    plan, at, _ = plans[0]
+    assert found == pytest.approx(
+        min((next_use_s(plans[:1], name) for name in plan[at:] if name not in here), default=NEVER)
+    )
+
+
 def test_a_forgotten_session_needs_nothing() -> None:
     """A plan ends with its session."""
-    timeline = timeline_of([(["a", "b"], 0)])
+    timeline = timeline_of([(["a", "b", "a"], 0, 1.0)])
     timeline.forget(0)
-    assert timeline.next_use("a") == NEVER
+    assert use_s(timeline, "a") == NEVER
     assert timeline.next_missing(lambda _name: False) is None
 
 
 def test_a_reader_never_goes_back() -> None:
     """A late word of an earlier position moves nothing."""
-    timeline = timeline_of([(["a", "b", "c"], 2)])
-    timeline.advance(0, 1)
-    assert timeline.next_use("b") == NEVER
+    timeline = timeline_of([(["a", "b", "c"], 2, 1.0)])
+    timeline.waits(0, 1)
+    assert use_s(timeline, "b") == NEVER
+
+
+def test_a_shard_is_needed_under_each_of_its_names() -> None:
+    """One plan knew the version, another only the url."""
+    timeline = timeline_of([(["x", "url"], 0, 1.0), (["x", "y", "z", "key"], 0, 1.0)])
+    assert use_s(timeline, "url", "key") == 1.0
+    assert use_s(timeline, "key") == 3.0
+
+
+def test_the_pace_is_that_of_reading_and_not_of_waiting() -> None:
+    """Half of the time in hand was spent waiting for bytes: the pace is that of the other half."""
+    timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
+    timeline.reads(0, 0)
+    timeline.tick(8.0)
+    timeline.done(0, 0, waited_s=4.0)
+    assert use_s(timeline, "d") == pytest.approx(8.0 + 2 * 4.0)
+
+
+def test_the_pace_follows_a_change() -> None:
+    """After some shards at another speed, the old speed is as good as forgotten."""
+    timeline, now_s = timeline_of([([str(number) for number in range(40)], 0, 1.0)]), 0.0
+    for position in range(20):
+        timeline.reads(0, position)
+        now_s += 10.0
+        timeline.tick(now_s)
+        timeline.done(0, position)
+    assert use_s(timeline, "30") == pytest.approx(now_s + 100.0, rel=0.01)
+
+
+def test_a_session_that_hangs_recedes_and_comes_back() -> None:
+    """Others' needs come first while a reader stands still for much longer than usual, until it goes on."""
+    timeline = timeline_of([([*"abcd"], 0, 1.0)])
+    timeline.reads(0, 0)
+    timeline.tick(0.5)
+    assert use_s(timeline, "c") == 2.0
+    timeline.tick(60.0)
+    assert use_s(timeline, "c") == 120.0
+    timeline.reads(0, 1)
+    assert use_s(timeline, "c") < 100.0
+
+
+def test_a_waiting_session_does_not_recede() -> None:
+    """Waiting for the network is no sign of slow reading."""
+    timeline = timeline_of([([*"abcd"], 0, 1.0)])
+    timeline.tick(60.0)
+    assert use_s(timeline, "c") == 62.0
+
+
+def test_a_new_plan_keeps_the_pace_and_a_new_session_takes_that_of_the_others() -> None:
+    """Nothing is guessed that could be known."""
+    timeline = timeline_of([([*"abcd"], 0, 5.0)])
+    timeline.declare(0)
+    timeline.extend(0, ["x", "y"])
+    timeline.declare("another")
+    timeline.extend("another", ["v", "w"])
+    assert use_s(timeline, "y") == use_s(timeline, "w") == 5.0

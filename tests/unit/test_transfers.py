@@ -7,10 +7,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from shardcache.cache.arriving import Arriving
+from shardcache.cache.names import Names
+from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers import Class, PostponedError, Transfer, Transfers
+from shardcache.cache.waiting import Wait
 from shardcache.errors import NotFoundError, OriginUnavailableError, ShardcacheError
-from shardcache.plan.timeline import Timeline
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
 
@@ -18,13 +21,13 @@ REF = ShardRef("s3://bucket/a.tar")
 SHARD = Shard("key", 1, 1, 0.0)
 
 
-async def waited(fetch: Callable[[Transfer], Awaitable[Shard]], *, ahead: bool = False) -> Shard:
+async def waited(fetch: Callable[[Transfer], Awaitable[Shard]], *, ahead: bool = False) -> Shard | Arriving:
     """Return what a reader gets, of a transfer of its own or of one that was begun ahead of it."""
     async with asyncio.TaskGroup() as group:
-        transfers = Transfers(fetch, Timeline(), Signal(), group)
+        transfers = Transfers(fetch, Planner(Names()), Signal(), group)
         if ahead:
             transfers.start("a", REF, Class.PLANNED)
-        return await transfers.wait("a", REF, Class.WAITING)
+        return await transfers.wait("a", REF, Class.PLANNED, Wait())
 
 
 async def outcome(fetch: Callable[[Transfer], Awaitable[Shard]], *, ahead: bool = False) -> ShardcacheError:
@@ -93,9 +96,9 @@ async def test_a_reader_that_leaves_cancels_nothing() -> None:
         return SHARD
 
     async with asyncio.TaskGroup() as group:
-        transfers = Transfers(fetch, Timeline(), Signal(), group)
-        leaving = group.create_task(transfers.wait("a", REF, Class.WAITING))
-        staying = group.create_task(transfers.wait("a", REF, Class.WAITING))
+        transfers = Transfers(fetch, Planner(Names()), Signal(), group)
+        leaving = group.create_task(transfers.wait("a", REF, Class.PLANNED, Wait()))
+        staying = group.create_task(transfers.wait("a", REF, Class.PLANNED, Wait()))
         await begun.wait()
         leaving.cancel()
         await asyncio.sleep(0)

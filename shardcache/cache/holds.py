@@ -1,0 +1,43 @@
+"""Shards that are in use and must stay: each lease, each check of a file is a hold."""
+
+from __future__ import annotations
+
+from shardcache.cache.pages import Pages
+from shardcache.cache.planner import Planner
+from shardcache.cache.signal import Signal
+from shardcache.store.shard import Shard
+from shardcache.store.store import Store
+
+
+class Holds:
+    """Counts them, and tells the plan when a shard's first begins and its last ends."""
+
+    def __init__(self, store: Store, planner: Planner, pages: Pages, changed: Signal) -> None:
+        self._store = store
+        self._planner = planner
+        self._pages = pages
+        self._changed = changed
+
+    def take(self, shard: Shard) -> None:
+        """Keep a shard in place until `drop`."""
+        shard.leases += 1
+        if shard.leases == 1 and self._is_here(shard):
+            self._planner.now.held(shard.key)
+
+    def try_take(self, shard: Shard) -> bool:
+        """Do so if the shard is still here."""
+        if not self._is_here(shard):
+            return False
+        self.take(shard)
+        return True
+
+    def drop(self, shard: Shard) -> None:
+        """End one hold."""
+        shard.leases -= 1
+        if not shard.leases and self._is_here(shard):
+            self._planner.now.freed(shard.key)
+            self._pages.idle(shard)
+        self._changed.notify()
+
+    def _is_here(self, shard: Shard) -> bool:
+        return self._store.shards.get(shard.key) is shard  # a damaged one is set aside while somebody holds it

@@ -1,0 +1,114 @@
+"""What is told of a training job: how far it is, how fast, and what it waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardcache.cache.waiting import Stage, Wait
+
+# Jobs without a connection are shown until so many newer ones have come: epochs end and begin.
+_PAST_JOBS = 32
+
+_CAUSES = {Stage.ASKING: "network_s", Stage.NETWORK: "network_s", Stage.SPACE: "space_s", Stage.DISK: "disk_s"}
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """All readers of one job of one user.
+
+    Attributes:
+        sessions: readers connected now.
+        shards_planned: shards of the epochs that its readers have begun.
+        shards_done: shards read and given back.
+        stall_s: seconds in which a reader had nothing to read, all readers together.
+        waited_s: the same by what was waited for.
+    """
+
+    name: str
+    uid: int
+    sessions: int = 0
+    shards_planned: int = 0
+    shards_done: int = 0
+    stall_s: float = 0.0
+    waited_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CAUSES.values(), 0.0))
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from every other job."""
+        return self.name, self.uid
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `shardcache status` shows of it."""
+        return {
+            "name": self.name,
+            "uid": self.uid,
+            "sessions": self.sessions,
+            "shards_planned": self.shards_planned,
+            "shards_done": self.shards_done,
+            "stall_s": round(self.stall_s, 3),
+            "waited": {cause: round(spent_s, 3) for cause, spent_s in self.waited_s.items()},
+        }
+
+
+@dataclass(slots=True)
+class StallClock:
+    """Runs while one reader has nothing to read.
+
+    Attributes:
+        wait: what it waits with; None while it reads.
+        stalled_s: how long it has stood still altogether.
+    """
+
+    job: Job
+    wait: Wait | None = None
+    stalled_s: float = 0.0
+    _charged_until_s: float = 0.0
+
+    def start(self, wait: Wait) -> None:
+        """Let it run: from now on the reader has nothing to do but this wait."""
+        wait.since_s = self._charged_until_s = time.monotonic()
+        self.wait = wait
+
+    def stop(self) -> None:
+        """Stop it, if it runs."""
+        self.charge()
+        self.wait = None
+
+    def charge(self) -> None:
+        """Charge what it has run since the last time to what is waited for."""
+        if self.wait is None:
+            return
+        since_s, now_s = self._charged_until_s, time.monotonic()
+        self._charged_until_s = now_s
+        self.stalled_s += now_s - since_s
+        self.job.stall_s += now_s - since_s
+        known_s = 0.0
+        for stage, spent_s in self.wait.stages.spent_s(since_s, now_s) if self.wait.stages else ():
+            self.job.waited_s[_CAUSES[stage]] += spent_s
+            known_s += spent_s
+        self.job.waited_s[_CAUSES[Stage.ASKING]] += now_s - since_s - known_s
+
+
+class Jobs:
+    """The jobs that have readers, and some that had."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[tuple[str, int], Job] = {}
+
+    def __iter__(self) -> Iterator[Job]:
+        """Yield them, the one that was joined last at the end."""
+        return iter(list(self._jobs.values()))
+
+    def join(self, name: str, uid: int) -> Job:
+        """Return a user's job, with one reader more."""
+        key = (name, uid)
+        job = self._jobs.pop(key, None) or Job(name, uid)
+        self._jobs[key] = job
+        job.sessions += 1
+        past = [key for key, job in self._jobs.items() if not job.sessions]
+        for key in past[: max(0, len(past) - _PAST_JOBS)]:
+            del self._jobs[key]
+        return job

@@ -1,0 +1,103 @@
+"""What people are told of the cache: the page that `status` and `top` show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from shardcache.cache.jobs import Job
+from shardcache.cache.names import Names
+from shardcache.cache.planner import Planner
+from shardcache.cache.readers import Reader, Readers
+from shardcache.cache.transfers import Transfer, Transfers
+from shardcache.cache.waiting import Stage
+from shardcache.metrics import Counters
+from shardcache.store.files import free_bytes
+from shardcache.store.store import Store
+
+Json = dict[str, Any]
+
+
+class Overview:
+    """Looks at everything, changes nothing."""
+
+    def __init__(
+        self,
+        store: Store,
+        planner: Planner,
+        names: Names,
+        transfers: Transfers,
+        readers: Readers,
+        counters: Counters,
+    ) -> None:
+        self._store = store
+        self._planner = planner
+        self._names = names
+        self._transfers = transfers
+        self._readers = readers
+        self._counters = counters
+
+    def page(self) -> Json:
+        """Return cache, counters, transfers and jobs."""
+        space = self._store.space
+        return {
+            "cache": {
+                "dir": str(self._store.layout.root),
+                "capacity_bytes": space.capacity_bytes,
+                "used_bytes": space.used_bytes,
+                "free_bytes": free_bytes(self._store.layout.root),
+                "pinned_bytes": self._pinned_bytes(),
+                "arriving_bytes": space.promised_bytes,
+                "shards": len(self._store.shards),
+            },
+            "counters": self._counters.to_json(),
+            "transfers": [self._transfer(transfer) for transfer in self._transfers.all()],
+            "jobs": [self._job(job) for job in self._readers.jobs()],
+        }
+
+    def reason(self, transfer: Transfer) -> str:
+        """Return why a transfer is not done yet, in words for people."""
+        stage, space = transfer.stages.present, self._store.space
+        if stage is not Stage.SPACE:
+            return stage.value
+        capacity, pinned, arriving = space.capacity_bytes, self._pinned_bytes(), space.promised_bytes
+        return (
+            f"{stage.value}: of its {capacity / 1e6:,.0f} MB readers have {pinned / 1e6:,.0f} in hand and "
+            f"{arriving / 1e6:,.0f} are promised to what arrives; it needs room for two shards a reader (--capacity)"
+        )
+
+    def _pinned_bytes(self) -> int:
+        return sum(shard.kept_bytes for shard in self._store.shards.values() if shard.leases)
+
+    def _transfer(self, transfer: Transfer) -> Json:
+        now = self._planner.now
+        return transfer.to_json() | {"needed_in_s": _ahead(now.next_use_s(self._names.key(transfer.name)), now.now_s)}
+
+    def _job(self, job: Job) -> Json:
+        readers = [reader for reader in self._readers if reader.job is job]
+        for reader in readers:
+            reader.charge()
+        stages = [stage for reader in readers if (stage := reader.waiting_for) is not None]
+        return job.to_json() | {
+            "shards_per_s": round(sum(self._planner.now.shards_per_s(reader) for reader in readers), 4),
+            "ahead_s": self._ahead_s(readers),
+            "waiting": len(stages),
+            "waiting_for": max(set(stages), key=stages.count).value if stages else None,
+        }
+
+    def _ahead_s(self, readers: Iterable[Reader]) -> float | None:
+        """Return how long until the first reader needs what is not here, None when all that is planned is."""
+        now = self._planner.now
+        coming = [transfer.name for transfer in self._transfers.all()]
+        needs_s = (now.covered_until_s(reader, self._is_cared_for, coming) for reader in readers)
+        return _ahead(min(needs_s, default=math.inf), now.now_s)
+
+    def _is_cared_for(self, name: str) -> bool:
+        return (
+            self._names.key(name) in self._store.shards or name in self._transfers or name in self._transfers.failures
+        )
+
+
+def _ahead(moment_s: float, now_s: float) -> float | None:
+    return None if moment_s == math.inf else round(max(0.0, moment_s - now_s), 3)

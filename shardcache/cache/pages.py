@@ -1,0 +1,75 @@
+"""Shards' pages in memory: brought in before they are read, given back when others are needed sooner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from shardcache.cache.names import Names
+from shardcache.cache.planner import Planner
+from shardcache.cache.signal import Signal
+from shardcache.errors import ShardcacheError
+from shardcache.plan.memory import PagePlan
+from shardcache.store.memory import Memory
+from shardcache.store.pagecache import let_go, read_ahead
+from shardcache.store.shard import Shard
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
+
+
+class Pages:
+    """Advises the kernel as the plan says."""
+
+    def __init__(self, store: Store, planner: Planner, names: Names, changed: Signal) -> None:
+        self._store = store
+        self._planner = planner
+        self._names = names
+        self._changed = changed
+        self._plan = PagePlan()
+        self._idle: list[Shard] = []
+
+    def idle(self, shard: Shard) -> None:
+        """Note that nobody reads a shard whose pages are in memory."""
+        self._idle.append(shard)
+
+    def gone(self, key: str) -> None:
+        """Note that a shard is no longer here."""
+        self._plan.gone(key)
+
+    async def run(self) -> None:
+        """Look at every change of what is read; until cancelled."""
+        while True:
+            seen = self._changed.count
+            try:
+                await self._advise(await asyncio.to_thread(Memory.read))
+            except ShardcacheError as exn:  # the cache's disk: readers are told, each for itself
+                log.warning("cannot read ahead into memory", cause=exn.message)
+            if self._changed.count == seen:
+                await self._changed.wait()
+
+    async def _advise(self, memory: Memory) -> None:
+        idle, self._idle = self._idle, []
+        for shard in idle:
+            if not shard.leases and self._is_here(shard.key):
+                await self._each(let_go, self._plan.let_go(shard.key, shard.size_bytes, memory.spare_bytes, self._in_s))
+        upcoming = [self._names.key(name) for name in self._planner.now.upcoming()]
+        await self._each(read_ahead, self._plan.read_ahead(upcoming, self._size_bytes, memory.spare_bytes))
+
+    async def _each(self, advise: Callable[[Path], None], keys: list[str]) -> None:
+        for key in keys:
+            await asyncio.to_thread(advise, self._store.layout.tar(key))
+
+    def _in_s(self, key: str) -> float:
+        now = self._planner.now
+        return now.next_use_s(key) - now.now_s
+
+    def _size_bytes(self, key: str) -> int | None:
+        shard = self._store.shards.get(key)
+        return None if shard is None else shard.size_bytes
+
+    def _is_here(self, key: str) -> bool:
+        return key in self._store.shards

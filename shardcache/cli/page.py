@@ -1,0 +1,64 @@
+"""The status page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shardcache.cli import cells
+from shardcache.cli.output import count, duration, make_table, one_line, size
+
+Row = Mapping[str, Any]
+
+
+def show_page(console: Console, page: Row) -> None:
+    """Print what `GET /v1/status` answered."""
+    console.print(headline(page))
+    console.print()
+    console.print(_facts(page["cache"], page["counters"]))
+    for block in (transfer_table(page["transfers"]), _jobs(page["jobs"])):
+        if block.row_count:
+            console.print()
+            console.print(block)
+
+
+def headline(page: Row) -> Text:
+    """Return the line that tells which daemon this is."""
+    rest = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
+    return Text.assemble((f"shardcache {page['version']}", "bold"), rest)
+
+
+def _facts(cache: Row, counters: Row) -> Table:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("cache", Text(str(cache["dir"])))
+    facts.add_row("", cells.bar(cache["used_bytes"], cache["capacity_bytes"]))
+    facts.add_row("", cells.fill(cache))
+    facts.add_row("store", f"{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')}")
+    facts.add_row("leases", cells.leases(counters))
+    facts.add_row("since start", cells.troubles(counters))
+    return facts
+
+
+def transfer_table(rows: Sequence[Row], bar_columns: int = 40, url: Callable[[str], RenderableType] = Text) -> Table:
+    """Return a line a transfer; `url` makes what its name looks like."""
+    numbers = ("bytes", "rate", "needed in", "waiting")
+    table = make_table("transfer", "", "bytes", "rate", "class", "needed in", "waiting", numbers=numbers)
+    for row in rows:
+        done = cells.bar(row["done_bytes"], row["total_bytes"], bar_columns), cells.amount(row)
+        rate, klass = cells.speed(row.get("rate_bytes_per_s")), one_line(row["class"])
+        table.add_row(url(row["url"]), *done, rate, klass, cells.needed_in(row), f"{row['waiters']:,}")
+    return table
+
+
+def _jobs(rows: Sequence[Row]) -> Table:
+    numbers = ("uid", "readers", "shards read", "shards/s", "ahead")
+    table = make_table("job", *numbers, "waited", "waiting now", numbers=numbers)
+    for row in rows:
+        who = Text(row["name"]), str(row["uid"]), f"{row['sessions']:,}"
+        times = cells.ahead(row), cells.waited(row), cells.waiting_now(row)
+        table.add_row(*who, cells.progress(row), cells.pace(row), *times)
+    return table

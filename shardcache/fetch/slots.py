@@ -1,0 +1,210 @@
+"""Connections that all downloads of a node share: who gets one, and who gives his up for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+from shardcache.errors import OriginBusyError
+from shardcache.fetch.aimd import Aimd
+from shardcache.fetch.bid import Bid
+from shardcache.fetch.rotation import Rotation
+
+
+class Pausable(Protocol):
+    """What goes on while a slot is held, and rests while the slot is somebody else's."""
+
+    def halt(self) -> None:
+        """Rest from now on."""
+
+    def resume(self) -> None:
+        """Go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLoad:
+    """What is asked of one store.
+
+    Attributes:
+        name: protocol and bucket or host.
+        connections: requests under way; paused ones do not count.
+        limit: how many at a time it seems to take.
+        busy: how often the limit had to be lowered.
+    """
+
+    name: str
+    connections: int
+    limit: int
+    busy: int
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One part's claim on a slot; used again for each of its tries, so that these keep their place among equals.
+
+    Attributes:
+        bid: asked whenever a slot is to be given away.
+        store: whose limit of concurrency it falls under.
+        work: what can be paused while the slot is held; None where nothing can.
+        arrival: a number that grows from claim to claim.
+    """
+
+    bid: Callable[[], Bid]
+    store: str = ""
+    work: Pausable | None = None
+    arrival: int = field(default_factory=count().__next__)
+    _granted: asyncio.Future[None] | None = None
+    _generation: int = 0
+
+    @property
+    def _begun(self) -> bool:
+        return self._granted is not None and self._granted.done()
+
+
+class Slots:
+    """So many claims hold a slot at a time; a waiting reader's takes one from a claim for which nobody waits.
+
+    Of those in the queue goes first: the lowest class; in it the party that holds fewest slots, then the one that
+    was served longest ago; of its claims that with the earliest deadline, then the first come. Bids are asked for at
+    that moment, since they change while one waits.
+
+    A claim that loses its slot pauses, and queues with its own bid for the next. At most as many claims are paused
+    as there are slots, so whatever each of them occupies exists twice that often at the most.
+
+    Args:
+        count: slots of all stores together, which is also where each store's own limit begins.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._holding: list[Claim] = []
+        self._queue: list[Claim] = []
+        self._held: Counter[str] = Counter()
+        self._limits: dict[str, Aimd] = {}
+        self._rotation = Rotation()
+        self._pauses = 0
+
+    def __repr__(self) -> str:
+        return f"<Slots {len(self._holding)} of {self._count} held, {len(self._queue)} queued>"
+
+    @property
+    def pauses(self) -> int:
+        """How often a claim lost its slot to a more urgent one."""
+        return self._pauses
+
+    def loads(self) -> list[StoreLoad]:
+        """Return the stores that were ever read from."""
+        return [StoreLoad(name, self._held[name], aimd.limit, aimd.generation) for name, aimd in self._limits.items()]
+
+    @asynccontextmanager
+    async def hold(self, claim: Claim) -> AsyncIterator[None]:
+        """Hold a slot for the block, with interruptions while `claim.work` is set.
+
+        A block that ends with OriginBusyError lowers its store's limit, one that ends well may raise it.
+        """
+        limit = self._limits.setdefault(claim.store, Aimd(self._count))
+        claim._granted = asyncio.get_running_loop().create_future()
+        self._queue.append(claim)
+        self.deal()
+        try:
+            await claim._granted
+            yield
+            limit.succeeded(claim._generation)
+        except OriginBusyError:
+            limit.refused(claim._generation)
+            raise
+        finally:
+            self._leave(claim)
+            self.deal()
+
+    def deal(self) -> None:
+        """Give every slot to whom it belongs at this moment; call it when a bid became more urgent."""
+        bids = _Bids()
+        while (claim := self._best(self._grantable(), bids)) is not None:
+            self._grant(claim, bids)
+        while (claim := self._best(self._usurpers(bids), bids)) is not None:
+            self._pause(max(self._victims(claim, bids), key=lambda victim: _urgency(victim, bids)))
+            self._grant(claim, bids)
+
+    def _grantable(self) -> list[Claim]:
+        if len(self._holding) >= self._count:
+            return []
+        return [claim for claim in self._queue if not self._is_full(claim.store)]
+
+    def _usurpers(self, bids: _Bids) -> list[Claim]:
+        may_pause_more = sum(claim._begun for claim in self._queue) < self._count
+        urgent = [claim for claim in self._queue if bids.of(claim).waiting and (may_pause_more or claim._begun)]
+        return [claim for claim in urgent if self._victims(claim, bids)]
+
+    def _victims(self, claim: Claim, bids: _Bids) -> list[Claim]:
+        within = self._is_full(claim.store)
+        return [
+            holder
+            for holder in self._holding
+            if holder.work is not None and not bids.of(holder).waiting and (holder.store == claim.store or not within)
+        ]
+
+    def _best(self, claims: list[Claim], bids: _Bids) -> Claim | None:
+        if len(claims) <= 1:
+            return claims[0] if claims else None
+        held = Counter((bids.of(holder).klass, bids.of(holder).party) for holder in self._holding)
+
+        def rank(claim: Claim) -> tuple[int, int, int, float, int]:
+            bid = bids.of(claim)
+            share = held[bid.klass, bid.party]
+            return bid.klass, share, self._rotation.last(bid.party), bid.deadline_s, claim.arrival
+
+        return min(claims, key=rank)
+
+    def _grant(self, claim: Claim, bids: _Bids) -> None:
+        self._queue.remove(claim)
+        self._holding.append(claim)
+        self._held[claim.store] += 1
+        self._rotation.serve(bids.of(claim).party)
+        assert claim._granted is not None
+        if not claim._begun:
+            claim._generation = self._limits[claim.store].generation
+            claim._granted.set_result(None)
+        elif claim.work is not None:
+            claim.work.resume()
+
+    def _pause(self, claim: Claim) -> None:
+        assert claim.work is not None
+        claim.work.halt()
+        self._leave(claim)
+        self._queue.append(claim)
+        self._pauses += 1
+
+    def _leave(self, claim: Claim) -> None:
+        if claim in self._holding:
+            self._holding.remove(claim)
+            self._held[claim.store] -= 1
+        else:
+            self._queue.remove(claim)
+
+    def _is_full(self, store: str) -> bool:
+        return self._held[store] >= self._limits[store].limit
+
+
+class _Bids:
+    """What is bid at one moment. The parts of a download share one callable, which is asked once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Callable[[], Bid], Bid] = {}
+
+    def of(self, claim: Claim) -> Bid:
+        """Return what a claim bids."""
+        bid = self._known.get(claim.bid)
+        if bid is None:
+            bid = self._known[claim.bid] = claim.bid()
+        return bid
+
+
+def _urgency(claim: Claim, bids: _Bids) -> tuple[int, float, int]:
+    bid = bids.of(claim)
+    return bid.klass, bid.deadline_s, claim.arrival

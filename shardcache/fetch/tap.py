@@ -1,0 +1,92 @@
+"""One read from a store, which may be told to rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from shardcache.fetch.stall import Watch
+
+
+class Tap:
+    """An `origin.base.Flow` which rests while it has no slot, or no leave for more bytes.
+
+    Args:
+        size_bytes: how many bytes are to come.
+        grant: waits for leave to read, given the bytes that are wanted, and returns for how many it is.
+
+    Attributes:
+        leave_bytes: granted and not used yet; negative where more came.
+    """
+
+    def __init__(self, watch: Watch, size_bytes: int, grant: Callable[[float], Awaitable[float]]) -> None:
+        self._watch = watch
+        self._left_bytes = size_bytes
+        self._grant = grant
+        self._rest: Callable[[], object] | None = None
+        self._has_slot = asyncio.Event()
+        self._has_slot.set()
+        self.leave_bytes: float = 0
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Read during the block, which begins when the read may.
+
+        Raises OriginUnavailableError when nothing comes in for too long, times of rest apart.
+        """
+        async with self._watch.limit():
+            await self.ready()
+            yield
+
+    # slots.Pausable
+
+    def halt(self) -> None:
+        """Rest from now on."""
+        self._has_slot.clear()
+        self._interrupt()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._has_slot.set()
+
+    # origin.base.Flow
+
+    def received(self, count: int) -> None:
+        """Note that so many bytes came in."""
+        self._watch.received(count)
+        self._left_bytes -= count
+        self.leave_bytes -= count
+        if self._wants_leave:
+            self._interrupt()
+
+    async def ready(self) -> None:
+        """Return once the next bytes may be read."""
+        if self._may_read:
+            return
+        with self._watch.suspended():
+            while not self._may_read:
+                await self._has_slot.wait()
+                if self._wants_leave:
+                    self.leave_bytes += await self._grant(self._left_bytes - self.leave_bytes)
+
+    @contextmanager
+    def interruptible(self, rest: Callable[[], object]) -> Iterator[None]:
+        """Have `rest` called whenever, during the block, the read shall stop until it is `ready` again."""
+        self._rest = rest
+        try:
+            yield
+        finally:
+            self._rest = None
+
+    @property
+    def _may_read(self) -> bool:
+        return self._has_slot.is_set() and not self._wants_leave
+
+    @property
+    def _wants_leave(self) -> bool:
+        return self.leave_bytes <= 0 < self._left_bytes
+
+    def _interrupt(self) -> None:
+        if self._rest is not None:
+            self._rest()

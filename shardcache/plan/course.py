@@ -1,0 +1,100 @@
+"""One session's plan: its shards in reading order, how far it has come and how fast it goes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+# Of each newly measured duration this much enters the average: a change of pace is believed after a few shards.
+_NEWEST = 0.3
+_LEAST_S = 1e-6  # positions of a course are at different times, however fast it goes
+
+
+class Course:
+    """Where one session is in its plan, and when it will be where.
+
+    Attributes:
+        names: the shards, in reading order.
+        cursor: the position that is being read or waited for; everything before it is over.
+        frontier: the first position that may be missing from the cache; every one from the cursor to it is there.
+        seconds_per_shard: smoothed time from getting a shard to being done with it, waiting left out.
+        measured: whether that is more than a guess.
+        start_s, pace_s: the position p will be read at `start_s + pace_s * p`, as seen at the last `tick`; attributes
+            rather than a method, for a decision looks at every course several times.
+    """
+
+    __slots__ = (
+        "_again",
+        "_since_s",
+        "cursor",
+        "frontier",
+        "measured",
+        "names",
+        "pace_s",
+        "seconds_per_shard",
+        "start_s",
+    )
+
+    def __init__(self, seconds_per_shard: float, now_s: float) -> None:
+        self.names: list[str] = []
+        self.cursor = 0
+        self.frontier = 0
+        self.seconds_per_shard = seconds_per_shard
+        self.measured = False
+        self._again: list[int] = []  # for each position, the next one of the same shard, or 0
+        self._since_s: float | None = now_s
+        self.tick(now_s)
+
+    def __repr__(self) -> str:
+        return f"Course({self.cursor}/{len(self.names)}, {self.seconds_per_shard:.3g} s a shard)"
+
+    def tick(self, now_s: float) -> None:
+        """Look ahead from now.
+
+        A reader that overstays its usual time is taken to be as slow as it looks, so the plan of a job that hangs
+        recedes, and is back the moment it goes on.
+        """
+        since_s, pace_s = self._since_s, self.seconds_per_shard
+        if since_s is None:  # it waits: the shard at the cursor is wanted now, whenever that is
+            since_s = now_s
+        elif now_s - since_s > pace_s:
+            pace_s = now_s - since_s
+        self.pace_s = pace_s
+        self.start_s = since_s - self.cursor * pace_s
+
+    def append(self, name: str, last: int | None) -> int:
+        """Add a shard at the end and return its position; `last` is the latest one at which it is read already."""
+        position = len(self.names)
+        self.names.append(name)
+        self._again.append(0)
+        if last is not None:
+            while self._again[last]:
+                last = self._again[last]
+            self._again[last] = position
+        return position
+
+    def again(self, position: int) -> int | None:
+        """Return the next position of the shard that is read at `position`, or None."""
+        return self._again[position] or None
+
+    def waits(self) -> None:
+        """Note that nothing is being read until the shard at the cursor is there."""
+        self._since_s = None
+
+    def reads(self, now_s: float) -> None:
+        """Note that the shard at the cursor is there and being read, from now on."""
+        self._since_s = now_s
+
+    def measure(self, now_s: float, waited_s: float) -> None:
+        """Learn from the shard at the cursor, done now; of its time, `waited_s` were spent waiting for its bytes."""
+        if self._since_s is not None:
+            took_s = max(now_s - self._since_s - waited_s, _LEAST_S)
+            self.seconds_per_shard += (_NEWEST if self.measured else 1.0) * (took_s - self.seconds_per_shard)
+            self.measured = True
+        self._since_s = now_s
+
+    def move(self, position: int) -> Iterator[tuple[str, int]]:
+        """Go to a position, never back; yield name and position of each shard that is over by that."""
+        while self.cursor < min(position, len(self.names)):
+            yield self.names[self.cursor], self.cursor
+            self.cursor += 1
+        self.frontier = max(self.frontier, self.cursor)

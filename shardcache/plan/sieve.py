@@ -1,0 +1,102 @@
+"""SIEVE: the order in which shards go that are in nobody's plan. Pure.
+
+After Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction Algorithm for
+Web Caches", NSDI 2024: a queue in order of arrival and a hand that moves from the oldest to the newest. What was used
+since the hand last came by stays where it is, once; what was not goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    key: str
+    visited: bool
+    older: _Node | None = None
+    newer: _Node | None = None
+
+
+class Sieve:
+    """A queue of keys with a hand."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {}
+        self._oldest: _Node | None = None
+        self._newest: _Node | None = None
+        self._hand: _Node | None = None  # None: before the oldest
+
+    def __repr__(self) -> str:
+        return f"Sieve(keys={len(self)})"
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._nodes
+
+    def add(self, key: str, *, visited: bool = False) -> None:
+        """Add a key that is not in the queue, as its newest."""
+        node = self._nodes[key] = _Node(key, visited, older=self._newest)
+        if self._newest is None:
+            self._oldest = node
+        else:
+            self._newest.newer = node
+        self._newest = node
+
+    def visit(self, key: str) -> None:
+        """Note that a key was used."""
+        self._nodes[key].visited = True
+
+    def discard(self, key: str) -> None:
+        """Remove a key, if it is there."""
+        node = self._nodes.pop(key, None)
+        if node is None:
+            return
+        if node is self._hand:
+            self._hand = node.newer
+        if node.older is None:
+            self._oldest = node.newer
+        else:
+            node.older.newer = node.newer
+        if node.newer is None:
+            self._newest = node.older
+        else:
+            node.newer.older = node.older
+
+    def order(self) -> Iterator[str]:
+        """Yield the keys, first to go first; the queue may not change meanwhile.
+
+        The hand moves to the first of them and stays there, so asking twice is asking once.
+        """
+        first = self._sweep()
+        if first is None:
+            return
+        spared: list[str] = []
+        for node in self._circle(first):
+            if node.visited:
+                spared.append(node.key)
+            else:
+                yield node.key
+        yield from spared
+
+    def _sweep(self) -> _Node | None:
+        """Move the hand to the first key that was not used since it last came by."""
+        node = self._hand or self._oldest
+        while node is not None and node.visited:
+            node.visited = False
+            node = node.newer or self._oldest
+        self._hand = node
+        return node
+
+    def _circle(self, first: _Node) -> Iterator[_Node]:
+        node = first
+        while True:
+            yield node
+            following = node.newer or self._oldest
+            assert following is not None
+            node = following
+            if node is first:
+                return

@@ -1,0 +1,28 @@
+"""What tests of downloads need."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from support.buckets import use_aws
+from support.downloads import Rig
+from support.gauged_s3 import GaugedS3
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A rig of its own for each test."""
+    found = Rig(tmp_path / "cache")
+    yield found
+    await found.origins.close()
+
+
+@pytest.fixture
+async def gauged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[GaugedS3]:
+    """A server that knows what it could send; this process's AWS variables point at it."""
+    async with GaugedS3() as server:
+        use_aws(monkeypatch, tmp_path, server.env())
+        yield server

@@ -1,0 +1,67 @@
+"""Downloads outside a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from shardcache.fetch.bid import Bid
+from shardcache.fetch.download import Downloader
+from shardcache.fetch.retry import Backoff
+from shardcache.metrics import Counters
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.store.layout import Layout
+from shardcache.store.partial import Partial
+
+PART = 64 * 1024
+PLANNED = Bid(2)
+
+
+class Rig:
+    """A downloader with what it needs, and a cache folder to download into."""
+
+    def __init__(self, root: Path) -> None:
+        self.counters = Counters()
+        self.origins = Origins((), max_connections=4)
+        self.layout = Layout(root)
+        self.layout.partial.mkdir(parents=True)
+        self.progress: list[int] = []
+        self.downloader = self.make()
+
+    def make(
+        self,
+        *,
+        max_connections: int = 4,
+        shard_connections: int = 3,
+        attempts: int = 3,
+        stall_timeout_s: float = 5.0,
+        max_bandwidth: int | None = None,
+    ) -> Downloader:
+        """Return a downloader that hardly pauses between tries."""
+        return Downloader(
+            max_connections=max_connections,
+            shard_connections=shard_connections,
+            attempts=attempts,
+            stall_timeout_s=stall_timeout_s,
+            counters=self.counters,
+            max_bandwidth=max_bandwidth,
+            backoff=Backoff(base_s=0.001),
+        )
+
+    async def stat(self, url: str) -> RemoteObject:
+        """Return the present version."""
+        return await self.downloader.stat(self.origins.origin(url), url)
+
+    async def download(
+        self,
+        obj: RemoteObject,
+        bid: Bid = PLANNED,
+        *,
+        part_bytes: int = PART,
+        progress: Callable[[int], None] | None = None,
+    ) -> Partial:
+        """Download into a new partial, or into what an earlier one left."""
+        partial, origin = Partial.open(self.layout, obj, part_bytes), self.origins.origin(obj.url)
+        await self.downloader.download(origin, obj, partial, bid=lambda: bid, progress=progress or self.progress.append)
+        return partial

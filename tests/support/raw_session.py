@@ -1,0 +1,58 @@
+"""A reading process's connection, message by message."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
+from shardcache_client.websocket import WebSocket
+from support.daemon import Daemon
+
+LIMIT_S = 30.0
+
+
+class RawSession:
+    """A connection that has said hello."""
+
+    def __init__(self, daemon: Daemon, job: str = "job", **hello: Any) -> None:
+        self._socket = WebSocket(daemon.socket, SESSION_PATH, LIMIT_S)
+        first = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "test", "job": job}
+        self.send(**{**first, **hello})
+        self.welcome = self.receive()
+        self._id = 0
+
+    def __enter__(self) -> RawSession:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._socket.close()
+
+    def send(self, **message: Any) -> None:
+        """Send one message."""
+        self._socket.send(json.dumps(message).encode())
+
+    def send_text(self, text: str) -> None:
+        """Send anything."""
+        self._socket.send(text.encode())
+
+    def receive(self) -> dict[str, Any]:
+        """Return the next message."""
+        message = self._socket.receive(time.monotonic() + LIMIT_S)
+        assert message is not None, "no answer"
+        answer: dict[str, Any] = json.loads(message)
+        return answer
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Send a request and return its answer."""
+        self._id += 1
+        self.send(type=kind, id=self._id, **fields)
+        answer = self.receive()
+        assert answer["id"] == self._id
+        return answer
+
+    def plan(self, urls: list[str], order: list[int], reads: int | None = None) -> dict[str, Any]:
+        """Declare a plan of shards of unknown version; `reads` positions belong to the present epoch, or all."""
+        shards = [[url, None, None, None] for url in urls]
+        return self.ask("plan", epoch=0, shards=shards, order=order, reads=len(order) if reads is None else reads)

@@ -1,0 +1,262 @@
+"""Frames of `shardcache top`, built from literal status pages without a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from shardcache.cli.cells import ahead, needed_in
+from shardcache.cli.frame import Moment, frame, share
+from shardcache.cli.rates import rates_between
+from shardcache.errors import NoDaemonError
+
+Page = dict[str, Any]
+
+COUNTERS = ("origin_bytes", "origin_requests", "hits", "misses", "evictions", "regrets", "retries", "corrupt", "paused")
+
+
+def job(name: str = "resnet", **facts: object) -> Page:
+    """Return a job that reads well, but for these facts."""
+    calm = {
+        "uid": 1000,
+        "sessions": 2,
+        "shards_planned": 100,
+        "shards_done": 40,
+        "shards_per_s": 2.0,
+        "ahead_s": 60.0,
+        "stall_s": 0.0,
+        "waited": {"network_s": 0.0, "disk_s": 0.0, "space_s": 0.0},
+        "waiting": 0,
+        "waiting_for": None,
+    }
+    return {"name": name} | calm | facts
+
+
+def transfer(url: str, **facts: object) -> Page:
+    """Return a transfer that is planned, but for these facts."""
+    planned = {
+        "done_bytes": 10**6,
+        "total_bytes": 4 * 10**6,
+        "class": "planned",
+        "stage": "downloading from the store",
+        "waiters": 0,
+        "rate_bytes_per_s": 10**6,
+        "needed_in_s": 30.0,
+    }
+    return {"url": url} | planned | facts
+
+
+def page(uptime_s: float = 100.0, pid: int = 42, **changes: Any) -> Page:
+    """Return a status page; `counters` come on top of zeros."""
+    cache = {"dir": "/nvme", "capacity_bytes": 2 * 10**12, "used_bytes": 10**12, "free_bytes": 10**12, "shards": 1000}
+    return {
+        "version": "1.2.3",
+        "uptime_s": uptime_s,
+        "pid": pid,
+        "cache": cache,
+        "counters": dict.fromkeys(COUNTERS, 0) | changes.get("counters", {}),
+        "transfers": changes.get("transfers", []),
+        "jobs": changes.get("jobs", []),
+    }
+
+
+def lines(moment: Moment, width: int = 200, height: int | None = None) -> list[str]:
+    """Return a frame's lines, with single spaces."""
+    console = Console(file=io.StringIO(), width=width)
+    console.print(frame(moment, height))
+    assert isinstance(console.file, io.StringIO)
+    return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+
+def first_words(rows: list[str], prefix: str) -> list[str]:
+    """Return the first word of each line that begins with `prefix`."""
+    return [row.split()[0] for row in rows if row.startswith(prefix)]
+
+
+# Rates
+
+
+def test_rates_are_differences_over_the_daemons_own_time() -> None:
+    """Bytes, requests and leases per second, however long the question took."""
+    counters = {"origin_bytes": 10**9, "origin_requests": 50, "hits": 8, "misses": 3}
+    later = {"origin_bytes": 3 * 10**9, "origin_requests": 90, "hits": 28, "misses": 7}
+    rates = rates_between(page(10.0, counters=counters), page(12.0, counters=later))
+    assert rates is not None
+    assert (rates.interval_s, rates.origin_bytes_per_s, rates.origin_requests_per_s) == (2.0, 10**9, 20.0)
+    assert (rates.hits_per_s, rates.misses_per_s) == (10.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("former", "share"),
+    [
+        ([job(stall_s=4.0)], 0.25),  # two readers, each waited half a second of two
+        ([], 1.0),  # all five seconds are new: no more than the whole
+        ([job(stall_s=9.0)], 0.0),
+        ([job(stall_s=4.0, uid=0)], 1.0),  # another user's job of that name
+    ],
+)
+def test_waiting_share_is_of_all_readers_time(former: list[Page], share: float) -> None:
+    """The part of the interval in which a job's readers waited, 0 to 1 whatever joins and leaves."""
+    rates = rates_between(page(10.0, jobs=former), page(12.0, jobs=[job(stall_s=5.0)]))
+    assert rates is not None and rates.waiting_share == {("resnet", 1000): share}
+
+
+def test_job_without_readers_has_no_share() -> None:
+    """A job that has ended waits for nothing."""
+    rates = rates_between(page(10.0, jobs=[job()]), page(12.0, jobs=[job(sessions=0)]))
+    assert rates is not None and rates.waiting_share == {}
+
+
+@pytest.mark.parametrize("former", [None, page(99.0, pid=41), page(100.0), page(101.0)])
+def test_pages_of_two_daemons_have_no_rates(former: Page | None) -> None:
+    """After a restart, counters begin anew: no negative rates."""
+    assert rates_between(former, page(100.0)) is None
+
+
+def test_json_is_the_page_with_its_rates() -> None:
+    """A script finds the whole page, the rates beside it, and a job by name and uid."""
+    now = page(12.0, jobs=[job(stall_s=1.0)], counters={"hits": 20})
+    line = Moment(now, rates_between(page(10.0, jobs=[job()]), now)).to_json()
+    assert {key: line[key] for key in now} == now
+    assert line["rates"] == {
+        "interval_s": 2.0,
+        "origin_bytes_per_s": 0.0,
+        "origin_requests_per_s": 0.0,
+        "hits_per_s": 10.0,
+        "misses_per_s": 0.0,
+        "jobs": [{"name": "resnet", "uid": 1000, "waiting_share": 0.25}],
+    }
+
+
+# Frames
+
+
+def test_head_shows_what_happens_now_and_what_happened() -> None:
+    """The cache, the store's rate and total, leases, evictions and those that were regretted."""
+    counters = {"origin_bytes": 10**12, "origin_requests": 8, "hits": 90, "misses": 10, "evictions": 5, "regrets": 1}
+    former = page(98.0, counters=counters | {"origin_bytes": 10**12 - 10**9, "origin_requests": 0, "hits": 70})
+    now = page(100.0, counters=counters)
+    rows = lines(Moment(now, rates_between(former, now)))
+    assert rows[0].startswith("shardcache 1.2.3 · pid 42 · up ") and rows[1] == "cache /nvme"
+    assert rows[3].startswith("1.0 TB of 2.0 TB · 1,000 shards")
+    assert rows[4] == "store 500.0 MB/s · 4.0 requests/s · 1.0 TB since start"
+    assert rows[5] == "leases 10.0/s · 90 at once (90%) · 10 after a transfer"
+    assert rows[6].startswith("since start evictions 5 · needed again 1 ·")
+
+
+def test_first_frame_has_no_rates() -> None:
+    """One page alone shows totals, and invents no rate."""
+    assert "/s" not in "".join(lines(Moment(page())))
+
+
+def test_job_row_shows_progress_pace_and_waiting() -> None:
+    """Shards read of planned, shards per second, ahead of need, share of waiting, its causes, who waits now."""
+    waiting = job(
+        ahead_s=0.0,
+        stall_s=3.0,
+        waited={"network_s": 2.5, "disk_s": 0.5, "space_s": 0.0},
+        waiting=1,
+        waiting_for="downloading from the store",
+    )
+    now = page(100.0, jobs=[waiting])
+    [row] = [
+        row for row in lines(Moment(now, rates_between(page(98.0, jobs=[job(stall_s=2.0)]), now))) if "resnet" in row
+    ]
+    assert row.startswith("resnet 2 ━") and " 40 of 100 2 nothing 25% " in row
+    assert row.endswith(" 3.0 s: network 2.5 s, disk 500 ms 1 reader: downloading from the store")
+
+
+@pytest.mark.parametrize(
+    ("facts", "text", "colour"),
+    [
+        ({"ahead_s": 0.0, "waiting": 1}, "nothing", "red"),
+        ({"ahead_s": 0.0, "waiting": 0}, "nothing", "yellow"),
+        ({"ahead_s": 9.9}, "9.9 s", "yellow"),
+        ({"ahead_s": 10.0}, "10.0 s", "green"),
+        ({"ahead_s": None}, "all here", "green"),
+        ({"ahead_s": None, "sessions": 0}, "", ""),
+    ],
+)
+def test_colour_tells_how_far_ahead_a_job_is(facts: Page, text: str, colour: str) -> None:
+    """Red where readers wait and nothing is here, yellow where that is near, green else."""
+    assert ahead(job(**facts)) == Text(text, colour)
+    assert ahead(job(**facts)).style == colour
+
+
+@pytest.mark.parametrize(("needed_in_s", "text"), [(None, ""), (-1.0, "now"), (0.0, "now"), (2.5, "2.5 s")])
+def test_transfer_tells_when_it_is_needed(needed_in_s: float | None, text: str) -> None:
+    """Nothing where nobody plans it; what is late is needed now."""
+    assert needed_in(transfer("s3://b/a.tar", needed_in_s=needed_in_s)) == text
+
+
+def test_most_urgent_comes_first() -> None:
+    """Jobs that wait, then those with least ahead, ended ones last; transfers by class and by need."""
+    jobs = [
+        job("ended", sessions=0, ahead_s=0.0),
+        job("calm", ahead_s=None),
+        job("soon", ahead_s=5.0),
+        job("waits", ahead_s=0.0, waiting=1),
+    ]
+    transfers = [
+        transfer("s3://warm", **{"class": "warm", "needed_in_s": None}),
+        transfer("s3://later"),
+        transfer("s3://sooner", needed_in_s=3.0),
+        transfer("s3://waiting", **{"class": "waiting", "needed_in_s": 0.0}),
+    ]
+    rows = lines(Moment(page(jobs=jobs, transfers=transfers)))
+    heading = next(number for number, row in enumerate(rows) if row.startswith("job "))
+    assert [row.split()[0] for row in rows[heading + 1 : heading + 5]] == ["waits", "soon", "calm", "ended"]
+    assert first_words(rows, "s3://") == ["s3://waiting", "s3://sooner", "s3://later", "s3://warm"]
+
+
+@pytest.mark.parametrize("height", [13, 24, 40, 80])
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_many_jobs_and_transfers_fit_the_screen(height: int, width: int) -> None:
+    """64 jobs and 40 transfers are cut to the height, one line each in any width, and what is missing is counted."""
+    full = page(
+        jobs=[job(f"job{number:02d}") for number in range(64)],
+        transfers=[transfer(f"s3://bucket/a/long/prefix/of/shards/train-{number:06d}.tar") for number in range(40)],
+    )
+    rows = lines(Moment(full), width, height)
+    assert len(rows) == height
+    hidden = [int(row.split()[2]) for row in rows if row.startswith("… and")]
+    jobs_shown, transfers_shown = len(first_words(rows, "job")) - 1, sum(".tar" in row for row in rows)
+    assert hidden == [64 - jobs_shown, 40 - transfers_shown]
+
+
+def test_everything_is_printed_where_there_is_no_screen() -> None:
+    """In a pipe nothing is cut."""
+    full = page(jobs=[job(f"job{number:02d}") for number in range(64)])
+    assert len(first_words(lines(Moment(full)), "job")) == 65
+
+
+@pytest.mark.parametrize(
+    ("room", "jobs", "transfers", "given"),
+    [
+        (None, 64, 40, (64, 40)),
+        (20, 64, 40, (10, 10)),
+        (20, 3, 40, (3, 17)),
+        (20, 64, 3, (17, 3)),
+        (20, 4, 3, (4, 3)),
+        (1, 4, 3, (0, 1)),
+        (0, 4, 3, (0, 0)),
+    ],
+)
+def test_lines_one_list_leaves_go_to_the_other(
+    room: int | None, jobs: int, transfers: int, given: tuple[int, int]
+) -> None:
+    """Half each, and never more than there is."""
+    assert share(room, jobs, transfers) == given
+
+
+def test_daemon_that_is_away_is_told_beside_what_was_seen_last() -> None:
+    """The last page stays, with a line that says why there is none newer; as JSON it is the error."""
+    lost = Moment(page(jobs=[job()]), trouble=NoDaemonError("no daemon listens at the socket", url="/run/s.sock"))
+    rows = lines(lost)
+    assert "daemon no daemon listens at the socket; trying again" in rows
+    assert first_words(rows, "resnet") == ["resnet"]
+    assert lost.to_json()["error"]["code"] == "no_daemon"

@@ -1,0 +1,84 @@
+"""SIEVE against the algorithm as its paper prints it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.plan.sieve import Sieve
+
+
+class Paper:
+    """Algorithm 1 of the paper over a list, newest last."""
+
+    def __init__(self) -> None:
+        self.queue: list[list[object]] = []
+        self.hand = 0
+
+    def add(self, key: str) -> None:
+        """Insert at the head."""
+        self.queue.append([key, False])
+
+    def visit(self, key: str) -> None:
+        """Mark as used."""
+        next(entry for entry in self.queue if entry[0] == key)[1] = True
+
+    def discard(self, key: str) -> None:
+        """Remove from anywhere; the hand stays between the same neighbours."""
+        at = next((at for at, entry in enumerate(self.queue) if entry[0] == key), None)
+        if at is not None:
+            del self.queue[at]
+            self.hand -= at < self.hand
+
+    def evict(self) -> str:
+        """Remove what the hand finds unvisited first."""
+        while True:
+            self.hand = self.hand if self.hand < len(self.queue) else 0
+            entry = self.queue[self.hand]
+            if not entry[1]:
+                del self.queue[self.hand]
+                return str(entry[0])
+            entry[1] = False
+            self.hand += 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["use", "evict", "discard"]), st.sampled_from("abcdefgh")), max_size=80))
+def test_the_order_is_that_of_the_paper(steps: list[tuple[str, str]]) -> None:
+    """However keys come, are used and go, the next to go is the one that the published algorithm evicts."""
+    sieve, paper, here = Sieve(), Paper(), set[str]()
+    for step, key in steps:
+        if step == "discard":
+            sieve.discard(key)
+            paper.discard(key)
+            here.discard(key)
+        elif step == "use" and key in here:
+            sieve.visit(key)
+            paper.visit(key)
+        elif step == "use":
+            sieve.add(key)
+            paper.add(key)
+            here.add(key)
+        elif here:
+            gone = next(sieve.order())
+            sieve.discard(gone)
+            assert gone == paper.evict()
+            here.remove(gone)
+
+
+def test_asking_twice_is_asking_once() -> None:
+    """A question alone moves nothing: the same key goes first, and all others are named too."""
+    sieve = Sieve()
+    for key in "abc":
+        sieve.add(key)
+    sieve.visit("a")
+    assert list(sieve.order()) == list(sieve.order()) == ["b", "c", "a"]
+
+
+def test_a_key_may_come_as_used() -> None:
+    """What was used before it came here is spared once."""
+    sieve = Sieve()
+    sieve.add("used", visited=True)
+    sieve.add("new")
+    assert next(sieve.order()) == "new"
+    assert len(sieve) == 2
+    assert "used" in sieve

@@ -1,0 +1,313 @@
+"""Connections shared by urgency, between parties, and within what stores take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.errors import OriginBusyError, OriginUnavailableError
+from shardcache.fetch.bid import WAITING, Bid
+from shardcache.fetch.slots import Claim, Slots, StoreLoad
+
+PLANNED, WARM = Bid(2), Bid(3)
+
+
+async def turns() -> None:
+    """Let every task that can run do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class Work:
+    """Knows whether it may go on."""
+
+    def __init__(self) -> None:
+        self.rests = False
+
+    def halt(self) -> None:
+        """Rest."""
+        assert not self.rests
+        self.rests = True
+
+    def resume(self) -> None:
+        """Go on."""
+        assert self.rests
+        self.rests = False
+
+
+class Users:
+    """Tasks that hold a slot until they are told to let go; their bids may be changed."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.bids: dict[str, Bid] = {}
+        self.order: list[str] = []
+        self.claims: dict[str, Claim] = {}
+        self.works: dict[str, Work] = {}
+        self._ends: dict[str, asyncio.Future[None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self, name: str, bid: Bid, *, store: str = "", pausable: bool = False) -> None:
+        """Let a task ask for a slot."""
+        self.bids[name] = bid
+        self.claims[name] = Claim(lambda: self.bids[name], store)
+        self._ends[name] = asyncio.get_running_loop().create_future()
+        self._tasks[name] = asyncio.create_task(self._use(name, pausable))
+        await turns()
+
+    async def _use(self, name: str, pausable: bool) -> None:
+        claim = self.claims[name]
+        async with self.slots.hold(claim):
+            self.order.append(name)
+            if pausable:
+                claim.work = self.works[name] = Work()
+            try:
+                await self._ends[name]
+            finally:
+                claim.work = None
+
+    @property
+    def holding(self) -> set[str]:
+        """Who has a slot."""
+        begun = {name for name in self.order if not self._tasks[name].done()}
+        return {name for name in begun if name not in self.works or not self.works[name].rests}
+
+    async def finish(self, name: str, failure: Exception | None = None) -> None:
+        """Let a task give its slot back."""
+        if failure is None:
+            self._ends[name].set_result(None)
+            await self._tasks[name]
+        else:
+            self._ends[name].set_exception(failure)
+            with pytest.raises(type(failure)):
+                await self._tasks[name]
+        await turns()
+
+    async def cancel(self, name: str) -> None:
+        """Cancel a task, wherever it is."""
+        self._tasks[name].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self._tasks[name]
+        await turns()
+
+
+async def test_no_more_than_the_limit_hold_a_slot() -> None:
+    """The third of two waits for one to end."""
+    users = Users(Slots(2))
+    for name in "abc":
+        await users.start(name, PLANNED)
+    assert users.order == ["a", "b"]
+    await users.finish("b")
+    assert users.order == ["a", "b", "c"]
+    await users.finish("a")
+    await users.finish("c")
+
+
+async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> None:
+    """Lowest class first, then the earliest deadline, then first come first served."""
+    users = Users(Slots(1))
+    bids = {"held": Bid(0), "warm": WARM, "late": Bid(2, 9.0), "soon1": Bid(2, 5.0), "soon2": Bid(2, 5.0)}
+    for name, bid in (bids | {"waiting": Bid(WAITING)}).items():
+        await users.start(name, bid)
+    expected = ["held", "waiting", "soon1", "soon2", "late", "warm"]
+    for name in expected:
+        await users.finish(name)
+    assert users.order == expected
+
+
+async def test_bids_are_asked_for_when_a_slot_becomes_free() -> None:
+    """Whoever became urgent while queueing goes first."""
+    users = Users(Slots(1))
+    for name in ("held", "a", "b"):
+        await users.start(name, PLANNED)
+    users.bids["b"] = Bid(1)
+    for name in ("held", "b", "a"):
+        await users.finish(name)
+    assert users.order == ["held", "b", "a"]
+
+
+async def test_a_cancelled_waiter_costs_no_slot() -> None:
+    """Cancelled in the queue, or in the very moment it was given the slot, it leaves the slot to the next."""
+    users = Users(Slots(1))
+    for name in ("held", "queued", "granted", "next"):
+        await users.start(name, PLANNED)
+    await users.cancel("queued")
+    users._ends["held"].set_result(None)
+    await asyncio.sleep(0)  # "held" lets go and "granted" has its turn, but did not run yet
+    await users.cancel("granted")
+    assert users.order == ["held", "next"]
+    await users.finish("next")
+    async with asyncio.timeout(5), users.slots.hold(Claim(lambda: PLANNED)):
+        pass
+
+
+async def test_parties_that_wait_hold_equally_many_slots() -> None:
+    """One with twelve parts and one with two, of which the latter came last and has the later deadlines."""
+    users = Users(Slots(4))
+    for number in range(12):
+        await users.start(f"many{number}", Bid(WAITING, 1.0, "many"))
+    for number in range(2):
+        await users.start(f"few{number}", Bid(WAITING, 2.0, "few"))
+    await users.finish("many0")
+    await users.finish("many1")
+    assert Counter(name.rstrip("0123456789") for name in users.holding) == {"many": 2, "few": 2}
+    for _ in range(12):
+        await users.finish(min(users.holding))
+
+
+async def test_parties_with_equal_shares_take_turns() -> None:
+    """With one slot neither deadlines nor numbers let one party have it twice running while the other wants it."""
+    users = Users(Slots(1))
+    for number in range(4):
+        await users.start(f"many{number}", Bid(WAITING, 1.0, "many"))
+    for number in range(2):
+        await users.start(f"few{number}", Bid(WAITING, 2.0, "few"))
+    for number in range(6):
+        await users.finish(users.order[number])
+    assert users.order == ["many0", "few0", "many1", "few1", "many2", "many3"]
+
+
+async def test_a_waiting_readers_part_takes_the_slot_of_the_least_urgent() -> None:
+    """Who loses it rests, queues with its own bid, and goes on where it was."""
+    users = Users(Slots(2))
+    await users.start("soon", Bid(2, 5.0), pausable=True)
+    await users.start("late", Bid(2, 9.0), pausable=True)
+    await users.start("warm", WARM, pausable=True)
+    await users.start("waiting", Bid(WAITING))
+    assert users.holding == {"soon", "waiting"}
+    await users.start("waiting2", Bid(WAITING))
+    assert users.holding == {"waiting", "waiting2"}
+    await users.start("waiting3", Bid(WAITING))
+    assert users.holding == {"waiting", "waiting2"}
+    for name, then in (("waiting", {"waiting2", "waiting3"}), ("waiting2", {"waiting3", "soon"})):
+        await users.finish(name)
+        assert users.holding == then
+    await users.finish("waiting3")
+    assert users.holding == {"soon", "late"}
+    assert users.slots.pauses == 2
+    for name in ("soon", "late", "warm"):
+        await users.finish(name)
+
+
+async def test_what_is_not_pausable_keeps_its_slot() -> None:
+    """A part that is being written to the disk has no connection to give up."""
+    users = Users(Slots(1))
+    await users.start("written", WARM)
+    await users.start("waiting", Bid(WAITING))
+    assert users.holding == {"written"}
+    await users.finish("written")
+    assert users.holding == {"waiting"}
+    await users.finish("waiting")
+
+
+async def test_a_reader_that_begins_to_wait_need_not_wait_for_a_free_slot() -> None:
+    """A bid that became urgent counts as soon as somebody says so, for parts in the queue and paused ones."""
+    users = Users(Slots(1))
+    await users.start("warm", WARM, pausable=True)
+    await users.start("queued", PLANNED, pausable=True)
+    users.bids["queued"] = Bid(WAITING)
+    users.slots.deal()
+    await turns()
+    assert users.holding == {"queued"}
+    users.bids |= {"queued": PLANNED, "warm": Bid(WAITING)}
+    users.slots.deal()
+    assert users.holding == {"warm"}
+    await users.finish("warm")
+    await users.finish("queued")
+
+
+async def test_no_more_are_paused_than_there_are_slots() -> None:
+    """What paused parts occupy is bounded: beyond that an urgent part waits for a slot like any other."""
+    users = Users(Slots(1))
+    await users.start("first", WARM, pausable=True)
+    await users.start("waiting", Bid(WAITING))
+    users.bids["first"] = Bid(4)
+    await users.start("second", WARM, pausable=True)
+    await users.finish("waiting")
+    assert users.holding == {"second"}
+    await users.start("waiting2", Bid(WAITING))
+    assert users.holding == {"second"}
+    await users.finish("second")
+    assert users.holding == {"waiting2"}
+    await users.finish("waiting2")
+    await users.finish("first")
+
+
+async def test_a_paused_part_may_end() -> None:
+    """Cancelled at rest, it leaves the queue and takes no slot with it."""
+    users = Users(Slots(1))
+    await users.start("warm", WARM, pausable=True)
+    await users.start("waiting", Bid(WAITING))
+    await users.cancel("warm")
+    await users.finish("waiting")
+    await users.start("next", WARM)
+    assert users.holding == {"next"}
+    await users.finish("next")
+
+
+async def test_a_store_that_is_too_busy_gets_fewer_requests_and_other_stores_as_many() -> None:
+    """The limit is each store's own, falls by OriginBusyError alone, and does not hold up others in the queue."""
+    users = Users(Slots(4))
+    for name in "abcd":
+        await users.start(name, PLANNED, store="busy")
+    await users.finish("a", OriginUnavailableError("reset"))
+    await users.finish("b", OriginBusyError("503"))
+    await users.finish("c", OriginBusyError("503"))
+    assert users.slots.loads() == [StoreLoad("busy", connections=1, limit=2, busy=1)]
+    for name in "ef":
+        await users.start(name, PLANNED, store="busy")
+    for name in "xyz":
+        await users.start(name, WARM, store="other")
+    assert users.holding == {"d", "e", "x", "y"}
+    await users.finish("x")
+    assert users.holding == {"d", "e", "y", "z"}
+    for name in "deyzf":
+        await users.finish(name)
+
+
+async def test_within_a_busy_store_a_waiting_reader_takes_a_slot_of_that_store() -> None:
+    """A slot of another store would be of no use to it."""
+    users = Users(Slots(2))
+    await users.start("failing", PLANNED, store="busy")
+    await users.finish("failing", OriginBusyError("503"))
+    await users.start("warm", WARM, store="other", pausable=True)
+    await users.start("planned", PLANNED, store="busy", pausable=True)
+    await users.start("waiting", Bid(WAITING), store="busy")
+    assert users.holding == {"warm", "waiting"}
+    for name in ("waiting", "planned", "warm"):
+        await users.finish(name)
+
+
+BIDS = st.builds(Bid, st.integers(0, 3), st.integers(0, 3).map(float), st.sampled_from([None, "a", "b"]))
+STEPS = st.lists(st.one_of(st.tuples(BIDS, st.booleans()), st.integers(0, 20)), max_size=40)
+
+
+@given(st.integers(1, 4), STEPS)
+async def test_rules_hold_whatever_comes_and_goes(count: int, steps: list[tuple[Bid, bool] | int]) -> None:
+    """Never too many at once or paused, no free slot while one queues, none waits whose turn a lesser one has."""
+    users = Users(Slots(count))
+    for number, step in enumerate(steps):
+        if not isinstance(step, int):
+            await users.start(str(number), step[0], pausable=step[1])
+        elif users.holding:
+            await users.finish(sorted(users.holding, key=int)[step % len(users.holding)])
+        check(users, count)
+    while users.holding:
+        await users.finish(min(users.holding, key=int))
+        check(users, count)
+    assert set(users.order) == set(users.claims)
+
+
+def check(users: Users, count: int) -> None:
+    """Compare the state with the rules."""
+    alive = {name for name, task in users._tasks.items() if not task.done()}
+    paused = {name for name in alive if name in users.works and users.works[name].rests}
+    queued = alive - users.holding
+    assert len(users.holding) == min(count, len(alive))
+    assert len(paused) <= count
+    if any(users.bids[name].waiting for name in queued) and len(paused) < count:
+        assert not any(name in users.works and not users.bids[name].waiting for name in users.holding)
