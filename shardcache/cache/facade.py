@@ -57,7 +57,7 @@ class Cache:
         fetcher = Fetcher(
             store, origins, downloader, room, holds, planner, names, counters, ingester, settings.part_size
         )
-        transfers = Transfers(fetcher.fetch, planner, changed, group)
+        transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group)
         leasing = Leasing(
             store, transfers, room, holds, planner, names, known, origins, counters, settings.listing_ttl_s
         )
@@ -73,7 +73,7 @@ class Cache:
         self._readers = readers
         self._store = store
         self._transfers = transfers
-        self._overview = Overview(store, planner, names, transfers, readers, counters)
+        self._overview = Overview(store, planner, names, transfers, readers, downloader, counters)
         self._upkeep = Upkeep(store, room, holds, leasing)
         self._warming = Warming(store, transfers, leasing, origins, downloader, settings.max_transfers)
 

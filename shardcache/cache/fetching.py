@@ -195,8 +195,13 @@ class Fetcher:
         waits = [wait for transfer in self._claims[key].transfers if (wait := transfer.longest_wait())]
         if waits:
             longest = min(waits, key=lambda wait: wait.since_s or 0.0)
-            return Bid(Class.WAITING, longest.since_s or 0.0, longest.party)
+            return Bid(Class.WAITING, longest.since_s or 0.0, longest.party, alone=self._has_nothing_yet(key))
         return Bid(self._urgency(key), self._planner.now.next_use_s(key), None)
+
+    def _has_nothing_yet(self, key: str) -> bool:
+        """Whether readers that would read a beginning wait for the first part of it."""
+        beginnings = [transfer.arriving for transfer in self._claims[key].transfers if transfer.arriving]
+        return bool(beginnings) and not any(beginning.ready_bytes for beginning in beginnings)
 
     def _needed_at_s(self, key: str) -> float:
         match self._urgency(key):

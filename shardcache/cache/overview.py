@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from shardcache.cache.jobs import Job
@@ -12,6 +13,7 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.readers import Reader, Readers
 from shardcache.cache.transfers import Transfer, Transfers
 from shardcache.cache.waiting import Stage
+from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.store.files import free_bytes
 from shardcache.store.store import Store
@@ -29,6 +31,7 @@ class Overview:
         names: Names,
         transfers: Transfers,
         readers: Readers,
+        downloader: Downloader,
         counters: Counters,
     ) -> None:
         self._store = store
@@ -36,6 +39,7 @@ class Overview:
         self._names = names
         self._transfers = transfers
         self._readers = readers
+        self._downloader = downloader
         self._counters = counters
 
     def page(self) -> Json:
@@ -51,7 +55,8 @@ class Overview:
                 "arriving_bytes": space.promised_bytes,
                 "shards": len(self._store.shards),
             },
-            "counters": self._counters.to_json(),
+            "counters": self._counters.to_json() | {"paused": self._downloader.pauses},
+            "origins": [asdict(load) for load in self._downloader.loads()],
             "transfers": [self._transfer(transfer) for transfer in self._transfers.all()],
             "jobs": [self._job(job) for job in self._readers.jobs()],
         }

@@ -136,6 +136,8 @@ class Reader:
         transfer = self.transfer(lease.position)
         wait = Wait(self.job.key, stages=None if transfer is None else transfer.stages)
         self._clock.start(wait)
+        if transfer is not None:
+            self.owner.transfers.hurry(transfer)
         try:
             await lease.arriving.beyond(beyond_bytes, wait)
         except ShardcacheError:
@@ -216,7 +218,7 @@ class Reader:
             self._clock.start(stalled)
             self.owner.planner.now.waits(self, position)
             if (transfer := self.transfer(position)) is not None:
-                transfer.moved.notify()
+                self.owner.transfers.hurry(transfer)
             self.owner.changed.notify()
 
     def _pick_up(self, lease: Lease) -> None:

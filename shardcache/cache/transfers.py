@@ -94,16 +94,22 @@ class Transfer:
 
 
 class Transfers:
-    """The transfers under way, by the shard's name. They belong to the cache and outlive whoever asked first."""
+    """The transfers under way, by the shard's name. They belong to the cache and outlive whoever asked first.
+
+    Args:
+        hurry: called when one has become more urgent.
+    """
 
     def __init__(
         self,
         fetch: Callable[[Transfer], Awaitable[Shard]],
+        hurry: Callable[[], None],
         planner: Planner,
         changed: Signal,
         group: asyncio.TaskGroup,
     ) -> None:
         self._fetch = fetch
+        self._hurry = hurry
         self._planner = planner
         self._changed = changed
         self._group = group
@@ -158,6 +164,11 @@ class Transfers:
             transfer.task = self._group.create_task(self._run(transfer), name=f"fetch {ref.url}")
         transfer.wanted = min(transfer.wanted, wanted)
         return transfer
+
+    def hurry(self, transfer: Transfer) -> None:
+        """Let it count at once that a reader has nothing to read but this."""
+        transfer.moved.notify()
+        self._hurry()
 
     def stop(self) -> None:
         """Cancel all of them."""

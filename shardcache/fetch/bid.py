@@ -20,11 +20,14 @@ class Bid:
             need the shard. All bids of a class use one clock.
         party: who needs it. The parties of a class get equal numbers of connections, however many parts each of them
             wants; bids that name the same party, such as None, go by their deadlines alone.
+        alone: whether what nobody waits for shall rest meanwhile, so that this has the line to itself. It is heeded for
+            a moment, enough for the first part of a shard.
     """
 
     klass: int
     deadline_s: float = math.inf
     party: Hashable | None = None
+    alone: bool = False
 
     @property
     def waiting(self) -> bool:

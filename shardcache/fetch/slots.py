@@ -26,6 +26,10 @@ class Pausable(Protocol):
         """Go on."""
 
 
+# A store that does not answer one claim shall not keep the others waiting for it.
+_ALONE_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class StoreLoad:
     """What is asked of one store.
@@ -60,6 +64,7 @@ class Claim:
     arrival: int = field(default_factory=count().__next__)
     _granted: asyncio.Future[None] | None = None
     _generation: int = 0
+    _alone_until_s: float | None = None
 
     @property
     def _begun(self) -> bool:
@@ -72,6 +77,8 @@ class Slots:
     Of those in the queue goes first: the lowest class; in it the party that holds fewest slots, then the one that
     was served longest ago; of its claims that with the earliest deadline, then the first come. Bids are asked for at
     that moment, since they change while one waits.
+
+    While a claim is `alone`, those of its store for which nobody waits rest, though there be slots.
 
     A claim that loses its slot pauses, and queues with its own bid for the next. At most as many claims are paused
     as there are slots, so whatever each of them occupies exists twice that often at the most.
@@ -125,20 +132,41 @@ class Slots:
     def deal(self) -> None:
         """Give every slot to whom it belongs at this moment; call it when a bid became more urgent."""
         bids = _Bids()
-        while (claim := self._best(self._grantable(), bids)) is not None:
+        cleared = self._cleared(bids)
+        for holder in [holder for holder in self._holding if holder.store in cleared]:
+            if holder.work is not None and not bids.of(holder).waiting and self._may_pause_more:
+                self._pause(holder)
+        while (claim := self._best(self._grantable(cleared, bids), bids)) is not None:
             self._grant(claim, bids)
         while (claim := self._best(self._usurpers(bids), bids)) is not None:
             self._pause(max(self._victims(claim, bids), key=lambda victim: _urgency(victim, bids)))
             self._grant(claim, bids)
 
-    def _grantable(self) -> list[Claim]:
+    def _cleared(self, bids: _Bids) -> set[str]:
+        """Return the stores of which somebody has the line to himself."""
+        loop, stores = asyncio.get_running_loop(), set[str]()
+        for claim in (*self._holding, *self._queue):
+            if bids.of(claim).alone:
+                if claim._alone_until_s is None:
+                    claim._alone_until_s = loop.time() + _ALONE_S
+                    loop.call_later(_ALONE_S, self.deal)
+                if loop.time() < claim._alone_until_s:
+                    stores.add(claim.store)
+        return stores
+
+    def _grantable(self, cleared: set[str], bids: _Bids) -> list[Claim]:
         if len(self._holding) >= self._count:
             return []
-        return [claim for claim in self._queue if not self._is_full(claim.store)]
+        open_to_all = [claim for claim in self._queue if not self._is_full(claim.store)]
+        return [claim for claim in open_to_all if claim.store not in cleared or bids.of(claim).waiting]
+
+    @property
+    def _may_pause_more(self) -> bool:
+        return sum(claim._begun for claim in self._queue) < self._count
 
     def _usurpers(self, bids: _Bids) -> list[Claim]:
-        may_pause_more = sum(claim._begun for claim in self._queue) < self._count
-        urgent = [claim for claim in self._queue if bids.of(claim).waiting and (may_pause_more or claim._begun)]
+        more = self._may_pause_more
+        urgent = [claim for claim in self._queue if bids.of(claim).waiting and (more or claim._begun)]
         return [claim for claim in urgent if self._victims(claim, bids)]
 
     def _victims(self, claim: Claim, bids: _Bids) -> list[Claim]:

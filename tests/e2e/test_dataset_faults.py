@@ -20,7 +20,7 @@ from support.daemon import Daemon, eventually
 
 def test_a_daemon_killed_and_restarted_midway(daemon: Daemon, urls: str, keys: list[str]) -> None:
     """kill -9 and a new daemon cost a reader nothing: the shard in its hands stays, the new one gives the next."""
-    samples = iter(ShardDataset(urls, socket=daemon.socket))
+    samples = iter(ShardDataset(urls, socket=daemon.socket, partial_reads=False))
     read = [next(samples)["__key__"] for _ in range(30)]
     daemon.kill()
     read += [next(samples)["__key__"] for _ in range(20)]
@@ -57,7 +57,7 @@ def test_a_restart_under_workers(daemon: Daemon, urls: str, keys: list[str]) -> 
 
 def test_a_daemon_that_stays_away(daemon: Daemon, urls: str) -> None:
     """Without a daemon the mapped shard is read to its end; then NoDaemonError comes when the time is over."""
-    samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=0.5))
+    samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=0.5, partial_reads=False))
     for _ in range(5):
         next(samples)
     daemon.kill()

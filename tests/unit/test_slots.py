@@ -249,6 +249,30 @@ async def test_a_paused_part_may_end() -> None:
     await users.finish("next")
 
 
+async def test_who_is_alone_has_the_line_to_himself() -> None:
+    """Though there are slots, what nobody waits for rests until the first part is here; other stores go on."""
+    users = Users(Slots(8))
+    await users.start("planned", PLANNED, pausable=True)
+    await users.start("elsewhere", PLANNED, store="other", pausable=True)
+    await users.start("first part", Bid(WAITING, alone=True))
+    await users.start("new", PLANNED)
+    await users.start("waits too", Bid(WAITING))
+    assert users.holding == {"elsewhere", "first part", "waits too"}
+    await users.finish("first part")
+    assert users.holding == {"elsewhere", "waits too", "planned", "new"}
+    for name in ("elsewhere", "waits too", "planned", "new"):
+        await users.finish(name)
+
+
+async def test_nobody_is_alone_for_long() -> None:
+    """A store that does not answer the one lets the others go on after a moment."""
+    users = Users(Slots(8))
+    await users.start("silent", Bid(WAITING, alone=True))
+    async with asyncio.timeout(30), users.slots.hold(Claim(lambda: PLANNED)):
+        assert users.holding == {"silent"}
+    await users.finish("silent")
+
+
 async def test_a_store_that_is_too_busy_gets_fewer_requests_and_other_stores_as_many() -> None:
     """The limit is each store's own, falls by OriginBusyError alone, and does not hold up others in the queue."""
     users = Users(Slots(4))

@@ -1,0 +1,154 @@
+"""Reading a shard while the rest of it is still on its way, from a store that gives what the test lets go."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import ShardcacheError, ShardChangedError, TruncatedShardError
+from shardcache_client import ShardDataset, ignore_and_continue
+from support.daemon import Daemon, eventually
+from support.gated_store import GatedStore
+from support.tars import make_tar, random_samples
+
+PART_BYTES = 64 * 1024
+SAMPLES = 100
+BODY = make_tar(random_samples(SAMPLES, {"bin": 9_000}))  # a megabyte: 16 parts
+KEYS = [f"{number:06d}" for number in range(SAMPLES)]
+
+
+@pytest.fixture
+def store() -> Iterator[GatedStore]:
+    """A store that holds everything back."""
+    with GatedStore() as running:
+        yield running
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """A daemon that fetches in small parts."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name:
+        flags = ("--part-size", str(PART_BYTES), "--shard-connections", "4", "--attempts", "1")
+        with Daemon(Path(name), *flags) as running:
+            yield running
+
+
+def keys_of(samples: Iterator[dict[str, Any]], count: int) -> list[str]:
+    """Return the keys of the next samples."""
+    return [next(samples)["__key__"] for _ in range(count)]
+
+
+def transfer(daemon: Daemon) -> dict[str, Any]:
+    """Return the only transfer under way, or nothing."""
+    transfers: list[dict[str, Any]] = daemon.status()["transfers"]
+    return transfers[0] if transfers else {}
+
+
+def test_the_first_samples_come_with_the_first_parts(daemon: Daemon, store: GatedStore) -> None:
+    """With five parts of sixteen here, what lies in them is given; the rest follows when it comes, every byte right."""
+    url = store.put("a.tar", BODY)
+    samples = iter(ShardDataset(url, socket=daemon.socket))
+    store.let("a.tar", 5 * PART_BYTES)
+    assert keys_of(samples, 30) == KEYS[:30]
+    assert not daemon.shards(), "nothing is published yet"
+    store.let("a.tar")
+    assert keys_of(samples, 70) == KEYS[30:]
+    assert next(samples, None) is None
+    again = [sample["bin"] for sample in ShardDataset(url, socket=daemon.socket)]
+    assert again == [sample["bin"] for sample in random_samples(SAMPLES, {"bin": 9_000})]
+    assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
+
+
+def test_two_readers_share_what_arrives(daemon: Daemon, store: GatedStore) -> None:
+    """Both read the beginning of one transfer, and both hold the shard once it is whole."""
+    url = store.put("a.tar", BODY)
+    one, other = (iter(ShardDataset(url, socket=daemon.socket, job=job)) for job in ("one", "other"))
+    store.let("a.tar", 3 * PART_BYTES)
+    assert keys_of(one, 10) == keys_of(other, 10) == KEYS[:10]
+    store.let("a.tar")
+    assert keys_of(one, 90) == keys_of(other, 90) == KEYS[10:]
+    assert daemon.leases() == 2
+    assert next(one, None) is next(other, None) is None
+    assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
+    eventually(lambda: daemon.leases() == 0)
+
+
+def test_without_partial_reads_nothing_comes_before_the_whole(daemon: Daemon, store: GatedStore) -> None:
+    """Who opts out gets no sample of a shard that has not been checked to its end."""
+    url = store.put("a.tar", BODY)
+    read: list[str] = []
+    dataset = ShardDataset(url, socket=daemon.socket, partial_reads=False)
+    thread = threading.Thread(target=lambda: read.extend(sample["__key__"] for sample in dataset))
+    thread.start()
+    store.let("a.tar", 5 * PART_BYTES)
+    eventually(lambda: transfer(daemon).get("done_bytes", 0) >= 5 * PART_BYTES)
+    assert (transfer(daemon)["waiters"], read) == (1, [])
+    store.let("a.tar")
+    thread.join()
+    assert read == KEYS
+
+
+def test_an_object_replaced_behind_what_was_read_names_what_was_given(daemon: Daemon, store: GatedStore) -> None:
+    """The samples of two versions never meet; the error says how far the first one had been read."""
+    url = store.put("a.tar", BODY)
+    samples = iter(ShardDataset(url, socket=daemon.socket))
+    store.let("a.tar", 5 * PART_BYTES)
+    assert keys_of(samples, 20) == KEYS[:20]
+    store.put("a.tar", BODY[::-1])
+    store.let("a.tar")
+    with pytest.raises(ShardChangedError, match=r"first .* samples of it, up to key '0000") as caught:
+        list(samples)
+    assert 20 <= caught.value.yielded < SAMPLES
+
+
+def test_a_shard_that_turns_out_truncated_goes_to_the_handler(daemon: Daemon, store: GatedStore) -> None:
+    """What was given stays given; the handler learns how much that was, and the next shard is read."""
+    cut = BODY[: 12 * PART_BYTES]
+    urls = [store.put("cut.tar", cut), store.put("next.tar", make_tar(random_samples(3, first=SAMPLES)))]
+    errors: list[Exception] = []
+
+    def note(exn: Exception) -> bool:
+        errors.append(exn)
+        return ignore_and_continue(exn)
+
+    samples = iter(ShardDataset(urls, socket=daemon.socket, on_error=note))
+    store.let("cut.tar", 5 * PART_BYTES)
+    read = keys_of(samples, 20)
+    store.let("cut.tar")
+    store.let("next.tar")
+    read += [sample["__key__"] for sample in samples]
+    assert read[-3:] == ["000100", "000101", "000102"]
+    assert read[:-3] == KEYS[: len(read) - 3]
+    (error,) = errors
+    assert isinstance(error, TruncatedShardError)
+    assert isinstance(error, ShardcacheError) and error.yielded == len(read) - 3
+
+
+def test_a_daemon_killed_while_a_beginning_is_read(daemon: Daemon, store: GatedStore) -> None:
+    """The next daemon goes on with the parts that are there, the reader with the next sample; none twice, none lost."""
+    url = store.put("a.tar", BODY)
+    samples = iter(ShardDataset(url, socket=daemon.socket))
+    store.let("a.tar", 8 * PART_BYTES)
+    read = keys_of(samples, 20)
+    daemon.restart()
+    store.let("a.tar")
+    read += [sample["__key__"] for sample in samples]
+    assert read == KEYS
+
+
+def test_a_reader_that_leaves_a_beginning_leaves_nothing(daemon: Daemon, store: GatedStore) -> None:
+    """The transfer goes on without it, and the shard is nobody's afterwards."""
+    url = store.put("a.tar", BODY)
+    samples = iter(ShardDataset(url, socket=daemon.socket))
+    store.let("a.tar", 5 * PART_BYTES)
+    assert keys_of(samples, 1) == KEYS[:1]
+    del samples
+    eventually(lambda: daemon.sessions() == 0)
+    store.let("a.tar")
+    eventually(lambda: len(daemon.shards()) == 1)
+    assert daemon.leases() == 0
