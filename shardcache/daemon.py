@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,6 +31,7 @@ log = structlog.get_logger()
 # Blocking work is waiting for the disk, not for a processor: part writes, fsync, SQLite, unlink, inflating.
 _THREADS = 32
 _INDEXERS = 2
+_NICENESS = 10
 
 
 def serve(settings: Settings) -> None:
@@ -52,7 +55,7 @@ async def _serve(settings: Settings) -> None:
         gc.freeze()
         gc.enable()
         with contextlib.closing(store):
-            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
+            asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "disk", _give_way))
             await _run(settings, store, sock, str(path))
     finally:
         unlink_socket(path, sock)
@@ -84,6 +87,11 @@ async def _run(settings: Settings, store: Store, sock: socket.socket, path: str)
     finally:
         await indexers.close()
         await origins.close()
+
+
+def _give_way() -> None:
+    """Let this thread take processor time that training has no use for: on Linux each has a niceness of its own."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ then that what it began to read was not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from shardcache.cache.signal import Signal
 from shardcache.cache.waiting import Wait
@@ -21,7 +21,7 @@ class Arriving:
 
     Attributes:
         partial: the file and its finished parts.
-        readers: how many have it open.
+        readers: of each that has it open, the party.
         shard: what became of it, once it is published.
 
     Args:
@@ -31,7 +31,7 @@ class Arriving:
 
     def __init__(self, partial: Partial, moved: Signal, waits: set[Wait]) -> None:
         self.partial = partial
-        self.readers = 0
+        self.readers: list[Hashable] = []
         self.shard: Shard | None = None
         self._moved = moved
         self._waits = waits
@@ -40,7 +40,7 @@ class Arriving:
         self._when_left: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
-        return f"Arriving({self.partial.obj.url!r}, ready_bytes={self.ready_bytes}, readers={self.readers})"
+        return f"Arriving({self.partial.obj.url!r}, ready_bytes={self.ready_bytes}, readers={len(self.readers)})"
 
     @property
     def ready_bytes(self) -> int:
@@ -75,9 +75,9 @@ class Arriving:
         self._failure = self._failure or exn
         self._moved.notify()
 
-    def leave(self) -> None:
+    def leave(self, party: Hashable) -> None:
         """Note that a reader has closed the file before it was published."""
-        self.readers -= 1
+        self.readers.remove(party)
         if not self.readers and self._when_left is not None:
             self._when_left()
 

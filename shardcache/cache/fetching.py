@@ -171,7 +171,7 @@ class Fetcher:
         return shard
 
     def _hand_over(self, arriving: Arriving, shard: Shard) -> None:
-        for _ in range(arriving.readers):
+        for _ in arriving.readers:
             self._holds.take(shard)
         arriving.publish(shard)
 
@@ -192,16 +192,15 @@ class Fetcher:
         return min(transfer.klass for transfer in self._claims[key].transfers)
 
     def _bid(self, key: str) -> Bid:
-        waits = [wait for transfer in self._claims[key].transfers if (wait := transfer.longest_wait())]
+        transfers = self._claims[key].transfers
+        waits = [wait for transfer in transfers if (wait := transfer.longest_wait())]
+        beginnings = [transfer.arriving for transfer in transfers if transfer.arriving]
         if waits:
             longest = min(waits, key=lambda wait: wait.since_s or 0.0)
-            return Bid(Class.WAITING, longest.since_s or 0.0, longest.party, alone=self._has_nothing_yet(key))
+            return Bid(Class.WAITING, longest.since_s or 0.0, longest.party, alone=bool(beginnings))
+        if readers := [party for beginning in beginnings for party in beginning.readers]:
+            return Bid(Class.WAITING, time.monotonic(), readers[0], alone=True)  # at the end of its bytes it waits
         return Bid(self._urgency(key), self._planner.now.next_use_s(key), None)
-
-    def _has_nothing_yet(self, key: str) -> bool:
-        """Whether readers that would read a beginning wait for the first part of it."""
-        beginnings = [transfer.arriving for transfer in self._claims[key].transfers if transfer.arriving]
-        return bool(beginnings) and not any(beginning.ready_bytes for beginning in beginnings)
 
     def _needed_at_s(self, key: str) -> float:
         match self._urgency(key):

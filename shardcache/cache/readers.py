@@ -182,7 +182,7 @@ class Reader:
         if lease.held and lease.shard is not None:
             await self.owner.leasing.release(lease.shard)
         elif lease.arriving is not None and lease.shard is None:
-            lease.arriving.leave()
+            lease.arriving.leave(self.job.key)
 
     def position(self, lease_id: int) -> int:
         """Return which position of the plan a lease is of."""

@@ -148,7 +148,7 @@ class Transfers:
             while not transfer.outcome.done():
                 beginning = transfer.arriving
                 if wait.partial and wait.since_s is not None and beginning is not None and beginning.is_worth_reading:
-                    beginning.readers += 1
+                    beginning.readers.append(wait.party)
                     return beginning
                 await transfer.moved.wait()
             return transfer.outcome.result()

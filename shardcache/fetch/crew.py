@@ -5,21 +5,43 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
+# A first part that takes longer shares the line with so many others that a few more make no difference, or does not
+# come at all.
+_PATIENCE_S = 0.25
+
 
 class Crew:
-    """Workers that take one part after the other: a few at first, and one more for each part that arrives."""
+    """Workers that take one part after the other: a few at first, one more for each part that arrives, and all of them
+    when for a while none does.
 
-    def __init__(self, most: int, parts: Iterator[int], fetch: Callable[[int], Awaitable[None]]) -> None:
+    Args:
+        most: workers in the end.
+        parts: what there is to do.
+        fetch: does one part.
+    """
+
+    def __init__(
+        self, most: int, parts: Iterator[int], fetch: Callable[[int], Awaitable[None]], patience_s: float = _PATIENCE_S
+    ) -> None:
         self._most = most
         self._parts = parts
         self._fetch = fetch
+        self._patience_s = patience_s
         self._count = 0
+        self._waiting: asyncio.Task[None] | None = None
 
     async def run(self, first: int) -> None:
-        """Fetch every part. Raises what fetching them raises, as a group."""
+        """Fetch every part, `first` of them at once. Raises what fetching them raises, as a group."""
         async with asyncio.TaskGroup() as group:
+            if first < self._most:
+                self._waiting = group.create_task(self._lose_patience(group))
             for _ in range(first):
                 self._hire(group)
+
+    async def _lose_patience(self, group: asyncio.TaskGroup) -> None:
+        await asyncio.sleep(self._patience_s)
+        while self._count < self._most:
+            self._hire(group)
 
     def _hire(self, group: asyncio.TaskGroup) -> None:
         if self._count < self._most:
@@ -30,3 +52,5 @@ class Crew:
         for index in self._parts:
             await self._fetch(index)
             self._hire(group)
+        if self._waiting is not None:
+            self._waiting.cancel()

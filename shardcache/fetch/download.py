@@ -26,8 +26,6 @@ from shardcache.origin.urls import store_of
 
 T = TypeVar("T")
 
-_FIRST_CONNECTIONS = 2
-
 
 class Downloader:
     """Downloads shards; all of them together keep to one number of connections, each store's limit and one rate.
@@ -123,8 +121,8 @@ class Downloader:
         download.start(missing)
         crew = Crew(self._shard_connections, iter(missing), partial(self._part, download))
         try:
-            # Who waits can read the beginning first: the fewer share the line, the sooner it is here.
-            await crew.run(_FIRST_CONNECTIONS if download.bid().waiting else self._shard_connections)
+            # Who has nothing yet can read the beginning first: the fewer share the line, the sooner it is here.
+            await crew.run(1 if download.bid().alone else self._shard_connections)
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 # Of each newly measured duration this much enters the average: a change of pace is believed after a few shards.
 _NEWEST = 0.3
+_POSITIONS: list[int] = []  # shared by all courses: a million int objects less to fetch from memory
 _LEAST_S = 1e-6  # positions of a course are at different times, however fast it goes
 
 
@@ -19,7 +21,8 @@ class Course:
         seconds_per_shard: smoothed time from getting a shard to being done with it, waiting left out.
         measured: whether that is more than a guess.
         start_s, pace_s: the position p will be read at `start_s + pace_s * p`, as seen at the last `tick`; attributes
-            rather than a method, for a decision looks at every course several times.
+            rather than a method, for a decision looks at every course several times. NEVER at the end.
+        steady_until_s: until when another `tick` would change nothing.
     """
 
     __slots__ = (
@@ -32,6 +35,7 @@ class Course:
         "pace_s",
         "seconds_per_shard",
         "start_s",
+        "steady_until_s",
     )
 
     def __init__(self, seconds_per_shard: float, now_s: float) -> None:
@@ -55,15 +59,28 @@ class Course:
         """
         since_s, pace_s = self._since_s, self.seconds_per_shard
         if since_s is None:  # it waits: the shard at the cursor is wanted now, whenever that is
-            since_s = now_s
-        elif now_s - since_s > pace_s:
-            pace_s = now_s - since_s
+            since_s = self.steady_until_s = now_s
+        else:
+            self.steady_until_s = since_s + pace_s
+            pace_s = max(pace_s, now_s - since_s)
         self.pace_s = pace_s
         self.start_s = since_s - self.cursor * pace_s
+
+    def end(self) -> None:
+        """Note that nothing of this will be read any more."""
+        self.start_s = math.inf
+
+    @property
+    def ended(self) -> bool:
+        """Whether that is so."""
+        return self.start_s == math.inf
 
     def append(self, name: str, last: int | None) -> int:
         """Add a shard at the end and return its position; `last` is the latest one at which it is read already."""
         position = len(self.names)
+        if position == len(_POSITIONS):
+            _POSITIONS.append(position)
+        position = _POSITIONS[position]
         self.names.append(name)
         self._again.append(0)
         if last is not None:

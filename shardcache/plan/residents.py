@@ -13,7 +13,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from shardcache.plan.course import Course
 from shardcache.plan.sieve import Sieve
@@ -55,7 +54,7 @@ class Residents:
         self._residents: dict[str, Resident] = {}
         self._unplanned = Sieve()
         self._queues: dict[Course, list[tuple[int, str]]] = {}  # heaps: the furthest position first
-        self._orphans: dict[str, None] = {}  # their course is gone; they are looked at when a victim is next wanted
+        self._orphans: list[tuple[int, str]] = []  # entries of queues whose course has ended
 
     def __repr__(self) -> str:
         return f"Residents(shards={len(self)}, unplanned={len(self._unplanned)})"
@@ -73,16 +72,18 @@ class Residents:
 
     def remove(self, key: str) -> None:
         """Note that a shard is gone, if it was here."""
-        if self._residents.pop(key, None) is not None:
+        resident = self._residents.pop(key, None)
+        if resident is not None:
             self._unplanned.discard(key)
-            self._orphans.pop(key, None)
+            queue = self._queues.get(resident.course) if resident.course is not None else None
+            if resident.course is not None and queue and queue[0] == (-resident.position, key):
+                self._pop(resident.course)  # as with every victim; an entry that stays is met later, and dropped then
 
     def hold(self, key: str) -> None:
         """Note that a reader has a shard in hand: it cannot go."""
         resident = self._residents[key]
         resident.held, resident.course = True, None
         self._unplanned.discard(key)
-        self._orphans.pop(key, None)
 
     def free(self, key: str) -> None:
         """Note that no reader has a shard in hand any more."""
@@ -101,7 +102,7 @@ class Residents:
         """Note that one more plan names a shard, if it is here."""
         resident = self._residents.get(key)
         # In another course's queue it may stay: its place there is no sooner than its soonest use.
-        if resident is not None and not resident.held and resident.course is None:
+        if resident is not None and not resident.held and (resident.course is None or resident.course.ended):
             self._queue(resident)
 
     def passed(self, key: str) -> None:
@@ -112,13 +113,22 @@ class Residents:
 
     def forget(self, course: Course) -> None:
         """Note that a plan is no more."""
-        for entry in self._queues.pop(course, ()):
-            if self._is_true(course, entry):
-                self._residents[entry[1]].course = None
-                self._orphans[entry[1]] = None
+        self._orphans += self._queues.pop(course, ())
+        if len(self._orphans) > 2 * len(self) + _SLACK:  # nobody wanted a victim for a long time
+            self._orphans = [entry for entry in set(self._orphans) if self._is_lost(entry[1])]
+
+    def settle(self) -> None:
+        """Find a queue for some of those whose course has ended: all at once would hold up everybody else."""
+        for _, key in self._orphans[-_BATCH:]:
+            if self._is_lost(key):
+                self._queue(self._residents[key])
+        del self._orphans[-_BATCH:]
+
+    def _is_lost(self, key: str) -> bool:
+        resident = self._residents.get(key)
+        return resident is not None and resident.course is not None and resident.course.ended
 
     def _queue(self, resident: Resident) -> None:
-        self._orphans.pop(resident.key, None)
         use = self._timeline.next_use(self._names(resident.key))
         if use is None:
             resident.course = None
@@ -177,13 +187,8 @@ class Residents:
                     yield self._residents[key], NEVER
             if not self._orphans:
                 break
-            self._adopt_some()
+            self.settle()
         yield from self._furthest_planned()
-
-    def _adopt_some(self) -> None:
-        """Find a queue for some of those whose course is gone: all at once would hold up everybody else."""
-        for key in list(islice(self._orphans, _BATCH)):
-            self._queue(self._residents[key])
 
     def _furthest_planned(self) -> Iterator[tuple[Resident, float]]:
         given: dict[str, tuple[Course, int]] = {}

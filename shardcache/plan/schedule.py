@@ -50,6 +50,7 @@ class Schedule:
     def tick(self, now_s: float) -> None:
         """Say what time it is; never earlier than before."""
         self._timeline.tick(now_s)
+        self._residents.settle()
 
     # What sessions do
 

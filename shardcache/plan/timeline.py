@@ -16,6 +16,7 @@ NEVER = math.inf
 # Until a session has read its first shard it is taken to be as fast as the others, or else as this.
 _GUESS_S = 1.0
 _NO_USES: dict[Course, int] = {}
+_BATCH = 512
 
 Use = tuple[float, Course, int]
 """When a shard is needed next, on which course, and at which of its positions."""
@@ -32,6 +33,7 @@ class Timeline:
         self.now_s = -math.inf
         self._courses: dict[Hashable, Course] = {}
         self._uses: dict[str, dict[Course, int]] = {}  # where each course reads a shard next
+        self._ended: list[Course] = []  # of which there still are uses; they are at no time
 
     def __repr__(self) -> str:
         return f"Timeline(sessions={len(self._courses)}, shards={len(self._uses)})"
@@ -41,7 +43,10 @@ class Timeline:
         if now_s != self.now_s:
             self.now_s = now_s
             for course in self._courses.values():
-                course.tick(now_s)
+                if now_s > course.steady_until_s:
+                    course.tick(now_s)
+        if self._ended:
+            self._sweep()
 
     # What sessions do
 
@@ -77,9 +82,17 @@ class Timeline:
         """Drop a session's plan; return the course that is no more."""
         course = self._courses.pop(session, None)
         if course is not None:
-            for name in course.names[course.cursor :]:
-                self._drop(name, course)
+            course.end()
+            self._ended.append(course)
         return course
+
+    def _sweep(self) -> None:
+        """Forget some of the uses of courses that have ended: all at once would hold up everybody else."""
+        course = self._ended[-1]
+        for name, _ in course.move(course.cursor + _BATCH):
+            self._drop(name, course)
+        if course.cursor == len(course.names):
+            self._ended.pop()
 
     def waits(self, session: Hashable, position: int) -> list[str]:
         """Note that a session has nothing to read until it gets `position`; return the shards that are over."""
@@ -126,13 +139,13 @@ class Timeline:
 
     def next_use(self, names: Collection[str]) -> Use | None:
         """Return the soonest use of a shard, by whichever of its names a plan knows it; None when there is none."""
-        soonest: Use | None = None
+        soonest, soonest_s = None, NEVER
         for name in names:
             for course, position in self._uses.get(name, _NO_USES).items():
                 use_s = course.start_s + course.pace_s * position
-                if soonest is None or use_s < soonest[0]:
-                    soonest = use_s, course, position
-        return soonest
+                if use_s < soonest_s:
+                    soonest, soonest_s = (course, position), use_s
+        return None if soonest is None else (soonest_s, *soonest)
 
     def evicted(self, name: str) -> None:
         """Note that a shard is missing again."""
@@ -141,12 +154,14 @@ class Timeline:
 
     def next_missing(self, present: Callable[[str], bool]) -> tuple[str, float] | None:
         """Return the missing shard that is needed soonest and when, or None when all are present."""
-        soonest: tuple[str, float] | None = None
+        soonest, soonest_s = None, NEVER
         for course in self._courses.values():
-            need_s = self._first_gap(course, present)
-            if need_s is not None and (soonest is None or need_s < soonest[1]):
-                soonest = course.names[course.frontier], need_s
-        return soonest
+            # The gap is at the frontier or behind it, so that most courses need no look at what is present.
+            if course.start_s + course.pace_s * course.frontier < soonest_s:
+                need_s = self._first_gap(course, present)
+                if need_s is not None and need_s < soonest_s:
+                    soonest, soonest_s = course.names[course.frontier], need_s
+        return None if soonest is None else (soonest, soonest_s)
 
     def upcoming(self) -> Iterator[str]:
         """Yield for each session the shard behind the one that it reads or waits for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import click
 import psutil
 from rich.console import Console
 
-from benchmarks import cold, download, half, restart, sharing, warm
+from benchmarks import cold, decisions, download, half, hitrates, restart, sharing, warm
 from benchmarks.table import Row, render
 from benchmarks.workplace import Workplace
 
@@ -27,6 +28,8 @@ PARTS = {
     "warm": warm.measure,
     "cold": cold.measure,
     "half": half.measure,
+    "hitrates": hitrates.measure,
+    "decisions": decisions.measure,
     "sharing": sharing.measure,
     "restart": restart.measure,
 }
@@ -40,7 +43,14 @@ PARTS = {
 )
 @click.option("--keep", is_flag=True, help="Leave the datasets below --root for the next run.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results there as well.")
-def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path | None) -> None:
+@click.option(
+    "--pictures",
+    type=click.Path(path_type=Path),
+    default="bench-results",
+    show_default=True,
+    help="Folder for what the parts draw.",
+)
+def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path | None, pictures: Path) -> None:
     """Compare shardcache with the tools that people use today, on this machine, against a local S3 server."""
     # Whoever stops it by a signal gets the same tidying as with Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -52,6 +62,9 @@ def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path
             for name in parts:
                 place.say(f"[bold]{name}[/]")
                 rows += PARTS[name](place)
+            for picture in folder.glob("*.png"):  # out of the folder, which may be removed
+                pictures.mkdir(parents=True, exist_ok=True)
+                place.say(f"drawn: {shutil.copy(picture, pictures)}")
     except RuntimeError as exn:
         raise click.ClickException(str(exn)) from exn
     machine = _machine()

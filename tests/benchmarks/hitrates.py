@@ -100,7 +100,7 @@ def _lines(by_size: Mapping[int, Rates]) -> dict[str, Sequence[float]]:
 
 def _table(found: Mapping[Crowd, Mapping[int, Rates]]) -> Table:
     table = Table(title="Reads that find their shard in the cache, %", title_justify="left")
-    table.add_column("jobs")
+    table.add_column("jobs", no_wrap=True)
     table.add_column("cache", justify="right")
     for name in found[UNEVEN][CACHES_PERCENT[0]]:
         table.add_column(name, justify="right")

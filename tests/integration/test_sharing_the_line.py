@@ -73,25 +73,21 @@ async def test_a_cancelled_part_at_rest_gives_its_place_back(rig: Rig, gauged: G
     assert (await rig.download(planned)).missing() == []
 
 
-async def test_what_is_waited_for_begins_on_two_connections_and_gets_more(rig: Rig, gauged: GaugedS3) -> None:
-    """One more for each part that arrives, up to a shard's number; what nobody waits for begins with all at once."""
+async def test_who_has_nothing_yet_begins_on_one_connection(rig: Rig, gauged: GaugedS3) -> None:
+    """The first part comes alone; what nobody waits for begins with all connections at once."""
     rig.downloader = rig.make(max_connections=8, shard_connections=5)
     waiting = await rig.stat(gauged.put("waiting", 16 * PART, pause_after=0))
     planned = await rig.stat(gauged.put("planned", 16 * PART, pause_after=0))
-    async with asyncio.TaskGroup() as group:
-        group.create_task(rig.download(waiting, Bid(WAITING)))
-        for connections in (2, 4, 5, 5):
-            await gauged.until(lambda wanted=connections: gauged.at_once == wanted)  # type: ignore[misc]
-            [load] = rig.downloader.loads()
-            assert load.connections == connections
-            gauged.go_on("waiting")
-        assert gauged.requests == sorted(gauged.requests)
-        del gauged.pauses["waiting"]
-    async with asyncio.TaskGroup() as group:
-        group.create_task(rig.download(planned))
-        await gauged.until(lambda: gauged.at_once == 5)
-        del gauged.pauses["planned"]
-        gauged.go_on("planned")
+    for obj, bid, first in ((waiting, Bid(WAITING, alone=True), 1), (planned, Bid(1), 5)):
+        begun = len(gauged.requests)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(rig.download(obj, bid))
+            await gauged.until(lambda begun=begun: len(gauged.requests) > begun)  # type: ignore[misc]
+            assert rig.downloader.loads()[0].connections == first
+            await gauged.until(lambda: gauged.at_once == 5)  # the others follow, though the first has not come
+            name = obj.url.rsplit("/", 1)[1]
+            del gauged.pauses[name]
+            gauged.go_on(name)
 
 
 async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(rig: Rig, gauged: GaugedS3) -> None:

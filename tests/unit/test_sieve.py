@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache.plan.sieve import Sieve
@@ -27,21 +27,26 @@ class Paper:
         """Remove from anywhere; the hand stays between the same neighbours."""
         at = next((at for at, entry in enumerate(self.queue) if entry[0] == key), None)
         if at is not None:
-            del self.queue[at]
-            self.hand -= at < self.hand
+            self.remove(at)
+
+    def remove(self, at: int) -> None:
+        """Take an entry out; a hand that has come past the newest is before the oldest again."""
+        del self.queue[at]
+        self.hand -= at < self.hand
+        self.hand = self.hand if self.hand < len(self.queue) else 0
 
     def evict(self) -> str:
         """Remove what the hand finds unvisited first."""
         while True:
-            self.hand = self.hand if self.hand < len(self.queue) else 0
             entry = self.queue[self.hand]
             if not entry[1]:
-                del self.queue[self.hand]
+                self.remove(self.hand)
                 return str(entry[0])
             entry[1] = False
-            self.hand += 1
+            self.hand = (self.hand + 1) % len(self.queue)
 
 
+@settings(max_examples=500)
 @given(st.lists(st.tuples(st.sampled_from(["use", "evict", "discard"]), st.sampled_from("abcdefgh")), max_size=80))
 def test_the_order_is_that_of_the_paper(steps: list[tuple[str, str]]) -> None:
     """However keys come, are used and go, the next to go is the one that the published algorithm evicts."""
