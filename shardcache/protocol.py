@@ -80,7 +80,10 @@ class ShardRef:
 
 
 class Arriving(TypedDict):
-    """A shard whose first `ready_bytes` can be read at `path`; its other bytes there mean nothing yet."""
+    """A shard whose first `ready_bytes` can be read at `path`; its other bytes there mean nothing yet.
+
+    Another `inode` is there once this download was given up and begun anew: none of its bytes are meant.
+    """
 
     type: str
     id: int
@@ -88,6 +91,7 @@ class Arriving(TypedDict):
     url: str
     version: str
     path: str
+    inode: int
     size_bytes: int
     ready_bytes: int
 

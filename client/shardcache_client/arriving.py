@@ -49,7 +49,7 @@ class ArrivingShard:
         self._size_bytes = grant["size_bytes"]
         path = Path(grant["path"])
         try:
-            self._map = map_file(path, self._size_bytes)
+            self._map = map_file(path, self._size_bytes, grant["inode"])
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=self.url) from exn
         except OSError as exn:

@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from shardcache.errors import CorruptShardError, SampleError, ShardcacheError, ShardChangedError
+from shardcache.errors import (
+    CorruptShardError,
+    OriginUnavailableError,
+    SampleError,
+    ShardcacheError,
+    ShardChangedError,
+)
 from shardcache.protocol import Arriving, Leased
 from shardcache_client.arriving import ArrivingShard
 from shardcache_client.cutting import Sample
@@ -37,7 +43,8 @@ class Passage:
         self._number = 0  # of the sample that comes next
         self._bad = 0  # how many could not be given
         self._last_key = ""
-        self._begun_anew = False
+        self._tried_again = False
+        self._was_arriving = False
 
     def __repr__(self) -> str:
         return f"Passage(position={self._lease.position}, yielded={self._yielded}, {self._shard!r})"
@@ -53,7 +60,7 @@ class Passage:
         which some samples were given.
         """
         with self._naming_what_was_given():
-            self._shard = self._opened()
+            self._open()
 
     def close(self) -> None:
         """Give shard and lease back."""
@@ -69,16 +76,33 @@ class Passage:
             while True:
                 try:
                     yield from self._samples_here()
-                except (ShardChangedError, CorruptShardError):
-                    if self._number or self._begun_anew:
-                        raise
-                    self._begun_anew = True  # as the daemon does: the next version, or the next try, may be whole
-                    self._ask_again()
+                except ShardcacheError as exn:
+                    self._try_again(exn)
                 else:
                     if isinstance(self._shard, ShardReader):
                         return
-                self._close_shard()
-                self._shard = self._opened()
+                self._open()
+
+    def _open(self) -> None:
+        self._close_shard()
+        try:
+            self._shard = self._opened()
+        except ShardcacheError as exn:
+            self._try_again(exn)
+            self._shard = self._opened()
+
+    def _try_again(self, exn: ShardcacheError) -> None:
+        """Ask for the shard once more where that may help, as the daemon tries once more; else raise the error.
+
+        Its next version, or the next try, may be whole, which is of use as long as nothing was given of this one. What
+        merely did not come may be gone on with.
+        """
+        anew = isinstance(exn, ShardChangedError | CorruptShardError) and not self._number
+        late = isinstance(exn, OriginUnavailableError)
+        if self._tried_again or not self._was_arriving or not (anew or late):
+            raise exn
+        self._tried_again = True
+        self._ask_again()
 
     def _samples_here(self) -> Iterator[Sample]:
         assert self._shard is not None
@@ -114,6 +138,7 @@ class Passage:
 
     def _map(self, grant: Grant) -> ShardReader | ArrivingShard:
         if grant["type"] == "arriving":
+            self._was_arriving = True
             return ArrivingShard(cast(Arriving, grant), self._more)
         leased = cast(Leased, grant)
         return ShardReader(Path(leased["path"]), Path(leased["index_path"]), leased["url"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -80,13 +81,18 @@ class ShardReader:
         return cut(self._index, self._map, self.url, start, len(self))
 
 
-def map_file(path: Path, size_bytes: int) -> mmap.mmap:
-    """Map a file for reading. Raises CorruptShardError when it has another size, OSError when it cannot be read."""
+def map_file(path: Path, size_bytes: int, inode: int | None = None) -> mmap.mmap:
+    """Map a file for reading, if it is the one with that inode, where one is given.
+
+    Raises CorruptShardError when it has another size, OSError when it cannot be read or is another.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        found_bytes = os.fstat(fd).st_size
-        if found_bytes != size_bytes:
-            raise CorruptShardError(f"{path} has {found_bytes} bytes instead of {size_bytes}")
+        stat = os.fstat(fd)
+        if inode not in (None, stat.st_ino):
+            raise FileNotFoundError(errno.ENOENT, "another file has taken its place", str(path))
+        if stat.st_size != size_bytes:
+            raise CorruptShardError(f"{path} has {stat.st_size} bytes instead of {size_bytes}")
         mapped = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
     finally:
         os.close(fd)

@@ -1,5 +1,6 @@
 """The beginning of a shard whose rest is still on its way, for readers that have nothing else to read.
 
+Only of stores that guard each read: a version that is held against the store's at the end alone might be a mixture.
 What they may see is the unbroken run of finished parts from the first byte on. Each of them came under If-Match, had
 its length checked and its CRC32C recorded; that the whole is sound is only known at the end, so a reader may learn
 then that what it began to read was not.

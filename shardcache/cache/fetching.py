@@ -100,6 +100,7 @@ class Fetcher:
     async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
         key = shard_key(obj.url, obj.version)
         self._names.learn(transfer.name, key, time.monotonic())
+        self._names.learn_size(transfer.name, obj.size_bytes)
         if transfer.ref.version not in (None, obj.version):
             log.warning("the store holds another version than the manifest", url=obj.url, version=obj.version)
         async with self._claimed(key, transfer):
@@ -150,14 +151,13 @@ class Fetcher:
         while not await self._room.try_reserve(reservation, wanted_bytes, self._needed_at_s(key)):
             self._room.check_possible(footprint_bytes(obj.size_bytes), obj.url)
             if not any(each.waits for each in self._claims[key].transfers):
-                self._names.learn_size(transfer.name, obj.size_bytes)
                 raise PostponedError
             await self._room.change()
 
     async def _download(self, reservation: Reservation, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         begun_s = time.monotonic()
         transfer.stages.enter(Stage.NETWORK)
-        if codec_of(partial.obj.url) is None:
+        if codec_of(partial.obj.url) is None and partial.obj.guarded and partial.obj.ranges:
             transfer.arriving = Arriving(partial, transfer.moved, transfer.waits)
         await self._downloader.download(
             origin, partial.obj, partial, bid=lambda: self._bid(partial.key), progress=transfer.set_done
@@ -197,9 +197,10 @@ class Fetcher:
         beginnings = [transfer.arriving for transfer in transfers if transfer.arriving]
         if waits:
             longest = min(waits, key=lambda wait: wait.since_s or 0.0)
-            return Bid(Class.WAITING, longest.since_s or 0.0, longest.party, alone=bool(beginnings))
+            alone = bool(beginnings) and any(wait.partial for wait in waits)
+            return Bid(Class.WAITING, longest.since_s or 0.0, longest.party, alone)
         if readers := [party for beginning in beginnings for party in beginning.readers]:
-            return Bid(Class.WAITING, time.monotonic(), readers[0], alone=True)  # at the end of its bytes it waits
+            return Bid(Class.WAITING, time.monotonic(), readers[0], alone=True)  # soon it will have read what is here
         return Bid(self._urgency(key), self._planner.now.next_use_s(key), None)
 
     def _needed_at_s(self, key: str) -> float:
@@ -207,6 +208,6 @@ class Fetcher:
             case Class.WAITING:
                 return NOW
             case Class.PLANNED:
-                return self._planner.now.next_use_s(key)
+                return min(self._planner.now.next_use_s(key), AFTER_ALL_PLANS)
             case Class.WARM:
                 return AFTER_ALL_PLANS

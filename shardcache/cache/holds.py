@@ -24,12 +24,12 @@ class Holds:
         if shard.leases == 1 and self._is_here(shard):
             self._planner.now.held(shard.key)
 
-    def try_take(self, shard: Shard) -> bool:
-        """Do so if the shard is still here."""
-        if not self._is_here(shard):
-            return False
-        self.take(shard)
-        return True
+    def try_take(self, key: str) -> Shard | None:
+        """Do so with the shard that is here under a key, if there is one, and return it."""
+        shard = self._store.shards.get(key)
+        if shard is not None:
+            self.take(shard)
+        return shard
 
     def drop(self, shard: Shard) -> None:
         """End one hold."""

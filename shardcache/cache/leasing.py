@@ -105,6 +105,8 @@ class Leasing:
 
     async def quarantine(self, shard: Shard, exn: CorruptShardError) -> None:
         """Take a damaged shard out of service; the next who asks has it fetched again."""
+        if self._store.shards.get(shard.key) is not shard:
+            return  # evicted, or set aside, and perhaps fetched again, while it was looked at
         log.error("cached shard is damaged and set aside", url=exn.url, cause=exn.message)
         self._counters.corrupt += 1
         self._room.forget(shard.key)

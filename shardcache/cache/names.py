@@ -47,7 +47,6 @@ class Names:
     def learn(self, name: str, key: str, now_s: float) -> None:
         """Note that the store answered with the version `key` when it was asked for `name`."""
         self._checked_at_s[name] = now_s
-        self._size_bytes.pop(name, None)
         former = self.key(name)
         if former == key:
             return

@@ -11,7 +11,7 @@ from shardcache.plan.schedule import Schedule
 _GUESS_S = 5.0
 _NEWEST = 0.2
 # A transfer that begins so many times its usual duration ahead is in time although others share its link.
-_LEADS = 2.0
+_LEADS = 1.0
 
 
 class Planner:

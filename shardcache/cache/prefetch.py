@@ -10,7 +10,7 @@ import structlog
 
 from shardcache.cache.names import Names
 from shardcache.cache.planner import Planner
-from shardcache.cache.room import Room
+from shardcache.cache.room import LOOK_AGAIN_S, Room
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers import Class, Transfer, Transfers
 from shardcache.errors import ShardcacheError
@@ -57,7 +57,10 @@ class Prefetcher:
                     await self._changed.wait()
 
     def _start_all(self) -> float | None:
-        """Start what can be started now; return when to look again if nothing changes, in seconds, or None."""
+        """Start what can be started now; return when to look again if nothing changes, in seconds, or None.
+
+        Time passes without a word from anybody: a lead time is reached, a file that was open is closed.
+        """
         while sum(map(self._is_ahead, self._transfers.all())) < self._max_transfers:
             now = self._planner.now
             missing = now.next_missing(self._is_cared_for)
@@ -69,9 +72,9 @@ class Prefetcher:
             # What is needed later than the soonest missing shard has even less claim to the room.
             if size_bytes is not None and self._must_wait(footprint_bytes(size_bytes), needed_at_s):
                 early_s = needed_at_s - now.now_s - self._planner.lead_s
-                return early_s if early_s > 0 else None
+                return min(early_s, LOOK_AGAIN_S) if early_s > 0 else LOOK_AGAIN_S
             self._transfers.start(name, ref, Class.PLANNED)
-        return None
+        return LOOK_AGAIN_S
 
     def _must_wait(self, size_bytes: int, needed_at_s: float) -> bool:
         """Whether there is no room now; what can never have any is started, to fail and be out of the others' way."""

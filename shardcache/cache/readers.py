@@ -80,6 +80,8 @@ class Reader:
 
     def declare(self, reads: int) -> None:
         """Begin a plan, with no shards yet; `reads` of all its positions belong to the present epoch."""
+        if self._asked:
+            raise ProtocolError("a new plan has to wait for the leases that were asked for")
         self.refs, self._names, self._course = {}, [], []
         for lease in self._leases.values():
             lease.position = _OF_A_FORMER_PLAN
@@ -103,6 +105,8 @@ class Reader:
     async def lease(self, position: int, *, partial: bool) -> Lease:
         """Return the shard at a position of the plan, leased. Raises all that fetching it may raise."""
         ref, wait = self._ref(position), Wait(self.job.key, partial=partial)
+        if position in self._asked:
+            raise ProtocolError(f"position {position} is asked for already")
         self._asked[position] = wait
         self._settle()
         try:
@@ -120,9 +124,8 @@ class Reader:
         self.owner.count(hit=isinstance(found, Published) and found.hit)
         self._leases[lease.id] = lease
         self._settle()
-        if lease is not self._hand and lease.held and lease.shard is not None:
-            lease.held = False
-            self.owner.holds.drop(lease.shard)
+        if lease is not self._hand:
+            self._put_down(lease)
         return lease
 
     async def more(self, lease_id: int, beyond_bytes: int) -> Lease:
@@ -131,8 +134,8 @@ class Reader:
         Raises what its transfer failed with; the lease is over then.
         """
         lease = self._lease(lease_id)
-        if lease.arriving is None:
-            return lease
+        if lease.arriving is None or lease.position == _OF_A_FORMER_PLAN:
+            raise ProtocolError(f"lease {lease_id} is not of a shard that is arriving")
         transfer = self.transfer(lease.position)
         wait = Wait(self.job.key, stages=None if transfer is None else transfer.stages)
         self._clock.start(wait)
@@ -205,10 +208,15 @@ class Reader:
         """After any change: put the next granted shard into the reader's hands, or note that it waits."""
         if self._closed:
             return
-        if self._hand is None and self._leases:
-            self._hand = min(self._leases.values(), key=attrgetter("position"))
-            self._pick_up(self._hand)
-        position = min(self._asked) if self._asked and self._hand is None else None
+        first = min(self._leases.values(), key=attrgetter("position"), default=None)
+        if first is not None and first is not self._hand:
+            if self._hand is not None:
+                self._put_down(self._hand)
+            self._hand = first
+            self._pick_up(first)
+        position = min(self._asked, default=None)
+        if position is not None and self._hand is not None and self._hand.position <= position:
+            position = None  # it reads; what it asks for comes after that, unless an earlier one is asked for again
         stalled = None if position is None else self._asked[position]
         if stalled is self._stalled:
             return
@@ -221,10 +229,17 @@ class Reader:
                 self.owner.transfers.hurry(transfer)
             self.owner.changed.notify()
 
+    def _put_down(self, lease: Lease) -> None:
+        lease.look()
+        if lease.held and lease.shard is not None:
+            lease.held = False
+            self.owner.holds.drop(lease.shard)
+
     def _pick_up(self, lease: Lease) -> None:
         lease.look()
         if lease.shard is not None and not lease.held:
-            lease.held = self.owner.holds.try_take(lease.shard)
+            shard = self.owner.holds.try_take(lease.shard.key)  # it may have gone and come again since
+            lease.held, lease.shard = shard is not None, shard or lease.shard
         lease.stalled_before_s = self._clock.stalled_s
         if lease.held or lease.shard is None:
             self.owner.planner.now.reads(self, lease.position)

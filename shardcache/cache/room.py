@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 
 from shardcache.cache.names import Names
 from shardcache.cache.pages import Pages
@@ -21,7 +22,7 @@ from shardcache.store.store import Store
 NOW = float("-inf")
 AFTER_ALL_PLANS = sys.float_info.max
 
-_LOOK_AGAIN_S = 1.0
+LOOK_AGAIN_S = 1.0
 # Of so many evicted shards it is remembered that they were here.
 _REMEMBERED = 100_000
 
@@ -40,13 +41,14 @@ class Room:
         self._counters = counters
         self._lock = asyncio.Lock()
         self._evicted: dict[str, None] = {}
-        self._still_open: set[str] = set()
+        self._still_open: dict[str, float] = {}  # since when, of shards that some process kept from going
         for shard in store.shards.values():
             planner.now.arrived(shard.key, shard.kept_bytes)
 
     async def try_reserve(self, reservation: Reservation, size_bytes: int, needed_at_s: float) -> bool:
         """Grow the reservation by `size_bytes` if that can be done now, evicting if need be."""
         async with self._lock:
+            self._look_again()
             while shortfall := self._store.shortfall_bytes(size_bytes):
                 if not await self._free(shortfall, needed_at_s):
                     return False
@@ -56,16 +58,21 @@ class Room:
     async def change(self) -> None:
         """Return when what may be evicted has changed, or after a while: who closes a file tells nobody."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_AGAIN_S):
+            async with asyncio.timeout(LOOK_AGAIN_S):
                 await self.changed.wait()
-                return
-        for shard in map(self._store.shards.get, self._still_open):
+
+    def _look_again(self) -> None:
+        """Let what was still open a while ago be chosen once more."""
+        limit_s = time.monotonic() - LOOK_AGAIN_S
+        for key in [key for key, since_s in self._still_open.items() if since_s <= limit_s]:
+            del self._still_open[key]
+            shard = self._store.shards.get(key)
             if shard is not None and not shard.leases:
-                self._planner.now.freed(shard.key)
-        self._still_open.clear()
+                self._planner.now.freed(key)
 
     def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
         """Whether `try_reserve` would succeed now; evicts nothing."""
+        self._look_again()
         shortfall = self._store.shortfall_bytes(size_bytes)
         leftovers = sum(leftover.size_bytes for leftover in self._store.leftovers.values())
         return self._victims(shortfall - leftovers, needed_at_s) is not None
@@ -86,7 +93,7 @@ class Room:
             removed = await self._store.remove(shard)
         finally:
             if not removed:
-                self._still_open.add(shard.key)
+                self._still_open[shard.key] = time.monotonic()
         if removed:
             self._counters.evictions += 1
             self.forget(shard.key)
@@ -99,7 +106,7 @@ class Room:
 
     def forget(self, key: str) -> None:
         """Tell plan and names that a shard is no longer here."""
-        self._still_open.discard(key)
+        self._still_open.pop(key, None)
         self._planner.now.gone(key)
         self._pages.gone(key)
         self._names.forget(key)

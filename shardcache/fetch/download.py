@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from shardcache.errors import ShardChangedError
+from shardcache.errors import OriginUnavailableError, ShardChangedError
 from shardcache.fetch.bandwidth import Bandwidth
 from shardcache.fetch.bid import Bid
 from shardcache.fetch.buffers import Buffers
@@ -140,7 +140,15 @@ class Downloader:
                             await download.origin.read_into(download.obj, start, part, tap)
                     await download.write(index, part)
 
-        await self._retry.call(attempt)
+        async def patient_attempt() -> None:
+            while True:
+                try:
+                    return await attempt()
+                except OriginUnavailableError:
+                    if not claim.paused:  # a store may hang up on who rests; that says nothing of the store
+                        raise
+
+        await self._retry.call(patient_attempt)
 
     async def _stream(self, download: _Download) -> None:
         obj, sink, claim = download.obj, download.sink, download.claim()

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from shardcache.errors import OriginBusyError
 from shardcache.fetch.aimd import Aimd
@@ -55,6 +56,7 @@ class Claim:
         bid: asked whenever a slot is to be given away.
         store: whose limit of concurrency it falls under.
         work: what can be paused while the slot is held; None where nothing can.
+        paused: whether it was, since it was last granted a slot anew.
         arrival: a number that grows from claim to claim.
     """
 
@@ -64,7 +66,7 @@ class Claim:
     arrival: int = field(default_factory=count().__next__)
     _granted: asyncio.Future[None] | None = None
     _generation: int = 0
-    _alone_until_s: float | None = None
+    paused: bool = False
 
     @property
     def _begun(self) -> bool:
@@ -94,6 +96,7 @@ class Slots:
         self._held: Counter[str] = Counter()
         self._limits: dict[str, Aimd] = {}
         self._rotation = Rotation()
+        self._alone_until_s: WeakKeyDictionary[Callable[[], Bid], float] = WeakKeyDictionary()  # of each download
         self._pauses = 0
 
     def __repr__(self) -> str:
@@ -115,10 +118,10 @@ class Slots:
         A block that ends with OriginBusyError lowers its store's limit, one that ends well may raise it.
         """
         limit = self._limits.setdefault(claim.store, Aimd(self._count))
-        claim._granted = asyncio.get_running_loop().create_future()
+        claim._granted, claim.paused = asyncio.get_running_loop().create_future(), False
         self._queue.append(claim)
-        self.deal()
         try:
+            self.deal()
             await claim._granted
             yield
             limit.succeeded(claim._generation)
@@ -147,10 +150,10 @@ class Slots:
         loop, stores = asyncio.get_running_loop(), set[str]()
         for claim in (*self._holding, *self._queue):
             if bids.of(claim).alone:
-                if claim._alone_until_s is None:
-                    claim._alone_until_s = loop.time() + _ALONE_S
+                if claim.bid not in self._alone_until_s:
+                    self._alone_until_s[claim.bid] = loop.time() + _ALONE_S
                     loop.call_later(_ALONE_S, self.deal)
-                if loop.time() < claim._alone_until_s:
+                if loop.time() < self._alone_until_s[claim.bid]:
                     stores.add(claim.store)
         return stores
 
@@ -165,6 +168,8 @@ class Slots:
         return sum(claim._begun for claim in self._queue) < self._count
 
     def _usurpers(self, bids: _Bids) -> list[Claim]:
+        if all(holder.work is None or bids.of(holder).waiting for holder in self._holding):
+            return []
         more = self._may_pause_more
         urgent = [claim for claim in self._queue if bids.of(claim).waiting and (more or claim._begun)]
         return [claim for claim in urgent if self._victims(claim, bids)]
@@ -204,6 +209,7 @@ class Slots:
     def _pause(self, claim: Claim) -> None:
         assert claim.work is not None
         claim.work.halt()
+        claim.paused = True
         self._leave(claim)
         self._queue.append(claim)
         self._pauses += 1

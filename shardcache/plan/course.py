@@ -27,6 +27,7 @@ class Course:
 
     __slots__ = (
         "_again",
+        "_last",
         "_since_s",
         "cursor",
         "frontier",
@@ -45,6 +46,7 @@ class Course:
         self.seconds_per_shard = seconds_per_shard
         self.measured = False
         self._again: list[int] = []  # for each position, the next one of the same shard, or 0
+        self._last: dict[str, int] = {}  # the latest position of each shard that is read more than once
         self._since_s: float | None = now_s
         self.tick(now_s)
 
@@ -75,18 +77,19 @@ class Course:
         """Whether that is so."""
         return self.start_s == math.inf
 
-    def append(self, name: str, last: int | None) -> int:
-        """Add a shard at the end and return its position; `last` is the latest one at which it is read already."""
+    def append(self, name: str, first: int | None) -> int:
+        """Add a shard at the end and return its position; `first` is the next one at which it is read already."""
         position = len(self.names)
         if position == len(_POSITIONS):
             _POSITIONS.append(position)
         position = _POSITIONS[position]
         self.names.append(name)
         self._again.append(0)
-        if last is not None:
-            while self._again[last]:
-                last = self._again[last]
-            self._again[last] = position
+        if first is not None:
+            self._again[self._last.get(name, first)] = position
+            self._last[name] = position
+        else:
+            self._last.pop(name, None)
         return position
 
     def again(self, position: int) -> int | None:

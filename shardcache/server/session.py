@@ -201,6 +201,7 @@ class Session:
             "version": arriving.partial.obj.version,
             "path": str(arriving.partial.path),
             "size_bytes": arriving.partial.obj.size_bytes,
+            "inode": arriving.partial.inode,
             "ready_bytes": arriving.ready_bytes,
         }
 

@@ -24,6 +24,7 @@ from shardcache.store.files import WRITE_BYTES, disk_errors, size_or_zero, unlin
 from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 
 _RECORD = struct.Struct("<II")
+_MODE = 0o640  # readers of the group may look into what arrives, whatever the umask
 
 Seen: TypeAlias = Callable[[memoryview], object]
 
@@ -40,6 +41,7 @@ class Partial:
         key: name of the shard in the cache.
         part_bytes: size of every part but the last.
         done: CRC32C of each finished part, by part number.
+        inode: of the file at `path`; another download of the same shard has another.
     """
 
     key: str
@@ -48,6 +50,7 @@ class Partial:
     path: Path
     journal_path: Path
     done: dict[int, int]
+    inode: int = 0
     # Writers of one file would only spin on its lock in the kernel.
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
@@ -63,6 +66,8 @@ class Partial:
         with disk_errors(path):
             if not partial._resume():
                 partial._create()
+            path.chmod(_MODE)
+            partial.inode = path.stat().st_ino
         return partial
 
     @property

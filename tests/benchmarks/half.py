@@ -21,7 +21,7 @@ from benchmarks.training import WORKERS, Task
 from benchmarks.workplace import Workplace
 
 JOBS = 2
-EPOCHS = 3
+EPOCHS = 6
 SAMPLES_PER_S = 1000.0
 SHARDS = 100
 

@@ -78,11 +78,13 @@ def test_two_readers_share_what_arrives(daemon: Daemon, store: GatedStore) -> No
     eventually(lambda: daemon.leases() == 0)
 
 
-def test_without_partial_reads_nothing_comes_before_the_whole(daemon: Daemon, store: GatedStore) -> None:
-    """Who opts out gets no sample of a shard that has not been checked to its end."""
+@pytest.mark.parametrize(("partial_reads", "etags"), [(False, True), (True, False)])
+def test_nothing_comes_before_the_whole(daemon: Daemon, store: GatedStore, partial_reads: bool, etags: bool) -> None:
+    """Not to who opts out, and of no store that cannot guard each read against another version."""
+    store.etags = etags
     url = store.put("a.tar", BODY)
     read: list[str] = []
-    dataset = ShardDataset(url, socket=daemon.socket, partial_reads=False)
+    dataset = ShardDataset(url, socket=daemon.socket, partial_reads=partial_reads)
     thread = threading.Thread(target=lambda: read.extend(sample["__key__"] for sample in dataset))
     thread.start()
     store.let("a.tar", 5 * PART_BYTES)

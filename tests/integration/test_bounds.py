@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardcache_client import ShardDataset
-from support.daemon import Daemon
+from support.daemon import Daemon, eventually
 from support.tars import write_shards
 
 SHARDS = 12
@@ -75,6 +75,23 @@ def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, room: i
     assert status["cache"]["used_bytes"] <= capacity_bytes
     assert max(seen_bytes) <= capacity_bytes
     assert status["counters"]["evictions"] >= SHARDS - room
+
+
+def test_a_file_that_was_open_goes_once_it_is_closed(tmp_path: Path) -> None:
+    """However busy the cache is, what kept a shard from going is looked at again, and the waiting reader served."""
+    (tmp_path / "data").mkdir()
+    paths = write_shards(tmp_path / "data", 2, SAMPLES, SIZES)
+    with Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon:
+        list(ShardDataset(f"file://{paths[0]}", socket=daemon.socket))
+        (cached,) = (daemon.cache_dir / "shards").rglob("*.tar")
+        with cached.open("rb"):
+            thread = threading.Thread(target=lambda: list(ShardDataset(f"file://{paths[1]}", socket=daemon.socket)))
+            thread.start()
+            eventually(
+                lambda: any(row["stage"].startswith("waiting for space") for row in daemon.status()["transfers"])
+            )
+        thread.join()
+        assert [shard["url"] for shard in daemon.shards()] == [f"file://{paths[1]}"]
 
 
 def test_a_shard_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -> None:

@@ -107,6 +107,31 @@ def test_a_lease_ahead_that_lost_its_place_is_asked_for_again(daemon: Daemon, ur
         assert job["shards_done"] == 1
 
 
+def test_a_lease_ahead_whose_shard_went_and_came_is_held_like_any(daemon: Daemon, urls: list[str]) -> None:
+    """What matters is the file under the path that was given, whoever brought it back."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 1])
+        first = session.ask("lease", position=0)
+        session.ask("lease", position=1)
+        assert json.loads(daemon.request("POST", "/v1/evict", {"urls": [urls[1]]}))["evicted"] == [urls[1]]
+        eventually(lambda: urls[1] in {shard["url"] for shard in daemon.shards()})
+        session.send(type="release", lease=first["lease"])
+        eventually(lambda: leases(daemon, urls[1]) == 1)
+
+
+def test_an_earlier_position_may_be_asked_for_again(daemon: Daemon, urls: list[str]) -> None:
+    """It comes into the reader's hands before the one that it had leased ahead."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 1])
+        first = session.ask("lease", position=0)
+        session.ask("lease", position=1)
+        session.send(type="release", lease=first["lease"])
+        eventually(lambda: leases(daemon, urls[1]) == 1)
+        assert session.ask("lease", position=0)["url"] == urls[0]
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 0)
+        assert session.ask("plan", shards=[], order=[], reads=0)["type"] == "ok"
+
+
 def test_a_flood_of_requests_slows_its_sender_alone(daemon: Daemon, urls: list[str]) -> None:
     """Thousands of requests that nobody waits for are all answered, and another session is served among them."""
     with Session(daemon) as flooding, Session(daemon) as other:

@@ -18,9 +18,11 @@ class GatedStore:
     """Serves objects over plain HTTP; a ranged read is answered once its last byte has been let go.
 
     Attributes:
+        etags: whether answers tell the object's version.
         asked: the first byte of every ranged read, in order.
     """
 
+    etags: bool = True
     asked: list[int] = field(default_factory=list)
     _objects: dict[str, bytes] = field(default_factory=dict)
     _open_until: dict[str, int] = field(default_factory=dict)
@@ -80,14 +82,15 @@ class GatedStore:
             self._changed.wait_for(lambda: self._open_until[name] >= stop, LIMIT_S)
             body = self._objects[name]
         etag = f'"{hashlib.md5(body).hexdigest()}"'
+        headers = {"ETag": etag} if self.etags else {}
         if request.headers.get("If-Match", etag) != etag:
             self._send(request, 412, {}, b"")
         elif found:
             stop = min(stop, len(body))
-            headers = {"ETag": etag, "Content-Range": f"bytes {start}-{stop - 1}/{len(body)}"}
-            self._send(request, 206, headers, body[start:stop])
+            content_range = f"bytes {start}-{stop - 1}/{len(body)}"
+            self._send(request, 206, headers | {"Content-Range": content_range}, body[start:stop])
         else:
-            self._send(request, 200, {"ETag": etag, "Accept-Ranges": "bytes"}, body)
+            self._send(request, 200, headers | {"Accept-Ranges": "bytes"}, body)
 
     @staticmethod
     def _send(request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes) -> None:

@@ -53,8 +53,10 @@ class Peer:
 
     def arrive(self, lease: int, ready_bytes: int, **fields: Any) -> None:
         """Hear one request and answer it with the beginning of a shard."""
-        place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.part", "size_bytes": 10_240}
-        self.say(type="arriving", id=self.hear()["id"], lease=lease, ready_bytes=ready_bytes, **(place | fields))
+        place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.part", "size_bytes": 10_240} | fields
+        path = Path(str(place["path"]))
+        inode = path.stat().st_ino if path.exists() else 0
+        self.say(type="arriving", id=self.hear()["id"], lease=lease, ready_bytes=ready_bytes, inode=inode, **place)
 
     def refuse(self, error: ShardcacheError) -> None:
         """Hear one request and answer it with an error."""

@@ -46,6 +46,7 @@ class Download:
         self._tar = tar
         self._steps = iter(steps)
         path.write_bytes(bytes([blank]) * len(tar))
+        self._inode = path.stat().st_ino
         self._advance(next(self._steps, 0))
 
     def _advance(self, ready_bytes: int) -> None:
@@ -62,6 +63,7 @@ class Download:
             url=URL,
             version="v1",
             path=str(self.path),
+            inode=self._inode,
             size_bytes=len(self._tar),
             ready_bytes=self.ready_bytes,
         )
@@ -240,7 +242,10 @@ def test_a_file_that_is_not_there_or_not_the_one(path: Path) -> None:
     with pytest.raises(CorruptShardError, match="512 bytes instead of") as caught:
         download.open()
     assert caught.value.url == URL
-    path.unlink()
+    path.rename(path.with_suffix(".former"))
     with pytest.raises(ShardGoneError, match="cannot read"):
+        download.open()
+    path.write_bytes(bytes(len(make_tar(random_samples(2)))))
+    with pytest.raises(ShardGoneError, match="another file has taken its place"):
         download.open()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

@@ -168,12 +168,42 @@ def test_bad_samples_are_not_counted_as_given(socket: Path, folder: Folder) -> N
     assert caught.value.yielded == 2
 
 
-def test_a_failure_before_the_first_sample_is_as_ever(socket: Path, folder: Folder) -> None:
-    """Where nothing had been given, nothing is said of it."""
+def test_what_merely_did_not_come_is_asked_for_once_more(socket: Path, folder: Folder) -> None:
+    """A store that was away for a moment costs the reader no sample and gives it none twice."""
+
+    def script(peer: Peer) -> None:
+        peer.begin()
+        peer.arrive(7, **folder.arrive(FOUR_READY))
+        peer.refuse(OriginUnavailableError("503"))
+        peer.grant(8, **folder.publish())
+        peer.stay()
+
+    with passing(socket, script) as (passage, _):
+        assert keys(passage) == KEYS
+
+
+@pytest.mark.parametrize("error", [ShardChangedError("412"), CorruptShardError("differs")])
+def test_a_shard_of_which_nothing_was_given_is_begun_anew(socket: Path, folder: Folder, error: ShardcacheError) -> None:
+    """The daemon fetches such a shard once more, and so it is asked for once more."""
 
     def script(peer: Peer) -> None:
         peer.begin()
         peer.arrive(7, **folder.arrive(100))
+        peer.refuse(error)
+        peer.grant(8, **(folder.publish() | {"version": "v2"}))
+        peer.stay()
+
+    with passing(socket, script) as (passage, _):
+        assert keys(passage) == KEYS
+
+
+def test_a_failure_before_the_first_sample_is_as_ever(socket: Path, folder: Folder) -> None:
+    """Where nothing had been given, nothing is said of it; the second failure stands."""
+
+    def script(peer: Peer) -> None:
+        peer.begin()
+        peer.arrive(7, **folder.arrive(100))
+        peer.refuse(OriginUnavailableError("503"))
         peer.refuse(OriginUnavailableError("503"))
         peer.stay()
 
