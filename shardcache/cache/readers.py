@@ -110,12 +110,15 @@ class Reader:
         self._asked[position] = wait
         self._settle()
         try:
-            found = await self.owner.leasing.acquire(ref, Class.PLANNED, wait)
-        except BaseException:
+            lease = self._granted(position, await self.owner.leasing.acquire(ref, Class.PLANNED, wait))
+        finally:
             del self._asked[position]
             self._settle()
-            raise
-        del self._asked[position]
+        if lease is not self._hand:
+            self._put_down(lease)
+        return lease
+
+    def _granted(self, position: int, found: Published | Arriving) -> Lease:
         lease = Lease(next(self.owner.ids), position)
         if isinstance(found, Arriving):
             lease.arriving = found
@@ -123,9 +126,6 @@ class Reader:
             lease.shard, lease.held = found.shard, True
         self.owner.count(hit=isinstance(found, Published) and found.hit)
         self._leases[lease.id] = lease
-        self._settle()
-        if lease is not self._hand:
-            self._put_down(lease)
         return lease
 
     async def more(self, lease_id: int, beyond_bytes: int) -> Lease:

@@ -81,6 +81,22 @@ def test_a_plan_goes_in_pieces(daemon: Daemon, urls: list[str]) -> None:
             session.send(type="release", lease=leased["lease"])
 
 
+def test_a_plan_of_a_million_positions_is_taken_while_others_are_served(daemon: Daemon, urls: list[str]) -> None:
+    """It comes in pieces, between which another session gets its shards; then it is read like any."""
+    with Session(daemon) as huge, Session(daemon) as other:
+        huge.plan(urls, [0])
+        other.plan(urls, [0, 1, 2, 3])
+        for piece in range(10):
+            huge.send(type="extend", id=1000 + piece, shards=[], order=[1, 2, 3, 0] * 25_000)
+            if piece < 4:
+                leased = other.ask("lease", position=piece)
+                assert leased["url"] == urls[piece]
+                other.send(type="release", lease=leased["lease"])
+        assert [huge.receive()["type"] for _ in range(10)] == ["ok"] * 10
+        assert huge.ask("lease", position=0)["url"] == urls[0]
+        assert huge.ask("lease", position=3)["url"] == urls[3]
+
+
 def test_a_lease_ahead_holds_nothing(daemon: Daemon, urls: list[str]) -> None:
     """Only the shard in hand is pinned; the next one becomes so when that is given back."""
     with Session(daemon) as session:

@@ -1,0 +1,63 @@
+"""What `status` tells of jobs, while they wait and afterwards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache_client import ShardDataset
+from support.daemon import Daemon, eventually
+from support.gated_store import GatedStore
+from support.tars import make_tar, random_samples, write_shards
+
+PART_BYTES = 64 * 1024
+
+
+@pytest.fixture
+def store() -> Iterator[GatedStore]:
+    """A store that holds everything back."""
+    with GatedStore() as running:
+        yield running
+
+
+def job(daemon: Daemon, name: str) -> dict[str, Any]:
+    """Return what is told of a job; nothing while it is not known."""
+    return next((row for row in daemon.status()["jobs"] if row["name"] == name), {})
+
+
+def test_a_job_that_waits_for_the_network(tmp_path: Path, store: GatedStore) -> None:
+    """While it waits the page says for what and that nothing is ahead; afterwards how long, and its pace."""
+    url = store.put("a.tar", make_tar(random_samples(50, {"bin": 9_000})))
+    store.let("a.tar", 1)  # what tells size and version
+    with Daemon(tmp_path, "--part-size", str(PART_BYTES)) as daemon:
+        dataset = ShardDataset(url, socket=daemon.socket, job="thirsty")
+        thread = threading.Thread(target=lambda: list(dataset))
+        thread.start()
+        eventually(lambda: job(daemon, "thirsty").get("waiting_for") == "downloading from the store")
+        waiting = job(daemon, "thirsty")
+        assert (waiting["waiting"], waiting["ahead_s"], waiting["shards_per_s"]) == (1, 0.0, 0.0)
+        (transfer,) = daemon.status()["transfers"]
+        assert (transfer["class"], transfer["needed_in_s"], transfer["waiters"]) == ("waiting", 0.0, 1)
+        eventually(lambda: [row["connections"] for row in daemon.status()["origins"]] == [8])
+        assert job(daemon, "thirsty")["stall_s"] > waiting["stall_s"], "it counts while it goes on"
+        store.let("a.tar")
+        thread.join()
+        done = job(daemon, "thirsty")
+        assert (done["waiting"], done["ahead_s"], done["shards_done"]) == (0, None, 1)
+        assert done["waited"]["network_s"] > 0
+        assert sum(done["waited"].values()) == pytest.approx(done["stall_s"], abs=0.01)
+
+
+def test_what_went_and_was_needed_again_is_regretted(tmp_path: Path) -> None:
+    """Two shards that take turns in a cache of one: each comes again after it went."""
+    (tmp_path / "data").mkdir()
+    urls = [f"file://{path}" for path in write_shards(tmp_path / "data", 2, 10, {"bin": 40_000})]
+    with Daemon(tmp_path, capacity="500000") as daemon:
+        for url in [*urls, *urls]:
+            assert len(list(ShardDataset(url, socket=daemon.socket))) == 10
+        counters = daemon.status()["counters"]
+    assert (counters["evictions"], counters["regrets"]) == (3, 2)
