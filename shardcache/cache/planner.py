@@ -10,8 +10,6 @@ from shardcache.plan.schedule import Schedule
 # Before anything was measured, a shard is taken to need this long.
 _GUESS_S = 5.0
 _NEWEST = 0.2
-# A transfer that begins so many times its usual duration ahead is in time although others share its link.
-_LEADS = 1.0
 
 
 class Planner:
@@ -33,8 +31,8 @@ class Planner:
 
     @property
     def lead_s(self) -> float:
-        """How long before its need a shard's fetch may evict what is planned."""
-        return _LEADS * self._transfer_s
+        """How long before its need a shard's fetch may evict what is planned: what transfers take at present."""
+        return self._transfer_s
 
     def learn(self, transfer_s: float) -> None:
         """Take note of how long a shard took from its first byte asked for to its publication."""
