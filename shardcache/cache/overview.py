@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+import humanize
+
 from shardcache.cache.jobs import Job
 from shardcache.cache.names import Names
 from shardcache.cache.planner import Planner
@@ -66,10 +68,11 @@ class Overview:
         stage, space = transfer.stages.present, self._store.space
         if stage is not Stage.SPACE:
             return stage.value
-        capacity, pinned, arriving = space.capacity_bytes, self._pinned_bytes(), space.promised_bytes
+        amounts = (space.capacity_bytes, self._pinned_bytes(), space.promised_bytes)
+        capacity, pinned, arriving = map(humanize.naturalsize, amounts)
         return (
-            f"{stage.value}: of its {capacity / 1e6:,.0f} MB readers have {pinned / 1e6:,.0f} in hand and "
-            f"{arriving / 1e6:,.0f} are promised to what arrives; it needs room for two shards a reader (--capacity)"
+            f"{stage.value}: of its {capacity} readers have {pinned} in hand, and {arriving} are promised to what "
+            "comes; it needs room for two shards a reader (--capacity)"
         )
 
     def _pinned_bytes(self) -> int:

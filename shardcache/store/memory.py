@@ -62,11 +62,6 @@ class Memory:
         """What files may fill before memory is short."""
         return max(0, self.available_bytes - int(self.limit_bytes * _RESERVE))
 
-    @property
-    def is_short(self) -> bool:
-        """Whether less than a tenth of the limit is available."""
-        return self.spare_bytes == 0
-
 
 def own_cgroup(text: str) -> str:
     """Return the cgroup v2 that /proc/self/cgroup names, relative to the root; empty for the root or without one."""

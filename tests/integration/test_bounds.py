@@ -12,6 +12,7 @@ import pytest
 
 from shardcache_client import ShardDataset
 from support.daemon import Daemon, eventually
+from support.raw_session import RawSession
 from support.tars import write_shards
 
 SHARDS = 12
@@ -92,6 +93,26 @@ def test_a_file_that_was_open_goes_once_it_is_closed(tmp_path: Path) -> None:
             )
         thread.join()
         assert [shard["url"] for shard in daemon.shards()] == [f"file://{paths[1]}"]
+
+
+def test_who_waits_for_space_is_told_who_has_it(tmp_path: Path) -> None:
+    """One reader's shard fills the cache; the other learns that, and which option helps; then it is served."""
+    (tmp_path / "data").mkdir()
+    urls = [f"file://{path}" for path in write_shards(tmp_path / "data", 2, SAMPLES, SIZES)]
+    with (
+        Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,
+        RawSession(daemon) as holding,
+        RawSession(daemon) as waiting,
+    ):
+        holding.plan(urls, [0])
+        waiting.plan(urls, [1])
+        leased = holding.ask("lease", position=0)
+        waiting.send(type="lease", id=99, position=0)
+        eventually(lambda: [row["stage"] for row in daemon.status()["transfers"]] == ["waiting for space in the cache"])
+        reason = waiting.ask("explain", of=99)["reason"]
+        assert "of its 500.0 kB readers have 42" in reason and "--capacity" in reason
+        holding.send(type="release", lease=leased["lease"])
+        assert waiting.receive()["id"] == 99
 
 
 def test_a_shard_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -> None:

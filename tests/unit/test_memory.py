@@ -94,11 +94,10 @@ def test_own_cgroup_is_that_of_version_2(text: str, path: str) -> None:
     assert own_cgroup(text) == path
 
 
-@pytest.mark.parametrize(("available_bytes", "spare_bytes", "short"), [(50, 40, False), (10, 0, True), (5, 0, True)])
-def test_memory_is_short_below_a_tenth(available_bytes: int, spare_bytes: int, short: bool) -> None:
-    """A tenth of the limit is left to others; without more than that, memory is short."""
-    memory = Memory(100, available_bytes)
-    assert (memory.spare_bytes, memory.is_short) == (spare_bytes, short)
+@pytest.mark.parametrize(("available_bytes", "spare_bytes"), [(50, 40), (10, 0), (5, 0)])
+def test_memory_is_short_below_a_tenth(available_bytes: int, spare_bytes: int) -> None:
+    """A tenth of the limit is left to others; without more than that, nothing is to spare."""
+    assert Memory(100, available_bytes).spare_bytes == spare_bytes
 
 
 def test_this_machine_can_be_read() -> None:
