@@ -42,8 +42,9 @@ class Room:
         self._lock = asyncio.Lock()
         self._evicted: dict[str, None] = {}
         self._still_open: dict[str, float] = {}  # since when, of shards that some process kept from going
+        now = planner.now
         for shard in store.shards.values():
-            planner.now.arrived(shard.key, shard.kept_bytes)
+            now.arrived(shard.key, shard.kept_bytes)
 
     async def try_reserve(self, reservation: Reservation, size_bytes: int, needed_at_s: float) -> bool:
         """Grow the reservation by `size_bytes` if that can be done now, evicting if need be."""
