@@ -73,7 +73,7 @@ class Cache:
         self._readers = readers
         self._store = store
         self._transfers = transfers
-        self._overview = Overview(store, planner, names, transfers, readers, downloader, counters)
+        self._overview = Overview(store, planner, names, transfers, readers, prefetcher, downloader, counters)
         self._upkeep = Upkeep(store, room, holds, leasing)
         self._warming = Warming(store, transfers, leasing, origins, downloader, settings.max_transfers)
 

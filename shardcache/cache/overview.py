@@ -12,6 +12,7 @@ import humanize
 from shardcache.cache.jobs import Job
 from shardcache.cache.names import Names
 from shardcache.cache.planner import Planner
+from shardcache.cache.prefetch import Prefetcher
 from shardcache.cache.readers import Reader, Readers
 from shardcache.cache.transfers import Transfer, Transfers
 from shardcache.cache.waiting import Stage
@@ -33,6 +34,7 @@ class Overview:
         names: Names,
         transfers: Transfers,
         readers: Readers,
+        prefetcher: Prefetcher,
         downloader: Downloader,
         counters: Counters,
     ) -> None:
@@ -41,6 +43,7 @@ class Overview:
         self._names = names
         self._transfers = transfers
         self._readers = readers
+        self._prefetcher = prefetcher
         self._downloader = downloader
         self._counters = counters
 
@@ -98,13 +101,8 @@ class Overview:
         """Return how long until the first reader needs what is not here, None when all that is planned is."""
         now = self._planner.now
         coming = [transfer.name for transfer in self._transfers.all()]
-        needs_s = (now.covered_until_s(reader, self._is_cared_for, coming) for reader in readers)
+        needs_s = (now.covered_until_s(reader, self._prefetcher.is_cared_for, coming) for reader in readers)
         return _ahead(min(needs_s, default=math.inf), now.now_s)
-
-    def _is_cared_for(self, name: str) -> bool:
-        return (
-            self._names.key(name) in self._store.shards or name in self._transfers or name in self._transfers.failures
-        )
 
 
 def _ahead(moment_s: float, now_s: float) -> float | None:

@@ -63,7 +63,7 @@ class Prefetcher:
         """
         while sum(map(self._is_ahead, self._transfers.all())) < self._max_transfers:
             now = self._planner.now
-            missing = now.next_missing(self._is_cared_for)
+            missing = now.next_missing(self.is_cared_for)
             if missing is None:
                 return None
             name, needed_at_s = missing
@@ -85,7 +85,8 @@ class Prefetcher:
     def _is_ahead(transfer: Transfer) -> bool:
         return transfer.wanted is Class.PLANNED and not transfer.waits
 
-    def _is_cared_for(self, name: str) -> bool:
+    def is_cared_for(self, name: str) -> bool:
+        """Whether a shard is here, or coming, or not worth a try ahead."""
         return (
             self._names.key(name) in self._store.shards or name in self._transfers or name in self._transfers.failures
         )

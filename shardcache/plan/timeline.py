@@ -139,8 +139,6 @@ class Timeline:
 
     def next_use(self, names: Collection[str]) -> Use | None:
         """Return the soonest use of a shard, by whichever of its names a plan knows it; None when there is none."""
-        if not self._uses:  # as when a daemon starts, over a hundred thousand shards
-            return None
         soonest, soonest_s = None, NEVER
         for name in names:
             for course, position in self._uses.get(name, _NO_USES).items():
