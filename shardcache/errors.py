@@ -121,6 +121,16 @@ class ShardChangedError(OriginError):
     default_remedy = "let the writer of the shard finish before training reads it"
 
 
+class OutdatedError(OriginError):
+    """The store no longer holds the version of a shard that an index, or the listing of a running job, names."""
+
+    code = "outdated"
+    default_remedy = (
+        "if the dataset is read by an index file, bring that up to date: `shardcache index INDEX -o INDEX` reads only "
+        "what changed; then start the job again"
+    )
+
+
 class ShardError(ShardcacheError):
     """The bytes arrived, but are no shard that can be served."""
 
@@ -146,6 +156,13 @@ class CorruptShardError(ShardError):
 
     code = "corrupt"
     default_remedy = "run `shardcache verify`; if the store's copy is damaged, upload the shard again"
+
+
+class CountMismatchError(ShardError):
+    """A shard holds another number of samples than the manifest says."""
+
+    code = "count_mismatch"
+    default_remedy = "make the dataset's index again: shardcache index URL... -o FILE"
 
 
 class CacheError(ShardcacheError):
@@ -219,6 +236,38 @@ class SampleError(ShardcacheError):
     """One sample within a good shard cannot be given, such as one with two members of the same name."""
 
     code = "sample"
+
+
+class DecodeError(SampleError):
+    """The function that was to decode a sample raised an error."""
+
+    code = "decode"
+
+
+class RanksError(ShardcacheError):
+    """The ranks of a training job do not go together."""
+
+    code = "ranks"
+
+
+class RankTimeoutError(RanksError):
+    """A rank did not come within the time that the others allow."""
+
+    code = "rank_timeout"
+    default_remedy = (
+        "see what that rank does instead: an error of its own, an epoch that ended early, a dataset that it does not "
+        "make; a dataset of one rank alone takes rank=0, world_size=1"
+    )
+
+
+class ManifestMismatchError(RanksError):
+    """Ranks were given different lists of shards for the same urls."""
+
+    code = "manifest_mismatch"
+    default_remedy = (
+        "have one list made for all: initialise torch.distributed before the dataset is made, and rank 0's is used by "
+        "every rank; or give the dataset an index file as its url (shardcache index)"
+    )
 
 
 def from_json(data: dict[str, Any]) -> ShardcacheError:

@@ -13,6 +13,7 @@ A session, in order (every request has an `id`, its answer carries the same one)
     client  extend   {id, shards, order}                 → ok {id}
     client  lease    {id, position, partial}             → leased {id, lease, url, version, path, index_path, …}
                                                            arriving {id, lease, url, version, path, ready_bytes, …}
+    client  need     {of}                                (no answer)
     client  more     {id, lease, beyond}                 → arriving or leased, as above
     client  explain  {id, of}                            → waiting {id, of, reason}
     client  release  {lease}                             (no answer)
@@ -22,11 +23,18 @@ A plan's `order` indexes into its `shards`, in reading order: first the `reads` 
 later ones as far as they are determined. `extend` adds to the end of both lists, so that a plan of any length goes in
 pieces. A lease's `position` counts through the whole order.
 
-A shard that is `leased` stays in place while it is the reader's only one. One leased ahead, while another is in the
-reader's hands, may lose its place to a reader that has nothing: who then finds no file releases it and asks again.
-With `partial` a reader that has nothing to read may be given a plain tar that is `arriving`: the file has its final
-size, and its first `ready_bytes` are there, checked each part by itself. `more` waits until more than `beyond` bytes
-are, or the shard is whole and indexed, and then `leased` under the same number; an error ends the lease.
+A reader may have thousands of leases: several shards in its hands, others that it asks for ahead of its need. To ask
+is not to need: a shard that is `leased` may still lose its place to a reader that has nothing to read. `need` says that
+the reader has come to the shard which the request `of` asked for, and has nothing to read until it is there. From then
+on, or from its grant if that comes later, the shard is in its hands and stays in place until `release`. Who finds no
+file, because it went before it was needed, releases it and asks again.
+
+With `partial`, a plain tar that is needed may be granted while it is `arriving`: the file has its final size, and its
+first `ready_bytes` are there, checked each part by itself. `more` waits until more than `beyond` bytes are, or the
+shard is whole and indexed, and then `leased` under the same number; an error ends the lease.
+
+A lease that is not granted yet is released by the id of the request for it, which then gets no answer. Of one that is
+over already, `need` and `release` say nothing: an error may have crossed them on the way.
 
 A `waiting` has `done_bytes` and `total_bytes` only while the shard is being fetched.
 """
@@ -42,7 +50,7 @@ from typing import Any, TypedDict
 
 from shardcache.errors import DaemonError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 SESSION_PATH = "/v1/session"
 SOCKET_ENV = "SHARDCACHE_SOCKET"
 SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
@@ -97,7 +105,7 @@ class Arriving(TypedDict):
 
 
 class Leased(TypedDict):
-    """A shard that stays in place until `release {lease}` or the end of the connection."""
+    """A shard that, once it is needed, stays in place until `release {lease}` or the end of the connection."""
 
     type: str
     id: int

@@ -17,9 +17,11 @@ from shardcache_client.handlers import (
 
 if TYPE_CHECKING:
     from shardcache_client.dataset import ShardDataset
+    from shardcache_client.lengths.batching import batch_by_length
 
 __all__ = [
     "ShardDataset",
+    "batch_by_length",
     "ignore_and_continue",
     "ignore_and_stop",
     "reraise",
@@ -34,4 +36,8 @@ def __getattr__(name: str) -> Any:
         from shardcache_client.dataset import ShardDataset
 
         return ShardDataset
+    if name == "batch_by_length":
+        from shardcache_client.lengths.batching import batch_by_length
+
+        return batch_by_length
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

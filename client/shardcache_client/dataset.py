@@ -1,59 +1,89 @@
-"""`ShardDataset`: tar shards as a PyTorch dataset. The only module of the package that imports torch."""
+"""`ShardDataset`: tar shards as a PyTorch dataset."""
 
 from __future__ import annotations
 
 import logging
+import operator
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map  # torch documents it as what to extend
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import ShardRef, socket_path
-from shardcache_client.connection import Reader, resolve
-from shardcache_client.cutting import Sample
-from shardcache_client.epoch import SharedEpoch
+from shardcache.protocol import socket_path
+from shardcache_client.daemon.connection import Reader, resolve
+from shardcache_client.daemon.session import Patience
+from shardcache_client.daemon.sessions import Sessions
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.order import epoch_order, plan_reading, rank_share
-from shardcache_client.session import Patience
-from shardcache_client.sessions import Sessions
-from shardcache_client.stream import EpochStream
+from shardcache_client.order.deal import Dealing, check
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.partition import Cut, Even, taken_in_turns
+from shardcache_client.order.rounds import Shuffle
+from shardcache_client.order.state import Resumption, State
+from shardcache_client.ranks import distributed
+from shardcache_client.ranks.one_manifest import OneManifest
+from shardcache_client.reading.stream import Decode, EpochStream, Source
+from shardcache_client.reading.tally import Tally
+from shardcache_client.sharing.board import Board
+from shardcache_client.sharing.bookmark import Bookmark, Loader
 from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name, ranks_of_environment
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
 
 log = logging.getLogger("shardcache")
 
 
-class ShardDataset(IterableDataset[Sample]):
+class ShardDataset(IterableDataset[Any]):
     """The samples of tar shards, read from the local disk where this node's daemon keeps them.
 
-    Yields dicts: `__key__` and `__url__` (str), and the bytes of each member by its extension. Whole shards are
-    dealt to the ranks of the job and the DataLoader workers of each rank, so that each sample is read exactly once
-    an epoch over all of them; ranks may therefore get different numbers of samples.
+    Yields dicts: `__key__` and `__url__` (str), and the bytes of each member by its extension. An epoch is one sequence
+    of samples, a function of manifest, seed and epoch; the ranks of the job and the DataLoader workers of each rank
+    take equal spans of it, down to single samples, whatever the number of shards.
+
+    Without `set_epoch`, each iteration reads the next epoch.
 
     Args:
         urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), or a list of these.
-        shuffle: read the shards in another order each epoch, a function of `seed` and the epoch alone.
+        shuffle: read shards and samples in another order each epoch, a function of `seed` and the epoch alone.
+        shuffle_window: mix the samples of so many shards; a reader has that many shards in hand, and no buffer. 0: only
+            the order of the shards changes, samples come as they were written.
         seed: must be the same on all ranks.
+        canonical_nodes: deal the shards to so many groups once and for all, and shuffle within them, so that each of so
+            many nodes mostly meets the shards again that it has cached. 1: shuffle all.
+        even: "pad": every rank gets the same number of samples, at most world_size - 1 of them for the second time;
+            "drop": as many are left out; None: every sample once, some ranks get one more.
+        samples_per_epoch: samples of an epoch, all ranks together; the next one goes on behind them. Default: the whole
+            dataset.
+        batch_size: the DataLoader's. Workers then read whole batches, so that only one of a rank's is short and
+            `len(loader)` is right.
+        decode: called with each sample; what it returns is yielded. An error it raises becomes a DecodeError.
         on_error: called with the error of one shard or sample; returns True to go on without it, False to end the
-            epoch here, or raises. See `handlers`.
+            epoch here, or raises. See `handlers`. What is left out is made up for by other samples of the same reader
+            at the end, unless `even` is None: ranks that get unequal numbers wait for each other without end.
         job: the name under which `shardcache status` shows this job. Default: Slurm's or torchrun's, or the script.
         socket: the daemon's. Default: as in `shardcache serve`.
         rank, world_size: of this process. Default: torch.distributed's where it is initialised, else torchrun's or
             Slurm's variables, else a single process. Found out when iteration begins.
         timeout_s: how long to wait for one shard, or for a daemon that went away to come back.
-        partial_reads: give samples of a plain tar that is waited for as their bytes arrive and are checked. Should the
-            rest of such a shard fail, its error says which samples had been given already, and its `yielded` how many.
-            False: give none before the whole shard has arrived and passed every check.
+        partial_reads: give samples of a plain tar that is waited for as their bytes arrive and are checked, where they
+            are read as they were written. Should the rest of such a shard fail, its error says which samples had been
+            given already, and its `yielded` how many. False: give none before the whole shard has passed every check.
+        zero_copy: members are read-only arrays (`buffers.Buffer`) over the mapped shard in place of bytes, and reach
+            the training process from a DataLoader worker without being copied. Needs numpy; no partial reads.
 
     Attributes:
-        manifest: the shards, in the order of `urls`, with sizes and sample counts as far as they are known.
+        manifest: the shards, in the order of `urls`, with sizes and sample counts as far as they are known. Rank 0's,
+            where torch.distributed was initialised before; else the ranks' are compared when reading begins.
 
     Raises:
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be talked to.
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: what the store says about `urls`.
         ConfigError: an argument makes no sense.
+        ManifestMismatchError, RanksError: another rank sees other shards, or does not answer.
     """
 
     def __init__(
@@ -61,7 +91,13 @@ class ShardDataset(IterableDataset[Sample]):
         urls: str | Sequence[str],
         *,
         shuffle: bool = False,
+        shuffle_window: int = 8,
         seed: int = 0,
+        canonical_nodes: int = 1,
+        even: Even = "pad",
+        samples_per_epoch: int | None = None,
+        batch_size: int = 1,
+        decode: Decode | None = None,
         on_error: Handler = reraise,
         job: str | None = None,
         socket: str | os.PathLike[str] | None = None,
@@ -69,72 +105,208 @@ class ShardDataset(IterableDataset[Sample]):
         world_size: int | None = None,
         timeout_s: float = 300.0,
         partial_reads: bool = True,
+        zero_copy: bool = False,
     ) -> None:
-        self._seed = seed if shuffle else None
+        _check_least(0, shuffle_window=shuffle_window)
+        _check_least(1, canonical_nodes=canonical_nodes, batch_size=batch_size, samples_per_epoch=samples_per_epoch)
+        if even not in ("pad", "drop", None):
+            raise ConfigError(f"even is {even!r}", remedy='choose "pad", "drop" or None')
+        self.seed = seed
+        self._even: Even = even
+        self._batch_size = batch_size
         self._on_error = on_error
         self._job = job or job_name()
-        self._socket = socket_path(socket)
         self._explicit_ranks = explicit_ranks(rank, world_size)
         self._parent_ranks: Ranks | None = None
-        self._epoch = SharedEpoch()
-        self._sessions = Sessions(self._socket, Patience(timeout_s), partial_reads=partial_reads)
-        patterns = [urls] if isinstance(urls, str) else urls
-        self.manifest: list[ShardRef] = resolve(self._socket, Reader(self._job), patterns, timeout_s)
+        self._stream: EpochStream | None = None
+        where = socket_path(socket)
+        patterns = [urls] if isinstance(urls, str) else list(urls)
+        self._agreed = OneManifest(patterns, self._explicit_ranks, timeout_s)
+        self.manifest = self._agreed.settle(lambda: Manifest.of(resolve(where, Reader(self._job), patterns, timeout_s)))
+        shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
+        self._dealing = Dealing(shuffling, even, batch_size, samples_per_epoch)
+        self._source = Source(
+            sessions=Sessions(where, Patience(timeout_s), partial_reads=partial_reads and not zero_copy),
+            manifest=self.manifest,
+            deal=self._dealing.deal(self.manifest),
+            decode=decode,
+            handover=_handover() if zero_copy else None,
+        )
+        self._board = Board()
+        self._bookmark = Bookmark(self._board, self._dealing.identities(self.manifest))
 
     def __repr__(self) -> str:
-        return f"ShardDataset(shards={len(self.manifest)}, epoch={self._epoch.get()}, job={self._job!r})"
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration reads, in living DataLoader workers, too."""
-        if epoch < 0:
-            raise ConfigError(f"epoch {epoch} is negative")
-        self._epoch.set(epoch)
+        return f"ShardDataset({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
 
     def __len__(self) -> int:
-        """Return how many samples this rank reads in the present epoch.
+        """Return how many samples this rank reads in an epoch.
 
-        Raises TypeError, as Python's protocols want it, while some shard was never read on this node.
+        Raises TypeError, as Python's protocols want it, while that is not known.
         """
-        ranks = self._ranks()
-        order = epoch_order(len(self.manifest), seed=self._seed, epoch=self._epoch.get())
-        counts = [self.manifest[position].samples for position in rank_share(order, ranks.rank, ranks.world_size)]
-        known = [count for count in counts if count is not None]
-        if len(known) < len(counts):
+        size = self._source.deal.rank_size(self.topology())
+        if size is None:
             raise TypeError(
-                f"the samples of {len(counts) - len(known)} shards are not counted yet; they are known to datasets "
-                "made after the daemon has fetched every shard once (`shardcache warm`)"
+                f"the samples of {self.manifest.uncounted} shards are not counted yet: "
+                "`shardcache index URL... -o index.json` counts them, and index.json is the url then"
             )
-        return sum(known)
+        return size
 
-    def __iter__(self) -> Iterator[Sample]:
-        topology = self._topology()
-        plan = plan_reading(self.manifest, seed=self._seed, epoch=self._epoch.get(), topology=topology)
-        idle = topology.readers - len(self.manifest)
-        if idle > 0 and topology.rank == topology.worker == 0:
-            log.warning("%d of %d readers have nothing to read: there are fewer shards", idle, topology.readers)
-        if not plan.reads:
-            return iter(())
-        return iter(EpochStream(self._sessions, Reader(self._job, topology), plan, self._on_error))
+    def __iter__(self) -> Iterator[Any]:
+        if self._source.handover is not None:
+            _let_collate_pass_buffers()
+        topology = self.topology()
+        check(self._source.deal, topology, self._even)
+        self._agreed.compare(self.manifest, topology)
+        epoch = self._bookmark.begin(_loader())
+        self._stream = self._stream_of(epoch, topology)
+        self._explain(topology)
+        return iter(self._stream)
 
-    def _topology(self) -> Topology:
-        ranks, info = self._ranks(), get_worker_info()
-        if info is None:
+    def _stream_of(self, epoch: int, topology: Topology) -> EpochStream:
+        source, counted = self._source, self._bookmark.counted(epoch)
+        if counted not in (None, source.deal.counted):
+            source = replace(source, deal=self._dealing.deal(self.manifest, counted=counted))
+        start = self._bookmark.start(epoch, self._cut(topology), topology)
+        return EpochStream(source, Reader(self._job, topology), start, Tally.at(start.place, self._on_error))
+
+    def _explain(self, topology: Topology) -> None:
+        """Say once what it means that samples are not counted, and who has nothing to read for that."""
+        if self._source.deal.counted or topology.reader:
+            return
+        with self._board.edit() as notes:
+            if notes.setdefault("explained", False):
+                return
+            notes["explained"] = True
+        idle = max(0, topology.readers - len(self.manifest))
+        log.warning(
+            "%d of %d shards were never counted, so whole shards are dealt to the workers%s; len() is not known. "
+            "`shardcache index URL... -o index.json` counts them once, and index.json is the url then",
+            self.manifest.uncounted,
+            len(self.manifest),
+            f", and {idle} of {topology.readers} have none" if idle else "",
+        )
+
+    # Epochs and resuming
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this process reads, or else the one that it would read next."""
+        return self._bookmark.next_epoch if self._stream is None else self._stream.start.epoch
+
+    @property
+    def position(self) -> int:
+        """How many samples of its share this reader has passed, bad ones included."""
+        return 0 if self._stream is None else self._stream.tally.taken
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that every iteration reads from now on, in living DataLoader workers, too."""
+        self._bookmark.set_epoch(epoch)
+
+    def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
+        """Return where this reader is: a few numbers, whatever the size of dataset and batches.
+
+        Where samples are read in this process, that is behind the last one that was taken from the iterator; so a
+        StatefulDataLoader asks its workers. A training loop around a plain DataLoader with workers, which are ahead of
+        it, says how many batches it has taken. What was skipped is then not known, and comes up again; and worker 0 has
+        the first turn again, whoever's it was.
+
+        Args:
+            batches: taken from the loader since the iteration began. The dataset must know the loader's batch_size.
+        """
+        topology = self.topology()
+        if batches is not None:
+            return self._state_of_rank(topology, batches)
+        if _loader() is None and self._bookmark.workers:
+            raise ConfigError(
+                "the samples are read by a loader's workers, which are ahead of the training loop",
+                remedy="use torchdata's StatefulDataLoader and its state_dict(); or call state_dict(batches=...) with "
+                "the number of batches taken since the iteration began",
+            )
+        stream = self._stream or self._stream_of(self.epoch, topology)
+        return self._state(stream.start, stream.counted, topology, reader=topology.reader, place=stream.tally.place)
+
+    def load_state_dict(self, state: object) -> None:
+        """Go on from a state at the next iteration, exactly where it was taken.
+
+        The run may have other ranks and workers than the one that took the state: what is left of the epoch is dealt to
+        them. All that is needed then is the state of one rank with all its workers, for ranks take their batches
+        together; with those of several ranks in a list each is believed for itself.
+
+        Args:
+            state: what `state_dict` returned, or whatever holds such states, as a StatefulDataLoader's own.
+
+        Raises ConfigError when there is no state in it, or one of another dataset.
+        """
+        self._bookmark.load(state, worker=_loader() is not None)
+        self._stream = None
+
+    def _state_of_rank(self, topology: Topology, batches: int) -> dict[str, Any]:
+        workers = max(1, self._bookmark.workers)
+        crew = [Topology(topology.rank, topology.world_size, worker, workers) for worker in range(workers)]
+        streams = [self._stream_of(self._bookmark.epoch_begun, reader) for reader in crew]
+        if not streams[0].counted:
+            raise ConfigError(
+                "how far a number of batches goes is not known: the samples of the shards are not counted",
+                remedy="count them: shardcache index URL... -o index.json; or use torchdata's StatefulDataLoader",
+            )
+        left = [stream.samples_left for stream in streams]
+        taken = taken_in_turns(left, self._batch_size, batches)
+        before = [stream.tally.taken for stream in streams]
+        return self._state(streams[0].start, True, crew[0], reader=None, taken=tuple(map(operator.add, before, taken)))
+
+    def _state(self, start: Resumption, counted: bool, topology: Topology, **place: Any) -> dict[str, Any]:
+        return State(
+            dataset=self._bookmark.datasets[counted],
+            epoch=start.epoch,
+            cut=self._cut(topology),
+            counted=counted,
+            phases=start.phases,
+            **place,
+        ).to_json()
+
+    # Who reads
+
+    def topology(self) -> Topology:
+        """Return which reader of the job this process is now."""
+        ranks, loader = self._ranks(), _loader()
+        if loader is None:
             return Topology(ranks.rank, ranks.world_size)
-        return Topology(ranks.rank, ranks.world_size, info.id, info.num_workers)
+        return Topology(ranks.rank, ranks.world_size, loader.worker, loader.workers)
+
+    def _cut(self, topology: Topology) -> Cut:
+        return Cut.of(topology, self._even, self._batch_size)
 
     def _ranks(self) -> Ranks:
         if self._explicit_ranks is not None:
             return self._explicit_ranks
         # A spawned worker has no torch.distributed of its own and reads for the process that started it.
         inherited = self._parent_ranks if get_worker_info() is not None else None
-        return _distributed_ranks() or inherited or ranks_of_environment()
+        return distributed.ranks() or inherited or ranks_of_environment()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_parent_ranks": _distributed_ranks()}
+        return self.__dict__ | {"_parent_ranks": distributed.ranks(), "_stream": None}
 
 
-def _distributed_ranks() -> Ranks | None:
-    """Return what torch.distributed says in this process, or in the one from which it was forked."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
-    return None
+def _loader() -> Loader | None:
+    """Return which DataLoader worker this process is, if it is one."""
+    info = get_worker_info()
+    return None if info is None else Loader(info.seed - info.id, info.id, info.num_workers)
+
+
+def _handover() -> Handover:
+    from shardcache_client.sharing.handover import Handover  # numpy is needed from here on
+
+    return Handover()
+
+
+def _let_collate_pass_buffers() -> None:
+    """Have `default_collate` gather Buffers in a list, as it does with bytes, in this process."""
+    from shardcache_client.sharing.buffers import Buffer, pass_on
+
+    default_collate_fn_map[Buffer] = pass_on
+
+
+def _check_least(least: int, **numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and number < least:
+            raise ConfigError(f"{name} is {number}", remedy=f"give {least} or more")

@@ -43,6 +43,11 @@ class Topology:
         """Readers of the whole job, if every rank has as many workers as this one."""
         return self.world_size * self.workers
 
+    @property
+    def reader(self) -> int:
+        """Its number among them."""
+        return self.rank * self.workers + self.worker
+
 
 def explicit_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
     """Return the ranks that the caller named, None where neither was. Raises ConfigError for one without the other."""

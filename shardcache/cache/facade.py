@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from shardcache.cache.allow import AllowList
+from shardcache.cache.counting import Counting
 from shardcache.cache.fetching import Fetcher
 from shardcache.cache.holds import Holds
 from shardcache.cache.ingesting import Ingester
@@ -20,14 +21,16 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.prefetch import Prefetcher
 from shardcache.cache.readers import Reader, Readers
 from shardcache.cache.room import Room
+from shardcache.cache.rounds import Tell
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers import Transfer, Transfers
 from shardcache.cache.upkeep import Upkeep
-from shardcache.cache.warming import Tell, Warming
+from shardcache.cache.warming import Warming
 from shardcache.config import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
+from shardcache.origin.urls import INDEX_SUFFIX
 from shardcache.protocol import ShardRef
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
@@ -76,6 +79,7 @@ class Cache:
         self._overview = Overview(store, planner, names, transfers, readers, prefetcher, downloader, counters)
         self._upkeep = Upkeep(store, room, holds, leasing)
         self._warming = Warming(store, transfers, leasing, origins, downloader, settings.max_transfers)
+        self._counting = Counting(store, transfers, leasing, known, origins, downloader, settings.max_transfers)
 
     def __repr__(self) -> str:
         return f"Cache({self._store!r}, transfers={len(self._transfers.all())})"
@@ -106,6 +110,11 @@ class Cache:
     async def warm(self, patterns: Sequence[str], uid: int, tell: Tell) -> None:
         """Fetch all that the patterns name, telling events. Raises CapacityError and OriginError."""
         await self._warming.warm(await self.resolve(patterns, uid), tell)
+
+    async def index(self, patterns: Sequence[str], uid: int, tell: Tell) -> None:
+        """Count the samples of all that the patterns name, telling events. Raises OriginError."""
+        listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
+        await self._counting.count(await self.resolve(patterns, uid), tell, listed=listed)
 
     async def shards(self, prefix: str) -> AsyncIterator[Json]:
         """Yield what is published below a url prefix."""

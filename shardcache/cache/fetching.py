@@ -16,9 +16,16 @@ from shardcache.cache.ingesting import Ingester
 from shardcache.cache.names import Names
 from shardcache.cache.planner import Planner
 from shardcache.cache.room import AFTER_ALL_PLANS, NOW, Room
+from shardcache.cache.standstill import check_progress
 from shardcache.cache.transfers import Class, PostponedError, Transfer
 from shardcache.cache.waiting import Stage
-from shardcache.errors import CorruptShardError, OriginUnavailableError, ShardcacheError, ShardChangedError
+from shardcache.errors import (
+    CorruptShardError,
+    OriginUnavailableError,
+    OutdatedError,
+    ShardcacheError,
+    ShardChangedError,
+)
 from shardcache.fetch.bid import Bid
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
@@ -77,7 +84,7 @@ class Fetcher:
         self._claims: dict[str, Claim] = {}
 
     async def fetch(self, transfer: Transfer) -> Shard:
-        """Return the published shard; the store's present version of it where that is not the planned one.
+        """Return the published shard: of the version that was planned, or the store's present one where none was.
 
         Raises every error of the origin, the shard and the cache.
         """
@@ -98,11 +105,14 @@ class Fetcher:
         raise failure
 
     async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
+        if transfer.ref.version not in (None, obj.version):
+            # The order of samples was made for another version; what is read in its place would be silently wrong.
+            raise OutdatedError(
+                f"the store holds version {obj.version}, the manifest names {transfer.ref.version}", url=obj.url
+            )
         key = shard_key(obj.url, obj.version)
         self._names.learn(transfer.name, key, time.monotonic())
         self._names.learn_size(transfer.name, obj.size_bytes)
-        if transfer.ref.version not in (None, obj.version):
-            log.warning("the store holds another version than the manifest", url=obj.url, version=obj.version)
         async with self._claimed(key, transfer):
             present = self._store.shards.get(key)
             if present is not None:
@@ -152,6 +162,8 @@ class Fetcher:
             self._room.check_possible(footprint_bytes(obj.size_bytes), obj.url)
             if not any(each.waits for each in self._claims[key].transfers):
                 raise PostponedError
+            all_transfers = [each for claim in self._claims.values() for each in claim.transfers]
+            check_progress(transfer, all_transfers, self._holds.shards, self._store.space.capacity_bytes)
             await self._room.change()
 
     async def _download(self, reservation: Reservation, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:

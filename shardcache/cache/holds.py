@@ -10,17 +10,23 @@ from shardcache.store.store import Store
 
 
 class Holds:
-    """Counts them, and tells the plan when a shard's first begins and its last ends."""
+    """Counts them, and tells the plan when a shard's first begins and its last ends.
+
+    Attributes:
+        shards: those that are in use.
+    """
 
     def __init__(self, store: Store, planner: Planner, pages: Pages, changed: Signal) -> None:
         self._store = store
         self._planner = planner
         self._pages = pages
         self._changed = changed
+        self.shards: set[Shard] = set()
 
     def take(self, shard: Shard) -> None:
         """Keep a shard in place until `drop`."""
         shard.leases += 1
+        self.shards.add(shard)
         if shard.leases == 1 and self._is_here(shard):
             self._planner.now.held(shard.key)
 
@@ -34,9 +40,11 @@ class Holds:
     def drop(self, shard: Shard) -> None:
         """End one hold."""
         shard.leases -= 1
-        if not shard.leases and self._is_here(shard):
-            self._planner.now.freed(shard.key)
-            self._pages.idle(shard)
+        if not shard.leases:
+            self.shards.discard(shard)
+            if self._is_here(shard):
+                self._planner.now.freed(shard.key)
+                self._pages.idle(shard)
         self._changed.notify()
 
     def _is_here(self, shard: Shard) -> bool:

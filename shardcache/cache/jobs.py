@@ -58,35 +58,37 @@ class StallClock:
     """Runs while one reader has nothing to read.
 
     Attributes:
-        wait: what it waits with; None while it reads.
+        waits: what it waits with, the longest first; none while it reads.
         stalled_s: how long it has stood still altogether.
     """
 
     job: Job
-    wait: Wait | None = None
+    waits: list[Wait] = field(default_factory=list)
     stalled_s: float = 0.0
     _charged_until_s: float = 0.0
 
     def start(self, wait: Wait) -> None:
         """Let it run: from now on the reader has nothing to do but this wait."""
-        wait.since_s = self._charged_until_s = time.monotonic()
-        self.wait = wait
-
-    def stop(self) -> None:
-        """Stop it, if it runs."""
         self.charge()
-        self.wait = None
+        wait.since_s = self._charged_until_s
+        self.waits.append(wait)
+
+    def stop(self, wait: Wait) -> None:
+        """Stop it, if it runs for this wait and no other."""
+        if wait in self.waits:
+            self.charge()
+            self.waits.remove(wait)
 
     def charge(self) -> None:
         """Charge what it has run since the last time to what is waited for."""
-        if self.wait is None:
-            return
         since_s, now_s = self._charged_until_s, time.monotonic()
         self._charged_until_s = now_s
+        if not self.waits:
+            return
         self.stalled_s += now_s - since_s
         self.job.stall_s += now_s - since_s
-        known_s = 0.0
-        for stage, spent_s in self.wait.stages.spent_s(since_s, now_s) if self.wait.stages else ():
+        stages, known_s = self.waits[0].stages, 0.0
+        for stage, spent_s in stages.spent_s(since_s, now_s) if stages else ():
             self.job.waited_s[_CAUSES[stage]] += spent_s
             known_s += spent_s
         self.job.waited_s[_CAUSES[Stage.ASKING]] += now_s - since_s - known_s

@@ -29,8 +29,10 @@ class Known:
 
     async def fill(self, refs: list[ShardRef]) -> list[ShardRef]:
         """Return the refs with sample counts where they are known; one of unknown version gets the last one's."""
-        rows = await self._catalogue.get_many([(_KIND, ref.url) for ref in refs])
-        return [_filled(ref, row) for ref, row in zip(refs, rows, strict=True)]
+        unknown = [ref.url for ref in refs if ref.samples is None]  # an index file tells every count
+        rows = await self._catalogue.get_many([(_KIND, url) for url in unknown])
+        known = dict(zip(unknown, rows, strict=True))
+        return [_filled(ref, known.get(ref.url)) for ref in refs]
 
 
 def _filled(ref: ShardRef, row: list[object] | None) -> ShardRef:

@@ -75,7 +75,7 @@ class Overview:
         capacity, pinned, arriving = map(humanize.naturalsize, amounts)
         return (
             f"{stage.value}: of its {capacity} readers have {pinned} in hand, and {arriving} are promised to what "
-            "comes; it needs room for two shards a reader (--capacity)"
+            "comes; it needs room for shuffle_window + 1 shards a reader, two without shuffling (--capacity)"
         )
 
     def _pinned_bytes(self) -> int:

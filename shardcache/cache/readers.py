@@ -1,11 +1,10 @@
-"""The reading processes that are connected: their plans, their leases, and how long they have waited."""
+"""The reading processes that are connected: their plans, what they have in hand, and how long they have waited."""
 
 from __future__ import annotations
 
-import itertools
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from shardcache.cache.arriving import Arriving
 from shardcache.cache.holds import Holds
@@ -23,28 +22,37 @@ from shardcache.store.shard import Shard
 
 _OF_A_FORMER_PLAN = -1
 
+# More than any reader has use for: each is a file that it has open.
+_MOST_LEASES = 4096
+
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A shard that a reader may read.
+    """A shard that a reader has asked for.
 
-    The one in its hands is held and stays in place. One ahead of that is only an answer given early: the plan keeps
-    it, unless somebody who has nothing to read needs the room; the reader then finds no file and asks again.
+    Once it is granted and needed, it is in the reader's hands: held, it stays in place. One that is granted before it
+    is needed is only an answer given early: the plan keeps it, unless somebody who has nothing to read needs the room;
+    the reader then finds no file and asks again.
 
     Attributes:
+        number: the id of the request for it.
         position: in the reader's plan.
-        shard: None while it is still arriving.
+        wait: how it is waited for, until it is granted.
+        needed: whether the reader has come to it.
+        shard: None until it is granted, and while it is still arriving.
         arriving: where it was given out before it was whole.
         held: whether it is in the reader's hands, whole.
-        stalled_before_s: what the reader's stall clock showed when it took the shard into its hands.
+        task: what waits for the shard, cancelled when the reader wants it no longer.
     """
 
-    id: int
+    number: int
     position: int
+    wait: Wait
+    needed: bool = False
     shard: Shard | None = None
     arriving: Arriving | None = None
     held: bool = False
-    stalled_before_s: float = 0.0
+    task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
 
     def look(self) -> None:
         """Notice that what was arriving is whole now, and held for this reader."""
@@ -61,12 +69,9 @@ class Reader:
     refs: dict[str, ShardRef] = field(default_factory=dict)
     _names: list[str] = field(default_factory=list)  # the plan's table of shards
     _course: list[str] = field(default_factory=list)
-    _asked: dict[int, Wait] = field(default_factory=dict)  # leases that are waited for, by position
-    _leases: dict[int, Lease] = field(default_factory=dict)
-    _hand: Lease | None = None
-    _stalled: Wait | None = None
+    _asked: dict[int, Lease] = field(default_factory=dict)  # those that are waited for
+    _leases: dict[int, Lease] = field(default_factory=dict)  # those that were granted
     _clock: StallClock = field(init=False)
-    _closed: bool = False
 
     def __post_init__(self) -> None:
         self._clock = StallClock(self.job)
@@ -102,83 +107,109 @@ class Reader:
 
     # Leases
 
-    async def lease(self, position: int, *, partial: bool) -> Lease:
+    async def lease(self, number: int, position: int, *, partial: bool) -> Lease:
         """Return the shard at a position of the plan, leased. Raises all that fetching it may raise."""
-        ref, wait = self._ref(position), Wait(self.job.key, partial=partial)
-        if position in self._asked:
-            raise ProtocolError(f"position {position} is asked for already")
-        self._asked[position] = wait
-        self._settle()
+        ref = self._ref(position)
+        if number in self._asked or number in self._leases:
+            raise ProtocolError(f"request {number} asked for a lease already")
+        if len(self._asked) + len(self._leases) >= _MOST_LEASES:
+            raise ProtocolError(f"a reader may have {_MOST_LEASES} leases at a time")
+        lease = Lease(number, position, Wait(self.job.key, partial=partial, in_hand=self.in_hand))
+        self._asked[number] = lease
         try:
-            lease = self._granted(position, await self.owner.leasing.acquire(ref, Class.PLANNED, wait))
+            found = await self.owner.leasing.acquire(ref, Class.PLANNED, lease.wait)
         finally:
-            del self._asked[position]
-            self._settle()
-        if lease is not self._hand:
-            self._put_down(lease)
+            self._clock.stop(lease.wait)
+            self._asked.pop(number, None)
+        self._grant(lease, found)
         return lease
 
-    def _granted(self, position: int, found: Published | Arriving) -> Lease:
-        lease = Lease(next(self.owner.ids), position)
+    def _grant(self, lease: Lease, found: Published | Arriving) -> None:
         if isinstance(found, Arriving):
             lease.arriving = found
         else:
             lease.shard, lease.held = found.shard, True
         self.owner.count(hit=isinstance(found, Published) and found.hit)
-        self._leases[lease.id] = lease
-        return lease
+        self._leases[lease.number] = lease
+        if lease.needed:
+            self._take(lease)
+        elif lease.shard is not None:
+            lease.held = False
+            self.owner.holds.drop(lease.shard)
 
-    async def more(self, lease_id: int, beyond_bytes: int) -> Lease:
+    def need(self, number: int) -> None:
+        """Take a shard into the reader's hands, or, where it is still to come, note that there is nothing to read.
+
+        A request that failed meanwhile is needed no more.
+        """
+        lease = self._asked.get(number) or self._leases.get(number)
+        if lease is None or lease.needed:
+            return
+        lease.needed = True
+        if number in self._leases:
+            self._take(lease)
+        else:
+            self._stand_still(lease.wait, self.transfer(lease.position))
+            self.owner.planner.now.waits(self, lease.position, self._clock.stalled_s)
+            self.owner.changed.notify()
+
+    def _take(self, lease: Lease) -> None:
+        if lease.shard is not None and not lease.held:
+            shard = self.owner.holds.try_take(lease.shard.key)  # it may have gone and come again since
+            lease.held, lease.shard = shard is not None, shard or lease.shard
+        if lease.held or lease.shard is None:
+            self.owner.planner.now.reads(self, lease.position, self._clock.stalled_s)
+        else:  # its room went to somebody who had nothing to read: it will ask again
+            self.owner.planner.now.waits(self, lease.position, self._clock.stalled_s)
+        self.owner.changed.notify()
+
+    def _stand_still(self, wait: Wait, transfer: Transfer | None) -> None:
+        self._clock.start(wait)
+        if transfer is not None:
+            self.owner.transfers.hurry(transfer)
+
+    async def more(self, number: int, beyond_bytes: int) -> Lease:
         """Return the lease of an arriving shard when more of it is ready than that, or it is whole.
 
         Raises what its transfer failed with; the lease is over then.
         """
-        lease = self._lease(lease_id)
+        lease = self._lease(number)
         if lease.arriving is None or lease.position == _OF_A_FORMER_PLAN:
-            raise ProtocolError(f"lease {lease_id} is not of a shard that is arriving")
+            raise ProtocolError(f"lease {number} is not of a shard that is arriving")
         transfer = self.transfer(lease.position)
-        wait = Wait(self.job.key, stages=None if transfer is None else transfer.stages)
-        self._clock.start(wait)
-        if transfer is not None:
-            self.owner.transfers.hurry(transfer)
+        wait = Wait(self.job.key, stages=None if transfer is None else transfer.stages, in_hand=self.in_hand)
+        self._stand_still(wait, transfer)
         try:
             await lease.arriving.beyond(beyond_bytes, wait)
         except ShardcacheError:
-            await self._end(lease)
+            if self._leases.pop(number, None) is not None:
+                await self._let_go(lease)
             raise
         finally:
-            self._clock.stop()
-            self._settle()
+            self._clock.stop(wait)
         lease.look()
         return lease
 
-    async def release(self, lease_id: int) -> None:
-        """Give a lease back."""
-        lease = self._lease(lease_id)
+    async def release(self, number: int) -> None:
+        """Give a lease back, or ask for it no longer; one that is over already is left alone."""
+        asked = self._asked.pop(number, None)
+        if asked is not None and asked.task is not None:
+            self._clock.stop(asked.wait)
+            asked.task.cancel()
+        lease = self._leases.pop(number, None)
+        if lease is None:
+            return
         lease.look()
-        if lease.held:  # else the reader found no file there
+        if lease.held:  # else it was not needed, or the reader found no file there
             self.job.shards_done += 1
-            waited_s = self._clock.stalled_s - lease.stalled_before_s
-            self.owner.planner.now.done(self, lease.position, waited_s)
-        del self._leases[lease.id]
-        if lease is self._hand:
-            self._hand = None
-        self._settle()
+            self.owner.planner.now.done(self, lease.position, self._clock.stalled_s)
         await self._let_go(lease)
 
     async def close(self) -> None:
         """End every lease and the plan."""
-        self._clock.stop()
-        self._closed = True
         self.owner.remove(self)
         while self._leases:
-            await self._end(next(iter(self._leases.values())))
-
-    async def _end(self, lease: Lease) -> None:
-        self._leases.pop(lease.id, None)
-        if lease is self._hand:
-            self._hand = None
-        await self._let_go(lease)
+            await self._let_go(self._leases.popitem()[1])
 
     async def _let_go(self, lease: Lease) -> None:
         lease.look()
@@ -187,14 +218,14 @@ class Reader:
         elif lease.arriving is not None and lease.shard is None:
             lease.arriving.leave(self.job.key)
 
-    def position(self, lease_id: int) -> int:
+    def position(self, number: int) -> int:
         """Return which position of the plan a lease is of."""
-        return self._lease(lease_id).position
+        return self._lease(number).position
 
-    def _lease(self, lease_id: int) -> Lease:
-        lease = self._leases.get(lease_id)
+    def _lease(self, number: int) -> Lease:
+        lease = self._leases.get(number)
         if lease is None:
-            raise ProtocolError(f"there is no lease {lease_id}")
+            raise ProtocolError(f"there is no lease {number}")
         return lease
 
     def _ref(self, position: int) -> ShardRef:
@@ -204,48 +235,11 @@ class Reader:
 
     # What it is at
 
-    def _settle(self) -> None:
-        """After any change: put the next granted shard into the reader's hands, or note that it waits."""
-        if self._closed:
-            return
-        first = min(self._leases.values(), key=attrgetter("position"), default=None)
-        if first is not None and first is not self._hand:
-            if self._hand is not None:
-                self._put_down(self._hand)
-            self._hand = first
-            self._pick_up(first)
-        position = min(self._asked, default=None)
-        if position is not None and self._hand is not None and self._hand.position <= position:
-            position = None  # it reads; what it asks for comes after that, unless an earlier one is asked for again
-        stalled = None if position is None else self._asked[position]
-        if stalled is self._stalled:
-            return
-        self._clock.stop()
-        self._stalled = stalled
-        if stalled is not None and position is not None:
-            self._clock.start(stalled)
-            self.owner.planner.now.waits(self, position)
-            if (transfer := self.transfer(position)) is not None:
-                self.owner.transfers.hurry(transfer)
-            self.owner.changed.notify()
-
-    def _put_down(self, lease: Lease) -> None:
-        lease.look()
-        if lease.held and lease.shard is not None:
-            lease.held = False
-            self.owner.holds.drop(lease.shard)
-
-    def _pick_up(self, lease: Lease) -> None:
-        lease.look()
-        if lease.shard is not None and not lease.held:
-            shard = self.owner.holds.try_take(lease.shard.key)  # it may have gone and come again since
-            lease.held, lease.shard = shard is not None, shard or lease.shard
-        lease.stalled_before_s = self._clock.stalled_s
-        if lease.held or lease.shard is None:
-            self.owner.planner.now.reads(self, lease.position)
-        else:  # its room went to somebody who had nothing to read: it will ask again
-            self.owner.planner.now.waits(self, lease.position)
-        self.owner.changed.notify()
+    def in_hand(self) -> int:
+        """Return how many shards it keeps in place."""
+        for lease in self._leases.values():
+            lease.look()
+        return sum(lease.held for lease in self._leases.values())
 
     def transfer(self, position: int) -> Transfer | None:
         """Return the transfer that the shard at a position waits for, if there is one."""
@@ -258,7 +252,7 @@ class Reader:
     @property
     def waiting_for(self) -> Stage | None:
         """What it waits for now, None while it reads."""
-        wait = self._clock.wait
+        wait = next(iter(self._clock.waits), None)
         return None if wait is None else wait.stages.present if wait.stages else Stage.ASKING
 
 
@@ -279,7 +273,6 @@ class Readers:
         self.holds = holds
         self.transfers = transfers
         self.changed = changed
-        self.ids = itertools.count(1)
         self._counters = counters
         self._readers: set[Reader] = set()
         self._jobs = Jobs()

@@ -6,7 +6,7 @@ import enum
 import itertools
 import math
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 
@@ -59,9 +59,11 @@ class Wait:
         since_s: when the reader had nothing to read any more; None while it has.
         partial: whether it would read a shard that is still arriving.
         stages: those of the transfer that it waits for, once there is one.
+        in_hand: tells how many shards the reader keeps in place meanwhile.
     """
 
     party: Hashable | None = None
     since_s: float | None = None
     partial: bool = False
     stages: Stages | None = None
+    in_hand: Callable[[], int] = int

@@ -1,44 +1,19 @@
-"""Fetching shards because someone said so, with progress told as events."""
+"""Fetching shards because someone said so."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from shardcache.cache.leasing import Leasing, Published
-from shardcache.cache.names import Names
+from shardcache.cache.rounds import Outcome, Round, Tell, ask_all
 from shardcache.cache.transfers import Class, Transfers
 from shardcache.cache.waiting import Wait
-from shardcache.errors import CapacityError, ShardcacheError
+from shardcache.errors import CapacityError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.store.store import Store
-
-Event = dict[str, Any]
-Tell = Callable[[Event], Awaitable[None]]
-
-_PROGRESS_S = 0.25
-_QUESTIONS = 16  # at the same time, for sizes
-
-
-@dataclass(slots=True)
-class _Job:
-    """One request and how far it has come."""
-
-    refs: list[ShardRef]
-    tell: Tell
-    states: dict[str, int] = field(default_factory=lambda: {"fetched": 0, "cached": 0, "failed": 0})
-    arriving: set[str] = field(default_factory=set)
-    done_bytes: int = 0
-    origin_bytes: int = 0
-
-    @property
-    def total_bytes(self) -> int | None:
-        sizes = [ref.size_bytes for ref in self.refs if ref.size_bytes is not None]
-        return sum(sizes) or None  # what has no size is mostly what is not there
 
 
 class Warming:
@@ -61,79 +36,34 @@ class Warming:
         self._max_transfers = max_transfers
 
     async def warm(self, refs: Sequence[ShardRef], tell: Tell) -> None:
-        """Fetch the shards, telling events; what `tell` raises, as when nobody listens any more, ends it.
+        """Fetch the shards, telling events; what `tell` raises ends it.
 
         Raises CapacityError when the shards together are larger than the cache.
         """
         await self._leasing.recall(refs)
-        job = _Job(await self._sized(dict.fromkeys(refs)), tell)
-        self._check_capacity(job)
-        await tell({"event": "resolved", "shards": len(job.refs), "total_bytes": job.total_bytes})
-        async with asyncio.TaskGroup() as group:
-            ticking = group.create_task(self._tick(job))
-            async with asyncio.TaskGroup() as workers:
-                todo = iter(job.refs)
-                for _ in range(self._max_transfers):
-                    workers.create_task(self._work(job, todo))
-            ticking.cancel()
-        await tell(self._progress(job))
-        await tell({"event": "done", "shards": len(job.refs), **job.states, "origin_bytes": job.origin_bytes})
+        sized = await self._sized(dict.fromkeys(refs))
+        self._check_capacity(sized)
+        sums = await Round(sized, ("fetched", "cached"), self._transfers, tell).run(self._fetch, self._max_transfers)
+        await tell({"event": "done", **sums})
 
-    async def _work(self, job: _Job, todo: Iterator[ShardRef]) -> None:
-        for ref in todo:  # shared by all workers
-            name = Names.of(ref)
-            job.arriving.add(name)
-            try:
-                await job.tell(await self._one(job, ref))
-            except ShardcacheError as exn:
-                job.states["failed"] += 1
-                await job.tell({"event": "error", "error": exn.to_json()})
-            finally:
-                job.arriving.discard(name)
-
-    async def _one(self, job: _Job, ref: ShardRef) -> Event:
+    async def _fetch(self, ref: ShardRef) -> Outcome:
         found = await self._leasing.acquire(ref, Class.WARM, Wait())
         assert isinstance(found, Published)  # nobody asked for the beginning of one
         await self._leasing.release(found.shard)
-        facts, state = found.facts, "cached" if found.hit else "fetched"
-        job.states[state] += 1
-        job.done_bytes += facts.origin_bytes
-        job.origin_bytes += 0 if found.hit else facts.origin_bytes
-        return {"event": "shard", "url": facts.url, "state": state, "size_bytes": facts.size_bytes}
+        size_bytes, details = found.facts.origin_bytes, {"size_bytes": found.facts.size_bytes}
+        if found.hit:
+            return Outcome("cached", size_bytes, details=details)
+        return Outcome("fetched", size_bytes, size_bytes, details)
 
-    async def _tick(self, job: _Job) -> None:
-        while True:
-            await asyncio.sleep(_PROGRESS_S)
-            await job.tell(self._progress(job))
-
-    def _progress(self, job: _Job) -> Event:
-        transfers = map(self._transfers.get, job.arriving)
-        return {
-            "event": "progress",
-            "done_shards": sum(job.states.values()),
-            "shards": len(job.refs),
-            "done_bytes": job.done_bytes + sum(transfer.done_bytes for transfer in transfers if transfer),
-            "total_bytes": job.total_bytes,
-        }
-
-    async def _sized(self, refs: dict[ShardRef, None]) -> list[ShardRef]:
+    async def _sized(self, refs: Iterable[ShardRef]) -> list[ShardRef]:
         """Return the refs with the sizes that patterns leave open: a bar without an end tells nothing."""
-        questions = asyncio.Semaphore(_QUESTIONS)
+        wanted = list(refs)
+        unsized = (ref.url for ref in wanted if ref.size_bytes is None)
+        found = await ask_all(unsized, self._origins, self._downloader)
+        return [replace(ref, size_bytes=found[ref.url].size_bytes) if ref.url in found else ref for ref in wanted]
 
-        async def sized(ref: ShardRef) -> ShardRef:
-            if ref.size_bytes is not None:
-                return ref
-            async with questions:
-                try:
-                    obj = await self._downloader.stat(self._origins.origin(ref.url), ref.url)
-                except ShardcacheError:
-                    return ref  # its transfer meets the same error and tells it
-            return replace(ref, size_bytes=obj.size_bytes)
-
-        return list(await asyncio.gather(*map(sized, refs)))
-
-    def _check_capacity(self, job: _Job) -> None:
-        known_bytes = sum(ref.size_bytes or 0 for ref in job.refs)
+    def _check_capacity(self, refs: Sequence[ShardRef]) -> None:
+        known_bytes = sum(ref.size_bytes or 0 for ref in refs)
         capacity_bytes = self._store.space.capacity_bytes
         if known_bytes > capacity_bytes:
             raise CapacityError(

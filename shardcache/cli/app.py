@@ -9,6 +9,7 @@ import click
 from shardcache import __version__
 from shardcache.cli.common import INTERRUPTED, report
 from shardcache.cli.demo.command import demo
+from shardcache.cli.index import index
 from shardcache.cli.serve import serve
 from shardcache.cli.shards import evict, ls
 from shardcache.cli.status import status
@@ -38,7 +39,7 @@ class App(click.Group):
 
 @click.group(
     cls=App,
-    commands=[serve, status, top, warm, ls, evict, verify, demo],
+    commands=[serve, status, top, warm, index, ls, evict, verify, demo],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done; 1 what was asked failed; 2 usage; 3 no daemon at the socket.",
 )

@@ -61,6 +61,10 @@ class AdminClient:
         """Yield events until every shard of `urls` is in the cache or has failed."""
         return self._until_done("/v1/warm", {"urls": urls})
 
+    def index(self, urls: list[str]) -> Lines:
+        """Yield events until the samples of every shard of `urls` are counted, or it has failed."""
+        return self._until_done("/v1/index", {"urls": urls})
+
     def verify(self, prefix: str) -> Lines:
         """Yield events until every cached shard below `prefix` was read again."""
         return self._until_done("/v1/verify", {"prefix": prefix})

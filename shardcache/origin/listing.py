@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from math import prod
-from typing import Any
 
 from braceexpand import braceexpand
 
+from shardcache import shardlist
 from shardcache.errors import ConfigError, NotFoundError, OriginError
 from shardcache.origin.base import Free, Received, RemoteObject, nothing
 from shardcache.origin.registry import Origins
@@ -23,6 +23,7 @@ from shardcache.origin.urls import (
     glob_regex,
     is_glob,
     join,
+    protocol_of,
 )
 from shardcache.protocol import ShardRef
 
@@ -111,24 +112,22 @@ async def _read(url: str, origins: Origins, received: Received) -> bytes:
 
 
 def parse_index(url: str, data: bytes) -> list[ShardRef]:
-    """Read an index file in wids format: `{"shardlist": [{"url": ..., "nsamples": ...}, ...]}`.
+    """Read the index file that lies at `url`, as `shardlist` describes it.
 
-    Urls may be relative to the index. Raises OriginError for anything else.
+    Raises OriginError for anything else.
     """
     try:
-        rows: Iterable[dict[str, Any]] = json.loads(data)["shardlist"]
-        return [
-            ShardRef(checked(join(url, row["url"])), None, _count(row, "filesize"), _count(row, "nsamples"))
-            for row in rows
-        ]
-    except (ValueError, LookupError, TypeError, AttributeError) as exn:
+        rows = shardlist.read(data)
+    except (ValueError, RecursionError) as exn:
         raise OriginError(
-            f"not an index of shards ({type(exn).__name__}: {exn})",
+            f"not an index of shards ({exn})",
             url=url,
-            remedy='write it in wids format: {"shardlist": [{"url": "shard-000.tar", "nsamples": 1000}]}',
+            remedy='make one with `shardcache index`; it reads {"shardlist": [{"url": "a.tar", "nsamples": 1000}]}',
         ) from exn
+    return [_resolved(checked(join(url, row.url)), row) for row in rows]
 
 
-def _count(row: dict[str, Any], name: str) -> int | None:
-    value = row.get(name)
-    return None if value is None else int(value)
+def _resolved(url: str, row: ShardRef) -> ShardRef:
+    # People and tools quote an ETag or do not; an origin's versions have no quotes, but for those of plain HTTP.
+    version = row.version if protocol_of(url) in ("http", "https") else (row.version or "").strip('"')
+    return replace(row, url=url, version=version or None)

@@ -16,9 +16,10 @@ class Course:
 
     Attributes:
         names: the shards, in reading order.
-        cursor: the position that is being read or waited for; everything before it is over.
+        cursor: the newest position that was taken into hands or is waited for. What lies before it is over for the
+            plan, though some of it may still be in hand.
         frontier: the first position that may be missing from the cache; every one from the cursor to it is there.
-        seconds_per_shard: smoothed time from getting a shard to being done with it, waiting left out.
+        seconds_per_shard: smoothed time from taking one shard to taking the next, standing still left out.
         measured: whether that is more than a guess.
         start_s, pace_s: the position p will be read at `start_s + pace_s * p`, as seen at the last `tick`; attributes
             rather than a method, for a decision looks at every course several times. NEVER at the end.
@@ -28,7 +29,9 @@ class Course:
     __slots__ = (
         "_again",
         "_last",
+        "_reading",
         "_since_s",
+        "_stalled_s",
         "cursor",
         "frontier",
         "measured",
@@ -48,6 +51,8 @@ class Course:
         self._again: list[int] = []  # for each position, the next one of the same shard, or 0
         self._last: dict[str, int] = {}  # the latest position of each shard that is read more than once
         self._since_s: float | None = now_s
+        self._stalled_s = 0.0  # how long the session had stood still by then
+        self._reading = False  # whether the shard at the cursor was taken then
         self.tick(now_s)
 
     def __repr__(self) -> str:
@@ -96,21 +101,29 @@ class Course:
         """Return the next position of the shard that is read at `position`, or None."""
         return self._again[position] or None
 
-    def waits(self) -> None:
-        """Note that nothing is being read until the shard at the cursor is there."""
-        self._since_s = None
+    def waits(self, position: int, now_s: float, stalled_s: float) -> None:
+        """Note that nothing is being read until the shard at `position` is there."""
+        self._measure(position, now_s, stalled_s)
+        self._since_s, self._reading = None, False
 
-    def reads(self, now_s: float) -> None:
-        """Note that the shard at the cursor is there and being read, from now on."""
-        self._since_s = now_s
+    def reads(self, position: int, now_s: float, stalled_s: float) -> None:
+        """Note that the shard at `position` is taken into hands and read from now on, beside those already there."""
+        self._measure(position, now_s, stalled_s)
+        if position >= self.cursor or self._since_s is None:  # an older one, taken again, tells nothing of the pace
+            self._since_s, self._stalled_s, self._reading = now_s, stalled_s, position >= self.cursor
 
-    def measure(self, now_s: float, waited_s: float) -> None:
-        """Learn from the shard at the cursor, done now; of its time, `waited_s` were spent waiting for its bytes."""
-        if self._since_s is not None:
-            took_s = max(now_s - self._since_s - waited_s, _LEAST_S)
+    def done(self, position: int, now_s: float, stalled_s: float) -> None:
+        """Note that the shard at `position` is given back."""
+        if position == self.cursor:
+            self._measure(position + 1, now_s, stalled_s)
+            self._since_s, self._reading = now_s, False
+
+    def _measure(self, position: int, now_s: float, stalled_s: float) -> None:
+        """Learn from the shard at the cursor, if it was being read until now and the session goes beyond it."""
+        if self._reading and self._since_s is not None and position > self.cursor:
+            took_s = max(now_s - self._since_s - (stalled_s - self._stalled_s), _LEAST_S)
             self.seconds_per_shard += (_NEWEST if self.measured else 1.0) * (took_s - self.seconds_per_shard)
             self.measured = True
-        self._since_s = now_s
 
     def move(self, position: int) -> Iterator[tuple[str, int]]:
         """Go to a position, never back; yield name and position of each shard that is over by that."""

@@ -77,17 +77,21 @@ class Schedule:
         if course is not None:
             self._residents.forget(course)
 
-    def waits(self, session: Hashable, position: int) -> None:
-        """Note that a session has nothing to read until it gets the shard at `position`."""
-        self._passed(self._timeline.waits(session, position))
+    def waits(self, session: Hashable, position: int, stalled_s: float = 0.0) -> None:
+        """Note that a session has nothing to read until it gets the shard at `position`.
 
-    def reads(self, session: Hashable, position: int) -> None:
-        """Note that a session begins to read the shard at `position`."""
-        self._passed(self._timeline.reads(session, position))
+        Args:
+            stalled_s: how long it has stood still so far, all told; the same in the two that follow.
+        """
+        self._passed(self._timeline.waits(session, position, stalled_s))
 
-    def done(self, session: Hashable, position: int, waited_s: float = 0.0) -> None:
-        """Note that a session is done with the shard at `position`, in which it waited so long for bytes."""
-        self._passed(self._timeline.done(session, position, waited_s))
+    def reads(self, session: Hashable, position: int, stalled_s: float = 0.0) -> None:
+        """Note that a session takes the shard at `position` into its hands; what it has there already may stay."""
+        self._passed(self._timeline.reads(session, position, stalled_s))
+
+    def done(self, session: Hashable, position: int, stalled_s: float = 0.0) -> None:
+        """Note that a session gives the shard at `position` back."""
+        self._passed(self._timeline.done(session, position, stalled_s))
 
     def _passed(self, names: Iterable[str]) -> None:
         for name in names:
@@ -143,7 +147,7 @@ class Schedule:
         return self._timeline.next_missing(cared_for)
 
     def upcoming(self) -> Iterator[str]:
-        """Yield the name of the shard that each session reads after the present one."""
+        """Yield the name of the shard that each session takes next."""
         return self._timeline.upcoming()
 
     def covered_until_s(self, session: Hashable, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:

@@ -94,27 +94,24 @@ class Timeline:
         if course.cursor == len(course.names):
             self._ended.pop()
 
-    def waits(self, session: Hashable, position: int) -> list[str]:
+    # `stalled_s` is how long the session has stood still so far, all told: it does not count as reading.
+
+    def waits(self, session: Hashable, position: int, stalled_s: float = 0.0) -> list[str]:
         """Note that a session has nothing to read until it gets `position`; return the shards that are over."""
         course = self._courses[session]
-        course.waits()
+        course.waits(position, self.now_s, stalled_s)
         return self._move(course, position)
 
-    def reads(self, session: Hashable, position: int) -> list[str]:
-        """Note that a session begins to read at `position`; return the shards that are over."""
+    def reads(self, session: Hashable, position: int, stalled_s: float = 0.0) -> list[str]:
+        """Note that a session takes `position` into its hands; return the shards that are over."""
         course = self._courses[session]
-        course.reads(self.now_s)
+        course.reads(position, self.now_s, stalled_s)
         return self._move(course, position)
 
-    def done(self, session: Hashable, position: int, waited_s: float = 0.0) -> list[str]:
-        """Note that a session is done with `position`; return the shards that are over.
-
-        Args:
-            waited_s: how long it waited in between for bytes that were still to come.
-        """
+    def done(self, session: Hashable, position: int, stalled_s: float = 0.0) -> list[str]:
+        """Note that a session gives `position` back; return the shards that are over."""
         course = self._courses[session]
-        if position == course.cursor:
-            course.measure(self.now_s, waited_s)
+        course.done(position, self.now_s, stalled_s)
         return self._move(course, position + 1)
 
     def _move(self, course: Course, position: int) -> list[str]:
@@ -164,7 +161,7 @@ class Timeline:
         return None if soonest is None else (soonest, soonest_s)
 
     def upcoming(self) -> Iterator[str]:
-        """Yield for each session the shard behind the one that it reads or waits for."""
+        """Yield for each session the shard that it takes or waits for next."""
         for course in self._courses.values():
             if course.cursor + 1 < len(course.names):
                 yield course.names[course.cursor + 1]

@@ -26,6 +26,8 @@ from shardcache.server.session import CACHE
 
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# Given urls, who asks, and where to tell events.
+Errand = Callable[[list[str], int, Callable[[Json], Awaitable[None]]], Awaitable[None]]
 
 _STATUS: dict[type[ShardcacheError], int] = {
     NotFoundError: 404,
@@ -73,13 +75,13 @@ async def shards(request: web.Request) -> web.StreamResponse:
 @routes.post("/v1/warm")
 async def warm(request: web.Request) -> web.StreamResponse:
     """Fetch what `urls` name, streaming events, a line each."""
-    urls = take_strings(await _body(request), "urls")
-    lines = _Lines(request)
-    try:
-        await request.app[CACHE].warm(urls, peer_uid(request), lines.write)
-    except* ConnectionError:
-        pass  # whoever asked has gone: what is under way arrives, the rest is not begun
-    return lines.response
+    return await _tell(request, request.app[CACHE].warm)
+
+
+@routes.post("/v1/index")
+async def index(request: web.Request) -> web.StreamResponse:
+    """Count the samples of what `urls` name, streaming events, a line each."""
+    return await _tell(request, request.app[CACHE].index)
 
 
 @routes.post("/v1/evict")
@@ -107,6 +109,16 @@ class _Lines:
         if not self.response.prepared:
             await self.response.prepare(self._request)
         await self.response.write(json.dumps(event, ensure_ascii=False).encode() + b"\n")
+
+
+async def _tell(request: web.Request, errand: Errand) -> web.StreamResponse:
+    urls = take_strings(await _body(request), "urls")
+    lines = _Lines(request)
+    try:
+        await errand(urls, peer_uid(request), lines.write)
+    except* ConnectionError:
+        pass  # whoever asked has gone: what is under way arrives, the rest is not begun
+    return lines.response
 
 
 async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:

@@ -26,6 +26,8 @@ Json = dict[str, Any]
 # Requests of one session that may wait for their answers together.
 _MOST_AT_ONCE = 32
 
+_UNANSWERED = ("need", "release")
+
 # A reader that is busy with a shard does not answer a goodbye; it finds out when it asks for the next.
 _CLOSE_S = 1.0
 
@@ -112,7 +114,7 @@ class Session:
         request_id: int | None = None
         try:
             message = parse(text)
-            if message.get("type") != "release":
+            if message.get("type") not in _UNANSWERED:
                 request_id = take(message, "id", int)
             async with self._in_order(message):
                 answer = await self._answer(message, request_id or 0)
@@ -143,6 +145,9 @@ class Session:
                 return await self._plan(message, new=kind == "plan")
             case "lease":
                 return await self._lease(message, request_id)
+            case "need":
+                self._reader.need(take(message, "of", int))
+                return None
             case "more":
                 return await self._more(message, request_id)
             case "explain":
@@ -164,12 +169,13 @@ class Session:
     async def _lease(self, message: Json, request_id: int) -> Json:
         position = take(message, "position", int)
         with self._waiting(request_id, position):
-            return self._told(await self._reader.lease(position, partial=message.get("partial") is True))
+            lease = await self._reader.lease(request_id, position, partial=message.get("partial") is True)
+            return self._told(lease)
 
     async def _more(self, message: Json, request_id: int) -> Json:
-        lease_id = take(message, "lease", int)
-        with self._waiting(request_id, self._reader.position(lease_id)):
-            return self._told(await self._reader.more(lease_id, take(message, "beyond", int)))
+        number = take(message, "lease", int)
+        with self._waiting(request_id, self._reader.position(number)):
+            return self._told(await self._reader.more(number, take(message, "beyond", int)))
 
     @contextmanager
     def _waiting(self, request_id: int, position: int) -> Iterator[None]:
@@ -185,7 +191,7 @@ class Session:
             facts = shard.facts
             return {
                 "type": "leased",
-                "lease": lease.id,
+                "lease": lease.number,
                 "url": facts.url,
                 "version": facts.version,
                 "path": str(layout.tar(shard.key)),
@@ -196,7 +202,7 @@ class Session:
         assert arriving is not None  # a lease is of the one or of the other
         return {
             "type": "arriving",
-            "lease": lease.id,
+            "lease": lease.number,
             "url": arriving.partial.obj.url,
             "version": arriving.partial.obj.version,
             "path": str(arriving.partial.path),

@@ -7,6 +7,7 @@ their sidecars, the rest from the store.
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import shutil
 import sqlite3
@@ -20,6 +21,7 @@ import structlog
 
 log = structlog.get_logger()
 _MODE_PICKLE = diskcache.core.MODE_PICKLE
+_SELECT = "SELECT key, mode, filename, value FROM Cache WHERE key IN (SELECT value FROM json_each(?))"
 
 
 class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
@@ -31,11 +33,15 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
             raise pickle.UnpicklingError("the catalogue holds JSON only")
         return super().fetch(mode, filename, value, read)
 
-    def get(self, key: object, raw: bool) -> Any:
+    def put(self, key: object) -> tuple[str, bool]:
+        """Return a key as it stands in a row: JSON too short to be worth compressing."""
+        return json.dumps(key), True
+
+    def get(self, key: str, raw: bool) -> Any:
         """Return the JSON key of a row."""
         if not raw:
             raise pickle.UnpicklingError("the catalogue holds JSON only")
-        return super().get(key, raw)
+        return json.loads(key)
 
 
 class Catalogue:
@@ -75,8 +81,14 @@ class Catalogue:
 
     async def get_many(self, keys: Sequence[Sequence[str]]) -> list[Any]:
         """Return the values of many rows, None for those that are not there."""
-        rows: list[Any] | None = await self._in_thread(lambda: [self._cache.get(list(key)) for key in keys])
+        rows: list[Any] | None = await self._in_thread(lambda: self._select([json.dumps(list(key)) for key in keys]))
         return rows or [None] * len(keys)
+
+    def _select(self, keys: list[str]) -> list[Any]:
+        # diskcache itself gets one row at a time: for a manifest of 100,000 shards that takes four times as long.
+        rows = self._cache._sql(_SELECT, [json.dumps(keys)])
+        found = {key: self._cache.disk.fetch(mode, filename, value, False) for key, mode, filename, value in rows}
+        return [found.get(key) for key in keys]
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         def guarded() -> Any:

@@ -52,9 +52,9 @@ def parse_header(block: bytes) -> Header:
 
 
 def parse_number(field: bytes) -> int:
-    """Read octal digits, or GNU's base-256 where the first byte says so."""
+    """Read octal digits up to the first NUL, or GNU's base-256 where the first byte says so."""
     if field[0] < 0x80:
-        return int(field.rstrip(b"\0 ") or b"0", 8)
+        return int(field.partition(b"\0")[0].strip() or b"0", 8)
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     return int.from_bytes(field, "big", signed=True)

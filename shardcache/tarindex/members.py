@@ -114,7 +114,7 @@ class Tar:
         if self._size_bytes == 0:
             raise TruncatedShardError("the file is empty", url=self._url)
         if at == 0:
-            raise NotATarError(f"the file has {len(rest)} bytes, less than one tar header", url=self._url)
+            raise self._not_a_tar(rest)
         if rest:
             raise self._truncated(f"inside the tar header that begins at byte {at}")
         if self._require_end:
@@ -202,4 +202,6 @@ class Tar:
                     url=self._url,
                     remedy=f"if it is a compressed tar, give it a name that ends in {suffix}",
                 )
+        if len(block) < BLOCK_BYTES:
+            return NotATarError(f"the file has {len(block)} bytes, less than one tar header", url=self._url)
         return NotATarError(f"not a tar: the file begins with {block[:16]!r}", url=self._url)

@@ -74,7 +74,7 @@ class Grouping:
         starts, ends, extension_ids, key_ends = samples.starts, samples.ends, samples.extension_ids, samples.key_ends
         for name, start_byte, end_byte, sparse in members:
             key, extension = split_name(name)
-            if not key or (name.startswith(b"__") and _is_metadata(name)):
+            if not key or (name.startswith(b"__") and _METADATA.match(name)):
                 continue
             if key != current:
                 samples.begin(key)
@@ -113,10 +113,6 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
     if dot <= start or name.find(b"/", dot) >= 0:
         return b"", b""
     return name[:dot], name[dot + 1 :]
-
-
-def _is_metadata(name: bytes) -> bool:
-    return (name.endswith(b"__") and b"/" not in name) or _METADATA.match(name) is not None
 
 
 class _Extensions:

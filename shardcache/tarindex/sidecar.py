@@ -16,6 +16,7 @@ in it is checked before it is used.
 from __future__ import annotations
 
 import json
+import mmap
 import operator
 import os
 import struct
@@ -137,7 +138,7 @@ def _parse_json(header: bytes, path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TarIndex:
-    """Where each sample of a shard lies; immutable, held in memory (20 bytes a member, 16 and its key a sample).
+    """Where each sample of a shard lies; immutable, mapped (20 bytes a member, 16 and its key a sample).
 
     Attributes:
         header: the sidecar's JSON header.
@@ -155,7 +156,7 @@ class TarIndex:
     ends: Table
     extension_ids: Table
     member_ends: Table
-    keys: bytes
+    keys: memoryview
     key_ends: Table
     extensions: list[str]
     faults: dict[int, tuple[Fault, int]]
@@ -168,19 +169,28 @@ class TarIndex:
         """
         with open(path, "rb") as file:
             header, counts, tables_crc = _read_head(file, path)
-            tables = file.read()
+            # Pages of the file rather than memory of the process: readers hold many indexes, and share them.
+            with memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
+                tables = mapped[file.tell() :]
         if zlib.crc32(tables) != tables_crc:
+            tables.release()
             raise _damaged(path, "the checksum of its tables does not match")
         index = cls._of_tables(header, counts, tables, path)
         if not index._is_sound():
+            index.close()
             raise _damaged(path, "its tables contradict each other or the size of the tar")
         return index
 
+    def close(self) -> None:
+        """Give the map back, as soon as nobody reads the tables any more."""
+        for table in (self.starts, self.ends, self.extension_ids, self.member_ends, self.keys, self.key_ends):
+            table.release()
+
     @classmethod
-    def _of_tables(cls, header: dict[str, Any], counts: _Counts, tables: bytes, path: Path) -> Self:
+    def _of_tables(cls, header: dict[str, Any], counts: _Counts, tables: memoryview, path: Path) -> Self:
         parts, at = [], 0
         for size_bytes in counts.table_sizes():
-            parts.append(memoryview(tables)[at : at + size_bytes])
+            parts.append(tables[at : at + size_bytes])
             at += size_bytes
         starts, ends, member_ends, key_ends, extension_ends, faults = (part.cast("Q") for part in parts[:6])
         try:
@@ -193,7 +203,7 @@ class TarIndex:
             ends=ends,
             extension_ids=parts[6].cast("I"),
             member_ends=member_ends,
-            keys=bytes(parts[7]),
+            keys=parts[7],
             key_ends=key_ends,
             extensions=_cut(bytes(parts[8]), extension_ends),
             faults=named_faults,

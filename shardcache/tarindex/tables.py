@@ -47,7 +47,7 @@ class Tables(Protocol):
         """Return for each whole sample the number of the member behind its last."""
 
     @property
-    def keys(self) -> bytes | bytearray:
+    def keys(self) -> bytearray | memoryview:
         """Return all keys, joined."""
 
     @property
@@ -66,7 +66,7 @@ class Tables(Protocol):
 def key_of(tables: Tables, sample: int) -> str:
     """Return the `__key__` of a sample."""
     start = tables.key_ends[sample - 1] if sample else 0
-    return tables.keys[start : tables.key_ends[sample]].decode("utf-8", "surrogateescape")
+    return str(tables.keys[start : tables.key_ends[sample]], "utf-8", "surrogateescape")
 
 
 def fault_of(tables: Tables, sample: int) -> str | None:

@@ -19,17 +19,19 @@ import click
 import psutil
 from rich.console import Console
 
-from benchmarks import cold, decisions, download, half, hitrates, restart, sharing, warm
+from benchmarks import cold, decisions, download, half, handover, hitrates, restart, sharing, shuffle, warm
 from benchmarks.table import Row, render
 from benchmarks.workplace import Workplace
 
 PARTS = {
     "download": download.measure,
     "warm": warm.measure,
+    "handover": handover.measure,
     "cold": cold.measure,
     "half": half.measure,
     "hitrates": hitrates.measure,
     "decisions": decisions.measure,
+    "shuffle": shuffle.measure,
     "sharing": sharing.measure,
     "restart": restart.measure,
 }

@@ -1,4 +1,4 @@
-"""One contender reads a dataset in a process of its own; prints samples a second as JSON.
+"""One contender reads a dataset in a process of its own; prints samples a second, or its memory, as JSON.
 
 python -m benchmarks.reading '{"contender": "webdataset", "source": "…", …}'
 """
@@ -20,6 +20,7 @@ Epoch = Callable[[], Iterable[Sample]]
 # Short epochs are repeated until this much was timed.
 _TIMED_S = 1.5
 _READ_BYTES = 1024 * 1024
+_LOOK_EVERY = 50  # samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Task:
         samples, payload_bytes: what one epoch must give.
         as_bytes: read each field whole, into `bytes`, as whoever decodes it must; else leave alone what is handed out.
         socket: of the daemon, where the contender is ours.
+        window: of how many shards the samples are mixed, where the contender is ours; 0 does not shuffle.
+        measure: key of `MEASURES`.
     """
 
     contender: str
@@ -42,6 +45,8 @@ class Task:
     payload_bytes: int
     as_bytes: bool
     socket: str = ""
+    window: int = 0
+    measure: str = "samples_per_s"
 
     def to_json(self) -> str:
         """Return the command-line argument."""
@@ -52,7 +57,7 @@ def shardcache(task: Task) -> Epoch:
     """Our dataset over a warm cache."""
     from shardcache_client import ShardDataset
 
-    dataset = ShardDataset(task.source, socket=task.socket)
+    dataset = ShardDataset(task.source, socket=task.socket, shuffle=task.window > 0, shuffle_window=task.window)
     return lambda: dataset
 
 
@@ -79,13 +84,25 @@ PLAIN_READS = "plain 1 MiB reads"
 
 def samples_per_s(task: Task) -> float:
     """Read an epoch unmeasured and checked, then whole epochs for a while."""
+    if task.contender == PLAIN_READS:
+        return _plain_reads_per_s(task)
     epoch = CONTENDERS[task.contender](task)
     _check(task, epoch())
     read = _read_as_bytes if task.as_bytes else _read
     return _timed(lambda: read(epoch(), task.extensions))
 
 
-def plain_reads_per_s(task: Task) -> float:
+def anonymous_bytes(task: Task) -> float:
+    """Return the most memory, pages of files left out, that the process has in one epoch, after another."""
+    epoch = CONTENDERS[task.contender](task)
+    _read(epoch(), task.extensions)
+    return max(_anonymous_bytes() for number, _ in enumerate(epoch()) if number % _LOOK_EVERY == 0)
+
+
+MEASURES = {measure.__name__: measure for measure in (samples_per_s, anonymous_bytes)}
+
+
+def _plain_reads_per_s(task: Task) -> float:
     """Read the tars with plain system calls, into one buffer, without looking at them."""
     paths = sorted(Path(task.source).glob("*.tar"))
     buffer = bytearray(_READ_BYTES)
@@ -99,6 +116,11 @@ def plain_reads_per_s(task: Task) -> float:
 
     read()
     return _timed(read)
+
+
+def _anonymous_bytes() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024
 
 
 def _timed(read: Callable[[], int]) -> float:
@@ -139,8 +161,7 @@ def _check(task: Task, samples: Iterable[Sample]) -> None:
 def main() -> None:
     """Read what the argument says."""
     task = Task(**json.loads(sys.argv[1]))
-    measure = plain_reads_per_s if task.contender == PLAIN_READS else samples_per_s
-    print(json.dumps({"samples_per_s": measure(task)}))
+    print(json.dumps({task.measure: MEASURES[task.measure](task)}))
 
 
 if __name__ == "__main__":

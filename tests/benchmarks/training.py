@@ -31,6 +31,7 @@ class Task:
         samples_per_s: how fast the accelerator would be.
         epochs: how many, with the same workers.
         seed: of the shuffling.
+        window: how many shards ours mixes; 0 to read each as it was written, as webdataset does.
         job: name of the job.
         socket: of the daemon, where the contender is ours.
         cache_dir: of webdataset's own cache, or empty for none.
@@ -45,6 +46,7 @@ class Task:
     samples_per_s: float
     epochs: int = 1
     seed: int = 7
+    window: int = 0
     job: str = "training"
     socket: str = ""
     cache_dir: str = ""
@@ -126,7 +128,15 @@ def shardcache(task: Task) -> tuple[IterableDataset[Any], Callable[[int], None]]
     """Our dataset, shuffled."""
     from shardcache_client import ShardDataset
 
-    dataset = ShardDataset(task.source, shuffle=True, seed=task.seed, job=task.job, socket=task.socket)
+    dataset = ShardDataset(
+        task.source,
+        shuffle=True,
+        shuffle_window=task.window,
+        seed=task.seed,
+        batch_size=BATCH_SAMPLES,
+        job=task.job,
+        socket=task.socket,
+    )
     return dataset, dataset.set_epoch
 
 

@@ -1,14 +1,15 @@
-"""Warm reading in one process, without decoding, beside litdata and webdataset."""
+"""Warm reading in one process, without decoding: beside litdata and webdataset, and shuffled beside unshuffled."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
 from benchmarks.daemon import Daemon
-from benchmarks.data import KINDS, Kind
+from benchmarks.data import KINDS, LARGE, SMALL, Kind
 from benchmarks.measure import interleaved, python, run
 from benchmarks.reading import PLAIN_READS, Task
 from benchmarks.table import Row, Target
@@ -16,6 +17,16 @@ from benchmarks.workplace import Workplace
 
 OURS, LITDATA, WEBDATASET = "shardcache", "litdata", "webdataset"
 LITDATA_UNREAD = "litdata, unread"
+UNSHUFFLED = "unshuffled"
+
+# The largest window needs more shards than it mixes, and the small samples' own are too few.
+_MANY_BYTES = 16 * 1024 * 1024
+MANY = replace(
+    SMALL, name="many", label=f"{SMALL.label} in 16 MiB shards", dataset_bytes=40 * _MANY_BYTES, shard_bytes=_MANY_BYTES
+)
+WINDOW = 8
+WINDOWS = (2, 8, 32)
+MEMORY_MB = 4.0  # the indexes of 30 shards of `MANY` have 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +41,40 @@ class Rate:
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return samples a second for each kind of samples, best of three each."""
+    """Return samples a second for each kind of samples, best of three each; and the memory of shuffling."""
     rows: list[Row] = []
     for kind in KINDS:
-        url = place.url(kind)
-        with place.daemon() as daemon:
-            run(daemon.warm(url))
-            rows += _measure_kind(place, kind, daemon)
+        with _warmed(place, kind) as daemon:
+            rows += _beside_others(place, kind, daemon)
+    for kind in (LARGE, MANY):
+        with _warmed(place, kind) as daemon:
+            rows += _shuffled(place, kind, daemon)
     return rows
 
 
-def _measure_kind(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
-    contenders = _contenders(place, kind, daemon)
-    tries = interleaved(contenders, lambda text: place.say(f"{kind.label} · {text}"))
-    best = {name: max(rate.samples_per_s for rate in rates) for name, rates in tries.items()}
+@contextmanager
+def _warmed(place: Workplace, kind: Kind) -> Iterator[Daemon]:
+    url = place.url(kind)
+    with place.daemon() as daemon:
+        run(daemon.warm(url))
+        yield daemon
+
+
+def _beside_others(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
+    chunks, tars = str(place.litdata(kind)), str(place.dataset(kind).folder)
+    ours = _task(place, kind, daemon)
+    best = _best_rates(
+        place,
+        kind,
+        {
+            OURS: ours,
+            LITDATA: replace(ours, contender=LITDATA, source=chunks),
+            # It hands out views of its chunks: this is what it does before anyone looks at a byte of them.
+            LITDATA_UNREAD: replace(ours, contender=LITDATA, source=chunks, as_bytes=False),
+            WEBDATASET: replace(ours, contender=WEBDATASET, source=tars),
+            PLAIN_READS: replace(ours, contender=PLAIN_READS, source=tars),
+        },
+    )
 
     def row(peer: str, target: Target | None = None) -> Row:
         return Row("warm reading", f"samples/s, {kind.label}", best[OURS], peer, best[peer], target)
@@ -51,29 +82,50 @@ def _measure_kind(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
     return [row(LITDATA, Target("≥", 1.0)), row(LITDATA_UNREAD), row(WEBDATASET), row(PLAIN_READS)]
 
 
-def _contenders(place: Workplace, kind: Kind, daemon: Daemon) -> dict[str, Callable[[], Rate]]:
+def _shuffled(place: Workplace, kind: Kind, daemon: Daemon) -> list[Row]:
+    ours = _task(place, kind, daemon)
+    shuffled = f"{OURS}, window {WINDOW}"
+    best = _best_rates(place, kind, {UNSHUFFLED: ours, shuffled: replace(ours, window=WINDOW)})
+    what = f"samples/s shuffled, {kind.label}"
+    return [
+        Row("warm reading", what, best[shuffled], UNSHUFFLED, best[UNSHUFFLED], Target("≥", 0.7)),
+        _memory(place, kind, ours),
+    ]
+
+
+def _memory(place: Workplace, kind: Kind, ours: Task) -> Row:
+    tasks = {window: replace(ours, window=window, measure="anonymous_bytes") for window in WINDOWS}
+    used_bytes = {window: _measured(task) for window, task in tasks.items()}
+    told = ", ".join(f"{used / 1e6:.1f} MB with window {window}" for window, used in used_bytes.items())
+    place.say(f"{kind.label} · memory: {told}")
+    least, most = WINDOWS[0], WINDOWS[-1]
+    more_bytes = used_bytes[most] - used_bytes[least]
+    what = f"MB of memory that window {most} takes more than {least}, {kind.label}"
+    return Row("warm reading", what, more_bytes / 1e6, target=Target("≤", MEMORY_MB))
+
+
+def _best_rates(place: Workplace, kind: Kind, tasks: Mapping[str, Task]) -> dict[str, float]:
+    def rate(task: Task) -> Rate:
+        return Rate(_measured(task), kind.sample_bytes)
+
+    contenders: dict[str, Callable[[], Rate]] = {name: partial(rate, task) for name, task in tasks.items()}
+    tries = interleaved(contenders, lambda text: place.say(f"{kind.label} · {text}"))
+    return {name: max(rate.samples_per_s for rate in rates) for name, rates in tries.items()}
+
+
+def _task(place: Workplace, kind: Kind, daemon: Daemon) -> Task:
     dataset = place.dataset(kind)
-    tars = str(dataset.folder)
+    return Task(
+        contender=OURS,
+        source=place.url(kind),
+        extensions=kind.extensions,
+        samples=dataset.samples,
+        payload_bytes=dataset.payload_bytes,
+        as_bytes=True,
+        socket=str(daemon.socket),
+    )
 
-    def read(contender: str, source: str, as_bytes: bool = True) -> Rate:
-        task = Task(
-            contender=contender,
-            source=source,
-            extensions=kind.extensions,
-            samples=dataset.samples,
-            payload_bytes=dataset.payload_bytes,
-            as_bytes=as_bytes,
-            socket=str(daemon.socket),
-        )
-        output = run(python("reading", task.to_json())).output
-        return Rate(json.loads(output.splitlines()[-1])["samples_per_s"], kind.sample_bytes)
 
-    chunks = str(place.litdata(kind))
-    return {
-        OURS: partial(read, OURS, place.url(kind)),
-        LITDATA: partial(read, LITDATA, chunks),
-        # It hands out views of its chunks: this is what it does before anyone looks at a byte of them.
-        LITDATA_UNREAD: partial(read, LITDATA, chunks, as_bytes=False),
-        WEBDATASET: partial(read, WEBDATASET, tars),
-        PLAIN_READS: partial(read, PLAIN_READS, tars),
-    }
+def _measured(task: Task) -> float:
+    output = run(python("reading", task.to_json())).output
+    return float(json.loads(output.splitlines()[-1])[task.measure])

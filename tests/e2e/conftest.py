@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,15 @@ def urls(folder: Path) -> str:
     source.mkdir()
     write_shards(source, SHARDS, SAMPLES)
     return f"file://{source}/shard-{{000000..{SHARDS - 1:06d}}}.tar"
+
+
+@pytest.fixture(scope="module")
+def index(folder: Path, urls: str) -> str:
+    """An index file of the same shards: their samples are counted, whether anybody has read them or not."""
+    rows = [{"url": f"shard-{number:06d}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
+    path = folder / "source" / "index.json"
+    path.write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    return f"file://{path}"
 
 
 @pytest.fixture(scope="module")

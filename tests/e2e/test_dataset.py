@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError, NoDaemonError, NotATarError, NotFoundError, SampleError
 from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
+from shardcache_client.order.partition import Even
 from support.daemon import Daemon, eventually
-from support.tars import make_tar, random_samples
+from support.tars import make_tar, random_samples, write_shards
 
 
 def keys_of(samples: Iterator[dict[str, Any]] | DataLoader[Any] | ShardDataset) -> list[str]:
@@ -38,25 +39,37 @@ def test_one_process_reads_every_sample_whole(daemon: Daemon, urls: str) -> None
     assert samples[-1]["__url__"] == urls.replace("{000000..000007}", "000007")
 
 
-def test_shuffling_permutes_shards_by_epoch(daemon: Daemon, urls: str, keys: list[str]) -> None:
-    """Epochs differ, and each comes again for the same seed, in another dataset, too."""
+def test_each_iteration_reads_the_next_epoch(daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """In another order; each comes again for the same seed, in another dataset, too, and when it is set."""
     ds = ShardDataset(urls, shuffle=True, seed=7, socket=daemon.socket)
-    epochs = []
-    for epoch in range(2):
-        ds.set_epoch(epoch)
-        epochs.append(keys_of(ds))
+    epochs = [keys_of(ds) for _ in range(2)]
     again = ShardDataset(urls, shuffle=True, seed=7, socket=daemon.socket)
-    assert keys_of(again) == epochs[0] != epochs[1]
+    again.set_epoch(1)
+    assert keys_of(again) == epochs[1] != epochs[0]
     assert sorted(epochs[0]) == sorted(epochs[1]) == keys
 
 
-def test_explicit_ranks_share_the_manifest(daemon: Daemon, urls: str, keys: list[str]) -> None:
-    """Three ranks read every sample once between them, and each knows how many are its own."""
-    ranks = [ShardDataset(urls, socket=daemon.socket, rank=rank, world_size=3) for rank in range(3)]
+@pytest.mark.parametrize(("even", "sizes"), [("pad", [67, 67, 67]), ("drop", [66, 66, 66]), (None, [66, 67, 67])])
+def test_explicit_ranks_get_equally_many(
+    daemon: Daemon, index: str, keys: list[str], even: Even, sizes: list[int]
+) -> None:
+    """Three ranks of 200 samples: one comes twice, or two never, or ranks differ by one; each knows its number."""
+    ranks = [ShardDataset(index, socket=daemon.socket, rank=rank, world_size=3, even=even) for rank in range(3)]
     read = [keys_of(rank) for rank in ranks]
-    assert sorted(key for rank in read for key in rank) == keys
-    fresh = [ShardDataset(urls, socket=daemon.socket, rank=rank, world_size=3) for rank in range(3)]
-    assert [len(rank) for rank in fresh] == [len(rank) for rank in read]
+    assert [len(rank) for rank in read] == [len(rank) for rank in ranks] == sizes
+    count = Counter(key for rank in read for key in rank)
+    assert set(count) <= set(keys)
+    assert len(count) == (198 if even == "drop" else 200)
+
+
+def test_ranks_without_counts_are_refused_at_the_start(daemon: Daemon, folder: Path) -> None:
+    """Not at the end of an epoch, by a collective that waits: the error names what makes them equal."""
+    (folder / "never-read.tar").write_bytes(make_tar(random_samples(4)))
+    url = f"file://{folder}/never-read.tar"
+    options: dict[str, Any] = {"socket": daemon.socket, "rank": 1, "world_size": 2}
+    with pytest.raises(ConfigError, match=r"shardcache index[\s\S]*samples_per_epoch[\s\S]*even=None"):
+        iter(ShardDataset(url, **options))
+    assert keys_of(ShardDataset(url, even=None, **options)) in ([], [f"{number:06d}" for number in range(4)])
 
 
 def test_length_is_unknown_before_the_first_read(daemon: Daemon, folder: Path) -> None:
@@ -74,7 +87,7 @@ def test_workers_share_and_see_each_new_epoch(method: str, daemon: Daemon, urls:
     ds = ShardDataset(urls, shuffle=True, socket=daemon.socket, job=method)
     loader = DataLoader(ds, batch_size=None, num_workers=2, persistent_workers=True, multiprocessing_context=method)
     epochs = []
-    for epoch in range(3):
+    for epoch in (0, 1, 5):
         ds.set_epoch(epoch)
         epochs.append(keys_of(loader))
     assert [sorted(epoch) for epoch in epochs] == [keys] * 3
@@ -89,14 +102,23 @@ def sessions_of(daemon: Daemon, job: str) -> int:
     return sum(each["sessions"] for each in daemon.status()["jobs"] if each["name"] == job)
 
 
-def test_more_workers_than_shards(daemon: Daemon, urls: str, keys: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    """A reader without a share yields nothing and does not even connect; the job is told that readers idle."""
-    ds = ShardDataset(urls, socket=daemon.socket, job="idle", rank=9, world_size=10)
-    assert keys_of(ds) == []
-    assert sessions_of(daemon, "idle") == 0
-    first = ShardDataset(urls, socket=daemon.socket, rank=0, world_size=10)
-    assert keys_of(first) == keys[:25]
-    assert "2 of 10 readers have nothing to read" in caplog.text
+def test_more_readers_than_shards_nobody_counted(
+    daemon: Daemon, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whole shards are dealt: some have none, yield nothing and do not even connect; the job is told once."""
+    source = folder / "few"
+    source.mkdir()
+    write_shards(source, 2, 3)
+    options: dict[str, Any] = {"even": None, "socket": daemon.socket, "world_size": 5}
+    ranks = [ShardDataset(f"file://{source}/", job=f"idle-{rank}", rank=rank, **options) for rank in range(5)]
+    read = [keys_of(rank) for rank in ranks]
+    assert sorted(map(len, read)) == [0, 0, 0, 3, 3] == sorted(len(keys_of(rank)) for rank in ranks)
+    for rank, keys in enumerate(read):
+        assert bool(sessions_of(daemon, f"idle-{rank}")) == bool(keys)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "2 of 2 shards were never counted" in told
+    assert "3 of 5 have none" in told
+    assert "shardcache index" in told
 
 
 def test_a_killed_worker_leaves_no_lease(daemon: Daemon, urls: str) -> None:
@@ -196,8 +218,10 @@ def test_a_pickled_dataset_is_one_of_its_own(daemon: Daemon, urls: str, keys: li
     ds = ShardDataset(urls, shuffle=True, socket=daemon.socket)
     other = pickle.loads(pickle.dumps(ds))
     ds.set_epoch(1)
-    assert sorted(keys_of(other)) == keys
-    assert keys_of(other) != keys_of(ds)
+    read = keys_of(other)
+    assert sorted(read) == keys
+    assert read != keys_of(ds)
+    assert keys_of(other) == keys_of(ds)
 
 
 def test_a_missing_bucket_shows_at_once(daemon: Daemon, folder: Path) -> None:
@@ -213,10 +237,20 @@ def test_no_daemon_shows_at_once(tmp_path: Path) -> None:
 
 
 def test_arguments_that_make_no_sense(daemon: Daemon, urls: str) -> None:
-    """A rank without a world size, or a negative epoch."""
-    with pytest.raises(ConfigError):
-        ShardDataset(urls, socket=daemon.socket, rank=1)
-    with pytest.raises(ConfigError):
+    """Each is refused under its name, by the constructor or where it is given."""
+    wrong: list[dict[str, Any]] = [
+        {"rank": 1},
+        {"shuffle_window": -1},
+        {"canonical_nodes": 0},
+        {"batch_size": 0},
+        {"samples_per_epoch": 0},
+        {"even": "padded"},
+    ]
+    for arguments in wrong:
+        (name,) = arguments
+        with pytest.raises(ConfigError, match=name):
+            ShardDataset(urls, socket=daemon.socket, **arguments)
+    with pytest.raises(ConfigError, match="epoch"):
         ShardDataset(urls, socket=daemon.socket).set_epoch(-1)
 
 
@@ -244,7 +278,8 @@ def test_a_handler_may_skip_what_is_bad(daemon: Daemon, flawed: list[str], caplo
     """The good samples of all shards are read, before and behind the bad one, and the log says what was left out."""
     ds = ShardDataset(flawed, socket=daemon.socket, on_error=ignore_and_continue)
     assert keys_of(ds) == ["000000", "000001", "000002", "000010", "000012"]
-    assert "skipped 1 of 3 shards and 1 samples" in caplog.text
+    assert "epoch 0: skipped 1 shards and 1 samples of others, as on_error decided" in caplog.text
+    assert "in their place" not in caplog.text, "nobody has counted, so nobody misses them"
 
 
 def test_a_handler_may_stop(daemon: Daemon, flawed: list[str]) -> None:

@@ -26,19 +26,19 @@ def plain_env() -> dict[str, str]:
 
 
 def check(out: Path, keys: list[str]) -> None:
-    """Both epochs give every sample once over the two ranks, half to each, and in orders of their own."""
+    """Both epochs give every sample once over the two ranks, half to each, and are orders of their own."""
     ranks = read_by_rank(out)
     assert len(ranks) == 2
     for epoch in range(2):
         assert sorted(key for rank in ranks for key in rank[epoch]) == keys
         assert [len(rank[epoch]) for rank in ranks] == [len(keys) // 2] * 2
-    assert sorted(ranks[0][0]) != sorted(ranks[0][1])
+    assert sorted(ranks[0][0]) != sorted(ranks[0][1]), "other samples, too: ranks take parts of one sequence"
 
 
-def test_torchrun(daemon: Daemon, urls: str, keys: list[str], tmp_path: Path) -> None:
+def test_torchrun(daemon: Daemon, index: str, keys: list[str], tmp_path: Path) -> None:
     """Two ranks of two forked workers, ranks from torchrun's variables; each shard is fetched once for all."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
-    where = [str(daemon.socket), urls, str(tmp_path), "fork"]
+    where = [str(daemon.socket), index, str(tmp_path), "fork"]
     done = subprocess.run(
         [*command, str(SCRIPT), *where], env=plain_env(), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
@@ -49,11 +49,11 @@ def test_torchrun(daemon: Daemon, urls: str, keys: list[str], tmp_path: Path) ->
     assert daemon.status()["counters"]["misses"] <= 8
 
 
-def test_torch_distributed_alone(daemon: Daemon, urls: str, keys: list[str], tmp_path: Path) -> None:
+def test_torch_distributed_alone(daemon: Daemon, index: str, keys: list[str], tmp_path: Path) -> None:
     """Ranks that only torch.distributed knows reach forked workers, and spawned ones, who never initialise it."""
     out = tmp_path / "out"
     out.mkdir()
-    where = [str(daemon.socket), urls, str(out)]
+    where = [str(daemon.socket), index, str(out)]
     rendezvous = str(tmp_path / "rendezvous")
     ranks = [
         subprocess.Popen(

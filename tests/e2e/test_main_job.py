@@ -61,9 +61,8 @@ def keys_of(dataset: ShardDataset) -> list[str]:
 
 def test_torchrun_reads_every_sample_once_from_s3(daemon: Daemon, bucket: str, tmp_path: Path) -> None:
     """Two epochs by two ranks of two workers: each sample once an epoch, each byte once from the store."""
-    urls = f"{bucket}/shards/{{0000..{SHARDS - 1:04d}}}.tar"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
-    where = [str(daemon.socket), urls, str(tmp_path), "fork"]
+    where = [str(daemon.socket), f"{bucket}/index.json", str(tmp_path), "fork"]
     done = subprocess.run([*command, str(SCRIPT), *where], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads(path.read_text()) for path in tmp_path.iterdir()]

@@ -26,14 +26,11 @@ def main() -> None:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{path}", rank=int(rank), world_size=int(world_size)
         )
-    ds = ShardDataset(urls, shuffle=True, seed=7, socket=socket, job="test-job")
+    ds = ShardDataset(urls, shuffle=True, shuffle_window=2, seed=7, socket=socket, job="test-job")
     loader = DataLoader(
         ds, batch_size=None, num_workers=2, multiprocessing_context=start_method, persistent_workers=True
     )
-    epochs = []
-    for epoch in range(2):
-        ds.set_epoch(epoch)
-        epochs.append([sample["__key__"] for sample in loader])
+    epochs = [[sample["__key__"] for sample in loader] for _ in range(2)]
     (Path(out) / f"{os.getpid()}.json").write_text(json.dumps(epochs))
     if rendezvous:
         torch.distributed.destroy_process_group()

@@ -49,8 +49,8 @@ def watched(daemon: Daemon, seen_bytes: list[int]) -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.parametrize("room", [1, 3])
-def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, room: int) -> None:
+@pytest.mark.parametrize(("room", "window"), [(1, 0), (3, 0), (8, 3)])
+def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, room: int, window: int) -> None:
     """Two readers in different orders get every sample from a cache of a few shards, and its bound holds throughout."""
     (tmp_path / "data").mkdir()
     write_shards(tmp_path / "data", SHARDS, SAMPLES, SIZES)
@@ -61,7 +61,7 @@ def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, room: i
 
         def read(job: str, seed: int) -> None:
             urls = f"file://{tmp_path}/data/"
-            dataset = ShardDataset(urls, shuffle=True, seed=seed, job=job, socket=daemon.socket)
+            dataset = ShardDataset(urls, shuffle=True, shuffle_window=window, seed=seed, job=job, socket=daemon.socket)
             keys[job] += [sample["__key__"] for sample in dataset]
 
         threads = [threading.Thread(target=read, args=(job, seed)) for seed, job in enumerate(keys)]
@@ -106,7 +106,7 @@ def test_who_waits_for_space_is_told_who_has_it(tmp_path: Path) -> None:
     ):
         holding.plan(urls, [0])
         waiting.plan(urls, [1])
-        leased = holding.ask("lease", position=0)
+        leased = holding.take(0)
         waiting.send(type="lease", id=99, position=0)
         eventually(lambda: [row["stage"] for row in daemon.status()["transfers"]] == ["waiting for space in the cache"])
         reason = waiting.ask("explain", of=99)["reason"]

@@ -35,11 +35,16 @@ def leases(daemon: Daemon, url: str) -> int:
     return next((int(shard["leases"]) for shard in daemon.shards() if shard["url"] == url), 0)
 
 
+def evict(daemon: Daemon, url: str) -> None:
+    """Evict a shard; the daemon itself may have it open for a moment, to bring it into memory."""
+    eventually(lambda: json.loads(daemon.request("POST", "/v1/evict", {"urls": [url]}))["evicted"] == [url])
+
+
 def test_a_planned_shard_is_leased_and_given_back(daemon: Daemon, urls: list[str]) -> None:
     """A lease names whole files that are there; it counts until it is released."""
     with Session(daemon) as session:
         assert session.plan(urls, [2, 0])["type"] == "ok"
-        leased = session.ask("lease", position=0)
+        leased = session.take(0)
         assert (leased["type"], leased["url"], leased["samples"]) == ("leased", urls[2], 10)
         assert Path(leased["path"]).read_bytes() == Path(urls[2].removeprefix("file://")).read_bytes()
         assert Path(leased["index_path"]).exists()
@@ -50,12 +55,14 @@ def test_a_planned_shard_is_leased_and_given_back(daemon: Daemon, urls: list[str
 
 
 def test_leases_end_with_the_connection(daemon: Daemon, urls: list[str]) -> None:
-    """A reader that goes without a word leaves nothing behind."""
+    """A reader that goes without a word leaves nothing behind, however much it had in hand."""
     with Session(daemon, job="vanishing") as session:
-        session.plan(urls, [0, 1])
-        session.ask("lease", position=0)
-        session.ask("lease", position=1)
-    eventually(lambda: leases(daemon, urls[0]) + leases(daemon, urls[1]) == 0)
+        session.plan(urls, [0, 1, 2, 3])
+        for position in range(3):
+            session.take(position)
+        session.ask("lease", position=3)
+        assert [leases(daemon, url) for url in urls] == [1, 1, 1, 0]
+    eventually(lambda: sum(leases(daemon, url) for url in urls) == 0)
     jobs = {job["name"]: job for job in daemon.status()["jobs"]}
     assert jobs["vanishing"]["sessions"] == 0
 
@@ -98,26 +105,79 @@ def test_a_plan_of_a_million_positions_is_taken_while_others_are_served(daemon: 
 
 
 def test_a_lease_ahead_holds_nothing(daemon: Daemon, urls: list[str]) -> None:
-    """Only the shard in hand is pinned; the next one becomes so when that is given back."""
+    """To ask is not to need: a shard is pinned from the moment on at which the reader says that it has come to it."""
     with Session(daemon) as session:
         session.plan(urls, [0, 1])
-        first = session.ask("lease", position=0)
+        session.take(0)
         assert session.ask("lease", position=1)["type"] == "leased"
         assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 0)
+        session.take(1)
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 1)
+
+
+def test_what_is_needed_before_it_is_there_is_in_hand_with_its_grant(daemon: Daemon, urls: list[str]) -> None:
+    """The reader need not say it again."""
+    with Session(daemon) as session:
+        session.plan(urls, [0])
+        session.send(type="lease", id=50, position=0)
+        session.send(type="need", of=50)
+        assert session.receive()["type"] == "leased"
+        assert leases(daemon, urls[0]) == 1
+
+
+def test_several_in_hand_are_all_pinned_until_each_is_given_back(daemon: Daemon, urls: list[str]) -> None:
+    """In whichever order that is; none of them can be evicted meanwhile."""
+    with Session(daemon, job="juggling") as session:
+        session.plan(urls, [3, 1, 0, 2])
+        held = {url: session.take(position)["lease"] for position, url in enumerate(urls[n] for n in (3, 1, 0))}
+        assert [leases(daemon, url) for url in urls] == [1, 1, 0, 1]
+        answer = json.loads(daemon.request("POST", "/v1/evict", {"urls": urls}))
+        assert {kept["url"] for kept in answer["kept"]} == held.keys()
+        for done, url in enumerate((urls[1], urls[3], urls[0]), 1):
+            session.send(type="release", lease=held.pop(url))
+            session.settle()
+            assert {each for each in urls if leases(daemon, each)} == held.keys()
+            job = next(job for job in daemon.status()["jobs"] if job["name"] == "juggling")
+            assert job["shards_done"] == done
+
+
+def test_a_shard_twice_in_hand_is_pinned_twice(daemon: Daemon, urls: list[str]) -> None:
+    """A plan may name a shard again before its first reading is over."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 0])
+        first, second = session.take(0), session.take(1)
+        assert leases(daemon, urls[0]) == 2
         session.send(type="release", lease=first["lease"])
-        eventually(lambda: (leases(daemon, urls[0]), leases(daemon, urls[1])) == (0, 1))
+        session.settle()
+        assert leases(daemon, urls[0]) == 1
+        session.send(type="release", lease=second["lease"])
+        eventually(lambda: leases(daemon, urls[0]) == 0)
+
+
+def test_what_is_not_needed_may_be_given_back(daemon: Daemon, urls: list[str]) -> None:
+    """A shard that was only asked for goes back without having counted as read, and no word of it comes too late."""
+    with Session(daemon, job="changing its mind") as session:
+        session.plan(urls, [0, 1])
+        leased = session.ask("lease", position=0)
+        for message in ({"type": "release", "lease": leased["lease"]}, {"type": "need", "of": leased["lease"]}):
+            session.send(**message)
+            session.send(**message)
+        assert session.take(1)["url"] == urls[1]
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (0, 1)
+        job = next(job for job in daemon.status()["jobs"] if job["name"] == "changing its mind")
+        assert job["shards_done"] == 0
 
 
 def test_a_lease_ahead_that_lost_its_place_is_asked_for_again(daemon: Daemon, urls: list[str]) -> None:
     """Its file is gone, its release is no reading, and the next lease of the position brings it back."""
     with Session(daemon, job="robbed") as session:
         session.plan(urls, [0, 1])
-        first = session.ask("lease", position=0)
+        first = session.take(0)
         ahead = session.ask("lease", position=1)
-        assert json.loads(daemon.request("POST", "/v1/evict", {"urls": [urls[1]]}))["evicted"] == [urls[1]]
+        evict(daemon, urls[1])
         session.send(type="release", lease=first["lease"])
         session.send(type="release", lease=ahead["lease"])
-        again = session.ask("lease", position=1)
+        again = session.take(1)
         assert Path(again["path"]).exists()
         job = next(job for job in daemon.status()["jobs"] if job["name"] == "robbed")
         assert job["shards_done"] == 1
@@ -127,25 +187,39 @@ def test_a_lease_ahead_whose_shard_went_and_came_is_held_like_any(daemon: Daemon
     """What matters is the file under the path that was given, whoever brought it back."""
     with Session(daemon) as session:
         session.plan(urls, [0, 1])
-        first = session.ask("lease", position=0)
-        session.ask("lease", position=1)
-        assert json.loads(daemon.request("POST", "/v1/evict", {"urls": [urls[1]]}))["evicted"] == [urls[1]]
+        session.take(0)
+        ahead = session.ask("lease", position=1)
+        evict(daemon, urls[1])
         eventually(lambda: urls[1] in {shard["url"] for shard in daemon.shards()})
-        session.send(type="release", lease=first["lease"])
-        eventually(lambda: leases(daemon, urls[1]) == 1)
+        session.need(ahead["id"])
+        assert leases(daemon, urls[1]) == 1
 
 
 def test_an_earlier_position_may_be_asked_for_again(daemon: Daemon, urls: list[str]) -> None:
-    """It comes into the reader's hands before the one that it had leased ahead."""
+    """It comes into the reader's hands beside what it took since, and another plan may be declared over both."""
     with Session(daemon) as session:
         session.plan(urls, [0, 1])
-        first = session.ask("lease", position=0)
-        session.ask("lease", position=1)
+        first = session.take(0)
+        session.take(1)
         session.send(type="release", lease=first["lease"])
-        eventually(lambda: leases(daemon, urls[1]) == 1)
-        assert session.ask("lease", position=0)["url"] == urls[0]
-        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 0)
+        assert session.take(0)["url"] == urls[0]
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 1)
         assert session.ask("plan", shards=[], order=[], reads=0)["type"] == "ok"
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 1)
+
+
+def test_leases_without_end_are_refused(daemon: Daemon, urls: list[str]) -> None:
+    """A client that forgets to give back is told so, and what it has stays its own."""
+    with Session(daemon) as session:
+        session.plan(urls, [0] * 5000)
+        for number in range(4097):
+            session.send(type="lease", id=1000 + number, position=number)
+        answers = [session.receive() for _ in range(4097)]
+        assert [answer["type"] for answer in answers].count("leased") == 4096
+        (refusal,) = (answer for answer in answers if answer["type"] == "error")
+        assert refusal["error"]["code"] == "protocol" and "4096 leases" in refusal["error"]["message"]
+        session.need(answers[0]["id"])
+        assert leases(daemon, urls[0]) == 1
 
 
 def test_a_flood_of_requests_slows_its_sender_alone(daemon: Daemon, urls: list[str]) -> None:
@@ -179,7 +253,7 @@ def test_a_shard_in_use_is_not_evicted(daemon: Daemon, urls: list[str]) -> None:
     """Evict says what stayed and why; once given back, it goes."""
     with Session(daemon) as session:
         session.plan(urls, [0])
-        session.ask("lease", position=0)
+        session.take(0)
         answer = json.loads(daemon.request("POST", "/v1/evict", {"urls": [urls[0]]}))
         assert answer["kept"] == [{"url": urls[0], "reason": "in use by 1 reader(s)"}]
     eventually(lambda: leases(daemon, urls[0]) == 0)
@@ -210,7 +284,8 @@ def test_a_missing_shard_is_a_typed_error(daemon: Daemon, urls: list[str]) -> No
         ({"type": "resolve", "id": 7, "urls": [1]}, "strings"),
         ({"type": "dance", "id": 7}, "unknown message"),
         ({"type": "lease"}, "'id'"),
-        ({"type": "release", "lease": 10**9}, "no lease"),
+        ({"type": "release", "lease": None}, "'lease'"),
+        ({"type": "need", "of": "the next"}, "'of'"),
     ],
 )
 def test_nonsense_is_refused_and_the_session_goes_on(
@@ -245,10 +320,10 @@ def test_another_version_is_turned_away(daemon: Daemon) -> None:
 
 
 def test_stall_is_counted_only_while_nothing_can_be_read(daemon: Daemon, urls: list[str]) -> None:
-    """Asking for the next shard while one is held is no stall, however long it takes."""
+    """Asking for the next shard ahead of its need is no stall, however long it takes."""
     with Session(daemon, job="steady") as session:
         session.plan(urls, [0])
-        session.ask("lease", position=0)
+        session.take(0)
         waited_s = next(job for job in daemon.status()["jobs"] if job["name"] == "steady")["stall_s"]
         missing = urls[0].replace("000000", "999999")
         session.plan([urls[0], missing], [0, 1])

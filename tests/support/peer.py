@@ -19,17 +19,42 @@ Json = dict[str, Any]
 WELCOME = {"type": "welcome", "protocol": PROTOCOL_VERSION, "version": "0.0.0", "cache_dir": "/nowhere"}
 
 
+class Heard(list[Json]):
+    """Messages, in order.
+
+    Attributes:
+        needs: what the client said that it needs, by the ids of its requests. It comes between the others and has no
+            answer, so it is kept apart from them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs: list[int] = []
+
+
 class Peer:
     """One connection as the script sees it."""
 
-    def __init__(self, websocket: ServerConnection, heard: list[Json]) -> None:
+    def __init__(self, websocket: ServerConnection, heard: Heard) -> None:
         self.websocket = websocket
         self.heard = heard
 
     def hear(self) -> Json:
-        """Return the next message, and note it in `heard`."""
-        message: Json = json.loads(self.websocket.recv())
+        """Return the next message, but for needs, and note it in `heard`."""
+        while (message := self._next())["type"] == "need":
+            self.heard.needs.append(message["of"])
         self.heard.append(message)
+        return message
+
+    def hear_need(self) -> int:
+        """Return what is needed, which has to be the next message, and note it in `heard`."""
+        message = self._next()
+        assert message["type"] == "need", message
+        self.heard.needs.append(message["of"])
+        return self.heard.needs[-1]
+
+    def _next(self) -> Json:
+        message: Json = json.loads(self.websocket.recv())
         return message
 
     def say(self, **message: Any) -> None:
@@ -72,13 +97,13 @@ Script = Callable[[Peer], None]
 
 
 @contextmanager
-def scripted(path: Path, *scripts: Script) -> Iterator[list[Json]]:
+def scripted(path: Path, *scripts: Script) -> Iterator[Heard]:
     """Serve: the first connection gets the first script, and so on; a script's end closes its connection.
 
     Yields the messages heard, in order; they are complete when the block is left, which the client must have done.
     What a script asserts is raised there, too.
     """
-    heard: list[Json] = []
+    heard = Heard()
     failures: list[AssertionError] = []
     turns = iter(scripts)
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
-from shardcache_client.websocket import WebSocket
+from shardcache_client.daemon.websocket import WebSocket
 from support.daemon import Daemon
 
 LIMIT_S = 30.0
@@ -27,6 +27,10 @@ class RawSession:
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave without a word."""
         self._socket.close()
 
     def send(self, **message: Any) -> None:
@@ -51,6 +55,24 @@ class RawSession:
         answer = self.receive()
         assert answer["id"] == self._id
         return answer
+
+    def take(self, position: int, **fields: Any) -> dict[str, Any]:
+        """Ask for a shard and say that it is needed; return the grant when it is in hand."""
+        self._id += 1
+        self.send(type="lease", id=self._id, position=position, **fields)
+        self.send(type="need", of=self._id)
+        granted = self.receive()
+        self.settle()
+        return granted
+
+    def need(self, of: int) -> None:
+        """Say that what a request asked for is needed; return when the daemon has heard it."""
+        self.send(type="need", of=of)
+        self.settle()
+
+    def settle(self) -> None:
+        """Return when the daemon has heard all that was sent."""
+        self.ask("explain", of=0)
 
     def plan(self, urls: list[str], order: list[int], reads: int | None = None) -> dict[str, Any]:
         """Declare a plan of shards of unknown version; `reads` positions belong to the present epoch, or all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,22 +29,26 @@ class Job:
     Attributes:
         epochs: what it reads, shard by shard.
         start_s: when it begins.
-        seconds_per_shard: how long it has each shard in hand.
+        seconds_per_shard: from taking one shard to taking the next.
         known_epochs: how many epochs, the present one included, its plan reaches ahead.
+        window: how many shards it has in hand at a time; at the end of an epoch none.
     """
 
     epochs: Sequence[Sequence[str]]
     start_s: float = 0.0
     seconds_per_shard: float = 1.0
     known_epochs: int = 2
+    window: int = 1
 
-    def reads(self) -> Iterator[tuple[float, int, int, str]]:
-        """Yield when it begins to read, the epoch, the position in the epoch, and the shard."""
-        at_s = self.start_s
+    def reads(self) -> Iterator[tuple[float, int, int, str, float]]:
+        """Yield when it takes a shard, the epoch, the position in the epoch, the shard, and when it gives it back."""
+        start_s = self.start_s
         for number, epoch in enumerate(self.epochs):
+            times_s = [start_s + position * self.seconds_per_shard for position in range(len(epoch) + 1)]
             for position, shard in enumerate(epoch):
-                yield at_s, number, position, shard
-                at_s += self.seconds_per_shard
+                end_s = times_s[min(position + self.window, len(epoch))]
+                yield times_s[position], number, position, shard, end_s
+            start_s = times_s[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +66,9 @@ class Read:
 def all_reads(jobs: Sequence[Job]) -> list[Read]:
     """Return what all jobs read, in order of time."""
     reads = [
-        Read(start_s, number, epoch, position, shard, start_s + job.seconds_per_shard)
+        Read(start_s, number, epoch, position, shard, end_s)
         for number, job in enumerate(jobs)
-        for start_s, epoch, position, shard in job.reads()
+        for start_s, epoch, position, shard, end_s in job.reads()
     ]
     return sorted(reads, key=lambda read: (read.start_s, read.job))
 
@@ -85,24 +90,31 @@ class Replay:
         self._capacity = capacity
         self._schedule = Schedule(SameName())
         self._here: set[str] = set()
+        self._in_hand: Counter[str] = Counter()
         self.fetched: list[str] = []
         self.hits: dict[tuple[int, int], int] = {}
 
     def run(self) -> Replay:
         """Let every job read all it has."""
-        in_hand: list[tuple[float, int, int]] = []
+        in_hand: list[tuple[float, int, int, str]] = []
         self._schedule.tick(min(job.start_s for job in self._jobs))
         for number in range(len(self._jobs)) if self._foreseen else ():
             self._declare(number, 0)
         for read in all_reads(self._jobs):
             while in_hand and in_hand[0][0] <= read.start_s:
-                end_s, job, position = heapq.heappop(in_hand)
+                end_s, job, position, shard = heapq.heappop(in_hand)
                 self._schedule.tick(end_s)
                 self._schedule.done(job, position)
+                self._put_down(shard)
             self._schedule.tick(read.start_s)
             self._read(read)
-            heapq.heappush(in_hand, (read.end_s, read.job, read.position))
+            heapq.heappush(in_hand, (read.end_s, read.job, read.position, read.shard))
         return self
+
+    def _put_down(self, shard: str) -> None:
+        self._in_hand[shard] -= 1
+        if not self._in_hand[shard]:
+            self._schedule.freed(shard)
 
     def _read(self, read: Read) -> None:
         if read.position == 0 and not (self._foreseen and read.epoch == 0):
@@ -113,6 +125,9 @@ class Replay:
         if not hit:
             self._fetch(read.shard)
         self._schedule.reads(read.job, read.position)
+        self._in_hand[read.shard] += 1
+        if self._in_hand[read.shard] == 1:
+            self._schedule.held(read.shard)
 
     def _declare(self, number: int, epoch: int) -> None:
         job = self._jobs[number]

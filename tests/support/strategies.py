@@ -10,20 +10,15 @@ from support.tars import pack, special
 
 Row = tuple[str, bytes, bytes]  # name, type, content
 
-# Few characters, so that dots, folders, hidden files, dunders and equal keys meet often.
-names = st.text("ab._/é\nJ", min_size=1, max_size=12) | st.sampled_from(
-    [
-        "__meta__",
-        "__meta__/a.b",
-        "__index__.json",
-        "a.jpg",
-        "a.JPG",
-        "a.cls",
-        "b.jpg",
-        "./a.jpg",
-        "d.ir/a.jpg",
-        "x" * 300,
-    ]
+_FOLDERS = ["", "", "", "./", "d/", "d.ir/", ".h/", "é/", "__meta__/"]
+_KEYS = ["a", "a", "b", "A", "ab", "é", "\udcff", "_", "__index__", ""]
+_EXTENSIONS = ["jpg", "jpg", "JPG", "cls", "a.b", "é", "É", "İ", "ΟΣ", "\udcff", "__x__", "__key__", "__URL__", "", "/"]
+
+# Few characters and few parts, so that dots, folders, hidden files, dunders and equal keys meet often.
+names = (
+    st.builds("{}{}.{}".format, st.sampled_from(_FOLDERS), st.sampled_from(_KEYS), st.sampled_from(_EXTENSIONS))
+    | st.text("ab._/é\nJ", min_size=1, max_size=12)
+    | st.sampled_from(["__meta__", "__index__.json", "a.jpg", "a.cls", "b.jpg", "x" * 300])
 )
 kinds = st.sampled_from([tarfile.REGTYPE] * 5 + [tarfile.AREGTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
 formats = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -25,7 +25,7 @@ from shardcache.errors import (
     VersionMismatchError,
 )
 from shardcache.protocol import PROTOCOL_VERSION, ShardRef
-from shardcache_client.connection import Connection, Reader, resolve
+from shardcache_client.daemon.connection import Connection, Reader, resolve
 from shardcache_client.topology import Topology
 from support.peer import WELCOME, Peer, scripted
 

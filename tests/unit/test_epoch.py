@@ -1,61 +1,90 @@
-"""epoch.py: one number seen by a process and its children, which leaves nothing behind."""
+"""epoch.py: all workers of a loader's iteration read the same epoch, the next iteration the next one."""
 
 from __future__ import annotations
 
-import copy
-import multiprocessing
-import os
-import pickle
-from multiprocessing.connection import Connection
-from typing import Any
-
 import pytest
 
-from shardcache_client.epoch import SharedEpoch
+from shardcache_client.sharing.board import Board
+from shardcache_client.sharing.epoch import Epochs
 
 
-def _report(epoch: SharedEpoch, pipe: Connection) -> None:
-    pipe.send(epoch.get())
-    pipe.recv()
-    pipe.send(epoch.get())
-    epoch.set(2**40)
+@pytest.fixture
+def epochs() -> Epochs:
+    """The count of a dataset that was just made."""
+    return Epochs(Board())
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_living_child_sees_the_epoch_change(method: str) -> None:
-    """A worker that was started in one epoch reads the number of the next, and the other way round."""
-    context: Any = multiprocessing.get_context(method)  # typeshed: only its subclasses have a Process
-    epoch, (here, there) = SharedEpoch(3), multiprocessing.Pipe()
-    child = context.Process(target=_report, args=(epoch, there))
-    child.start()
-    assert here.recv() == 3
-    epoch.set(4)
-    here.send(None)
-    assert here.recv() == 4
-    child.join()
-    assert epoch.get() == 2**40
+def iteration(epochs: Epochs, loader: int, order: list[int]) -> list[int]:
+    """Have a loader's workers begin in an order; return the epoch that each of them reads."""
+    return [epochs.join(loader, worker, len(order)) for worker in order]
 
 
-def test_a_copy_is_a_number_of_its_own() -> None:
-    """Pickled or copied for its own sake, a number starts from the value and goes its own way."""
-    epoch = SharedEpoch(5)
-    for other in (pickle.loads(pickle.dumps(epoch)), copy.deepcopy(epoch)):
-        epoch.set(6)
-        assert other.get() == 5
-        epoch.set(5)
+def test_iterations_are_counted(epochs: Epochs) -> None:
+    """Each reads the epoch after the last one; to look which is next takes none."""
+    assert [epochs.next, epochs.next] == [0, 0]
+    assert [epochs.begin() for _ in range(3)] == [0, 1, 2]
+    assert epochs.next == 3
 
 
-def test_nothing_is_left() -> None:
-    """The number's file has no name anywhere, and its descriptor goes with the object."""
-    before = files_in_memory()
-    epoch = SharedEpoch()
-    assert files_in_memory() == [*before, "/memfd:shardcache-epoch (deleted)"]
-    del epoch
-    assert files_in_memory() == before
+def test_workers_that_begin_at_any_time_read_the_same(epochs: Epochs) -> None:
+    """Also when the first has long begun and the last begins late; the iteration after that is another."""
+    assert iteration(epochs, 17, [0, 1, 2]) == [0, 0, 0]
+    assert iteration(epochs, 29, [2, 0, 1]) == [1, 1, 1]
 
 
-def files_in_memory() -> list[str]:
-    """Return what this process's descriptors of memfds are called."""
-    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]  # noqa: PTH208
-    targets = [os.readlink(link) for link in links if os.path.lexists(link)]  # noqa: PTH115
-    return [target for target in targets if "memfd" in target]
+def test_persistent_workers_are_told_apart_by_their_turns(epochs: Epochs) -> None:
+    """They keep their loader's number: each takes part once in an iteration."""
+    assert [iteration(epochs, 17, order) for order in ([0, 1], [1, 0], [0, 1])] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_loaders_at_the_same_time_have_epochs_of_their_own(epochs: Epochs) -> None:
+    """Two iterators over one dataset do not mix theirs up, however their workers take turns, nor with a third."""
+    begun = [epochs.join(loader, worker, 2) for loader, worker in ((17, 0), (29, 0), (29, 1), (17, 1))]
+    assert begun == [0, 1, 1, 0]
+    assert epochs.begin() == 2
+
+
+def test_a_loader_that_was_dropped_at_once(epochs: Epochs) -> None:
+    """Of which only some workers had begun: the next one's do not take part in its epoch, nor does it harm a third."""
+    epochs.join(17, 0, 2)
+    assert iteration(epochs, 29, [1, 0]) == [1, 1]
+    assert iteration(epochs, 31, [0, 1]) == [2, 2]
+
+
+def test_a_dropped_loader_with_the_number_of_the_next(epochs: Epochs) -> None:
+    """Who seeds each loader alike gives them one number: the workers of the new one stay together."""
+    epochs.join(17, 0, 2)
+    assert iteration(epochs, 17, [0, 1]) == [1, 1]
+
+
+def test_many_dropped_loaders_leave_no_heap() -> None:
+    """What the board has to remember stays small."""
+    board = Board()
+    epochs = Epochs(board)
+    for loader in range(1_000):
+        assert epochs.join(loader, 0, 2) == loader
+    assert len(str(board.read())) < 5_000
+
+
+def test_what_was_set_holds_for_every_iteration(epochs: Epochs) -> None:
+    """With workers and without, until another one is set."""
+    epochs.begin()
+    for epoch in (7, 3):
+        epochs.set(epoch)
+        assert epochs.next == epoch
+        assert [epochs.begin(), *iteration(epochs, 17, [0, 1]), *iteration(epochs, 17, [1, 0])] == [epoch] * 5
+
+
+def test_going_on_counts_from_there(epochs: Epochs) -> None:
+    """What had been set is over, and so are iterations that some workers have yet to begin."""
+    epochs.join(17, 0, 2)
+    epochs.set(2)
+    epochs.go_on(5)
+    assert iteration(epochs, 29, [0, 1]) == [5, 5]
+    assert epochs.begin() == 6
+
+
+def test_another_process_counts_on() -> None:
+    """Epochs over one board are one count: that is how workers started later know of those before."""
+    board = Board()
+    assert [Epochs(board).begin() for _ in range(3)] == [0, 1, 2]

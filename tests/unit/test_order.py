@@ -1,125 +1,96 @@
-"""order.py: every shard has exactly one reader, and the order is the same everywhere."""
+"""order.py: an endless sequence of rounds, each with every shard once, and the parts of it that epochs are."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.protocol import ShardRef
-from shardcache_client.order import Plan, epoch_order, plan_reading, rank_share, reader_share
-from shardcache_client.topology import Topology
+from shardcache_client.order.permute import permutation
+from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
 
-counts = st.integers(0, 200)
-seeds = st.none() | st.integers()
-epochs = st.integers(0, 10_000)
+counts_of_shards = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
+shuffles = st.none() | st.builds(Shuffle, seed=st.integers(), groups=st.integers(1, 4))
 
-
-@given(counts, seeds, epochs, st.integers(1, 9), st.integers(1, 9))
-def test_each_shard_has_exactly_one_reader(
-    shards: int, seed: int | None, epoch: int, world_size: int, workers: int
-) -> None:
-    """The shares of all ranks and workers partition the manifest, whatever their numbers."""
-    order = epoch_order(shards, seed=seed, epoch=epoch)
-    readers = [Topology(rank, world_size, worker, workers) for rank in range(world_size) for worker in range(workers)]
-    dealt = Counter(position for reader in readers for position in reader_share(order, reader))
-    assert dealt == Counter(range(shards))
+Sample = tuple[int, int]
 
 
-@given(counts, seeds, epochs, st.integers(1, 9), st.integers(1, 9))
-def test_shares_differ_by_one_shard_at_most(
-    shards: int, seed: int | None, epoch: int, world_size: int, workers: int
-) -> None:
-    """No rank, and no worker within its rank, has more than one shard more than another."""
-    order = epoch_order(shards, seed=seed, epoch=epoch)
-    ranks = [len(rank_share(order, rank, world_size)) for rank in range(world_size)]
-    of_rank_0 = [len(reader_share(order, Topology(0, world_size, worker, workers))) for worker in range(workers)]
-    assert max(ranks) - min(ranks) <= 1
-    assert max(of_rank_0) - min(of_rank_0) <= 1
-    assert sum(of_rank_0) == ranks[0]
+def samples_of(order: Order, start: int, stop: int, counts: list[int]) -> list[Sample]:
+    """Return the samples between two positions, shuffled within shards: shard, and number in it."""
+    return [
+        (piece.shard, number)
+        for piece in order.pieces(start, stop)
+        for number in piece.numbers(counts[piece.shard], permuted=True)
+    ]
 
 
-def test_the_order_is_pinned() -> None:
+@given(counts_of_shards, shuffles, st.integers(0, 5))
+def test_a_round_has_every_sample_once(counts: list[int], shuffle: Shuffle | None, number: int) -> None:
+    """Whatever the groups, and with empty shards among the others."""
+    size = sum(counts)
+    read = samples_of(Order(counts, shuffle), number * size, (number + 1) * size, counts)
+    assert sorted(read) == [(shard, each) for shard, count in enumerate(counts) for each in range(count)]
+
+
+@given(counts_of_shards, shuffles, st.data())
+def test_any_interval_is_a_part_of_the_whole(counts: list[int], shuffle: Shuffle | None, data: st.DataObject) -> None:
+    """An interval reads the same wherever it was cut, over the ends of rounds, too."""
+    order, size = Order(counts, shuffle), sum(counts)
+    start = data.draw(st.integers(0, 3 * size))
+    stop = data.draw(st.integers(start, 3 * size))
+    assert samples_of(order, start, stop, counts) == samples_of(order, 0, 3 * size, counts)[start:stop]
+    assert all(piece.start < (piece.stop or 0) for piece in order.pieces(start, stop)), "no piece is empty"
+
+
+def test_no_samples_are_no_pieces() -> None:
+    """An order without any sample has none anywhere, rather than no end."""
+    assert Order([0, 0], None).pieces(0, 10) == []
+
+
+def shards_in(number: int, shuffle: Shuffle, counts: list[int]) -> list[int]:
+    """Return the shards of a round in order."""
+    return list(shard_order(counts, shuffle, round_key(shuffle, number)))
+
+
+def test_the_order_of_shards_is_pinned() -> None:
     """A run that goes on under another release, machine or Python finds the order that it began with."""
-    assert epoch_order(12, seed=7, epoch=0) == [5, 2, 7, 9, 3, 11, 4, 8, 0, 6, 10, 1]
-    assert epoch_order(12, seed=7, epoch=1) == [2, 7, 5, 6, 3, 0, 11, 9, 1, 4, 10, 8]
-    assert epoch_order(12, seed=-8, epoch=1) == [9, 8, 4, 5, 10, 2, 11, 3, 0, 1, 6, 7]
+    assert shards_in(0, Shuffle(7), [1] * 12) == [3, 6, 5, 0, 7, 8, 1, 10, 2, 4, 9, 11]
+    assert shards_in(1, Shuffle(7), [1] * 12) == [11, 2, 0, 6, 9, 5, 7, 4, 10, 3, 8, 1]
+    assert shards_in(1, Shuffle(-8), [1] * 12) == [1, 0, 10, 8, 2, 9, 7, 11, 4, 3, 5, 6]
+    assert shards_in(0, Shuffle(7, groups=2), [1] * 8) == [4, 3, 0, 6, 1, 2, 5, 7]
+    assert shards_in(1, Shuffle(7, groups=2), [1] * 8) == [4, 3, 6, 0, 1, 7, 2, 5]
 
 
-@given(st.integers(), epochs, st.integers(1, 3))
-def test_epochs_and_seeds_have_orders_of_their_own(seed: int, epoch: int, step: int) -> None:
-    """Another epoch, or another seed, reads a hundred shards in another order."""
-    order = epoch_order(100, seed=seed, epoch=epoch)
-    assert epoch_order(100, seed=seed, epoch=epoch + step) != order
-    assert epoch_order(100, seed=seed + step, epoch=epoch) != order
+@given(st.integers(), st.integers(0, 10_000), st.integers(1, 3))
+def test_rounds_and_seeds_have_orders_of_their_own(seed: int, number: int, step: int) -> None:
+    """Another round, or another seed, has a hundred shards in another order."""
+
+    orders = [(seed, number), (seed, number + step), (seed + step, number)]
+    assert len({tuple(shards_in(number, Shuffle(seed), [1] * 100)) for seed, number in orders}) == 3
 
 
 def test_shards_stay_in_place_without_shuffling() -> None:
-    """Without a seed the manifest is read as it stands, in every epoch."""
-    assert epoch_order(5, seed=None, epoch=0) == epoch_order(5, seed=None, epoch=9) == [0, 1, 2, 3, 4]
+    """The manifest is read as it stands, in every round, and its samples as they were written."""
+    order = Order([2, 0, 3], None)
+    for number in range(3):
+        pieces = order.pieces(5 * number, 5 * number + 5)
+        assert [(piece.shard, piece.start, piece.stop) for piece in pieces] == [(0, 0, 2), (2, 0, 3)]
+    assert list(Piece(2, "0/0", 1, 3).numbers(3, permuted=False)) == [1, 2]
 
 
-@given(counts, seeds, epochs, st.integers(1, 4), st.integers(1, 4))
-def test_a_plan_names_what_its_reader_reads(
-    shards: int, seed: int | None, epoch: int, world_size: int, workers: int
-) -> None:
-    """Both epochs of a plan lead to the reader's own share, and no other shard is in it."""
-    manifest = [ShardRef(f"s3://bucket/{number}.tar") for number in range(shards)]
-    reader = Topology(world_size - 1, world_size, workers - 1, workers)
-    plan = plan_reading(manifest, seed=seed, epoch=epoch, topology=reader)
-    for indices, number in ((plan.order[: plan.reads], epoch), (plan.order[plan.reads :], epoch + 1)):
-        share = reader_share(epoch_order(shards, seed=seed, epoch=number), reader)
-        assert [plan.shards[index] for index in indices] == [manifest[position] for position in share]
-    assert set(plan.order) == set(range(len(plan.shards)))
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any), st.integers(1, 6), st.integers())
+def test_groups_stay_the_same_and_are_equally_heavy(counts: list[int], groups: int, seed: int) -> None:
+    """Where a group should end, or at most a shard from there, all rounds have met the same shards."""
+    rounds = [shards_in(number, Shuffle(seed, groups=groups), counts) for number in range(4)]
+    ends = [end for end in range(len(counts) + 1) if len({frozenset(order[:end]) for order in rounds}) == 1]
+    weights = [sum(counts[shard] for shard in rounds[0][:end]) for end in ends]
+    for group in range(1, groups):
+        assert min(abs(weight - sum(counts) * group / groups) for weight in weights) <= max(counts)
 
 
-def told(messages: Iterable[tuple[str, dict[str, Any]]]) -> list[list[Any]]:
-    """Put a plan together again as the daemon does: the rows of its shards, in reading order."""
-    shards: list[Any] = []
-    order: list[int] = []
-    for number, (kind, fields) in enumerate(messages):
-        assert kind == ("extend" if number else "plan")
-        assert len(fields["order"]) <= (4_000 if number else 1_000)
-        shards += fields["shards"]
-        order += fields["order"]
-        assert all(0 <= index < len(shards) for index in order), "a position's shard comes with it at the latest"
-    return [shards[index] for index in order]
-
-
-@given(st.integers(1, 12_000), seeds, st.integers(0, 2_000))
-def test_a_plan_told_in_pieces_is_the_plan(shards: int, seed: int | None, start: int) -> None:
-    """However long it is and wherever it begins, the pieces make up the same reading order, each shard told once."""
-    manifest = [ShardRef(f"s3://bucket/{number}.tar") for number in range(shards)]
-    plan = plan_reading(manifest, seed=seed, epoch=3, topology=Topology())
-    start = min(start, plan.reads)
-    messages = list(plan.messages(start))
-    assert told(messages) == [plan.shard(position).to_json() for position in range(start, len(plan.order))]
-    assert sum(len(fields["shards"]) for _, fields in messages) == len(set(plan.order[start:]))
-    assert messages[0][1]["epoch"] == 3
-    assert messages[0][1]["reads"] == plan.reads - start
-
-
-def test_a_plan_declared_again_leaves_out_what_was_read() -> None:
-    """After two shards the message begins with the third, and still tells the whole next epoch."""
-    manifest = [ShardRef(f"s3://bucket/{number}.tar", "v", 10, 3) for number in range(4)]
-    ((kind, fields),) = plan_reading(manifest, seed=None, epoch=5, topology=Topology()).messages(start=2)
-    assert (kind, fields["epoch"], fields["reads"]) == ("plan", 5, 2)
-    assert fields["order"] == [0, 1, 2, 3, 0, 1]
-    assert [row[0] for row in fields["shards"]] == [f"s3://bucket/{number}.tar" for number in (2, 3, 0, 1)]
-    assert fields["shards"][0] == ["s3://bucket/2.tar", "v", 10, 3]
-
-
-def test_the_first_message_of_a_long_plan_is_short() -> None:
-    """A plan of a million positions begins with the thousand that come first, and only their shards are named."""
-    shards = tuple(ShardRef(f"s3://bucket/{number}.tar") for number in range(500_000))
-    messages = Plan(0, shards, (*range(500_000), *reversed(range(500_000))), reads=500_000).messages()
-    _, first = next(messages)
-    assert first["order"] == list(range(1_000))
-    assert len(first["shards"]) == 1_000
-    _, second = next(messages)
-    assert second["order"] == list(range(1_000, 5_000))
-    assert len(second["shards"]) == 4_000
-    assert sum(len(fields["order"]) for _, fields in messages) == 1_000_000 - 5_000
+@given(st.integers(0, 300), st.text(max_size=5))
+def test_a_permutation_has_each_number_once(size: int, key: str) -> None:
+    """And is the same each time for the same key."""
+    assert Counter(permutation(size, key)) == Counter(range(size))
+    assert permutation(size, key) == permutation(size, key)

@@ -13,6 +13,7 @@ import pytest
 from shardcache.errors import (
     CacheDirError,
     CorruptShardError,
+    CountMismatchError,
     NoDaemonError,
     OriginUnavailableError,
     SampleError,
@@ -21,13 +22,17 @@ from shardcache.errors import (
 )
 from shardcache.protocol import ShardRef
 from shardcache.tarindex import index_tar, write
-from shardcache_client.connection import Reader
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.daemon.sessions import Sessions
 from shardcache_client.handlers import ignore_and_continue, reraise
-from shardcache_client.order import Plan
-from shardcache_client.passage import Passage
-from shardcache_client.session import Patience, Session
-from shardcache_client.sessions import Sessions
-from shardcache_client.stream import EpochStream
+from shardcache_client.order.deal import ShardDeal
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.plan import Plan
+from shardcache_client.order.state import Resumption
+from shardcache_client.reading.passage import Passage
+from shardcache_client.reading.stream import EpochStream, Source
+from shardcache_client.reading.tally import Tally
 from support.daemon import eventually
 from support.peer import Json, Peer, Script, scripted
 from support.tars import make_tar, pack, random_samples
@@ -76,12 +81,18 @@ def socket(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def passing(socket: Path, *scripts: Script, patience: Patience | None = None) -> Iterator[tuple[Passage, list[Json]]]:
+def passing(
+    socket: Path,
+    *scripts: Script,
+    patience: Patience | None = None,
+    count: int | None = None,
+    span: tuple[int, int | None] = (0, None),
+) -> Iterator[tuple[Passage, list[Json]]]:
     """Yield a passage through the plan's first shard, as scripted daemons grant it, and the messages they hear."""
     with scripted(socket, *scripts) as heard:
         session = Session(socket, READER, patience or Patience(), partial_reads=True)
         session.declare(PLAN)
-        passage = Passage(session, session.lease(0))
+        passage = Passage(session, session.lease(0), count=count, span=span)
         try:
             passage.open()
             yield passage, heard
@@ -148,6 +159,36 @@ def test_a_failure_of_the_rest_names_what_was_given(socket: Path, folder: Folder
     assert caught.value.yielded == 4
     assert (caught.value.url, caught.value.remedy) == (URLS[0], "look")
     assert "release" not in [message["type"] for message in heard], "an error ends the lease"
+
+
+def arriving_and_whole(folder: Folder, *, to_the_end: bool = True) -> Script:
+    """Play a daemon that grants a beginning in which four samples are whole, and the whole when asked for more."""
+
+    def script(peer: Peer) -> None:
+        peer.begin()
+        peer.arrive(7, **folder.arrive(FOUR_READY))
+        if to_the_end:
+            peer.grant(7, samples=len(KEYS), **folder.publish())
+        peer.stay()
+
+    return script
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 7, 30])
+def test_another_number_of_samples_than_was_said(socket: Path, folder: Folder, count: int) -> None:
+    """No sample is left out in silence where a shard holds more, nor made up for where it holds fewer."""
+    with passing(socket, arriving_and_whole(folder), count=count, span=(0, count)) as (passage, _):
+        with pytest.raises(CountMismatchError, match=f"holds 6 samples, and the manifest says {count}") as caught:
+            keys(passage)
+        assert caught.value.yielded == min(count - 1, 4)
+
+
+@pytest.mark.parametrize("span", [(0, 2), (1, 4), (3, 5), (4, 6), (0, 6)])
+def test_a_part_of_a_shard(socket: Path, folder: Folder, span: tuple[int, int]) -> None:
+    """Whoever reads some of its samples gets those, from its beginning or from the whole."""
+    script = arriving_and_whole(folder, to_the_end=span[1] > 4)
+    with passing(socket, script, count=6, span=span) as (passage, _):
+        assert keys(passage) == KEYS[slice(*span)]
 
 
 def test_bad_samples_are_not_counted_as_given(socket: Path, folder: Folder) -> None:
@@ -375,7 +416,9 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
         return decision
 
     with scripted(socket, script):
-        stream = EpochStream(Sessions(socket, Patience(), partial_reads=True), READER, PLAN, on_error)
+        manifest = Manifest.of(PLAN.shards)
+        source = Source(Sessions(socket, Patience(), partial_reads=True), manifest, ShardDeal(len(manifest)))
+        stream = EpochStream(source, READER, Resumption(0), Tally(on_error))
         try:
             found += (sample["__key__"] for sample in stream)
         except CorruptShardError:

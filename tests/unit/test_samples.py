@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
+from webdataset.handlers import ignore_and_continue
+from webdataset.tariterators import base_plus_ext
 
+from shardcache.errors import SampleError
 from shardcache.tarindex import Fault, Grouping, Tar, TarIndex, fault_of, index_tar, key_of, write
 from shardcache.tarindex.samples import split_name
-from shardcache_client.reader import ShardReader
+from support.readings import by_arrival, by_index, by_number, by_webdataset, going_on
 from support.strategies import Row, formats, members, pack_rows
 from support.tars import pack
 
 URL = "s3://bucket/train-000000.tar"
-
-
-def with_webdataset(path: Path) -> list[dict[str, Any]]:
-    """Read a tar with webdataset, going on after its errors."""
-    with open(path, "rb") as stream:
-        files = tar_file_expander([{"url": URL, "stream": stream}])
-        return list(group_by_keys(files, handler=lambda exn: True))
 
 
 def indexed(path: Path) -> TarIndex:
@@ -52,36 +46,26 @@ def test_hostile_names_take_linear_time() -> None:
 def test_samples_equal_those_of_webdataset(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int
 ) -> None:
-    """Keys, extensions, bytes, order and number of samples are webdataset's; where it raises, there is a fault."""
+    """Any names in any order: samples, their members' order and bytes are webdataset's; where it raises, we do, too."""
     path = tmp_path_factory.getbasetemp() / "random.tar"
     path.write_bytes(pack_rows(rows, format_))
-    expected = with_webdataset(path)
-    index = indexed(path)
-    with ShardReader(path, path.with_suffix(".idx"), URL) as reader:
-        assert len(reader) == len(expected)
-        for number, sample in enumerate(expected):
-            if index.fault(number) is None:
-                assert reader.sample(number) == sample
-            assert index.key(number) == sample["__key__"]
-    assert bool(index.faults) == has_duplicates(path)
+    expected, found = by_webdataset(path), by_index(path)
+    assert found.samples == expected.samples
+    assert (type(expected.error), type(found.error)) in [(type(None), type(None)), (ValueError, SampleError)]
 
 
-def has_duplicates(path: Path) -> bool:
-    """Whether webdataset raises over this tar."""
-    faults: list[Exception] = []
-    with open(path, "rb") as stream:
-        files = tar_file_expander([{"url": URL, "stream": stream}])
-        list(group_by_keys(files, handler=lambda exn: not faults.append(exn)))  # type: ignore[func-returns-value]
-    return bool(faults)
-
-
-def test_only_consecutive_members_make_a_sample(tmp_path: Path) -> None:
-    """A key that comes back later is another sample, as in webdataset."""
-    path = tmp_path / "shard.tar"
-    path.write_bytes(pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")]))
-    index = indexed(path)
-    assert [index.key(number) for number in range(3)] == ["a", "b", "a"]
-    assert index.faults == {}
+@settings(deadline=None)
+@given(rows=members, format_=formats)
+def test_samples_behind_a_bad_one_equal_those_of_webdataset(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int
+) -> None:
+    """With handlers that go on, the good ones are webdataset's and as many, in whichever way they are read."""
+    path = tmp_path_factory.getbasetemp() / "random.tar"
+    path.write_bytes(pack_rows(rows, format_))
+    expected, found = by_webdataset(path, ignore_and_continue).samples, going_on(by_index, path)
+    assert [mine or theirs for mine, theirs in zip(found, expected, strict=True)] == expected
+    assert by_number(path) == found
+    assert going_on(by_arrival, path) == found[:-1]
 
 
 @pytest.mark.parametrize("name", ["a.__key__", "a.__url__", "a.__BAD__"])

@@ -9,9 +9,9 @@ import pytest
 
 from shardcache.errors import AccessDeniedError, DaemonError, NoDaemonError, ShardTimeoutError
 from shardcache.protocol import ShardRef
-from shardcache_client.connection import Reader
-from shardcache_client.order import Plan
-from shardcache_client.session import Patience, Session
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.order.plan import Plan
 from support.daemon import eventually
 from support.peer import Json, Peer, scripted
 
@@ -51,6 +51,51 @@ def test_a_shard_is_asked_for_waited_for_and_given_back(path: Path) -> None:
     assert heard[1]["order"] == [0, 1, 2, 2, 1, 0] and heard[1]["reads"] == 3
     assert heard[2]["position"] == 1
     assert heard[3]["lease"] == 77
+
+
+def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
+    """Asking ahead says nothing of need; waiting says it before anything else, and once."""
+
+    def script(peer: Peer) -> None:
+        peer.begin()
+        first, ahead = peer.hear()["id"], peer.hear()["id"]
+        assert peer.hear_need() == first
+        for request, lease in ((first, 7), (ahead, 8)):
+            peer.say(type="leased", id=request, lease=lease, url="", path="", index_path="")
+        assert peer.hear() == {"type": "release", "lease": 7}
+        assert peer.hear_need() == ahead
+        peer.stay()
+
+    with scripted(path, script) as heard:
+        session = Session(path, READER, Patience())
+        session.declare(PLAN)
+        first, ahead = session.lease(0), session.lease(1)
+        assert session.wait(first) is session.wait(first)
+        session.release(first)
+        session.wait(ahead)
+        session.wait(ahead)
+        eventually(lambda: len(heard.needs) == 2)
+        session.close()
+    assert kinds(heard) == ["hello", "plan", "lease", "lease", "release"]
+    assert len(heard.needs) == 2
+
+
+def test_a_shard_may_be_given_back_before_it_has_come(path: Path) -> None:
+    """What was asked for and is wanted no longer goes back under its request's id; the next is served as ever."""
+
+    def script(peer: Peer) -> None:
+        peer.begin()
+        request = peer.hear()["id"]
+        assert peer.hear() == {"type": "release", "lease": request}
+        peer.grant(1, url=SHARDS[1].url)
+        peer.stay()
+
+    with scripted(path, script):
+        session = Session(path, READER, Patience())
+        session.declare(PLAN)
+        session.release(session.lease(0))
+        assert session.wait(session.lease(1))["url"] == SHARDS[1].url
+        session.close()
 
 
 def test_the_next_plan_goes_over_the_same_connection(path: Path) -> None:
@@ -100,6 +145,41 @@ def test_after_a_break_the_plan_begins_where_we_are(path: Path, caplog: pytest.L
     assert heard[again + 1]["order"] == [0, 1, 1, 0, 2]
     assert [message["position"] for message in heard[again + 2 :]] == [0, 1]
     assert "trying for another" in caplog.text
+
+
+def test_after_a_break_all_that_is_in_hand_is_taken_again(path: Path) -> None:
+    """From the oldest in hand on the plan is told, and each is asked for, the newest first; what is ahead stays so."""
+
+    def first(peer: Peer) -> None:
+        peer.begin()
+        for position in range(3):
+            peer.grant(position)
+        peer.hear()  # a release, which this daemon takes to its grave
+
+    def second(peer: Peer) -> None:
+        peer.begin()
+        asked = [peer.hear() for _ in range(4)]
+        assert [message["position"] for message in asked] == [4, 3, 2, 0]
+        peer.say(type="leased", id=asked[1]["id"], lease=1, url="", path="", index_path="")
+        assert peer.hear() == {"type": "release", "lease": asked[3]["id"]}
+        assert heard.needs[-3:] == [message["id"] for message in asked[1:]]
+        peer.stay()
+
+    with scripted(path, first, second) as heard:
+        session = Session(path, READER, Patience())
+        session.declare(Plan(epoch=0, shards=SHARDS, order=(2, 0, 1, 2, 0, 1, 0), reads=6))
+        hand = [session.lease(position) for position in range(1, 4)]
+        for lease in hand:
+            session.wait(lease)
+        session.release(hand.pop(1))
+        session.lease(5)
+        session.wait(session.lease(4))
+        session.release(hand[0])
+        eventually(lambda: heard[-1]["type"] == "release" and kinds(heard).count("hello") == 2)
+        session.close()
+    plan = [message for message in heard if message["type"] == "plan"][1]
+    assert plan["reads"] == 5
+    assert [SHARDS.index(ShardRef(plan["shards"][index][0])) for index in plan["order"]] == [0, 1, 2, 0, 1, 0]
 
 
 def test_patience_with_an_absent_daemon_ends(path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from shardcache.errors import DaemonError, NotAllowedError, ShardChangedError, ShardTimeoutError
 from shardcache.protocol import ShardRef
-from shardcache_client.connection import Reader
-from shardcache_client.order import Plan
-from shardcache_client.session import Patience, Session
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.order.plan import Plan
 from support.daemon import eventually
 from support.peer import Peer, scripted
 
@@ -49,6 +49,25 @@ def test_the_daemon_is_told_who_takes_beginnings(path: Path, partial: bool) -> N
         session.wait(session.lease(0))
         session.close()
     assert heard[2]["partial"] is partial
+
+
+def test_each_lease_may_say_for_itself_whether_a_beginning_will_do(path: Path) -> None:
+    """What a lease says goes before what the session was told, after a break of the connection, too."""
+
+    def first(peer: Peer) -> None:
+        peer.begin()
+        peer.hear()
+
+    def second(peer: Peer) -> None:
+        peer.begin()
+        peer.grant(1)
+        peer.stay()
+
+    with scripted(path, first, second) as heard:
+        session = open_session(path, partial=True)
+        session.wait(session.lease(0, partial=False))
+        session.close()
+    assert [message["partial"] for message in heard if message["type"] == "lease"] == [False, False]
 
 
 def test_more_is_asked_for_until_the_shard_is_whole(path: Path) -> None:
@@ -113,8 +132,8 @@ def test_a_new_daemons_numbers_are_the_ones_that_count(path: Path) -> None:
 
     def second(peer: Peer) -> None:
         peer.begin()
-        peer.grant(31)
         peer.grant(32)
+        peer.grant(31)
         peer.stay()
 
     with scripted(path, first, second) as heard:
@@ -235,6 +254,32 @@ def test_after_a_break_a_long_plan_is_told_from_its_beginning(path: Path) -> Non
     told: list[dict[str, Any]] = [message for message in heard[again:] if message["type"] in ("plan", "extend")]
     assert [len(message["order"]) for message in told] == [1_000, 4_000, 3_999]
     assert told[0]["reads"] == 8_999
+
+
+def test_after_a_break_the_plan_is_told_as_far_as_there_are_leases(path: Path) -> None:
+    """A shard that stayed in hand for thousands of others does not keep the newest from being asked for."""
+
+    def first(peer: Peer) -> None:
+        peer.begin()
+        peer.grant(1)
+        peer.hear()
+
+    def second(peer: Peer) -> None:
+        peer.begin()
+        peer.say(type="ok", id=peer.hear()["id"])
+        peer.grant(1)
+        peer.grant(2)
+        peer.stay()
+
+    with scripted(path, first, second) as heard:
+        session = open_session(path, LONG)
+        session.wait(in_hand := session.lease(10))
+        session.wait(session.lease(1_500))
+        session.wait(in_hand)  # asked for behind the newest
+        session.close()
+    again = [message["type"] for message in heard].index("hello", 1)
+    assert [message["type"] for message in heard[again:]] == ["hello", "plan", "extend", "lease", "lease"]
+    assert [message["position"] for message in heard[again:] if message["type"] == "lease"] == [1_490, 0]
 
 
 def test_a_piece_that_is_refused(path: Path) -> None:

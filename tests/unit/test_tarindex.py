@@ -20,10 +20,10 @@ from shardcache.errors import CorruptShardError, NotATarError, ShardError, Trunc
 from shardcache.tarindex import index_tar
 from shardcache.tarindex.headers import parse_pax
 from shardcache.tarindex.members import Tar
-from support.tars import Sample, make_tar, pack, special
+from support.odd_tars import ODD_TARS
+from support.tars import Sample, make_tar, pack
 
 URL = "s3://bucket/train-000000.tar"
-FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 SMALL: list[Sample] = [{"__key__": f"{number}", "jpg": b"x" * 700, "cls": b"1"} for number in range(2)]
 LONG_NAME = "folder/" * 40 + "000001.jpg"
 
@@ -65,54 +65,10 @@ def cuts(path: Path, data: bytes, stop: int) -> Iterator[int]:
         yield size_bytes
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-def test_every_kind_of_member_is_passed_over_or_found_where_tarfile_finds_it(path: Path, format_: int) -> None:
-    """Links, folders, devices, fifos, contiguous and empty files shift no offset, in any format."""
-    members: list[tuple[str | tarfile.TarInfo, bytes]] = [
-        (special("folder", tarfile.DIRTYPE), b""),
-        ("folder/a.jpg", b"a" * 1000),
-        (special("link.jpg", tarfile.SYMTYPE, "folder/a.jpg"), b""),
-        (special("hard.jpg", tarfile.LNKTYPE, "folder/a.jpg"), b""),
-        (special("null", tarfile.CHRTYPE), b""),
-        (special("queue", tarfile.FIFOTYPE), b""),
-        (special("old.cls", tarfile.AREGTYPE), b"old"),
-        (special("contiguous.cls", tarfile.CONTTYPE), b"next to each other"),
-        ("empty.cls", b""),
-        ("block.cls", b"b" * 512),
-    ]
-    path.write_bytes(pack(members, format=format_))
-    assert spans(path) == stdlib_spans(path)
-    assert [name for name, _, _ in spans(path)] == [
-        "folder/a.jpg", "old.cls", "contiguous.cls", "empty.cls", "block.cls",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("format_", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-@pytest.mark.parametrize("name", [LONG_NAME, "é" * 60 + ".jpg", "\udcff" * 120 + ".jpg"])
-def test_long_names_are_read_whole(path: Path, format_: int, name: str) -> None:
-    """Names past the header's 100 bytes, also in no encoding, come out as tarfile gives them."""
-    link = special("link" * 50, tarfile.SYMTYPE, "target" * 50)
-    path.write_bytes(pack([("1.jpg", b"1"), (link, b""), (name, b"22"), ("3.jpg", b"333")], format=format_))
-    assert [found for found, _, _ in spans(path)] == ["1.jpg", name, "3.jpg"]
-    assert spans(path) == stdlib_spans(path)
-
-
-def test_a_ustar_prefix_is_part_of_the_name(path: Path) -> None:
-    """USTAR splits names of up to 255 bytes over two fields."""
-    path.write_bytes(pack([("folder/" * 20 + "1.jpg", b"1")]))
-    assert [name for name, _, _ in spans(path)] == ["folder/" * 20 + "1.jpg"]
-
-
-def test_pax_records_hold_for_one_member_and_global_ones_for_the_rest(path: Path) -> None:
-    """A PAX path replaces the name of the next member alone; a global one that of all without their own."""
-    own = tarfile.TarInfo("short.jpg")
-    own.pax_headers = {"path": "given/by.pax", "comment": "of no interest"}
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"path": "global.txt"}) as tar:
-        for info in (tarfile.TarInfo("1.jpg"), own, tarfile.TarInfo("2.jpg")):
-            tar.addfile(info)
-    path.write_bytes(buffer.getvalue())
-    assert [name for name, _, _ in spans(path)] == ["global.txt", "given/by.pax", "global.txt"]
+@pytest.mark.parametrize("name", ODD_TARS)
+def test_members_are_found_where_tarfile_finds_them(path: Path, name: str) -> None:
+    """Whatever is odd about a tar shifts no offset and changes no name; what is no file is passed over."""
+    path.write_bytes(ODD_TARS[name])
     assert spans(path) == stdlib_spans(path)
 
 
@@ -219,12 +175,15 @@ def test_what_follows_the_end_is_ignored(path: Path) -> None:
 
 
 def test_any_flipped_header_byte_is_noticed(path: Path) -> None:
-    """A damaged first header is no tar; any later one is corrupt, at a byte that the message names."""
+    """A damaged first header is no tar; any later one is corrupt, at a byte that the message names.
+
+    All but the last byte of the checksum's own field: it stands behind the NUL that ends the digits.
+    """
     data = make_tar(SMALL)
     second = boundaries(data)[0]
     path.write_bytes(data)
     with open(path, "r+b", buffering=0) as file:
-        for at in range(512):
+        for at in {*range(512)} - {155}:
             with flipped_bit(file, at), pytest.raises(NotATarError):
                 index_tar(path, URL)
             with flipped_bit(file, second + at), pytest.raises(CorruptShardError) as caught:
@@ -239,6 +198,7 @@ def test_any_flipped_header_byte_is_noticed(path: Path) -> None:
         (b"<?xml version='1.0'?><Error>" + b" " * 1000, "<?xml"),
         (b"\x1f\x8b" + bytes(1000), "gzip data"),
         (b"\x28\xb5\x2f\xfd" + b"z" * 1000, "zstd data"),
+        (b"\x1f\x8b" + bytes(100), "gzip data"),
         (b"short", "5 bytes"),
     ],
 )

@@ -118,7 +118,7 @@ def test_the_pace_is_that_of_reading_and_not_of_waiting() -> None:
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
     timeline.reads(0, 0)
     timeline.tick(8.0)
-    timeline.done(0, 0, waited_s=4.0)
+    timeline.done(0, 0, stalled_s=4.0)
     assert use_s(timeline, "d") == pytest.approx(8.0 + 2 * 4.0)
 
 
@@ -133,16 +133,70 @@ def test_the_pace_follows_a_change() -> None:
     assert use_s(timeline, "30") == pytest.approx(now_s + 100.0, rel=0.01)
 
 
+def test_the_pace_of_who_has_several_in_hand_is_that_of_taking_them() -> None:
+    """However long each stays in hand, the next is needed as long after the newest as that after the one before."""
+    timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
+    for position in range(4):
+        timeline.tick(5.0 * position)
+        timeline.reads(0, position)
+    timeline.tick(16.0)
+    timeline.done(0, 0)
+    timeline.done(0, 1)
+    assert use_s(timeline, "f") == pytest.approx(15.0 + 2 * 5.0)
+
+
+def test_standing_still_between_two_shards_is_no_reading() -> None:
+    """Of five seconds from one to the next, four were spent waiting for bytes: the pace is one."""
+    timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
+    timeline.reads(0, 0, stalled_s=7.0)
+    timeline.tick(5.0)
+    timeline.reads(0, 1, stalled_s=11.0)
+    assert use_s(timeline, "d") == pytest.approx(5.0 + 2 * 1.0)
+    timeline.tick(6.0)
+    timeline.waits(0, 2, stalled_s=11.0)
+    timeline.tick(50.0)
+    timeline.reads(0, 2, stalled_s=55.0)
+    assert use_s(timeline, "d") == pytest.approx(50.0 + 1.0)
+
+
+def test_what_is_given_back_out_of_turn_moves_nothing_until_it_is_the_newest() -> None:
+    """The plan goes on from the newest; when that is given back, it is over, whatever else is still in hand."""
+    timeline = timeline_of([([*"abcde"], 0, 1.0)])
+    for position in range(3):
+        timeline.reads(0, position)
+    timeline.done(0, 1)
+    assert list(timeline.upcoming()) == ["d"] and use_s(timeline, "c") < NEVER
+    timeline.done(0, 2)
+    assert use_s(timeline, "c") == NEVER and use_s(timeline, "d") < NEVER
+    timeline.done(0, 0)
+    timeline.reads(0, 4)
+    timeline.done(0, 4)
+    assert use_s(timeline, "e") == NEVER
+
+
+def test_one_that_is_taken_again_teaches_no_pace() -> None:
+    """Shards that come into hand all at once after a restart of the daemon, the newest first, say nothing of it."""
+    timeline = timeline_of([([*"abcdefgh"], 0, 10.0)])
+    for position in (3, 0, 2, 1):
+        timeline.reads(0, position)
+    assert use_s(timeline, "f") == 20.0
+    timeline.tick(8.0)
+    timeline.reads(0, 4)
+    assert use_s(timeline, "f") == pytest.approx(8.0 + 8.0)
+
+
 def test_a_session_that_hangs_recedes_and_comes_back() -> None:
     """Others' needs come first while a reader stands still for much longer than usual, until it goes on."""
-    timeline = timeline_of([([*"abcd"], 0, 1.0)])
+    timeline = timeline_of([([*"abcde"], 0, 1.0)])
     timeline.reads(0, 0)
-    timeline.tick(0.5)
-    assert use_s(timeline, "c") == 2.0
-    timeline.tick(60.0)
-    assert use_s(timeline, "c") == 120.0
+    timeline.tick(1.0)
     timeline.reads(0, 1)
-    assert use_s(timeline, "c") < 100.0
+    timeline.tick(1.5)
+    assert use_s(timeline, "d") == 3.0
+    timeline.tick(61.0)
+    assert use_s(timeline, "d") == 121.0
+    timeline.reads(0, 2)
+    assert use_s(timeline, "d") < 100.0
 
 
 def test_a_waiting_session_does_not_recede() -> None:

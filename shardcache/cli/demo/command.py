@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shardcache.cli.demo.outcome import Epoch, Outcome
-    from shardcache.cli.demo.world import Node
+    from shardcache.cli.demo.world import Node, Run
 
-JOBS = ("first", "second")
+_INDEX = "index.json"
 
 Say = Callable[[str], None]
 
@@ -31,9 +31,11 @@ Say = Callable[[str], None]
 def demo(as_json: bool) -> None:
     """Run the main job on this machine; nothing from outside is needed.
 
-    Starts an S3 server with a small dataset of JPEG images, a daemon with an empty cache, and two training jobs at
-    the same time, each of 2 ranks with 2 DataLoader workers, for 2 epochs. Exits 1 unless each job saw each sample
-    exactly once an epoch and the dataset came from the store once. Leaves nothing behind.
+    Starts an S3 server with a small dataset of JPEG images and a daemon with an empty cache; makes an index; and runs
+    two training jobs at the same time, each of 2 ranks with 2 DataLoader workers, for 2 epochs, of which one is stopped
+    midway and goes on from its checkpoint with 1 rank. Exits 1 unless in each epoch of each job every sample was seen
+    once, besides the padding, and all ranks took as many steps; and unless the dataset came from the store once. Leaves
+    nothing behind.
     """
     _require_packages()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the same orderly end
@@ -68,45 +70,65 @@ async def _run(folder: Path, say: Say) -> Outcome:
     from shardcache.cli.demo import images, outcome, world
 
     node = world.Node(folder)
-    say(f"drawing {images.SHARDS * images.IMAGES_PER_SHARD} JPEG images into {images.SHARDS} tar shards")
+    uneven = images.IMAGES_OF_SHARDS
+    say(f"drawing {sum(uneven)} JPEG images into {len(uneven)} tar shards, {min(uneven)} to {max(uneven)} in each")
     shards = list(images.draw_shards())
     keys = frozenset(key for shard in shards for key in shard.keys)
     dataset = outcome.Dataset(keys, len(shards), sum(len(shard.body) for shard in shards))
     with world.s3_server() as endpoint:
         say(f"putting them into an S3 server at {endpoint}, and starting a daemon with an empty cache")
-        await asyncio.to_thread(world.upload, endpoint, shards)
+        await asyncio.to_thread(world.upload, endpoint, {shard.name: shard.body for shard in shards})
         async with node.daemon(endpoint), AdminClient(node.socket) as daemon:
-            say(f"training {len(JOBS)} jobs at once: {world.RANKS} ranks × 2 workers, {world.EPOCHS} epochs each")
-            epochs = await _train(node, f"s3://{world.BUCKET}/train-{{0000..{len(shards) - 1:04d}}}.tar")
+            pattern = f"s3://{world.BUCKET}/train-{{0000..{len(shards) - 1:04d}}}.tar"
+            say(f"counting their samples: shardcache index '{pattern}' -o {_INDEX}")
+            await asyncio.to_thread(world.upload, endpoint, {_INDEX: await node.index(pattern)})
+            say(f"training 2 jobs at once from s3://{world.BUCKET}/{_INDEX}: {world.RANKS} ranks × 2 workers each;")
+            say("the second is stopped midway through its last epoch, and goes on from its checkpoint with 1 rank")
+            epochs = await _train(node, f"s3://{world.BUCKET}/{_INDEX}")
             page = await daemon.status()
     return outcome.Outcome(dataset, tuple(epochs), page["counters"]["origin_bytes"])
 
 
 async def _train(node: Node, urls: str) -> list[Epoch]:
     from shardcache.cli.demo.outcome import epochs_of
+    from shardcache.cli.demo.world import Run
 
+    # Another seed, another order: one download serves both all the same.
+    runs = {
+        "first": [Run("first", "first", seed=0)],
+        "second": [Run("second", "second", seed=1, stop_after=8), Run("resumed", "second", seed=1, ranks=1)],
+    }
     try:
         async with asyncio.TaskGroup() as group:
-            # Another seed, another order: one download serves both all the same.
-            jobs = {name: group.create_task(node.train(urls, name, seed)) for seed, name in enumerate(JOBS)}
+            jobs = {job: group.create_task(_in_turn(node, urls, each)) for job, each in runs.items()}
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
-    return [epoch for name, ranks in jobs.items() for epoch in epochs_of(name, ranks.result())]
+    return [epoch for job, reports in jobs.items() for epoch in epochs_of(job, reports.result())]
+
+
+async def _in_turn(node: Node, urls: str, runs: Sequence[Run]) -> list[list[Any]]:
+    return [await node.train(urls, run) for run in runs]
 
 
 def _show(console: Console, outcome: Outcome) -> None:
     from shardcache.cli.output import duration, make_table, size
 
     dataset = outcome.dataset
-    numbers = ("epoch", "samples", "loss", "waited for data")
-    table = make_table("job", "epoch", "samples", "each exactly once", "loss", "waited for data", numbers=numbers)
+    columns = ("job", "epoch", "samples", "padding", "each once", "steps of each rank", "equal", "loss", "data wait")
+    table = make_table(*columns, numbers=("epoch", "samples", "padding", "loss", "data wait"))
     for row in outcome.epochs:
-        problem = row.problem(dataset)
-        once = f"[red]no: {problem}[/red]" if problem else "[green]yes[/green]"
-        table.add_row(row.job, str(row.epoch), f"{len(row.keys):,}", once, f"{row.loss:.2f}", duration(row.waited_s))
+        samples, padding = f"{len(dataset.keys & set(row.keys)):,}", str(row.padding(dataset))
+        once, equal = _verdict(row.wrong_samples(dataset)), _verdict(row.wrong_steps())
+        steps = ", then ".join(" | ".join(map(str, leg.steps)) for leg in row.legs)
+        loss, waited = f"{row.loss:.2f}", duration(row.waited_s)
+        table.add_row(row.job, str(row.epoch), samples, padding, once, steps, equal, loss, waited)
     console.print()
     console.print(table)
     once = "[green]once[/green]" if outcome.fetched_once else "[red]not once[/red]"
     fetched, whole = outcome.origin_bytes, dataset.size_bytes
     console.print(f"\nfrom the store: {size(fetched)}, {fetched / whole:.2f} × the dataset's {size(whole)}: {once}")
     console.print(f"read by the jobs: {size(len(outcome.epochs) * whole)}, from the node's disk")
+
+
+def _verdict(problem: str) -> str:
+    return f"[red]no: {problem}[/red]" if problem else "[green]yes[/green]"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 
 SHAPES = ("circle", "square", "stripes")
-SHARDS = 12
-IMAGES_PER_SHARD = 48
+# Uneven, as shards are in life: neither the shards' samples nor their sum divide by ranks or workers.
+IMAGES_OF_SHARDS = (31, 64, 52, 40, 71, 48, 25, 59, 44, 66, 37, 40)
 PIXELS = 64
 
 
@@ -28,8 +28,8 @@ class TarShard:
 def draw_shards() -> Iterator[TarShard]:
     """Yield the shards; each sample is `<key>.jpg` and `<key>.cls`, its key unique in the dataset."""
     rng = random.Random(0)
-    for number in range(SHARDS):
-        keys = [f"{number:02d}-{index:03d}" for index in range(IMAGES_PER_SHARD)]
+    for number, images in enumerate(IMAGES_OF_SHARDS):
+        keys = [f"{number:02d}-{index:03d}" for index in range(images)]
         yield TarShard(f"train-{number:04d}.tar", _tar(keys, rng), tuple(keys))
 
 

@@ -1,6 +1,7 @@
-"""A training script as its user writes it: the only line about shardcache is the one that makes the dataset.
+"""A training script as its user writes it: of shardcache are the dataset, and its state in the checkpoint.
 
-torchrun --nproc-per-node=2 train.py 's3://shapes/train-{0000..0011}.tar' --job first
+shardcache index 's3://shapes/train-{0000..0011}.tar' -o index.json
+torchrun --nproc-per-node=2 train.py index.json --job first
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import argparse
 import io
 import json
 import time
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +19,20 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
-from torch.distributed.algorithms.join import Join
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
 
-Batch = tuple[list[str], Tensor, Tensor]
+BATCH_SIZE = 16
 
 
-def decode(samples: list[dict[str, Any]]) -> Batch:
-    """Turn samples into keys, images (float32, N x 3 x height x width, 0 to 1) and labels (int64, N)."""
-    images = [Image.open(io.BytesIO(sample["jpg"])).convert("RGB") for sample in samples]
-    pixels = [torch.frombuffer(bytearray(i.tobytes()), dtype=torch.uint8).view(i.height, i.width, 3) for i in images]
-    labels = torch.tensor([int(sample["cls"]) for sample in samples])
-    return [sample["__key__"] for sample in samples], torch.stack(pixels).permute(0, 3, 1, 2) / 255, labels
+def decode(sample: dict[str, Any]) -> tuple[str, Tensor, int]:
+    """Turn a sample into its key, its image (float32, 3 x height x width, 0 to 1) and its label."""
+    image = Image.open(io.BytesIO(sample["jpg"])).convert("RGB")
+    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, 3)
+    return sample["__key__"], pixels.permute(2, 0, 1) / 255, int(sample["cls"])
 
 
 def tiny_model(classes: int) -> nn.Module:
@@ -47,38 +48,38 @@ def tiny_model(classes: int) -> nn.Module:
     )
 
 
-def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> dict[str, Any]:
-    """Train on what the loader gives; return the keys seen, the mean loss and the seconds spent waiting for data."""
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> dict[str, Any]:
+    """Train on the batches; return the keys seen, the steps, the mean loss and the seconds spent waiting for data."""
     keys: list[str] = []
-    loss_sum = waited_s = 0.0
-    # Whole shards are dealt to ranks, so that one rank may have a batch more than the other. Join answers the
-    # collectives for a rank that is through; without it the others would wait for that rank for ever.
-    with Join([model]):  # type: ignore[list-item]  # DistributedDataParallel is Joinable
-        batches = iter(loader)
-        while True:
-            asked_s = time.perf_counter()
-            batch = next(batches, None)
-            waited_s += time.perf_counter() - asked_s
-            if batch is None:
-                return {"keys": keys, "loss": loss_sum / max(len(keys), 1), "waited_s": waited_s}
-            batch_keys, images, labels = batch
-            loss = nn.functional.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            keys += batch_keys
-            loss_sum += loss.item() * len(batch_keys)
+    steps, loss_sum, waited_s = 0, 0.0, 0.0
+    batches = iter(batches)
+    while True:
+        asked_s = time.perf_counter()
+        batch = next(batches, None)
+        waited_s += time.perf_counter() - asked_s
+        if batch is None:
+            return {"keys": keys, "steps": steps, "loss": loss_sum / max(len(keys), 1), "waited_s": waited_s}
+        batch_keys, images, labels = batch
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        keys += batch_keys
+        steps += 1
+        loss_sum += loss.item() * len(batch_keys)
 
 
 @record  # lets torchrun show which rank failed first, and how
 def main() -> None:
     """Train, then write what this rank saw in each epoch."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("urls")
     parser.add_argument("--job", required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--stop-after", type=int, help="stop after so many batches of the last epoch")
     parser.add_argument("--classes", type=int, default=3)
+    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="left by a run that stops")
     parser.add_argument("--reports", type=Path, default=Path(), help="folder for a JSON file of each rank")
     args = parser.parse_args()
 
@@ -87,15 +88,31 @@ def main() -> None:
     model = DistributedDataParallel(tiny_model(args.classes))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
-    dataset = ShardDataset(args.urls, shuffle=True, seed=args.seed, job=args.job)
-    loader = DataLoader(dataset, batch_size=16, collate_fn=decode, num_workers=2, persistent_workers=True)
+    dataset = ShardDataset(
+        args.urls, shuffle=True, shuffle_window=4, seed=args.seed, batch_size=BATCH_SIZE, decode=decode, job=args.job
+    )
+    loader = DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=2, persistent_workers=True)
 
-    epochs = []
-    for epoch in range(args.epochs):
+    if args.checkpoint.exists():
+        saved = torch.load(args.checkpoint, weights_only=True)
+        model.module.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        dataset.load_state_dict(saved["dataset"])
+
+    reports = []
+    for epoch in range(dataset.epoch, args.epochs):
         dataset.set_epoch(epoch)
-        epochs.append(train_epoch(model, optimizer, loader))
+        stop = args.stop_after if epoch == args.epochs - 1 else None
+        # All ranks get equally many batches, also of a rest: nothing has to guard the collectives.
+        seen = train(model, optimizer, islice(loader, stop))
+        reports.append({"epoch": epoch, "promised": len(loader), **seen})
 
-    (args.reports / f"rank-{dist.get_rank()}.json").write_text(json.dumps(epochs))
+    if args.stop_after and dist.get_rank() == 0:  # ranks are equally far, so that one speaks for all
+        parts = {"model": model.module, "optimizer": optimizer}
+        saved = {name: part.state_dict() for name, part in parts.items()}
+        torch.save(saved | {"dataset": dataset.state_dict(batches=args.stop_after)}, args.checkpoint)
+
+    (args.reports / f"rank-{dist.get_rank()}.json").write_text(json.dumps(reports))
     dist.destroy_process_group()
 
 

@@ -9,14 +9,13 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shardcache.cli.client import AdminClient
-from shardcache.cli.demo.images import TarShard
 from shardcache.errors import NoDaemonError, ShardcacheError
 from shardcache.protocol import SOCKET_ENV
 
@@ -34,7 +33,7 @@ _LOG_LINES = 60
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """Serve S3 from this process's memory; give its endpoint."""
+    """Serve S3, with an empty bucket, from this process's memory; give its endpoint."""
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line a request is no use to anyone here
@@ -42,20 +41,49 @@ def s3_server() -> Iterator[str]:
     server.start()
     try:
         host, port = server.get_host_and_port()
-        yield f"http://{host}:{port}"
+        endpoint = f"http://{host}:{port}"
+        with _client(endpoint) as s3:
+            s3.create_bucket(Bucket=BUCKET)
+        yield endpoint
     finally:
         server.stop()
 
 
-def upload(endpoint: str, shards: Iterable[TarShard]) -> None:
-    """Make the bucket and put every shard into it."""
+def upload(endpoint: str, objects: Mapping[str, bytes]) -> None:
+    """Put objects into the bucket, by their names."""
+    with _client(endpoint) as s3:
+        for name, body in objects.items():
+            s3.put_object(Bucket=BUCKET, Key=name, Body=body)
+
+
+@contextmanager
+def _client(endpoint: str) -> Iterator[Any]:
     import boto3
 
     s3 = boto3.client("s3", endpoint_url=endpoint, region_name=_REGION, **_CREDENTIALS)
-    s3.create_bucket(Bucket=BUCKET)
-    for shard in shards:
-        s3.put_object(Bucket=BUCKET, Key=shard.name, Body=shard.body)
-    s3.close()
+    try:
+        yield s3
+    finally:
+        s3.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One start of a training job.
+
+    Attributes:
+        name: of the folder for its reports.
+        job: whose checkpoint it goes on from, if there is one.
+        seed: of the job's shuffling and model.
+        ranks: how many.
+        stop_after: batches of the last epoch after which it stops and leaves a checkpoint; None to go on to the end.
+    """
+
+    name: str
+    job: str
+    seed: int
+    ranks: int = RANKS
+    stop_after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +108,23 @@ class Node:
             await self._ready(process)
             yield
 
-    async def train(self, urls: str, job: str, seed: int) -> list[Any]:
-        """Run one training job to its end; return each rank's report."""
-        reports = self.folder / job
+    async def index(self, urls: str) -> bytes:
+        """Have the samples counted by `shardcache index`; return what it wrote."""
+        path = self.folder / "index.json"
+        command = ["-m", "shardcache", "index", urls, "-o", path, "--relative-to", f"s3://{BUCKET}/"]
+        await self._finish("index", command, self._job_environment())
+        return path.read_bytes()
+
+    async def train(self, urls: str, run: Run) -> list[Any]:
+        """Run a training job until it ends or stops; return each rank's report."""
+        reports = self.folder / run.name
         reports.mkdir()
         command: list[Any] = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
-        command += [f"--nproc-per-node={RANKS}", _TRAIN, urls, f"--job={job}", f"--seed={seed}"]
-        command += [f"--epochs={EPOCHS}", f"--reports={reports}"]
-        async with self._running(job, command, self._job_environment()) as process:
-            if await process.wait():
-                raise self._failure(job, f"the training job failed with exit code {process.returncode}")
-        return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
+        command += [f"--nproc-per-node={run.ranks}", _TRAIN, urls, f"--job={run.job}", f"--seed={run.seed}"]
+        command += [f"--epochs={EPOCHS}", f"--reports={reports}", f"--checkpoint={self.folder / run.job}.pt"]
+        command += [] if run.stop_after is None else [f"--stop-after={run.stop_after}"]
+        await self._finish(run.name, command, self._job_environment())
+        return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(run.ranks)]
 
     async def _ready(self, process: Process) -> None:
         """Return once the daemon answers. Raises ShardcacheError when it ended instead."""
@@ -112,6 +146,11 @@ class Node:
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }
+
+    async def _finish(self, name: str, command: list[Any], env: dict[str, str]) -> None:
+        async with self._running(name, command, env) as process:
+            if await process.wait():
+                raise self._failure(name, f"{name} failed with exit code {process.returncode}")
 
     @asynccontextmanager
     async def _running(self, name: str, command: list[Any], env: dict[str, str]) -> AsyncIterator[Process]:

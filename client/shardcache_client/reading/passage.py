@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from shardcache.errors import (
     CorruptShardError,
+    CountMismatchError,
     OriginUnavailableError,
     SampleError,
     ShardcacheError,
     ShardChangedError,
 )
 from shardcache.protocol import Arriving, Leased
-from shardcache_client.arriving import ArrivingShard
-from shardcache_client.cutting import Sample
-from shardcache_client.reader import ShardGoneError, ShardReader
-from shardcache_client.session import Grant, Lease, Session
+from shardcache_client.daemon.session import Grant, Lease, Session
+from shardcache_client.reading.arriving import ArrivingShard
+from shardcache_client.reading.cutting import Sample
+from shardcache_client.reading.reader import ShardGoneError, ShardReader
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
 
 # A shard that was leased ahead may be let go for one that is needed sooner; that it happens again while the reader
 # stands there is not to be expected, and a process that does not see the cache will never see it.
@@ -33,14 +37,31 @@ class Passage:
 
     Args:
         lease: as the session gave it; from here on the passage's.
+        count: how many samples the shard is said to have; None where nobody says so.
+        span: which of them are read, where they are read in their order; the end is None for all.
+        handover: through which samples may reach other processes without a copy.
+
+    Attributes:
+        number: of the sample that comes next.
     """
 
-    def __init__(self, session: Session, lease: Lease) -> None:
+    def __init__(
+        self,
+        session: Session,
+        lease: Lease,
+        *,
+        count: int | None = None,
+        span: tuple[int, int | None] = (0, None),
+        handover: Handover | None = None,
+    ) -> None:
         self._session = session
         self._lease = lease
+        self._count = count
+        self._start, self._stop = span
+        self._handover = handover
         self._shard: ShardReader | ArrivingShard | None = None
         self._version: str | None = None
-        self._number = 0  # of the sample that comes next
+        self.number = self._start
         self._bad = 0  # how many could not be given
         self._last_key = ""
         self._tried_again = False
@@ -51,7 +72,7 @@ class Passage:
 
     @property
     def _yielded(self) -> int:
-        return self._number - self._bad
+        return self.number - self._start - self._bad
 
     def open(self) -> None:
         """Wait for the shard, or its beginning, and map it.
@@ -68,7 +89,7 @@ class Passage:
         self._session.release(self._lease)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the samples that are still to come, of an open passage.
+        """Yield the samples of the span that are still to come, in the order of the file, of an open passage.
 
         Raises SampleError in place of a bad sample; call again for those behind it. Any other error is the shard's.
         """
@@ -79,9 +100,30 @@ class Passage:
                 except ShardcacheError as exn:
                     self._try_again(exn)
                 else:
-                    if isinstance(self._shard, ShardReader):
+                    if isinstance(self._shard, ShardReader) or self.number == self._stop:
                         return
                 self._open()
+
+    def cutter(self) -> Callable[[int], Sample]:
+        """Return a function that gives any sample of an open passage by its number, or raises SampleError.
+
+        The lease must have been asked for whole.
+        """
+        return self._whole.cutter()
+
+    def __len__(self) -> int:
+        """Return how many samples the shard has; of an open passage that was asked for whole."""
+        return len(self._whole)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no other process has still to find the file of a sample that was given."""
+        return not isinstance(self._shard, ShardReader) or self._shard.settled
+
+    @property
+    def _whole(self) -> ShardReader:
+        assert isinstance(self._shard, ShardReader)
+        return self._shard
 
     def _open(self) -> None:
         self._close_shard()
@@ -97,7 +139,7 @@ class Passage:
         Its next version, or the next try, may be whole, which is of use as long as nothing was given of this one. What
         merely did not come may be gone on with.
         """
-        anew = isinstance(exn, ShardChangedError | CorruptShardError) and not self._number
+        anew = isinstance(exn, ShardChangedError | CorruptShardError) and self.number == self._start
         late = isinstance(exn, OriginUnavailableError)
         if self._tried_again or not self._was_arriving or not (anew or late):
             raise exn
@@ -107,12 +149,12 @@ class Passage:
     def _samples_here(self) -> Iterator[Sample]:
         assert self._shard is not None
         try:
-            for sample in self._shard.samples(self._number):
-                self._number += 1
+            for sample in self._shard.samples(self.number, self._stop):
+                self.number += 1
                 self._last_key = sample["__key__"]
                 yield sample
         except SampleError:
-            self._number += 1
+            self.number += 1
             self._bad += 1
             raise
 
@@ -134,14 +176,20 @@ class Passage:
 
     def _ask_again(self) -> None:
         self._session.release(self._lease)
-        self._lease = self._session.lease(self._lease.position)
+        self._lease = self._session.lease(self._lease.position, partial=self._lease.partial)
 
     def _map(self, grant: Grant) -> ShardReader | ArrivingShard:
         if grant["type"] == "arriving":
             self._was_arriving = True
-            return ArrivingShard(cast(Arriving, grant), self._more)
+            last = None if self._count is None else self._count - 1
+            return ArrivingShard(cast(Arriving, grant), self._more, last)
         leased = cast(Leased, grant)
-        return ShardReader(Path(leased["path"]), Path(leased["index_path"]), leased["url"])
+        if self._count is not None and self._count != leased["samples"]:
+            raise CountMismatchError(
+                f"it holds {leased['samples']} samples, and the manifest says {self._count}", url=leased["url"]
+            )
+        paths = Path(leased["path"]), Path(leased["index_path"])
+        return ShardReader(*paths, leased["url"], handover=self._handover)
 
     def _more(self, beyond: int) -> Arriving | None:
         grant = self._session.more(self._lease, beyond)
@@ -152,7 +200,7 @@ class Passage:
         if self._version not in (None, grant["version"]):
             if self._yielded:
                 raise ShardChangedError("the shard was replaced in the store while it was read", url=grant["url"])
-            self._number = self._bad = 0
+            self.number, self._bad = self._start, 0
         self._version = grant["version"]
 
     @contextmanager

@@ -11,8 +11,8 @@ from typing import Self
 from shardcache.errors import CorruptShardError
 from shardcache.protocol import Arriving
 from shardcache.tarindex import Grouping, Tar
-from shardcache_client.cutting import Sample, cut
-from shardcache_client.reader import map_file, unreadable
+from shardcache_client.reading.cutting import Sample, cut
+from shardcache_client.reading.reader import map_file, unreadable
 
 More = Callable[[int], Arriving | None]
 """`more(beyond)` waits until more than the first `beyond` bytes of the shard are there, and returns the grant that says
@@ -35,6 +35,7 @@ class ArrivingShard:
     Args:
         grant: what the daemon said of the shard.
         more: asks for more of it.
+        last: number of the sample that is said to be its last; only the whole shard can tell, so it is not given here.
 
     Raises:
         ShardGoneError: the file is not there, published meanwhile or given up.
@@ -42,9 +43,10 @@ class ArrivingShard:
         CorruptShardError: it has another size than the shard.
     """
 
-    def __init__(self, grant: Arriving, more: More) -> None:
+    def __init__(self, grant: Arriving, more: More, last: int | None = None) -> None:
         self.url = grant["url"]
         self._more = more
+        self._last = last
         self._ready_bytes = grant["ready_bytes"]
         self._size_bytes = grant["size_bytes"]
         path = Path(grant["path"])
@@ -74,13 +76,14 @@ class ArrivingShard:
         """Give the map back. Iterators over the shard end in ValueError from here on."""
         self._map.close()
 
-    def samples(self, start: int = 0) -> Iterator[Sample]:
-        """Yield samples from number `start` on, each as soon as it has arrived, until there is another way to the rest.
+    def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
+        """Yield samples from number `start` on, each as soon as it has arrived, until there is another way to the rest,
+        or `stop` is reached.
 
         Raises SampleError in place of a bad sample, as `ShardReader.samples` does; NotATarError, TruncatedShardError or
         CorruptShardError when what has arrived is no sound tar; and what `more` raises.
         """
-        for number in count(start):
+        for number in count(start) if stop is None else range(start, stop):
             if not self._is_whole(number):
                 return
             yield from cut(self._grouping.samples, self._map, self.url, number, number + 1)
@@ -88,6 +91,8 @@ class ArrivingShard:
     def _is_whole(self, number: int) -> bool:
         """Wait until a sample has arrived; False when it is to be had elsewhere."""
         try:
+            if number == self._last:
+                self._wait_beyond(self._size_bytes)
             while self._grouping.whole <= number:
                 self._walk_on()
         except _EndOfPartError:

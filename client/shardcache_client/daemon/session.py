@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, ShardTimeoutError
 from shardcache.protocol import Arriving, Leased
-from shardcache_client.connection import Connection, Json, Reader
-from shardcache_client.order import Plan
+from shardcache_client.daemon.connection import Connection, Json, Reader
+from shardcache_client.order.plan import Plan
 
 log = logging.getLogger("shardcache")
 
@@ -26,8 +27,8 @@ Grant: TypeAlias = Arriving | Leased
 _EXPLAIN_TIMEOUT_S = 5.0
 # A restart takes the daemon some two seconds: short enough to go on soon, long enough to be no load.
 _RECONNECT_PAUSE_S = 0.25
-# How often one who waits looks up to see whether anybody still wants what is waited for.
-_LOOK_UP_S = 5.0
+# How often one who waits looks up to see what has changed: whether anybody still wants what is waited for.
+_LOOK_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,17 @@ class Lease:
 
     Attributes:
         position: in the plan.
+        partial: whether its beginning may be granted before the whole has arrived.
+        needed: whether the reader has come to it: it is in its hands, or the only thing to wait for.
+        number: by which the daemon knows it, on the present connection.
         request: the id of the request that was made last for it, on the present connection.
         grant: what the daemon has granted over the present connection; None while that is waited for.
     """
 
     position: int
+    partial: bool
+    needed: bool = False
+    number: int = 0
     request: int = 0
     grant: Grant | None = None
 
@@ -67,11 +74,15 @@ class Session:
     when this user may not ask or the daemon speaks another protocol.
 
     Args:
-        partial_reads: whether a shard may be granted before it has arrived whole.
+        partial_reads: whether a shard may be granted before it has arrived whole, where `lease` does not say.
+
+    Attributes:
+        meanwhile: called now and then while a shard is waited for.
     """
 
     def __init__(self, socket: Path, reader: Reader, patience: Patience, *, partial_reads: bool = False) -> None:
         self.reader = reader
+        self.meanwhile: Callable[[], None] | None = None
         self._socket = socket
         self._patience = patience
         self._partial_reads = partial_reads
@@ -101,21 +112,31 @@ class Session:
         """
         self._try(self._extend)
 
-    def lease(self, position: int) -> Lease:
-        """Ask for the shard at a position of the plan, without waiting for it."""
-        lease = Lease(position)
+    def lease(self, position: int, *, partial: bool | None = None) -> Lease:
+        """Ask for the shard at a position of the plan, without waiting for it or claiming to need it yet.
+
+        Args:
+            partial: whether its beginning will do; None: as the session was told for all.
+        """
+        lease = Lease(position, self._partial_reads if partial is None else partial)
         self._leases.append(lease)
         self._try(lambda connection: self._ask(connection, lease))
         return lease
 
     def wait(self, lease: Lease) -> Grant:
-        """Return where the shard lies, once it is there, or once its beginning is.
+        """Return where the shard lies, once it is there, or once its beginning is. It is in the reader's hands then.
 
-        While it is not, a line in the log says so and why. Raises ShardTimeoutError when patience ends, and the
-        error that the daemon met when it fetched the shard; the lease is then over.
+        It stays in place from now on until `release`, as do all others that were waited for; only when it was granted
+        earlier, it may have gone before the daemon hears this. While it is not there, a line in the log says so and
+        why. Raises ShardTimeoutError when patience ends, CapacityError when all readers wait for room that only they
+        could give, and any other error that the daemon met when it fetched the shard; the lease is then over.
         """
+        if not lease.needed:
+            lease.needed = True
+            self._try(partial(_need, lease=lease))
         if lease.grant is None:
             lease.grant = self._settle(lease, self._insist)
+            lease.number = lease.grant["lease"]
         return lease.grant
 
     def more(self, lease: Lease, beyond: int) -> Grant | None:
@@ -125,8 +146,8 @@ class Session:
         returns what is granted instead.
         """
         assert lease.grant is not None
-        granted, lease.grant = lease.grant["lease"], None
-        self._try(lambda connection: _ask_more(connection, lease, granted, beyond))
+        lease.grant = None
+        self._try(lambda connection: _ask_more(connection, lease, beyond))
         try:
             lease.grant = self._settle(lease, self._once)
         except NoDaemonError:
@@ -154,6 +175,8 @@ class Session:
             if answer is not None:
                 return cast(Grant, answer)
             _check_parent()
+            if self.meanwhile is not None:
+                self.meanwhile()
             if time.monotonic() < min(report_s, deadline_s):
                 continue
             reason = through(deadline_s, partial(_explain, lease=lease))
@@ -163,12 +186,10 @@ class Session:
             report_s = time.monotonic() + self._patience.next_report_s
 
     def release(self, lease: Lease) -> None:
-        """Give a shard back. Nothing is left to do for a lease that an error ended."""
+        """Give a shard back, or ask for it no longer. Nothing is left to do for a lease that an error ended."""
         if lease in self._leases:
             self._leases.remove(lease)
-            if lease.grant is not None:
-                granted = lease.grant["lease"]
-                self._try(lambda connection: connection.tell("release", lease=granted))
+            self._try(lambda connection: connection.tell("release", lease=lease.number))
 
     def close(self) -> None:
         """End the session; the daemon drops its plan and its leases."""
@@ -228,14 +249,23 @@ class Session:
         if self._connection is None:
             self._connection, self._declared = Connection(self._socket, self.reader), None
         if self._plan is not None and self._declared is not self._plan:
-            self._start = min((lease.position for lease in self._leases), default=0)
-            self._untold = self._plan.messages(self._start)
-            kind, fields = next(self._untold)
-            self._connection.call(kind, deadline_s, **fields)
-            for lease in self._leases:
-                self._ask(self._connection, lease)
+            self._tell(self._connection, self._plan, deadline_s)
             self._declared = self._plan
         return self._connection
+
+    def _tell(self, connection: Connection, plan: Plan, deadline_s: float) -> None:
+        """Declare the plan from where we are, as far as there are leases, and ask for each of these again."""
+        # The newest first: what lies before is over then, and no pace is learnt from taking them all at one moment.
+        leases = sorted(self._leases, key=attrgetter("position"), reverse=True)
+        self._start, furthest = (leases[-1].position, leases[0].position) if leases else (0, 0)
+        self._untold, told = plan.messages(self._start), self._start
+        for kind, fields in self._untold:
+            connection.call(kind, deadline_s, **fields)
+            told += len(fields["order"])
+            if told > furthest:
+                break
+        for lease in leases:
+            self._ask(connection, lease)
 
     def _extend(self, connection: Connection) -> None:
         for kind, fields in islice(self._untold, 1):
@@ -244,7 +274,9 @@ class Session:
     def _ask(self, connection: Connection, lease: Lease) -> None:
         lease.grant = None  # what another daemon granted is over
         place = lease.position - self._start
-        lease.request = connection.request("lease", position=place, partial=self._partial_reads)
+        lease.number = lease.request = connection.request("lease", position=place, partial=lease.partial)
+        if lease.needed:
+            _need(connection, lease)
 
 
 def _check_parent() -> None:
@@ -254,8 +286,12 @@ def _check_parent() -> None:
         raise DaemonError("the training process that this worker reads for has ended")
 
 
-def _ask_more(connection: Connection, lease: Lease, granted: int, beyond: int) -> None:
-    lease.request = connection.request("more", lease=granted, beyond=beyond)
+def _need(connection: Connection, lease: Lease) -> None:
+    connection.tell("need", of=lease.request)
+
+
+def _ask_more(connection: Connection, lease: Lease, beyond: int) -> None:
+    lease.request = connection.request("more", lease=lease.number, beyond=beyond)
 
 
 def _answer(connection: Connection, lease: Lease, until_s: float) -> Json | None:

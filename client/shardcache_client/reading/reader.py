@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from shardcache.errors import CacheDirError, CorruptShardError
 from shardcache.tarindex import TarIndex
-from shardcache_client.cutting import Sample, cut
+from shardcache_client.reading.cutting import Sample, TarBytes, cut, cutter
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
 
 
 class ShardGoneError(CacheDirError):
@@ -22,12 +25,14 @@ class ShardGoneError(CacheDirError):
 
 
 class ShardReader:
-    """One shard, mapped. Usable as a context manager; its samples are copies and outlive it.
+    """One shard, mapped. Usable as a context manager; its samples outlive it.
 
     Args:
         path: the tar.
         index_path: its sidecar.
         url: what samples carry as `__url__`.
+        in_order: whether most of it will be read as it lies in the file.
+        handover: through which samples may reach other processes without a copy; None makes their values bytes.
 
     Raises:
         ShardGoneError: a file is not there.
@@ -35,11 +40,25 @@ class ShardReader:
         CorruptShardError: the sidecar is damaged or belongs to another tar.
     """
 
-    def __init__(self, path: Path, index_path: Path, url: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        index_path: Path,
+        url: str,
+        *,
+        in_order: bool = True,
+        handover: Handover | None = None,
+    ) -> None:
         self.url = url
         try:
             self._index = TarIndex.open(index_path)
-            self._map = map_file(path, self._index.header["size_bytes"])
+            try:
+                self._map = map_file(path, self._index.header["size_bytes"], in_order=in_order)
+            except BaseException:
+                self._index.close()
+                raise
+            self._samples = len(self._index)
+            self._loan = handover.lend(self._map, path, path.stat().st_ino, url) if handover is not None else None
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=url) from exn
         except OSError as exn:
@@ -49,7 +68,7 @@ class ShardReader:
         return f"ShardReader({self.url!r}, samples={len(self)}, closed={self._map.closed})"
 
     def __len__(self) -> int:
-        return len(self._index)
+        return self._samples
 
     def __enter__(self) -> Self:
         return self
@@ -60,8 +79,22 @@ class ShardReader:
         self.close()
 
     def close(self) -> None:
-        """Give the map back. Iterators over the shard end in ValueError from here on."""
-        self._map.close()
+        """Give the map back. Iterators over the shard end in ValueError from here on.
+
+        With a handover, it is given back with the last value that was cut from it.
+        """
+        self._index.close()
+        if self._loan is None:
+            self._map.close()
+
+    @property
+    def settled(self) -> bool:
+        """Whether no other process has still to find the file; asked once nothing more will be cut."""
+        return self._loan is None or self._loan.settled()
+
+    @property
+    def _bytes(self) -> TarBytes:
+        return self._map if self._loan is None else self._loan.whole()
 
     def __iter__(self) -> Iterator[Sample]:
         return self.samples()
@@ -72,21 +105,25 @@ class ShardReader:
             raise IndexError(f"sample {number} of a shard with {len(self)} samples")
         return next(self.samples(number))
 
-    def samples(self, start: int = 0) -> Iterator[Sample]:
-        """Yield each sample from `start` on: `{"__key__": str, "__url__": str, extension: bytes…}`.
+    def cutter(self) -> Callable[[int], Sample]:
+        """Return a function that gives any sample by its number; it raises SampleError for a bad one."""
+        return cutter(self._index, self._bytes, self.url)
+
+    def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
+        """Yield each sample from `start` on (up to `stop`): `{"__key__": str, "__url__": str, extension: bytes…}`.
 
         Raises SampleError in place of a bad sample. That ends the iterator, as any exception does: who wants the
         others goes on with `samples(n + 1)`, where n is the number of the bad one.
         """
-        return cut(self._index, self._map, self.url, start, len(self))
+        return cut(self._index, self._bytes, self.url, start, len(self) if stop is None else min(stop, len(self)))
 
 
-def map_file(path: Path, size_bytes: int, inode: int | None = None) -> mmap.mmap:
+def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order: bool = True) -> mmap.mmap:
     """Map a file for reading, if it is the one with that inode, where one is given.
 
     Raises CorruptShardError when it has another size, OSError when it cannot be read or is another.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         stat = os.fstat(fd)
         if inode not in (None, stat.st_ino):
@@ -96,7 +133,8 @@ def map_file(path: Path, size_bytes: int, inode: int | None = None) -> mmap.mmap
         mapped = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
-    mapped.madvise(mmap.MADV_SEQUENTIAL)  # shards are mostly read from end to end, often from a cold disk
+    if in_order:
+        mapped.madvise(mmap.MADV_SEQUENTIAL)  # it may be a cold disk that it comes from
     return mapped
 
 

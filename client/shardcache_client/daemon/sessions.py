@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardcache_client.connection import Reader
-from shardcache_client.session import Patience, Session
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.session import Patience, Session
 
 
 class Sessions:

@@ -1,49 +1,17 @@
-"""Which shards a reader reads in an epoch, and in which order. Pure: the same on every machine and Python.
-
-One order of the whole manifest belongs to each (seed, epoch); every reader computes it alone and takes its share,
-so that readers agree without a word between them.
-"""
+"""What a reader tells the daemon that it will read: the shards in the order in which it comes to them. Pure."""
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardcache.protocol import ShardRef
-from shardcache_client.topology import Topology
 
 # Positions of a plan in its first message, and in each that follows.
 _FIRST_PIECE = 1_000
 _NEXT_PIECE = 4_000
-
-
-def epoch_order(shards: int, *, seed: int | None, epoch: int) -> list[int]:
-    """Return the positions `range(shards)` in the order of this epoch; `seed` None keeps them as they are.
-
-    Positions are sorted by a keyed hash (BLAKE2b, RFC 7693) of themselves: a permutation that depends on nothing
-    but the three arguments, whereas `random` promises its `shuffle` for no later Python.
-    """
-    if seed is None:
-        return list(range(shards))
-    key = hashlib.blake2b(f"{seed}/{epoch}".encode(), digest_size=32).digest()
-    return sorted(range(shards), key=lambda position: _rank_of(position, key))
-
-
-def _rank_of(position: int, key: bytes) -> bytes:
-    return hashlib.blake2b(position.to_bytes(8, "little"), key=key, digest_size=16).digest()
-
-
-def rank_share(order: Sequence[int], rank: int, world_size: int) -> Sequence[int]:
-    """Return what one rank reads: every `world_size`-th of the order."""
-    return order[rank::world_size]
-
-
-def reader_share(order: Sequence[int], topology: Topology) -> Sequence[int]:
-    """Return what one worker of one rank reads: every `workers`-th of its rank's share."""
-    return rank_share(order, topology.rank, topology.world_size)[topology.worker :: topology.workers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +68,16 @@ def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
         yield start, end
 
 
-def plan_reading(manifest: Sequence[ShardRef], *, seed: int | None, epoch: int, topology: Topology) -> Plan:
-    """Return the plan of one reader for an epoch and the one after, which is as certain."""
-    shares = [reader_share(epoch_order(len(manifest), seed=seed, epoch=each), topology) for each in (epoch, epoch + 1)]
-    positions = [*shares[0], *shares[1]]
-    index = {position: i for i, position in enumerate(sorted(set(positions)))}
+def plan_reading(manifest: Sequence[ShardRef], epoch: int, now: Sequence[int], after: Sequence[int]) -> Plan:
+    """Return the plan to read these shards, by their numbers in the manifest, and those `after` them in the next epoch.
+
+    Both are in the order in which the reader comes to them; the same shard may come several times.
+    """
+    numbers = [*now, *after]
+    index = {number: i for i, number in enumerate(sorted(set(numbers)))}
     return Plan(
         epoch=epoch,
-        shards=tuple(manifest[position] for position in index),
-        order=tuple(index[position] for position in positions),
-        reads=len(shares[0]),
+        shards=tuple(manifest[number] for number in index),
+        order=tuple(index[number] for number in numbers),
+        reads=len(now),
     )

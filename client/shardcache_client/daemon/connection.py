@@ -27,8 +27,8 @@ from shardcache.errors import (
     from_json,
 )
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH, ShardRef
+from shardcache_client.daemon.websocket import HandshakeError, WebSocket
 from shardcache_client.topology import Topology
-from shardcache_client.websocket import HandshakeError, WebSocket
 
 Json = dict[str, Any]
 

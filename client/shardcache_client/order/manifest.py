@@ -1,0 +1,94 @@
+"""The shards of a dataset, in their order, and whether two processes mean the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, overload
+
+from shardcache.protocol import ShardRef
+
+
+@dataclass(frozen=True)
+class Manifest(Sequence[ShardRef]):
+    """The shards in the order of the dataset's urls; immutable.
+
+    Attributes:
+        shards: with version, size and number of samples as far as they are known.
+    """
+
+    shards: tuple[ShardRef, ...]
+
+    @classmethod
+    def of(cls, shards: Iterable[ShardRef]) -> Manifest:
+        """Build from shards in their order."""
+        return cls(tuple(shards))
+
+    def __repr__(self) -> str:
+        samples = "unknown" if self.samples is None else self.samples
+        return f"Manifest(shards={len(self)}, samples={samples}, fingerprint={self.fingerprint!r})"
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardRef: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ShardRef, ...]: ...
+    def __getitem__(self, index: int | slice) -> ShardRef | tuple[ShardRef, ...]:
+        return self.shards[index]
+
+    def __iter__(self) -> Iterator[ShardRef]:
+        return iter(self.shards)
+
+    @cached_property
+    def counts(self) -> list[int] | None:
+        """Samples of each shard; None unless all are known."""
+        counts = [shard.samples for shard in self.shards if shard.samples is not None]
+        return counts if len(counts) == len(self.shards) else None
+
+    @property
+    def uncounted(self) -> int:
+        """Number of shards whose samples are not known."""
+        return sum(shard.samples is None for shard in self.shards)
+
+    @property
+    def samples(self) -> int | None:
+        """Samples of all shards together; None unless all are known."""
+        return None if self.counts is None else sum(self.counts)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits (BLAKE2b, RFC 7693) that two manifests share if and only if they are equal."""
+        digest = hashlib.blake2b(digest_size=16)
+        for shard in self.shards:
+            digest.update(json.dumps(shard.to_json()).encode())
+        return digest.hexdigest()
+
+    def difference(self, other: Manifest) -> str | None:
+        """Return a sentence about the first shard in which the other manifest is not like this one; None if it is."""
+        for number, (mine, others) in enumerate(zip_longest(self.shards, other.shards)):
+            if mine != others:
+                return f"shard {number} is {_told(mine)} here and {_told(others)} there"
+        return None
+
+    def to_json(self) -> list[list[Any]]:
+        """Return a row for each shard, as `ShardRef.to_json` makes it."""
+        return [shard.to_json() for shard in self.shards]
+
+    @classmethod
+    def from_json(cls, rows: Iterable[list[Any]]) -> Manifest:
+        """Build from what `to_json` gave."""
+        return cls.of(map(ShardRef.from_json, rows))
+
+
+def _told(shard: ShardRef | None) -> str:
+    if shard is None:
+        return "missing"
+    facts = {"version": shard.version, "bytes": shard.size_bytes, "samples": shard.samples}
+    known = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+    return f"{shard.url} ({known or 'nothing else is known'})"

@@ -1,0 +1,95 @@
+"""The order in which one reader reads its pieces of shards: samples of a window of shards, mixed. Pure.
+
+Time is counted in beats. One piece enters in each beat, in the order of the pieces, and deals its samples in equal
+parts over the `window` beats that begin with its own; the samples of a beat come in random order. So the first sample
+needs the first shard alone, it is known when each shard is needed, a reader never has more than `window` of them in
+hand, and no sample ever waits in a buffer. Neighbours in a shard come to lie a third of a window's samples apart, on
+average, in either order.
+
+Any beat can be computed by itself from the sizes of the pieces that are in it: reading can begin anywhere at once.
+
+(MosaicML's py1e shifts each sample by a random distance and sorts; beats are the same idea with parts of equal size, so
+that no beat depends on what the dice gave to the others.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from shardcache_client.order.permute import permutation
+from shardcache_client.order.rounds import Piece
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Pieces and how they are mixed.
+
+    Attributes:
+        pieces: in the order in which they enter.
+        window: in how many beats each of them is; 0 and 1 read one piece after another, 0 in the order of the file.
+    """
+
+    pieces: Sequence[Piece]
+    window: int = 0
+
+    @property
+    def _stay(self) -> int:
+        return max(1, self.window)
+
+    @property
+    def beats(self) -> int:
+        """How many beats there are until the last piece has left."""
+        return len(self.pieces) + self._stay - 1 if self.pieces else 0
+
+    def in_hand(self, beat: int) -> range:
+        """Return which pieces are in a beat."""
+        return range(max(0, beat - self._stay + 1), min(beat + 1, len(self.pieces)))
+
+    def part(self, piece: int, beat: int, numbers: Sequence[int]) -> Sequence[int]:
+        """Return which of a piece's samples come in a beat, in order; `numbers` are all of them."""
+        start, stop = self._part(len(numbers), beat - piece)
+        return numbers[start:stop]
+
+    def interleaved(self, beat: int, sizes: Sequence[int]) -> list[int]:
+        """Return from which piece each sample of a beat comes, as indices into `in_hand(beat)`.
+
+        Args:
+            sizes: of the parts that come in the beat, in the order of `in_hand`.
+        """
+        parts = [place for place, size in enumerate(sizes) for _ in range(size)]
+        if len(sizes) <= 1:
+            return parts
+        return [parts[place] for place in permutation(len(parts), self._key(beat))]
+
+    def _part(self, size: int, nth: int) -> tuple[int, int]:
+        """Return which samples of a piece come in the nth of its beats; rounded so that the first has the most."""
+        return -(-size * nth // self._stay), -(-size * (nth + 1) // self._stay)
+
+    def _key(self, beat: int) -> str:
+        last = self.pieces[min(beat, len(self.pieces) - 1)]
+        return f"{last.key}/{last.shard}:{last.start}+{beat - len(self.pieces) if beat >= len(self.pieces) else 0}"
+
+    # For pieces whose sizes are known
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """For each beat, the number of samples that have come when it is over."""
+        sizes = [(piece.stop or 0) - piece.start for piece in self.pieces]
+        parts = [0] * self.beats
+        for entered, size in enumerate(sizes):
+            for nth in range(self._stay):
+                start, stop = self._part(size, nth)
+                parts[entered + nth] += stop - start
+        return list(accumulate(parts))
+
+    def __len__(self) -> int:
+        return sum((piece.stop or 0) - piece.start for piece in self.pieces)
+
+    def find(self, place: int) -> tuple[int, int]:
+        """Return the beat in which a place of the whole order lies, and which of the beat's samples it is."""
+        beat = bisect_right(self._ends, place)
+        return beat, place - (self._ends[beat - 1] if beat else 0)

@@ -1,0 +1,195 @@
+"""A dataset's state, in a few numbers: where each reader is in an epoch; and finding it again in a checkpoint. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.order.partition import Cut
+from shardcache_client.order.progress import Phase
+from shardcache_client.topology import Topology
+
+_FORMAT = 1
+_MARK = "shardcache"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a reader is in its share.
+
+    Attributes:
+        time: how often it has read its share to the end.
+        taken: samples passed since it began with it the last time.
+        given: samples given altogether, bad ones not counted.
+        beat, nth: the same place, by the beat and the sample within it, for where samples are not counted.
+    """
+
+    time: int = 0
+    taken: int = 0
+    given: int = 0
+    beat: int = 0
+    nth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where one reader of a job is.
+
+    Attributes:
+        dataset: tells whether it is a state of the same dataset: urls, seed and what else the order depends on.
+        epoch: which is read.
+        phases: what other readers have read of the epoch before.
+        cut: how what was left then is cut.
+        counted: whether samples are dealt, or whole shards whose samples nobody has counted.
+        reader: `rank * workers + worker`; None where the state is that of a whole rank, see `of_rank`.
+        place: where it is.
+        taken: for a whole rank, samples taken by each worker.
+        beyond: which samples behind the place were passed as well, as in `Phase`; set by stages that reorder samples.
+            A reader that goes on as it was reads them again, others do not.
+    """
+
+    dataset: str
+    epoch: int
+    cut: Cut
+    counted: bool = True
+    phases: tuple[Phase, ...] = ()
+    reader: int | None = None
+    place: Place = Place()
+    taken: tuple[int, ...] = ()
+    beyond: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON knows it: a dict of numbers and short strings."""
+        return {_MARK: _FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> State:
+        """Build from what `to_json` gave. Raises ConfigError for anything else."""
+        if data.get(_MARK) != _FORMAT:
+            raise ConfigError(f"the state is of format {data.get(_MARK)!r}; this version knows {_FORMAT}")
+        try:
+            return cls(
+                dataset=data["dataset"],
+                epoch=int(data["epoch"]),
+                cut=Cut(**data["cut"]),
+                counted=bool(data["counted"]),
+                phases=tuple(
+                    Phase(Cut(**phase["cut"]), tuple(phase["taken"]), tuple(phase["beyond"]))
+                    for phase in data["phases"]
+                ),
+                reader=data["reader"],
+                place=Place(**data["place"]),
+                taken=tuple(data["taken"]),
+                beyond=data["beyond"],
+            )
+        except (KeyError, TypeError, ValueError) as exn:
+            raise ConfigError(f"the state makes no sense: {exn!r}") from exn
+
+
+def find_states(data: object) -> list[State]:
+    """Return every state that lies somewhere in nested dicts and lists, such as a StatefulDataLoader's state.
+
+    Raises ConfigError when there is none, or they are not of the same place in the same epoch.
+    """
+    states = [State.from_json(each) for each in _search(data)]
+    if not states:
+        raise ConfigError(
+            "there is no state of a ShardDataset in what was to be loaded",
+            remedy="load what state_dict() of the dataset, or of the loader around it, returned",
+        )
+    if len({(state.dataset, state.epoch, state.cut, state.counted, state.phases) for state in states}) > 1:
+        raise ConfigError(
+            "the states that were to be loaded together are not of one moment of one job",
+            remedy="load those of a single checkpoint and dataset",
+        )
+    return states
+
+
+def _search(data: object) -> Iterator[Mapping[str, Any]]:
+    if isinstance(data, Mapping):
+        if _MARK in data:
+            yield data
+            return
+        if data.get("_steps_since_snapshot"):
+            raise ConfigError(
+                "the loader's state is older than the moment at which it was asked for",
+                remedy="use StatefulDataLoader with snapshot_every_n_steps=1, its default",
+            )
+        data = list(data.values())
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        for each in data:
+            yield from _search(each)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """How a reader goes on: in which epoch, after which phases, from where in its share."""
+
+    epoch: int
+    phases: tuple[Phase, ...] = ()
+    place: Place = Place()
+
+
+def resume(states: Sequence[State], cut: Cut, topology: Topology) -> Resumption:
+    """Return how a reader goes on from the states of some readers of a job, which may have been cut otherwise.
+
+    Of a reader whose state is not there, another rank's worker of the same number is believed, where samples are
+    counted: all ranks take their batches together. Raises ConfigError where a worker's state is missing, and where
+    shards that were not counted would have to be cut anew.
+    """
+    first = states[0]
+    if cut == first.cut:
+        mine = _state_of(states, topology.reader)
+        if mine is not None:
+            return Resumption(first.epoch, first.phases, _place(mine, topology.reader))
+    if not first.counted:
+        raise ConfigError(
+            "an epoch of shards whose samples are not counted goes on only with the same ranks and workers",
+            remedy="run with those that wrote the state; or begin the epoch anew, with an index made by "
+            "`shardcache index URL... -o index.json`, which makes this possible from then on",
+        )
+    taken, beyond = [], []
+    for reader in range(first.cut.readers):
+        state = _state_of(states, reader)
+        if state is None:
+            raise ConfigError(
+                f"the state of worker {reader % first.cut.workers} is missing, without which nobody can go on for it",
+                remedy="load the loader's whole state, with all its workers'",
+            )
+        taken.append(_taken(state, reader))
+        beyond.append(state.beyond)
+    same = taken[: first.cut.workers]
+    if taken == same * first.cut.world_size:
+        taken = same  # as always, unless some rank had to skip something
+    phase = Phase(first.cut, tuple(taken), tuple(beyond) if any(beyond) else ())
+    return Resumption(first.epoch, (*first.phases, phase))
+
+
+def _state_of(states: Sequence[State], reader: int) -> State | None:
+    """Return the reader's state, else what that of the same worker of another rank says about it, else None."""
+    own = next((state for state in states if state.reader == reader), None)
+    if own is not None or not states[0].counted:
+        return own
+    workers = states[0].cut.workers
+    alike = (state for state in states if state.reader is None or state.reader % workers == reader % workers)
+    other = next(alike, None)
+    if other is None or other.reader is None:
+        return other
+    # It has given as many. What it skipped or read ahead was in its own share.
+    given = other.place.given
+    return replace(other, reader=reader, place=Place(taken=given, given=given), beyond="")
+
+
+def _taken(state: State, reader: int) -> int:
+    if state.reader is None:
+        return state.taken[reader % state.cut.workers]
+    return state.place.taken if not state.place.time else 1 << 62  # all of it: what it reads again is made up
+
+
+def _place(state: State, reader: int) -> Place:
+    if state.reader is not None:
+        return state.place
+    taken = _taken(state, reader)
+    return Place(taken=taken, given=taken)

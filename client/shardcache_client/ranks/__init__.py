@@ -1,0 +1,1 @@
+"""Which rank this is, and what all ranks have to agree on."""

@@ -1,0 +1,216 @@
+"""What torch.distributed knows: this process's rank, and the key-value store over which its ranks found each other.
+
+Ranks talk over that store and never by collectives: one rank that makes a dataset alone would leave the others' next
+collective waiting or mix it up, object collectives unpickle what comes from the wire, NCCL's want a device, and
+DataLoader workers have no process group at all.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Thread
+from typing import Any, Self
+
+import torch.distributed
+
+from shardcache.errors import ConfigError, RanksError
+from shardcache_client.topology import Ranks, ranks_of_environment
+
+if torch.distributed.is_available():
+    from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+CONNECT_TIMEOUT_S = 60.0
+
+
+def ranks() -> Ranks | None:
+    """Return what torch.distributed says in this process, or in the one from which it was forked."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where the store of a job listens, and how many ranks know of it."""
+
+    host: str
+    port: int
+    world_size: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class MeetingPlace:
+    """How a process, a DataLoader worker included, finds the store of its job.
+
+    torch.distributed says it, in this process or in the one from which this was forked or to which it was pickled;
+    else the variables from which `init_method="env://"` takes it.
+    """
+
+    def __init__(self, inherited: StoreAddress | None = None) -> None:
+        self._inherited = inherited
+
+    def __repr__(self) -> str:
+        return f"MeetingPlace({self._told()!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MeetingPlace, (self._told(),)
+
+    def _told(self) -> StoreAddress | None:
+        return _address_of_process_group() or self._inherited
+
+    def address(self, world_size: int) -> StoreAddress | None:
+        """Return the address of the store that a job of so many ranks shares; None where none is known."""
+        found = self._told() or _address_of_environment()
+        return found if found is not None and found.world_size == world_size else None
+
+
+def _process_group_store() -> Store | None:
+    if ranks() is None:
+        return None
+    # torch has no public way to it that all of the supported releases know.
+    store = torch.distributed.distributed_c10d._get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _address_of_process_group() -> StoreAddress | None:
+    # Of a store that came along through a fork only its name is of use: its connection is the parent's.
+    known, store = ranks(), _process_group_store()
+    if known is None or not isinstance(store, TCPStore):
+        return None
+    return StoreAddress(store.host, store.port, known.world_size)
+
+
+def _address_of_environment(env: Mapping[str, str] = os.environ) -> StoreAddress | None:
+    if not torch.distributed.is_available() or "MASTER_ADDR" not in env or not env.get("MASTER_PORT", "").isdecimal():
+        return None
+    return StoreAddress(env["MASTER_ADDR"], int(env["MASTER_PORT"]), ranks_of_environment(env).world_size)
+
+
+class KeyValueStore:
+    """The job's store, seen through keys of shardcache's own. Every method raises RanksError when it breaks off.
+
+    torchrun's store outlives a restart of its processes: what was set by those before may still be there.
+    """
+
+    def __init__(self, store: Store, where: str) -> None:
+        self._store = PrefixStore(f"shardcache/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", store)
+        self._where = where
+
+    def __repr__(self) -> str:
+        return f"KeyValueStore({self._where})"
+
+    @classmethod
+    def connect(cls, address: StoreAddress, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
+        """Open a connection of this process's own. Raises RanksError when no such store answers within the time."""
+        store = _connect(address, timeout_s)
+        if store is None:
+            raise RanksError(
+                "no key-value store of torch.distributed answers there",
+                url=str(address),
+                remedy="initialise torch.distributed before reading; MASTER_ADDR and MASTER_PORT have to be its own",
+            )
+        return cls(store, str(address))
+
+    @classmethod
+    def of_process_group(cls) -> Self | None:
+        """Return the store of torch.distributed's group; None where it has none that processes share.
+
+        Raises RanksError when it does not answer.
+        """
+        address = _address_of_process_group()
+        if address is not None:
+            # Not torch's own connection: whoever waits on that keeps torch's watchdogs from it.
+            return cls.connect(address)
+        store = _process_group_store()
+        return cls(store, "file store") if isinstance(store, FileStore) else None
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value of at most 8 MiB."""
+        with self._translated():
+            self._store.set(key, value)
+
+    def first(self, key: str, value: str) -> str:
+        """Set the value where there is none yet; return what is there now."""
+        with self._translated():
+            return str(self._store.compare_set(key, "", value).decode())
+
+    def has(self, key: str) -> bool:
+        """Return whether there is a value."""
+        with self._translated():
+            return bool(self._store.check([key]))
+
+    def get(self, key: str, timeout_s: float) -> str | None:
+        """Return the value as soon as there is one; None when there is none within the time."""
+        if not self._comes(key, timeout_s):
+            return None
+        with self._translated():
+            return str(self._store.get(key).decode())
+
+    def delete(self, key: str) -> None:
+        """Remove the value, if there is one."""
+        with self._translated():
+            self._store.delete_key(key)
+
+    def push(self, queue: str, value: str) -> None:
+        """Add to the end of a queue. Raises ConfigError where torch has none."""
+        if not hasattr(self._store, "queue_push"):
+            raise ConfigError("this torch's key-value store has no queues", remedy="install torch 2.8 or newer")
+        with self._translated():
+            self._store.queue_push(queue, value)
+
+    def pop(self, queue: str, timeout_s: float) -> str | None:
+        """Take the first out of a queue that this process alone reads; None when nothing comes within the time."""
+        if not self._comes(queue, timeout_s):
+            return None
+        with self._translated():
+            return str(self._store.queue_pop(queue).decode())
+
+    def _comes(self, key: str, timeout_s: float) -> bool:
+        try:
+            with self._translated():
+                self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
+        except RuntimeError:  # all that a FileStore calls its time-out
+            return False
+        return True
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.distributed.DistNetworkError as exn:
+            raise RanksError(
+                f"the connection to the job's key-value store broke: {exn}",
+                url=self._where,
+                remedy="see why the process that holds it ended: rank 0, or torchrun on the first node",
+            ) from exn
+
+
+def _connect(address: StoreAddress, timeout_s: float) -> TCPStore | None:
+    try:
+        # torch goes on trying, and complaining, where nobody listens.
+        socket.create_connection((address.host, address.port), timeout=timeout_s).close()
+    except OSError:
+        return None
+    opened: list[TCPStore] = []
+    # torch waits without limit for who accepts a connection and says nothing, such as a server of another kind.
+    thread = Thread(target=_open, args=(address, timeout_s, opened), name="shardcache-store", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return opened[0] if opened else None
+
+
+def _open(address: StoreAddress, timeout_s: float, opened: list[TCPStore]) -> None:
+    limit = timedelta(seconds=timeout_s)
+    try:
+        opened.append(TCPStore(address.host, address.port, is_master=False, timeout=limit, wait_for_workers=False))
+    except torch.distributed.DistError:
+        return  # whoever listens speaks another protocol: as if nobody did

@@ -1,0 +1,186 @@
+"""One manifest for all ranks of a job: rank 0's is given to all; where that was too early to do, they are compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+import zlib
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from shardcache.errors import ManifestMismatchError, RanksError, RankTimeoutError, ShardcacheError, from_json
+from shardcache.protocol import ShardRef
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.ranks import distributed
+from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace
+from shardcache_client.topology import Ranks, Topology
+
+log = logging.getLogger("shardcache")
+
+_PIECE_CHARACTERS = 4 * 2**20  # a store takes at most 8 MiB at once
+_COMPARE_CONNECT_S = 10.0
+_COMPARE_TIMEOUT_S = 30.0
+
+_made: Counter[tuple[str, Ranks | None]] = Counter()
+
+
+class OneManifest:
+    """The manifest of one dataset, over all ranks. Can be pickled for DataLoader workers.
+
+    Datasets of different processes belong together when they are made of the same urls, the first with the first, the
+    second with the second. The manifest stays in the store: who is started anew by torchrun goes on with the same one.
+
+    Args:
+        urls: as the user gave them.
+        explicit: the ranks that the user named, if any. A world of one shares nothing.
+        timeout_s: how long to wait for rank 0's.
+    """
+
+    def __init__(self, urls: Sequence[str], explicit: Ranks | None, timeout_s: float) -> None:
+        digest = hashlib.blake2b(json.dumps(list(urls)).encode(), digest_size=16).hexdigest()
+        self._name = f"{digest}/{_made[digest, explicit]}"
+        _made[digest, explicit] += 1
+        self._first_url = next(iter(urls), "")
+        self._explicit = explicit
+        self._timeout_s = timeout_s
+        self._place = MeetingPlace()
+        self._settled = False
+        self._compared_by = 0
+
+    def __repr__(self) -> str:
+        return f"OneManifest({self._name}, settled={self._settled})"
+
+    def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
+        """Return what `resolve` gives on rank 0, or here where torch.distributed has not begun.
+
+        An error that it raises on rank 0 is raised on every rank. Raises RankTimeoutError when rank 0's does not come
+        in time, RanksError when the store breaks off.
+        """
+        known = distributed.ranks()
+        ranks = self._explicit or known
+        if known is None or known.world_size == 1 or ranks is None or ranks.world_size == 1:
+            return resolve()
+        store = KeyValueStore.of_process_group()
+        if store is None:
+            return resolve()
+        self._settled = True
+        return self.share(store, ranks, resolve)
+
+    def share(self, store: KeyValueStore, ranks: Ranks, resolve: Callable[[], Manifest]) -> Manifest:
+        """Do so over a store: rank 0 resolves and tells, the others listen."""
+        name = f"manifest/{self._name}/{ranks.world_size}"
+        if ranks.rank == 0:
+            return self._publish(store, name, resolve)
+        answer = store.get(name, self._timeout_s)
+        if answer is None:
+            raise RankTimeoutError(
+                f"rank {ranks.rank} waited {self._timeout_s:g} s for rank 0 to list the shards of this dataset "
+                f"(number {self._number} of these urls)",
+                url=self._first_url,
+            )
+        return self._take(store, answer)
+
+    @property
+    def _number(self) -> int:
+        return int(self._name.rpartition("/")[2]) + 1
+
+    def _publish(self, store: KeyValueStore, name: str, resolve: Callable[[], Manifest]) -> Manifest:
+        if store.has(name):
+            earlier = store.get(name, self._timeout_s) or ""
+            if not _is_error(earlier):
+                return self._take(store, earlier)
+            store.delete(name)
+        try:
+            manifest = resolve()
+        except ShardcacheError as exn:
+            store.first(name, json.dumps({"error": exn.to_json()}))
+            raise
+        _upload(store, manifest)
+        told = json.dumps({"fingerprint": manifest.fingerprint})
+        # Where ranks are explicit, more than one process may be rank 0.
+        stays = store.first(name, told)
+        return manifest if stays == told else self._take(store, stays)
+
+    def _take(self, store: KeyValueStore, answer: str) -> Manifest:
+        said = json.loads(answer)
+        if "error" in said:
+            raise from_json(said["error"])
+        return _download(store, said["fingerprint"], self._timeout_s)
+
+    def compare(self, manifest: Manifest, topology: Topology) -> None:
+        """Raise ManifestMismatchError when another rank, that came first, has another manifest.
+
+        For the start of an iteration: the main process or worker 0 of a rank asks once, and waits for nobody. Does
+        nothing when the manifest came from rank 0, nor where the ranks share no store.
+        """
+        if self._settled or topology.world_size == 1 or topology.worker != 0 or self._compared_by == os.getpid():
+            return
+        address = self._place.address(topology.world_size)
+        if address is None:
+            return
+        try:
+            store = KeyValueStore.connect(address, _COMPARE_CONNECT_S)
+        except RanksError as exn:
+            log.info("whether all ranks have the same shards is not checked: %s", exn.message)
+        else:
+            self._compare(store, _as_read(manifest), topology)
+        self._compared_by = os.getpid()
+
+    def _compare(self, store: KeyValueStore, mine: Manifest, topology: Topology) -> None:
+        # Processes that torchrun starts anew may well see other shards than those before.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        name = f"compare/{attempt}/{self._name}/{topology.world_size}"
+        if not store.has(name):
+            _upload(store, mine)
+        rank, _, fingerprint = store.first(name, f"{topology.rank} {mine.fingerprint}").partition(" ")
+        if fingerprint == mine.fingerprint:
+            return
+        other = _download(store, fingerprint, _COMPARE_TIMEOUT_S)
+        raise ManifestMismatchError(
+            f"rank {topology.rank} would read other shards than rank {rank}: {mine.difference(other)}",
+            url=self._first_url,
+        )
+
+
+def _is_error(answer: str) -> bool:
+    return "error" in json.loads(answer or "{}")
+
+
+def _as_read(manifest: Manifest) -> Manifest:
+    """Leave out counts that change nothing: until all shards have one, who resolves later merely knows more of them."""
+    if manifest.counts is not None:
+        return manifest
+    return Manifest.of(ShardRef(shard.url, shard.version, shard.size_bytes) for shard in manifest)
+
+
+def _upload(store: KeyValueStore, manifest: Manifest) -> None:
+    """Put the rows under the manifest's fingerprint, where all datasets that have the same ones find them."""
+    name = f"rows/{manifest.fingerprint}"
+    if store.has(name):
+        return
+    packed = b64encode(zlib.compress(json.dumps(manifest.to_json()).encode(), 1)).decode()
+    starts = range(0, len(packed), _PIECE_CHARACTERS)
+    for number, start in enumerate(starts):
+        store.set(f"{name}/{number}", packed[start : start + _PIECE_CHARACTERS])
+    store.set(name, str(len(starts)))  # last: who finds it finds the pieces
+
+
+def _download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manifest:
+    deadline_s = time.monotonic() + timeout_s
+    pieces: list[str] = []
+    name = f"rows/{fingerprint}"
+    count = store.get(name, timeout_s)
+    for number in range(int(count or 0)):
+        piece = store.get(f"{name}/{number}", deadline_s - time.monotonic())
+        pieces.append(piece or "")
+    try:
+        manifest = Manifest.from_json(json.loads(zlib.decompress(b64decode("".join(pieces)))))
+    except (ValueError, zlib.error) as exn:
+        raise RanksError(f"the list of shards did not come whole from another rank: {exn}") from exn
+    if manifest.fingerprint != fingerprint:
+        raise RanksError("another rank made its list of shards by another release of shardcache")
+    return manifest

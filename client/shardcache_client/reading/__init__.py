@@ -1,0 +1,1 @@
+"""From shards on local disk to samples, in the order of a reader's share."""

@@ -1,0 +1,140 @@
+"""One reader's epoch: its share of the samples, as often as it takes to give as many as it must."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shardcache.errors import DecodeError, ShardError
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.session import Session
+from shardcache_client.daemon.sessions import Sessions
+from shardcache_client.order.deal import Deal
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.plan import plan_reading
+from shardcache_client.order.share import Share
+from shardcache_client.order.state import Resumption
+from shardcache_client.reading.cutting import Sample
+from shardcache_client.reading.hands import Hands
+from shardcache_client.reading.tally import StoppedError, Tally
+from shardcache_client.reading.walk import read
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
+
+Decode = Callable[[Sample], Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the streams of a dataset have in common.
+
+    Attributes:
+        decode: what becomes of each sample; None to give it as it is.
+        handover: through which samples may reach other processes without a copy.
+    """
+
+    sessions: Sessions
+    manifest: Manifest
+    deal: Deal
+    decode: Decode | None = None
+    handover: Handover | None = None
+
+    @property
+    def counts(self) -> Sequence[int] | None:
+        """Samples of each shard, where they are dealt by them."""
+        return self.manifest.counts if self.deal.counted else None
+
+
+class EpochStream:
+    """Iterable once: what one reader reads of an epoch.
+
+    Errors of a shard or a sample go to the tally's handler. Raises NoDaemonError when the daemon stays away for longer
+    than the session's patience.
+
+    Attributes:
+        start: from where it goes on; what is read after it the tally says.
+    """
+
+    def __init__(self, source: Source, reader: Reader, start: Resumption, tally: Tally) -> None:
+        self.start = start
+        self.tally = tally
+        self._source = source
+        self._reader = reader
+        self._quota = source.deal.quota(reader.topology, self._share(0))
+
+    def __repr__(self) -> str:
+        return f"EpochStream(epoch={self.start.epoch}, {self.tally.place!r}, quota={self._quota})"
+
+    def __iter__(self) -> Iterator[Any]:
+        tally, quota, decode = self.tally, self._quota, self._source.decode
+        if quota == tally.given or not self._share(0).legs:
+            return
+        with self._source.sessions.borrow(self._reader) as session:
+            try:
+                for sample in self._samples(session):
+                    if decode is not None:
+                        try:
+                            sample = _decoded(decode, sample)
+                        except DecodeError as exn:
+                            tally.skip(exn)
+                            continue
+                    tally.given += 1
+                    yield sample
+                    if tally.given == quota:
+                        break
+            except StoppedError:
+                session.close()
+        tally.report(self.start.epoch, made_up=quota is not None)
+
+    @property
+    def counted(self) -> bool:
+        """Whether samples are dealt, or whole shards."""
+        return self._source.deal.counted
+
+    @property
+    def samples_left(self) -> int:
+        """How many samples of the share come behind the place where it goes on, where that is known."""
+        return self._share(0).behind(self.tally.place).samples or 0
+
+    def _share(self, time: int) -> Share:
+        return self._source.deal.share(self.start.epoch, time, self._reader.topology, self.start.phases)
+
+    def _samples(self, session: Session) -> Iterator[Sample]:
+        """Yield the samples of the share, and go on with it from its beginning as long as anybody asks for more."""
+        while True:
+            before, whole = self.tally.given, self.tally.taken == 0
+            yield from self._once(session, self._share(self.tally.time).behind(self.tally.place))
+            if self._quota is None:
+                return
+            if whole and self.tally.given == before:
+                raise ShardError(
+                    f"nothing in the share of rank {self._reader.topology.rank}, worker {self._reader.topology.worker} "
+                    f"can be read in epoch {self.start.epoch}",
+                    remedy="see the errors that on_error has let pass",
+                )
+            self.tally.begin_again()
+
+    def _once(self, session: Session, share: Share) -> Iterator[Sample]:
+        after = self._source.deal.share(self.start.epoch + 1, 0, self._reader.topology)
+        plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after.shards())
+        session.declare(plan)
+        mixed = any(leg.mix.window for leg in share.legs)
+        hands = Hands(session, plan.reads, partial=False if mixed else None, handover=self._source.handover)
+        try:
+            for leg in share.legs:
+                yield from read(leg, self._source.counts, hands, self.tally)
+        finally:
+            hands.empty()
+
+
+def _decoded(decode: Decode, sample: Sample) -> Any:
+    try:
+        return decode(sample)
+    except Exception as exn:  # it is the user's code, and may raise anything
+        raise DecodeError(
+            f"the sample {sample.get('__key__')!r} could not be decoded ({type(exn).__name__}: {exn})",
+            url=sample.get("__url__"),
+            remedy="mend the sample or the function; until then an on_error handler can skip the sample",
+        ) from exn

@@ -1,0 +1,164 @@
+"""From the shards in a reader's hands to its samples: as they lie in the file, or mixed."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from shardcache.errors import (
+    CapacityError,
+    DiskFullError,
+    OriginError,
+    SampleError,
+    ShardError,
+    ShardTimeoutError,
+)
+from shardcache_client.order.share import Leg
+from shardcache_client.reading.cutting import Sample
+from shardcache_client.reading.hands import Hands
+from shardcache_client.reading.passage import Passage
+from shardcache_client.reading.tally import Tally
+
+# Errors that say something about one shard. Any other would meet the next shard as well, so no handler is asked.
+_SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTimeoutError)
+
+
+def read(leg: Leg, counts: Sequence[int] | None, hands: Hands, tally: Tally) -> Iterator[Sample]:
+    """Yield the samples of a leg; errors go to the tally's handler.
+
+    Args:
+        counts: samples of each shard of the manifest, where they were dealt by them.
+    """
+    if leg.mix.window:
+        return iter(Mixture(leg, counts, hands, tally))
+    return read_in_order(leg, counts, hands, tally)
+
+
+def read_in_order(leg: Leg, counts: Sequence[int] | None, hands: Hands, tally: Tally) -> Iterator[Sample]:
+    """Read a leg whose pieces come one after another, as they lie in the file; also in files that still arrive."""
+    for beat, first, last in leg.beats():
+        piece = leg.mix.pieces[beat]
+        tally.begin_beat(beat, first)
+        stop = piece.stop if last is None else piece.start + last
+        passage = hands.take(None if counts is None else counts[piece.shard], (piece.start + first, stop))
+        try:
+            passage.open()
+            hands.ask(1)
+            yield from _samples(passage, tally)
+        except _SHARD_ERRORS as exn:
+            tally.skip(exn)
+            tally.taken += 0 if stop is None else stop - passage.number
+        finally:
+            hands.give_back(passage)
+
+
+def _samples(passage: Passage, tally: Tally) -> Iterator[Sample]:
+    while True:
+        try:
+            for sample in passage.samples():
+                tally.taken += 1
+                yield sample
+            return
+        except SampleError as exn:
+            tally.taken += 1
+            tally.skip(exn)
+
+
+class _LostError(Exception):
+    """A sample's shard could not be opened, of which the handler knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Deal:
+    """A piece in hand.
+
+    Attributes:
+        numbers: its samples in the shard, in the order in which they are dealt.
+        cut: gives a sample by its number.
+    """
+
+    passage: Passage
+    numbers: Sequence[int]
+    cut: Callable[[int], Sample]
+
+
+class Mixture:
+    """Reads a leg whose pieces are mixed, each permuted before. Iterable once."""
+
+    def __init__(self, leg: Leg, counts: Sequence[int] | None, hands: Hands, tally: Tally) -> None:
+        self._leg = leg
+        self._counts = counts
+        self._hands = hands
+        self._tally = tally
+        self._deals: dict[int, _Deal] = {}
+
+    def __repr__(self) -> str:
+        return f"Mixture(in_hand={sorted(self._deals)}, {self._hands!r})"
+
+    def __iter__(self) -> Iterator[Sample]:
+        for beat, first, last in self._leg.beats():
+            self._tally.begin_beat(beat, first)
+            self._enter(beat)
+            yield from self._samples(self._draws(beat, first, last))
+            self._leave(beat)
+        self._leave(self._leg.mix.beats)
+
+    def _samples(self, draws: Sequence[Callable[[], Sample]]) -> Iterator[Sample]:
+        tally = self._tally
+        for draw in draws:
+            tally.taken += 1
+            try:
+                sample = draw()
+            except SampleError as exn:
+                tally.skip(exn)
+            except _LostError:
+                pass
+            else:
+                yield sample
+
+    def _enter(self, beat: int) -> None:
+        """Open what is in this beat and is not in hand yet; have the next one made ready."""
+        new = [piece for piece in self._leg.mix.in_hand(beat) if piece not in self._deals]
+        self._hands.ask(len(new))
+        for piece in new:
+            self._deals[piece] = self._open(piece)
+        self._hands.ask(1)
+
+    def _open(self, number: int) -> _Deal:
+        piece = self._leg.mix.pieces[number]
+        count = None if self._counts is None else self._counts[piece.shard]
+        passage = self._hands.take(count)
+        try:
+            passage.open()
+            count, cut = len(passage), passage.cutter()
+        except _SHARD_ERRORS as exn:
+            self._tally.skip(exn)
+            cut = _cut_lost
+        # Four bytes a number: what is in hand costs next to no memory, however wide the window.
+        return _Deal(passage, array("I", piece.numbers(count or 0, permuted=True)), cut)
+
+    def _draws(self, beat: int, first: int, last: int | None) -> list[Callable[[], Sample]]:
+        """Return a beat's samples in order, as functions to be called once each."""
+        mix = self._leg.mix
+        deals = [(piece, self._deals[piece]) for piece in mix.in_hand(beat)]
+        parts = [mix.part(piece, beat, deal.numbers) for piece, deal in deals]
+        order = mix.interleaved(beat, [len(part) for part in parts])
+        passed = Counter(order[:first])
+        # `map` goes on after an exception of its function, as a generator would not.
+        draws = [
+            map(deal.cut, part[passed[place] :]).__next__
+            for place, ((_, deal), part) in enumerate(zip(deals, parts, strict=True))
+        ]
+        return [draws[place] for place in order[first:last]]
+
+    def _leave(self, beat: int) -> None:
+        """Give back what is in no beat after this one."""
+        staying = self._leg.mix.in_hand(beat + 1)
+        for piece in [piece for piece in self._deals if piece not in staying]:
+            self._hands.give_back(self._deals.pop(piece).passage)
+
+
+def _cut_lost(_number: int) -> Sample:
+    raise _LostError

@@ -1,0 +1,94 @@
+"""What a sample's value is with zero copy: a run of a mapped shard's bytes, as a numpy array of a type of its own.
+
+numpy is needed from here on, and imported here alone. It is an array because only C types can lend their memory to
+others before Python 3.12; a type of its own, because a loader would stack plain arrays and take a memoryview for a
+list of integers, where it leaves `bytes` alone.
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+from typing import Any, SupportsIndex
+
+from shardcache.errors import ConfigError
+
+try:
+    import numpy as np
+except ImportError as exn:
+    raise ConfigError("zero_copy needs numpy, which is not installed", remedy="pip install numpy") from exn
+
+
+_BYTE = np.dtype(np.uint8)  # numpy has one object for it: comparing identity is enough, and fast
+
+
+class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """Bytes that nobody copied: uint8, of one dimension, read-only.
+
+    Goes wherever a bytes-like object does: `torch.frombuffer`, `io.BytesIO`, `numpy.frombuffer`; `bytes(value)` makes
+    a copy for what takes nothing else. Slices are Buffers, too, and keep the file mapped as long as they live. All
+    that is no mere run of the bytes any more, such as a sum, another dtype or another shape, is plain numpy.
+
+    Pickled, it becomes a Buffer over bytes of its own, unless `handover` has a shorter way to the other process.
+    """
+
+    lender: object = None
+    """Of a whole shard's Buffer: what its slices may refer to instead of carrying their bytes."""
+    address: int | None = None
+    """Of a whole one, where it begins in memory, once somebody asked."""
+
+    @staticmethod
+    def over(data: bytes | bytearray | memoryview | mmap.mmap | pickle.PickleBuffer) -> Buffer:
+        """Return all bytes of `data` as a Buffer, which keeps `data` from being closed or resized while it lives."""
+        return np.frombuffer(memoryview(data).toreadonly(), np.uint8).view(Buffer)
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        return array[()] if array.ndim == 0 else np.asarray(array)
+
+    def astype(self, *args: Any, **kwargs: Any) -> Any:
+        """Return plain numpy."""
+        return np.asarray(self).astype(*args, **kwargs)
+
+    def reshape(self, *args: Any, **kwargs: Any) -> Any:
+        """Return plain numpy."""
+        return np.asarray(self).reshape(*args, **kwargs)
+
+    def view(self, *args: Any, **kwargs: Any) -> Any:
+        """Return plain numpy, unless another type is named."""
+        return np.asarray(self).view(*args, **kwargs)
+
+    def copy(self, *args: Any, **kwargs: Any) -> Any:
+        """Return plain numpy, which may be written."""
+        return np.asarray(self).copy(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        if self.dtype is not _BYTE or self.ndim != 1:
+            return np.asarray(self).__reduce_ex__(protocol)
+        if int(protocol) >= 5 and self.flags.c_contiguous:
+            return Buffer.over, (pickle.PickleBuffer(self.data),)
+        return _over_bytes, (self.tobytes(),)
+
+
+def _over_bytes(data: bytes) -> Buffer:
+    return np.frombuffer(data, np.uint8).view(Buffer)
+
+
+def span(value: Buffer) -> tuple[Buffer, int, int] | None:
+    """Return the whole of which `value` is a slice, and from where to where; None where it is something else."""
+    whole = value.base if isinstance(value.base, Buffer) else value
+    if value.dtype is not _BYTE or value.ndim != 1 or not value.flags.c_contiguous:
+        return None
+    if whole.address is None:
+        whole.address = _address(whole)
+    start = _address(value) - whole.address if value.size else 0
+    return whole, start, start + value.size
+
+
+def _address(value: Buffer) -> int:
+    address: int = value.__array_interface__["data"][0]  # not cheap, but all else costs more
+    return address
+
+
+def pass_on(batch: list[Buffer], *, collate_fn_map: object = None) -> list[Buffer]:
+    """Collate Buffers as torch collates `bytes`: not at all. For torch's `default_collate_fn_map`."""
+    return batch

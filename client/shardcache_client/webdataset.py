@@ -1,0 +1,177 @@
+"""A drop-in for `webdataset.WebDataset`: its arguments, its stages by its own code, its shards from this node's daemon.
+
+    from shardcache_client.webdataset import WebDataset  # in place of: from webdataset import WebDataset
+
+Needs the package webdataset, which shardcache itself does not depend on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.handlers import Handler, reraise
+from shardcache_client.reading.cutting import Sample
+
+try:
+    import webdataset as wds
+    from webdataset.shardlists import envsubst
+except ImportError as exn:
+    raise ImportError("shardcache_client.webdataset needs webdataset: pip install webdataset", name=exn.name) from exn
+
+log = logging.getLogger("shardcache")
+
+Splitter = Callable[..., Any] | None
+
+_NAMES = ("__key__", "__url__")  # what a sample has beside its members
+_OURS = (wds.single_node_only, wds.split_by_node)  # what they do to shards, ShardDataset does to samples
+
+
+class WebDataset(wds.WebDataset):  # type: ignore[misc]
+    """A pipeline of webdataset whose first stage is a ShardDataset, the attribute `source`.
+
+    All that webdataset does to samples is webdataset's own code: `.decode()`, `.to_tuple()`, `.map()`, `.batched()`,
+    `.shuffle()`, `.with_epoch()`. What it does to shards, this node's daemon and ShardDataset do in its place.
+
+    Args:
+        urls: as webdataset takes them (braces, "::", `${VAR}` from $WDS_VAR, paths of this node, lists), or as
+            ShardDataset does.
+        handler: asked about shards and samples that cannot be read. Stages have handlers of their own.
+        mode, resampled: "resampled" gives samples without end, for `.with_epoch()`: in rounds of all of them, each in
+            an order of its own, where webdataset draws shards with replacement.
+        shardshuffle: false leaves the shards in order; anything else permutes them all, in each epoch anew, by `seed`
+            alone: the same on all ranks and in every run, as `detshuffle` means it.
+        nodesplitter: `split_by_node` and the default deal samples, not shards, to all ranks alike. None lets every rank
+            read everything, in the same order.
+        workersplitter: the default; samples are dealt to the workers, too.
+        select_files: asked about each member of a sample as "key.extension", the extension in lower case.
+        seed: default: $WDS_SEED, else 0.
+        cache_dir, cache_size, url_to_name: without effect; the cache is the daemon's.
+        empty_check: without effect; a dataset without any sample is refused, a worker without any is not.
+        repeat, verbose: without effect, as in webdataset.
+        options: further arguments of ShardDataset, such as `batch_size`, `even` or `socket`. `shuffle_window` is 0
+            here, for `.shuffle()` to mix what webdataset would. To resume exactly, give it in place of that stage, and
+            let the DataLoader batch: `.batched()` takes a sample more than it gives.
+
+    Raises:
+        ConfigError: an argument asks for what cannot be had this way; `rename_files` is one, as are yaml files.
+        ShardcacheError: what ShardDataset raises.
+    """
+
+    def __init__(
+        self,
+        urls: str | Iterable[str],
+        handler: Handler = reraise,
+        mode: str | None = None,
+        resampled: bool = False,
+        repeat: bool = False,
+        shardshuffle: bool | int | None = None,
+        cache_size: int = -1,
+        cache_dir: str | os.PathLike[str] | None = None,
+        url_to_name: Callable[[str], str] | None = None,
+        detshuffle: bool = False,
+        nodesplitter: Splitter = wds.single_node_only,
+        workersplitter: Splitter = wds.split_by_worker,
+        select_files: Callable[[str], bool] | None = None,
+        rename_files: Callable[[str], str] | None = None,
+        empty_check: bool = True,
+        verbose: bool = False,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        endless = resampled or mode == "resampled"
+        _refuse(mode not in (None, "resampled"), f"mode={mode!r}", "leave it out; urls that end in / need none")
+        _refuse(
+            rename_files is not None,
+            "rename_files",
+            "rename by the stages .rename(), .rename_keys() or .map(); samples are grouped when a shard is indexed",
+        )
+        if cache_dir is not None or cache_size > 0:
+            log.warning("WebDataset: cache_dir and cache_size are left aside; the cache is the daemon's")
+        options = {"shuffle_window": 0} | _deal(nodesplitter, workersplitter, endless) | options
+        self.source = ShardDataset(
+            _patterns(urls),
+            shuffle=bool(shardshuffle) or endless,
+            seed=int(os.environ.get("WDS_SEED", "0")) if seed is None else seed,
+            on_error=handler,
+            **options,
+        )
+        # Not webdataset's own __init__: that builds the stages which the source replaces.
+        super(wds.WebDataset, self).__init__(
+            self.source, None if select_files is None else functools.partial(_select, keep=select_files)
+        )
+        if endless:
+            self.repeat()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration reads; see ShardDataset."""
+        self.source.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the source is. Samples that a later stage has taken and still holds count as read."""
+        return self.source.state_dict()
+
+    def load_state_dict(self, state: object) -> None:
+        """Go on where the state was taken; see ShardDataset."""
+        if any(_holds_samples(stage) for stage in self.pipeline):
+            log.warning(
+                "WebDataset: samples that .shuffle() or .batched() held when the state was saved are left out; "
+                "with shuffle_window in place of the one, and the DataLoader's batches, none are"
+            )
+        self.source.load_state_dict(state)
+
+
+def _refuse(condition: bool, what: str, remedy: str) -> None:
+    if condition:
+        raise ConfigError(f"WebDataset cannot do {what} over shardcache", remedy=remedy)
+
+
+def _patterns(urls: str | Iterable[str]) -> list[str]:
+    """Return what ShardDataset takes, for what webdataset takes."""
+    _refuse(
+        isinstance(urls, dict) or (isinstance(urls, str) and urls.endswith((".yaml", ".yml"))),
+        "a mixture written in yaml",
+        "make a WebDataset of each part and mix them by webdataset.RandomMix",
+    )
+    listed = [envsubst(url) for url in urls.split("::")] if isinstance(urls, str) else urls
+    return [_pattern(url) for url in listed]
+
+
+def _pattern(url: str) -> str:
+    _refuse(url.startswith("pipe:"), f"{url!r}", "give the url that the command reads; the daemon fetches it itself")
+    return url if "://" in url or url.startswith("/") else f"{Path.cwd()}/{url}"
+
+
+def _deal(nodesplitter: Splitter, workersplitter: Splitter, endless: bool) -> dict[str, Any]:
+    """Return the arguments of ShardDataset by which samples are dealt as the splitters deal shards."""
+    _refuse(
+        nodesplitter is not None and nodesplitter not in _OURS,
+        "a nodesplitter of your own",
+        "leave it out: ranks get equal shares; or give each rank its own urls, with nodesplitter=None",
+    )
+    # Where shards are drawn without end, workers that share them and workers that do not are the same to the job.
+    _refuse(
+        workersplitter is not wds.split_by_worker and not (endless and not workersplitter),
+        "a workersplitter of your own",
+        "leave it out: workers get equal shares of single samples, however few shards there are",
+    )
+    return {"rank": 0, "world_size": 1} if nodesplitter is None and not endless else {}
+
+
+def _select(samples: Iterable[Sample], *, keep: Callable[[str], bool]) -> Iterator[Sample]:
+    """Yield the samples with those members that are kept; one with none left is no sample."""
+    for sample in samples:
+        key, url = sample["__key__"], sample["__url__"]
+        kept = {ext: value for ext, value in sample.items() if ext not in _NAMES and keep(f"{key}.{ext}")}
+        if kept:
+            yield {"__key__": key, "__url__": url} | kept
+
+
+def _holds_samples(stage: Any) -> bool:
+    return isinstance(stage, wds.detshuffle) or getattr(stage, "f", None) in (wds.shuffle.f, wds.batched.f)

@@ -1,0 +1,111 @@
+"""Finding out how many samples each shard of a dataset has, for an index of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardcache.cache.known import Known
+from shardcache.cache.leasing import Leasing, Published
+from shardcache.cache.names import Names
+from shardcache.cache.rounds import Outcome, Round, Tell, ask_all
+from shardcache.cache.transfers import Class, Transfers
+from shardcache.cache.waiting import Wait
+from shardcache.fetch.download import Downloader
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.protocol import ShardRef
+from shardcache.store.shard import Facts, Shard
+from shardcache.store.store import Store
+
+
+class Counting:
+    """Counts whole lists of shards, `max_transfers` at a time.
+
+    They pass through the cache, which may be smaller than all of them: each may go as soon as it is counted, and is
+    read at all only if the count of its present version is not known.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        transfers: Transfers,
+        leasing: Leasing,
+        known: Known,
+        origins: Origins,
+        downloader: Downloader,
+        max_transfers: int,
+    ) -> None:
+        self._store = store
+        self._transfers = transfers
+        self._leasing = leasing
+        self._known = known
+        self._origins = origins
+        self._downloader = downloader
+        self._max_transfers = max_transfers
+
+    async def count(self, refs: Sequence[ShardRef], tell: Tell, *, listed: bool) -> None:
+        """Tell version, size and samples of each shard as the store has it now; what `tell` raises ends it.
+
+        A url that comes twice is counted once, at its first place; `number` is the place.
+
+        Args:
+            listed: whether what versions the refs have is what the store said just now.
+        """
+        present = await self._present(refs, listed=listed)
+        numbers = {ref.url: number for number, ref in enumerate(present)}
+        samples = 0
+
+        async def visit(ref: ShardRef) -> Outcome:
+            nonlocal samples
+            counted, hit = await self._counted(ref)
+            assert counted.samples is not None and counted.size_bytes is not None
+            samples += counted.samples
+            details = {
+                "number": numbers[ref.url],
+                "version": counted.version,
+                "size_bytes": counted.size_bytes,
+                "samples": counted.samples,
+            }
+            if hit:
+                return Outcome("known", counted.size_bytes, details=details)
+            return Outcome("fetched", counted.size_bytes, counted.size_bytes, details)
+
+        sums = await Round(present, ("fetched", "known"), self._transfers, tell).run(visit, self._max_transfers)
+        await tell({"event": "done", **sums, "samples": samples})
+
+    async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> list[ShardRef]:
+        """Return each url once, as the store has it now, with the count of that version where somebody knows it."""
+        unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
+        found = await ask_all(unsure, self._origins, self._downloader)
+        counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
+        present: dict[str, ShardRef] = {}
+        for ref in refs:
+            obj = found.get(ref.url)
+            now = _ref(obj, counts.get((obj.url, obj.version))) if obj else ShardRef(ref.url)
+            present.setdefault(ref.url, now if ref.url in unsure else ref)
+        return await self._known.fill(list(present.values()))
+
+    async def _counted(self, ref: ShardRef) -> tuple[ShardRef, bool]:
+        """Return the shard with every field known, and whether that needed no fetch."""
+        if ref.version is None:
+            ref = _ref(await self._downloader.stat(self._origins.origin(ref.url), ref.url))
+        if ref.samples is not None and ref.size_bytes is not None:
+            return ref, True
+        facts, hit = await self._facts(ref)
+        return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples), hit
+
+    async def _facts(self, ref: ShardRef) -> tuple[Facts, bool]:
+        name = Names.of(ref)
+        if name in self._store.shards:
+            found = await self._leasing.acquire(ref, Class.WARM, Wait())
+            assert isinstance(found, Published)  # nobody asked for the beginning of one
+            await self._leasing.release(found.shard)
+            return found.facts, found.hit
+        # No lease: where the next shard has taken its place already, it would be fetched anew for that.
+        shard = await self._transfers.wait(name, ref, Class.WARM, Wait())
+        assert isinstance(shard, Shard)
+        return await self._store.facts(shard), False
+
+
+def _ref(obj: RemoteObject, samples: int | None = None) -> ShardRef:
+    return ShardRef(obj.url, obj.version, obj.size_bytes, samples)

@@ -1,0 +1,254 @@
+"""What an epoch is: how long, for whom, in which order, over ranks, workers and processes, against a real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from shardcache_client import ShardDataset
+from shardcache_client.order.deal import SampleDeal
+from shardcache_client.order.partition import Even
+from shardcache_client.order.rounds import Shuffle
+from shardcache_client.topology import Topology
+from support.daemon import Daemon
+from support.dealt import walk
+from support.tars import make_tar, random_samples, write_shards
+
+LIMIT_S = 60
+
+
+def keys_of(samples: Any) -> list[str]:
+    """Read everything and return the keys, in order."""
+    return [sample["__key__"] for sample in samples]
+
+
+def shards_of(samples: Any) -> list[str]:
+    """Read everything and return each sample's shard."""
+    return [sample["__url__"] for sample in samples]
+
+
+def test_epochs_of_a_chosen_length_follow_each_other(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """Five of 80 samples are two rounds of all 200: nothing is repeated before everything was read."""
+    ranks = [
+        ShardDataset(index, shuffle=True, samples_per_epoch=80, socket=daemon.socket, rank=rank, world_size=2)
+        for rank in range(2)
+    ]
+    epochs = [[keys_of(rank) for rank in ranks] for _ in range(5)]
+    assert {len(rank) for epoch in epochs for rank in epoch} == {40} == {len(rank) for rank in ranks}
+    read = Counter(key for epoch in epochs for rank in epoch for key in rank)
+    assert read == dict.fromkeys(keys, 2)
+    assert len({key for epoch in epochs[:2] for rank in epoch for key in rank}) == 160
+
+
+def test_a_chosen_length_makes_ranks_equal_without_counts(daemon: Daemon, tmp_path: Path) -> None:
+    """Each rank gives its half, by reading its shards as often as that takes, though nobody knows what they hold."""
+    for number, count in enumerate((1, 9, 4)):
+        (tmp_path / f"{number}.tar").write_bytes(make_tar(random_samples(count, first=100 * number)))
+    ranks = [
+        ShardDataset(
+            f"file://{tmp_path}/*.tar",
+            shuffle=True,
+            samples_per_epoch=31,
+            socket=daemon.socket,
+            rank=rank,
+            world_size=2,
+        )
+        for rank in range(2)
+    ]
+    for _ in range(2):
+        assert [len(keys_of(rank)) for rank in ranks] == [16, 16] == [len(rank) for rank in ranks]
+
+
+@pytest.mark.parametrize("batch_size", [7, 32])
+def test_a_loaders_length_is_exact(daemon: Daemon, index: str, keys: list[str], batch_size: int) -> None:
+    """With several workers, too, so that nobody is warned: whole batches, and one short one."""
+    ds = ShardDataset(index, shuffle=True, batch_size=batch_size, socket=daemon.socket)
+    loader = DataLoader(ds, batch_size=batch_size, num_workers=2, collate_fn=keys_of)
+    batches = list(loader)
+    assert len(batches) == len(loader) == -(-len(keys) // batch_size)
+    sizes = sorted(map(len, batches), reverse=True)
+    assert set(sizes[:-1]) == {batch_size}
+    assert sorted(key for batch in batches for key in batch) == keys
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_one_shard_for_sixteen_workers(daemon: Daemon, tmp_path: Path) -> None:
+    """Two ranks of eight workers share the samples of a single shard, equally."""
+    write_shards(tmp_path, 1, 50)
+    (tmp_path / "index.json").write_text(
+        json.dumps({"wids_version": 1, "shardlist": [{"url": "shard-000000.tar", "nsamples": 50}]})
+    )
+    url, read = f"file://{tmp_path}/index.json", []
+    for rank in range(2):
+        ds = ShardDataset(url, shuffle=True, socket=daemon.socket, rank=rank, world_size=2)
+        read.append(keys_of(DataLoader(ds, batch_size=None, num_workers=8)))
+    assert [len(rank) for rank in read] == [25, 25]
+    assert sorted(read[0] + read[1]) == [f"{number:06d}" for number in range(50)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, keys: list[str], persistent: bool) -> None:
+    """Without anybody's naming it each iteration of a loader is another epoch, the same one for all its workers."""
+    options: dict[str, Any] = {"shuffle": True, "batch_size": 10, "socket": daemon.socket}
+    loader = DataLoader(
+        ShardDataset(index, **options),
+        batch_size=10,
+        num_workers=2,
+        persistent_workers=persistent,
+        collate_fn=keys_of,
+    )
+    alone = ShardDataset(index, **options)
+    for _ in range(3):
+        batches = list(loader)
+        assert sorted(key for batch in batches for key in batch) == keys
+        assert batches[0] == keys_of(islice(iter(alone), 10)), "the first worker begins where one process would"
+
+
+def test_an_iteration_that_is_dropped_is_an_epoch(daemon: Daemon, index: str) -> None:
+    """As a validation that looks at two batches first: what comes then is the next epoch, whole."""
+    ds = ShardDataset(index, shuffle=True, socket=daemon.socket)
+    next(iter(ds))
+    assert ds.epoch == 0
+    other = ShardDataset(index, shuffle=True, socket=daemon.socket)
+    other.set_epoch(1)
+    assert keys_of(ds) == keys_of(other)
+    assert ds.epoch == 1
+
+
+def test_window_0_moves_shards_and_leaves_samples(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """Shards come in another order, each as it was written."""
+    read = keys_of(ShardDataset(index, shuffle=True, shuffle_window=0, socket=daemon.socket))
+    pieces = [read[first : first + 25] for first in range(0, 200, 25)]
+    assert sorted(pieces) == [keys[first : first + 25] for first in range(0, 200, 25)]
+    assert pieces != sorted(pieces)
+
+
+def test_window_1_mixes_within_each_shard(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """One shard after another, each with its samples in an order of their own."""
+    samples = list(ShardDataset(index, shuffle=True, shuffle_window=1, socket=daemon.socket))
+    assert len(list(groupby(shards_of(samples)))) == 8
+    read = keys_of(samples)
+    for first in range(0, 200, 25):
+        assert read[first : first + 25] != sorted(read[first : first + 25])
+    assert sorted(read) == keys
+
+
+def test_a_window_mixes_so_many_shards_and_holds_no_more(daemon: Daemon, index: str) -> None:
+    """Shards enter one after another; a reader never has more of them in hand than the window, nor in its mix."""
+    ds = ShardDataset(index, shuffle=True, shuffle_window=3, socket=daemon.socket)
+    shards, leases = [], []
+    for number, sample in enumerate(ds):
+        shards.append(sample["__url__"])
+        if number % 10 == 0:
+            leases.append(daemon.leases())
+    assert max(leases) == 3
+    assert len(set(shards[:8])) == 1, "the first samples wait for one shard alone"
+    spans = [(shards.index(shard), 199 - shards[::-1].index(shard)) for shard in set(shards)]
+    assert max(sum(first <= at <= last for first, last in spans) for at in range(200)) == 3
+    assert len(list(groupby(shards))) > 80
+
+
+def test_canonical_nodes_meet_their_shards_again(daemon: Daemon, index: str) -> None:
+    """With two groups for two ranks each reads the same four shards in every epoch; with one it does not."""
+
+    def met(groups: int) -> int:
+        ds = ShardDataset(
+            index, shuffle=True, canonical_nodes=groups, seed=2, socket=daemon.socket, rank=0, world_size=2
+        )
+        return len({url for _ in range(3) for url in shards_of(ds)})
+
+    assert met(2) == 4
+    assert met(1) > 5
+
+
+COUNTS = (5, 0, 3, 8, 1, 6)
+
+
+@pytest.fixture(scope="module")
+def uneven(folder: Path) -> str:
+    """The index file of shards with uneven counts."""
+    source = folder / "uneven"
+    source.mkdir()
+    for number, count in enumerate(COUNTS):
+        (source / f"{number}.tar").write_bytes(make_tar(random_samples(count, {"bin": 20}, first=100 * number)))
+    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(COUNTS)]
+    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    return f"file://{source}/index.json"
+
+
+@settings(max_examples=40)
+@given(
+    shuffle=st.none() | st.builds(Shuffle, st.integers(0, 9), st.integers(0, 4), st.integers(1, 3)),
+    even=st.sampled_from(["pad", "drop", None]),
+    length=st.none() | st.integers(4, 60),
+    epoch=st.integers(0, 3),
+    rank=st.integers(0, 3),
+    step=st.integers(0, 10),
+)
+def test_what_was_dealt_is_read(
+    daemon: Daemon,
+    uneven: str,
+    shuffle: Shuffle | None,
+    even: Even,
+    length: int | None,
+    epoch: int,
+    rank: int,
+    step: int,
+) -> None:
+    """Whatever the options, a reader gives the samples of its share in its order, at once or in two runs."""
+    deal = SampleDeal(COUNTS, shuffle, even, 1, length)
+    dealt = [f"{100 * shard + number:06d}" for shard, number in walk(deal.share(epoch, 0, Topology(rank, 4)), COUNTS)]
+    options = asdict(shuffle) if shuffle else {"seed": 0, "window": 8, "groups": 1}
+    first, then = (
+        ShardDataset(
+            uneven,
+            shuffle=shuffle is not None,
+            shuffle_window=options["window"],
+            seed=options["seed"],
+            canonical_nodes=options["groups"],
+            even=even,
+            samples_per_epoch=length,
+            socket=daemon.socket,
+            rank=rank,
+            world_size=4,
+        )
+        for _ in range(2)
+    )
+    first.set_epoch(epoch)
+    samples = iter(first)
+    taken = keys_of(islice(samples, step))
+    then.load_state_dict(first.state_dict())
+    assert taken + keys_of(samples) == taken + keys_of(then) == dealt
+
+
+_READ = """
+import sys
+from shardcache_client import ShardDataset
+print(*(sample["__key__"] for sample in ShardDataset(sys.argv[2], shuffle=True, seed=5, socket=sys.argv[1])))
+"""
+
+
+def test_another_process_reads_the_same(daemon: Daemon, index: str) -> None:
+    """The order belongs to the seed, and to nothing that differs between processes, such as Python's hashes."""
+    here = keys_of(ShardDataset(index, shuffle=True, seed=5, socket=daemon.socket))
+    ran = subprocess.run(
+        [sys.executable, "-c", _READ, str(daemon.socket), index],
+        env=os.environ | {"PYTHONHASHSEED": "77"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    assert ran.stdout.split() == here

@@ -1,0 +1,128 @@
+"""Ranks on nodes whose daemons list different shards: one list for all, or an error that names the shard."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache_client import ShardDataset
+from support.daemon import Daemon
+from support.tars import make_tar, random_samples, write_shards
+
+SCRIPT = Path(__file__).with_name("manifest_job.py")
+SHARDS = 4
+SAMPLES = 5
+OLD_KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+LIMIT_S = 100
+
+Told = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Path]:
+    """A folder of shards with a short path."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-one-") as name:
+        folder = Path(name, "source")
+        folder.mkdir()
+        write_shards(folder, SHARDS, SAMPLES)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def nodes(source: Path) -> Iterator[list[Daemon]]:
+    """Two daemons: the first has listed the shards before the last one was written, and still believes that."""
+    roots = [source.parent / name for name in ("old", "new")]
+    for root in roots:
+        root.mkdir()
+    with Daemon(roots[0], "--listing-ttl-s", "3600") as old, Daemon(roots[1]) as new:
+        assert len(ShardDataset(f"file://{source}/", socket=old.socket).manifest) == SHARDS
+        last = source / f"shard-{SHARDS:06d}.tar"
+        last.write_bytes(make_tar(random_samples(SAMPLES, first=SHARDS * SAMPLES)))
+        assert len(ShardDataset(f"file://{source}/", socket=new.socket).manifest) == SHARDS + 1
+        yield [old, new]
+
+
+def run(out: Path, sockets: list[Path], when: str, workers: str, init: str, urls: str) -> list[Told]:
+    """Run a job of a rank for each socket; return what each has told."""
+    port = free_port()
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
+    if init == "env":
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    method = "env://" if init == "env" else f"{init}://{f'127.0.0.1:{port}' if init == 'tcp' else out / 'meet'}"
+    ranks = [
+        subprocess.Popen(
+            [
+                *(sys.executable, str(SCRIPT), urls, str(where), str(out / f"{rank}.json"), when, workers, method),
+                *(str(rank), str(len(sockets))),
+            ],
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, where in enumerate(sockets)
+    ]
+    try:
+        for process in ranks:
+            _, errors = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 0, errors
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(len(sockets))]
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(("init", "workers"), [("env", "fork"), ("file", "none")])
+def test_all_ranks_read_by_the_list_of_rank_0(
+    init: str, workers: str, nodes: list[Daemon], source: Path, tmp_path: Path
+) -> None:
+    """With torch.distributed initialised first, the three ranks share what rank 0's node lists, and nothing else."""
+    old, new = (node.socket for node in nodes)
+    told = run(tmp_path, [old, new, new], "early", workers, init, f"file://{source}/")
+    assert [rank["error"] for rank in told] == [None] * 3
+    assert sorted(key for rank in told for key in rank["keys"]) == OLD_KEYS
+
+
+@pytest.mark.parametrize(("init", "workers"), [("env", "none"), ("env", "fork"), ("tcp", "spawn")])
+def test_ranks_that_listed_before_they_met_are_compared(
+    init: str, workers: str, nodes: list[Daemon], source: Path, tmp_path: Path
+) -> None:
+    """With torch.distributed initialised later, one of two ranks is told which shard differs, and none waits."""
+    told = run(tmp_path, [node.socket for node in nodes], "late", workers, init, f"file://{source}/")
+    errors = [rank["error"] for rank in told if rank["error"]]
+    assert len(errors) == 1
+    assert "ManifestMismatchError" in errors[0]
+    assert "shard 4 is" in errors[0]
+    assert f"shard-{SHARDS:06d}.tar" in errors[0]
+
+
+def test_an_error_of_rank_0_is_that_of_all(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
+    """What rank 0's node finds wrong with the urls is told on ranks that have not asked."""
+    nowhere = tmp_path / "nowhere.sock"
+    told = run(tmp_path, [nodes[0].socket, nowhere], "early", "none", "env", f"file://{source}/none-*.tar")
+    assert ["NotFoundError" in rank["error"] for rank in told] == [True, True]
+
+
+def test_a_dataset_that_rank_0_does_not_make(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
+    """The rank that waits for it in vain is told so in time, and how a dataset is made on one rank alone."""
+    told = run(tmp_path, [node.socket for node in nodes], "alone", "none", "env", f"file://{source}/")
+    assert told[0]["error"] is None
+    assert "RankTimeoutError" in told[1]["error"]
+    assert "rank=0, world_size=1" in told[1]["error"]

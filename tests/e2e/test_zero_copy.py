@@ -1,0 +1,125 @@
+"""Zero copy under DataLoader: workers hand over references, and no shard goes while one of them is on its way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from shardcache.store.openfiles import is_open_elsewhere
+from shardcache_client import ShardDataset
+from shardcache_client.sharing.buffers import Buffer
+from support.daemon import Daemon
+from support.lent_shards import LentShards, lay_sidecars
+from support.tars import random_samples, write_shards
+
+SHARDS, SAMPLES = 6, 50
+SIZES = {"jpg": 5000, "cls": 1}
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[Path]:
+    """Six shards and their sidecars."""
+    paths = write_shards(tmp_path, SHARDS, SAMPLES, SIZES)
+    lay_sidecars(paths)
+    return paths
+
+
+def packed() -> dict[str, bytes]:
+    """The jpg of every sample, by key."""
+    samples = (sample for number in range(SHARDS) for sample in random_samples(SAMPLES, SIZES, first=number * SAMPLES))
+    return {str(sample["__key__"]): bytes(sample["jpg"]) for sample in samples}  # type: ignore[arg-type]
+
+
+def by_key(batches: Iterable[dict[str, Any]]) -> dict[str, bytes]:
+    """The jpg of every sample of collated batches, by key; every one must be a Buffer."""
+    found = {}
+    for batch in batches:
+        assert all(type(value) is Buffer for value in batch["jpg"])
+        found |= dict(zip(batch["__key__"], map(bytes, batch["jpg"]), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_every_byte_arrives_although_shards_go_at_once(shards: list[Path], method: str) -> None:
+    """All samples through two workers and torch's own collate, of a cache that removes what it may, when it may."""
+    loader = DataLoader(
+        LentShards(shards, eager=True), batch_size=8, num_workers=2, multiprocessing_context=method, prefetch_factor=4
+    )
+    assert by_key(loader) == packed()
+    assert len([path for path in shards if not path.exists()]) >= 2
+
+
+def test_what_was_received_outlives_workers_and_files(shards: list[Path]) -> None:
+    """Batches that are kept stay right when the epoch has ended, the workers are gone and so are the shards."""
+    batches = list(DataLoader(LentShards(shards), batch_size=8, num_workers=2))
+    assert not multiprocessing.active_children()
+    for path in shards:
+        assert is_open_elsewhere(path)
+        path.unlink()
+    assert by_key(batches) == packed()
+
+
+def test_the_shards_are_free_with_the_last_batch(shards: list[Path]) -> None:
+    """Once nobody holds a value of them, nothing of the hand-over keeps a shard in the cache."""
+    for batch in DataLoader(LentShards(shards), batch_size=8, num_workers=2):  # noqa: B007
+        assert any(is_open_elsewhere(path) for path in shards)
+    del batch
+    assert not any(is_open_elsewhere(path) for path in shards)
+
+
+def test_persistent_workers_settle_what_an_epoch_left(shards: list[Path]) -> None:
+    """Over five epochs loans do not pile up: a worker holds that of its shard and those of what is on its way."""
+    loader = DataLoader(LentShards(shards), batch_size=8, num_workers=1, persistent_workers=True, prefetch_factor=2)
+    for _ in range(5):
+        loans = 0
+        batches = []
+        for batch in loader:
+            loans = max(loans, *batch["loans"].tolist())
+            batches.append(batch)
+        assert by_key(batches) == packed()
+        assert loans <= 3
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_dropped_in_mid_epoch(shards: list[Path], persistent: bool) -> None:
+    """What nobody receives holds up nobody: the next epoch is whole, and the shards are free in the end."""
+    loader = DataLoader(LentShards(shards), batch_size=8, num_workers=2, persistent_workers=persistent)
+    kept = list(islice(loader, 3))
+    assert by_key(loader) == packed()
+    assert by_key(kept).items() <= packed().items()
+    del kept, loader
+    assert not any(is_open_elsewhere(path) for path in shards)
+
+
+def test_a_loader_without_workers(shards: list[Path]) -> None:
+    """In one process the values are Buffers, too, and no loan is held for longer than its shard is read."""
+    batches = list(DataLoader(LentShards(shards), batch_size=8))
+    assert by_key(batches) == packed()
+    assert torch.cat([batch["loans"] for batch in batches]).max() == 1
+
+
+def test_the_dataset_hands_over_what_it_reads(daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """Mixed from several shards, by two workers: every sample once, as Buffers, equal to the bytes of plain reading."""
+    plain = {sample["__key__"]: sample["jpg"] for sample in ShardDataset(urls, socket=daemon.socket)}
+    dataset = ShardDataset(urls, shuffle=True, shuffle_window=3, socket=daemon.socket, zero_copy=True)
+    found = [sample for batch in DataLoader(dataset, batch_size=8, num_workers=2, collate_fn=list) for sample in batch]
+    assert sorted(sample["__key__"] for sample in found) == keys
+    assert all(type(sample["jpg"]) is Buffer and bytes(sample["jpg"]) == plain[sample["__key__"]] for sample in found)
+
+
+def test_a_hungry_cache_takes_no_shard_that_is_on_its_way(urls: str, keys: list[str]) -> None:
+    """With room for fewer shards than there are, evicted as they are read, three epochs arrive whole."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as root, Daemon(Path(root), capacity="400KB") as small:
+        dataset = ShardDataset(urls, socket=small.socket, zero_copy=True, timeout_s=30)
+        loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True, collate_fn=list)
+        for _ in range(3):
+            assert sorted(sample["__key__"] for batch in loader for sample in batch) == keys
+        assert small.status()["counters"]["evictions"] > 0

@@ -1,0 +1,243 @@
+"""buffers.py: what goes anywhere `bytes` go, copies nothing, and stays right whatever is made of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import mmap
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import default_collate, default_convert
+from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from shardcache_client.sharing.buffers import Buffer, pass_on, span
+
+CONTENT = bytes(range(256)) * 64
+
+# torch says it of `bytes`, too.
+read_only_is_fine = pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> mmap.mmap:
+    """A mapped file with CONTENT."""
+    path = tmp_path / "shard.tar"
+    path.write_bytes(CONTENT)
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+
+@pytest.fixture
+def value(mapped: mmap.mmap) -> Buffer:
+    """A slice of it, as a sample has it."""
+    return a_slice(Buffer.over(mapped), 512, 1536)
+
+
+@pytest.fixture
+def collating() -> Iterator[None]:
+    """torch's map of collate functions with ours in it, as it was afterwards."""
+    default_collate_fn_map[Buffer] = pass_on
+    yield
+    del default_collate_fn_map[Buffer]
+
+
+def a_slice(whole: Buffer, start: int, stop: int) -> Buffer:
+    """Cut, and say to the type checker what it is."""
+    value = whole[start:stop]
+    assert type(value) is Buffer
+    return value
+
+
+def picture() -> bytes:
+    """A small PNG."""
+    file = io.BytesIO()
+    Image.new("RGB", (5, 3), (1, 2, 3)).save(file, "PNG")
+    return file.getvalue()
+
+
+@read_only_is_fine
+def test_it_goes_where_bytes_go(value: Buffer) -> None:
+    """torch, numpy, streams, memoryviews and `bytes` itself see the very bytes; torch and numpy without a copy."""
+    expected = CONTENT[512:1536]
+    assert bytes(value) == io.BytesIO(value).read() == memoryview(value).tobytes() == expected
+    assert len(value) == len(expected)
+    tensor = torch.frombuffer(value, dtype=torch.uint8)
+    assert tensor.tolist() == list(expected)
+    assert tensor.data_ptr() == value.ctypes.data
+    assert np.shares_memory(np.frombuffer(value, np.float32), value)
+
+
+def test_decoders_take_it() -> None:
+    """PIL and json decode a member out of the middle of a file; a number comes by way of `bytes`."""
+    png, text = picture(), json.dumps({"label": 7}).encode()
+    whole = Buffer.over(b"x" * 512 + png + text + b"42")
+    image, label = whole[512 : 512 + len(png)], whole[512 + len(png) : -2]
+    assert Image.open(io.BytesIO(image)).getpixel((0, 0)) == (1, 2, 3)
+    assert json.loads(bytes(label)) == {"label": 7}
+    assert int(bytes(whole[-2:])) == 42
+
+
+@read_only_is_fine
+def test_torchvision_decodes_it() -> None:
+    """`decode_image` takes the tensor over it, wherever it begins."""
+    try:
+        from torchvision.io import decode_image
+    except (ImportError, RuntimeError) as exn:  # RuntimeError: it was built for another torch
+        pytest.skip(str(exn))
+    image = Buffer.over(b"x" * 7 + picture())[7:]
+    assert decode_image(torch.frombuffer(image, dtype=torch.uint8))[:, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_nobody_can_write(value: Buffer) -> None:
+    """Neither through it, nor through a view, nor by asking for leave."""
+    for array in (value, np.asarray(value), value.view(np.uint16)):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+
+
+def test_slices_are_buffers_of_the_same_file(mapped: mmap.mmap) -> None:
+    """However often it is cut, each knows the whole and where in it it lies."""
+    whole = Buffer.over(mapped)
+    once = a_slice(whole, 512, 1536)
+    twice = a_slice(once, 100, 200)
+    assert bytes(twice) == CONTENT[612:712]
+    for part, start, stop in (
+        (whole, 0, len(CONTENT)),
+        (once, 512, 1536),
+        (twice, 612, 712),
+        (a_slice(once, 5, 5), 0, 0),
+    ):
+        place = span(part)
+        assert place is not None
+        assert place[0] is whole
+        assert place[1:] == (start, stop)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(lambda value: value[::2], id="every other"),
+        pytest.param(lambda value: value[::-1], id="backwards"),
+        pytest.param(lambda value: value[None], id="another dimension"),
+    ],
+)
+def test_what_is_no_run_of_bytes_has_no_place_in_the_file(value: Buffer, made: Any) -> None:
+    """Such a view must not be mistaken for the bytes it spans; pickled, it is right."""
+    assert span(made(value)) is None
+    assert np.array_equal(pickle.loads(pickle.dumps(made(value))), made(np.asarray(value)))
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(lambda value: value + 1, id="sum"),
+        pytest.param(lambda value: value == 3, id="comparison"),
+        pytest.param(lambda value: value.astype(np.float32), id="astype"),
+        pytest.param(lambda value: value.reshape(32, 32), id="reshape"),
+        pytest.param(lambda value: np.reshape(value, (2, -1)), id="np.reshape"),
+        pytest.param(lambda value: value.view(np.float32), id="view"),
+        pytest.param(lambda value: value.copy(), id="copy"),
+        pytest.param(lambda value: np.concatenate([value, value]), id="concatenate"),
+    ],
+)
+def test_results_are_plain_numpy(value: Buffer, made: Any) -> None:
+    """What is made of it is what would have been made of an array, and is collated like one."""
+    result = made(value)
+    assert type(result) is np.ndarray
+    assert np.array_equal(result, made(np.frombuffer(bytes(value), np.uint8)), equal_nan=result.dtype.kind == "f")
+    assert type(default_convert(result)) is torch.Tensor
+
+
+def test_reductions_are_scalars(value: Buffer) -> None:
+    """A sum or a single byte is a number of numpy's."""
+    assert value.sum() == sum(CONTENT[512:1536])
+    assert type(value.sum()) is np.uint64
+    assert type(value[0]) is np.uint8
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickled_it_carries_its_bytes(value: Buffer, tmp_path: Path, protocol: int) -> None:
+    """What comes out is a read-only Buffer that needs no file, and not the bytes around it."""
+    data = pickle.dumps(value, protocol)
+    (tmp_path / "shard.tar").unlink()
+    again = pickle.loads(data)
+    assert type(again) is Buffer
+    assert bytes(again) == CONTENT[512:1536]
+    assert not again.flags.writeable
+    assert len(data) < 2 * len(value) + 200
+
+
+def test_pickle_may_carry_the_bytes_outside(value: Buffer) -> None:
+    """Protocol 5 hands the memory itself to whoever takes buffers out of band."""
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    assert len(data) < 200
+    assert bytes(pickle.loads(data, buffers=buffers)) == bytes(value)
+
+
+def test_copies_stand_alone(value: Buffer) -> None:
+    """`copy`, `deepcopy` and `torch.save` give the bytes, out of memory of their own."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    for again in (copy.copy(value), copy.deepcopy(value), torch.load(file, weights_only=False)):
+        assert bytes(again) == bytes(value)
+        assert not np.shares_memory(again, value)
+
+
+def test_the_map_stays_as_long_as_any_value(mapped: mmap.mmap) -> None:
+    """A slice of a slice, a plain view and a memoryview each keep it open; with the last, it can be closed."""
+    value = a_slice(Buffer.over(mapped), 512, 1536)
+    holders: list[Any] = [value[5:10], np.asarray(value), memoryview(value)]
+    del value
+    while holders:
+        with pytest.raises(BufferError):
+            mapped.close()
+        holders.pop()
+    mapped.close()
+
+
+def test_empty_members_are_values(mapped: mmap.mmap) -> None:
+    """Nothing is a run of bytes, too."""
+    for empty in (Buffer.over(b""), a_slice(Buffer.over(mapped), 7, 7)):
+        assert bytes(empty) == bytes(pickle.loads(pickle.dumps(empty))) == b""
+
+
+@pytest.mark.usefixtures("collating")
+def test_torch_leaves_it_alone_as_it_does_bytes(value: Buffer) -> None:
+    """`default_collate` lists them, `default_convert` and pinning pass them on."""
+    batch = default_collate([{"jpg": value, "cls": 1}, {"jpg": value, "cls": 2}])
+    assert batch["jpg"][0] is batch["jpg"][1] is value
+    assert batch["cls"].tolist() == [1, 2]
+    assert default_convert({"jpg": value})["jpg"] is value
+    assert pin_memory([{"jpg": value}])[0]["jpg"] is value  # type: ignore[no-untyped-call]
+
+
+def test_a_missing_numpy_is_told() -> None:
+    """The error says what to install; nothing else of the client needs it."""
+    script = """
+import sys
+sys.modules["numpy"] = None
+import shardcache_client.reading.reader
+from shardcache.errors import ConfigError
+try:
+    import shardcache_client.sharing.handover
+except ConfigError as exn:
+    print(exn)
+"""
+    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert "pip install numpy" in output

@@ -1,0 +1,330 @@
+"""distributed.py, agreement.py and one_manifest.py over torch's own stores: finding them, agreeing, comparing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+
+from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError, RanksError, RankTimeoutError
+from shardcache.protocol import ShardRef
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.ranks import distributed
+from shardcache_client.ranks.agreement import Agreement
+from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, StoreAddress
+from shardcache_client.ranks.one_manifest import OneManifest
+from shardcache_client.topology import Ranks, Topology
+
+WORLD = 3
+SHORT_S = 0.5  # of a wait that is to be in vain
+PATIENT_S = 5.0  # of one that is at first answered, also on a machine that has much else to do
+
+
+@pytest.fixture
+def server() -> TCPStore:
+    """A store as the first rank or torchrun holds it."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+
+
+@pytest.fixture
+def env(monkeypatch: pytest.MonkeyPatch, server: TCPStore) -> pytest.MonkeyPatch:
+    """The variables of a launcher that started 3 ranks around that store."""
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "RANK": "0", "WORLD_SIZE": str(WORLD)}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def member(channel: str, rank: int, timeout_s: float = 20.0) -> Agreement:
+    """Return the agreement of one rank."""
+    return Agreement(channel, Ranks(rank, WORLD), timeout_s)
+
+
+def group(channel: str) -> list[Agreement]:
+    """Return the agreements of all ranks."""
+    return [member(channel, rank) for rank in range(WORLD)]
+
+
+def at_once(*calls: Callable[[], int]) -> list[int | Exception]:
+    """Call all at the same time; return what each returned or raised."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        ends = [pool.submit(call) for call in calls]
+        return [end.exception() or end.result() for end in ends]  # type: ignore[misc]
+
+
+def ask(agreement: Agreement, name: str, value: int) -> Callable[[], int]:
+    """Return the call of one rank."""
+    return lambda: agreement.greatest(name, value)
+
+
+# Where the ranks meet
+
+
+def test_without_torch_distributed_there_are_no_ranks() -> None:
+    """Nothing is guessed where torch.distributed was not initialised."""
+    assert distributed.ranks() is None
+
+
+def test_the_environment_leads_to_the_store(env: pytest.MonkeyPatch, server: TCPStore) -> None:
+    """A launcher's variables hold for the world that they speak of, and for no other number of ranks."""
+    place = MeetingPlace()
+    assert place.address(WORLD) == StoreAddress("127.0.0.1", server.port, WORLD)
+    assert place.address(2) is None
+    env.delenv("MASTER_PORT")
+    assert place.address(WORLD) is None
+
+
+def test_a_process_group_leads_to_its_store(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever initialised torch.distributed without any variable is found, also by a process it is pickled to."""
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    torch.distributed.init_process_group("gloo", store=server, rank=0, world_size=1)
+    try:
+        assert distributed.ranks() == Ranks(0, 1)
+        told = pickle.dumps(MeetingPlace())
+    finally:
+        torch.distributed.destroy_process_group()
+    assert pickle.loads(told).address(1) == StoreAddress("127.0.0.1", server.port, 1)
+    assert MeetingPlace().address(1) is None
+
+
+def test_where_nobody_listens_there_is_no_store(server: TCPStore) -> None:
+    """A port without a listener is an error that names it."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with pytest.raises(RanksError, match=f"127.0.0.1:{port}"):
+            KeyValueStore.connect(StoreAddress("127.0.0.1", port, 2))
+
+
+def test_a_server_of_another_kind_is_no_store() -> None:
+    """What accepts and then says nothing, for which torch alone waits without limit, is given up in time."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RanksError):
+        KeyValueStore.connect(StoreAddress("127.0.0.1", silent.getsockname()[1], 2), timeout_s=SHORT_S)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_store_in_our_words(kind: str, server: TCPStore, tmp_path: Path) -> None:
+    """Set, get and remove; what is not there is None after the time; the first value stays."""
+    store = KeyValueStore(server if kind == "tcp" else FileStore(str(tmp_path / "store"), 1), kind)
+    assert not store.has("a")
+    assert store.get("a", 0.1) is None
+    store.set("a", "1")
+    assert store.get("a", 5) == "1"
+    assert [store.first("b", "2"), store.first("b", "3")] == ["2", "2"]
+    store.delete("a")
+    assert not store.has("a")
+
+
+def test_jobs_of_other_names_do_not_meet(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of torchrun that were given one store see nothing of each other."""
+    stores = []
+    for run in ("one", "two"):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", run)
+        stores.append(KeyValueStore(server, run))
+    stores[0].set("a", "1")
+    assert not stores[1].has("a")
+
+
+# Agreeing
+
+
+def test_all_ranks_get_the_greatest_and_nothing_stays(env: pytest.MonkeyPatch, server: TCPStore) -> None:
+    """Each round gives the same number everywhere, whoever comes first, and the store is as empty as before."""
+    group_of_ranks = group("rounds")
+    keys = server.num_keys()
+    for number, values in enumerate([(1, 2, 3), (9, 0, 4), (5, 5, 5)]):
+        calls = [ask(rank, f"round {number}", value) for rank, value in zip(group_of_ranks, values, strict=True)]
+        assert at_once(*reversed(calls)) == [max(values)] * WORLD
+    assert server.num_keys() == keys
+
+
+def test_one_rank_asks_nobody() -> None:
+    """A world of one agrees without any store."""
+    assert Agreement("alone", Ranks()).greatest("anything", 3) == 3
+
+
+def test_a_missing_rank_is_named(env: pytest.MonkeyPatch) -> None:
+    """Rank 0 gives up in time and says who is missing; whoever waits for its answer is told the same."""
+    first, second, third = member("missing", 0, PATIENT_S), member("missing", 1), member("missing", 2)
+    assert at_once(ask(first, "round 0", 1), ask(second, "round 0", 2), ask(third, "round 0", 3)) == [3] * WORLD
+    ends = at_once(ask(first, "round 1", 1), ask(second, "round 1", 2))
+    assert [type(end) for end in ends] == [RankTimeoutError] * 2
+    assert ["missing: 2 (round 1 of missing)" in str(end) for end in ends] == [True, True]
+
+
+def test_a_missing_rank_0_is_named(env: pytest.MonkeyPatch) -> None:
+    """Nobody waits for rank 0 without limit."""
+    with pytest.raises(RankTimeoutError, match=r"rank 2 waited 0\.5 s for rank 0"):
+        member("nobody", 2, SHORT_S).greatest("round 0", 1)
+
+
+def test_ranks_that_ask_for_different_things(env: pytest.MonkeyPatch) -> None:
+    """Ranks out of step are told so; their numbers are never mixed."""
+    first, second, third = group("steps")
+    assert at_once(ask(first, "round 0", 1), ask(second, "round 0", 2), ask(third, "round 0", 3)) == [3] * WORLD
+    ends = at_once(ask(first, "round 1", 1), ask(second, "round 2", 2), ask(third, "round 1", 3))
+    assert {type(end) for end in ends} == {RanksError}
+    assert all("rank 1 asks for round 2 of steps, rank 0 for round 1" in str(end) for end in ends)
+
+
+def test_nothing_of_an_iteration_given_up_is_counted(env: pytest.MonkeyPatch) -> None:
+    """A greeting and a value that nobody took, left by readers that are gone, do not reach those who come after."""
+    with pytest.raises(RankTimeoutError):
+        member("again", 1, SHORT_S).greatest("round 0", 99)
+    first, second, third = member("again", 0), member("again", 1, PATIENT_S), member("again", 2)
+    assert at_once(ask(first, "round 0", 1), ask(second, "round 0", 2), ask(third, "round 0", 3)) == [3] * WORLD
+    with pytest.raises(RankTimeoutError):
+        second.greatest("round 1", 99)
+    assert at_once(*[ask(rank, "round 1", 4) for rank in group("again")]) == [4] * WORLD
+
+
+def test_without_a_store_the_user_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that know of no store cannot agree, and the error names the variables."""
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError, match="MASTER_ADDR"):
+        Agreement("lost", Ranks(0, 2)).greatest("round 0", 1)
+
+
+def test_a_forked_process_speaks_over_its_own_connection(env: pytest.MonkeyPatch) -> None:
+    """An agreement that its parent has used works in a forked child, and goes on in the parent."""
+    ranks = group("forked")
+    assert at_once(*[ask(rank, "round 0", 1) for rank in ranks]) == [1] * WORLD
+    child = multiprocessing.get_context("fork").Process(target=ranks[2].greatest, args=("round 1", 7))
+    child.start()
+    assert at_once(ask(ranks[0], "round 1", 2), ask(ranks[1], "round 1", 3)) == [7, 7]
+    child.join()
+    assert child.exitcode == 0
+
+
+# Sharing and comparing
+
+
+def manifest(shards: int = 4, last_version: str = "b", *, counts: bool = True) -> Manifest:
+    """Return a manifest whose last shard has the version."""
+    refs = [ShardRef(f"s3://b/{number}.tar", "a", 10, 5 if counts else None) for number in range(shards)]
+    return Manifest.of([*refs[:-1], ShardRef(refs[-1].url, last_version, 10, 5 if counts else None)])
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """A url of no other test: datasets are told apart by their urls, and counted in each process."""
+    yield f"s3://b/{secrets.token_hex(4)}/"
+
+
+def datasets(url: str) -> list[OneManifest]:
+    """Return what the dataset of each rank holds."""
+    return [OneManifest([url], Ranks(rank, WORLD), 5.0) for rank in range(WORLD)]
+
+
+def refuse() -> Manifest:
+    """Resolve nothing."""
+    raise NotFoundError("no such bucket", url="s3://b/")
+
+
+def test_who_is_started_anew_goes_on_with_the_same_manifest(server: TCPStore, url: str) -> None:
+    """Rank 0 lists once for all ranks, and what it told stays so while the store lives, on rank 0 itself, too."""
+    store, before, after = KeyValueStore(server, "test"), datasets(url), manifest(5)
+    assert before[0].share(store, Ranks(0, WORLD), manifest) == manifest()
+    assert before[1].share(store, Ranks(1, WORLD), refuse) == manifest()
+    assert before[0].share(store, Ranks(0, WORLD), lambda: after) == manifest()
+    assert datasets(url)[0].share(store, Ranks(0, WORLD), lambda: after) == after
+
+
+def test_an_error_of_rank_0_does_not_outlive_a_restart(server: TCPStore, url: str) -> None:
+    """Every rank gets it as it was; rank 0, started anew, looks again."""
+    store, ranks = KeyValueStore(server, "test"), datasets(url)
+    for rank, resolve in ((0, refuse), (1, manifest)):
+        with pytest.raises(NotFoundError, match="no such bucket"):
+            ranks[rank].share(store, Ranks(rank, WORLD), resolve)
+    assert ranks[0].share(store, Ranks(0, WORLD), manifest) == manifest()
+    assert ranks[1].share(store, Ranks(1, WORLD), refuse) == manifest()
+
+
+def test_the_same_shards_are_told_once(server: TCPStore, url: str) -> None:
+    """A dataset made anew for each epoch does not fill the store: one small value each."""
+    store = KeyValueStore(server, "test")
+    datasets(url)[0].share(store, Ranks(0, WORLD), manifest)
+    before = server.num_keys()
+    datasets(url)[0].share(store, Ranks(0, WORLD), manifest)
+    assert server.num_keys() == before + 1
+
+
+def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
+    """Who has another version of a shard than the rank that came first learns which, and both versions."""
+    first, second, third = datasets(url)
+    second.compare(manifest(), Topology(1, WORLD))
+    third.compare(manifest(), Topology(2, WORLD))
+    told = r"rank 0 would read other shards than rank 1: shard 3 is s3://b/3.tar \(version c, .*version b,"
+    for _ in range(2):  # whoever tries again is told again
+        with pytest.raises(ManifestMismatchError, match=told):
+            first.compare(manifest(last_version="c"), Topology(0, WORLD))
+
+
+def test_a_shard_that_another_rank_lacks_is_named(env: pytest.MonkeyPatch, url: str) -> None:
+    """One listing that ends earlier is found, too."""
+    first, second, _ = datasets(url)
+    first.compare(manifest(3), Topology(0, WORLD))
+    longer = Manifest.of([*manifest(3), ShardRef("s3://b/new.tar", "a", 10, 5)])
+    with pytest.raises(ManifestMismatchError, match=r"shard 3 is s3://b/new.tar .* missing there"):
+        second.compare(longer, Topology(1, WORLD))
+
+
+def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
+    """A list longer than a store takes at once arrives whole: its last shard is compared."""
+    shards = [ShardRef(f"s3://b/{number}.tar", secrets.token_hex(64)) for number in range(50_000)]
+    first, second, _ = datasets(url)
+    before = server.num_keys()
+    first.compare(Manifest.of(shards), Topology(0, WORLD))
+    assert server.num_keys() - before > 3  # what is compared, the number of pieces, and more than one piece
+    with pytest.raises(ManifestMismatchError, match="shard 49999 is"):
+        second.compare(Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), Topology(1, WORLD))
+
+
+def test_datasets_are_told_apart_by_urls_and_turn(env: pytest.MonkeyPatch, url: str) -> None:
+    """The second dataset of the same urls may list other shards, as may one of other urls, on all ranks alike."""
+    earlier, later, other = datasets(url)[0], datasets(url)[0], datasets(url + "x")[0]
+    for number, dataset in enumerate([earlier, later, other], 1):
+        dataset.compare(manifest(number), Topology(0, WORLD))
+
+
+def test_counts_that_change_nothing_are_not_compared(env: pytest.MonkeyPatch, url: str) -> None:
+    """A rank whose daemon has counted some of the shards meanwhile reads as one that has counted none."""
+    first, second, third = datasets(url)
+    uncounted = manifest(counts=False)
+    first.compare(uncounted, Topology(0, WORLD))
+    second.compare(Manifest.of([manifest()[0], *uncounted[1:]]), Topology(1, WORLD))
+    with pytest.raises(ManifestMismatchError, match="samples 5"):
+        third.compare(manifest(), Topology(2, WORLD))
+
+
+def test_a_restarted_job_may_list_anew(env: pytest.MonkeyPatch, url: str) -> None:
+    """torchrun's store outlives a restart; what the ranks had before it is nobody's business after."""
+    first, second, _ = datasets(url)
+    first.compare(manifest(3), Topology(0, WORLD))
+    env.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    second.compare(manifest(4), Topology(1, WORLD))
+
+
+def test_where_there_is_no_store_nothing_is_compared(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
+    """Other workers, a world of one, a store of other ranks and one that is gone: iteration goes on."""
+    first, second, third = datasets(url)
+    keys = server.num_keys()
+    first.compare(manifest(), Topology(0, WORLD, worker=1, workers=2))
+    first.compare(manifest(), Topology(0, 1))
+    second.compare(manifest(), Topology(1, 2))
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        env.setenv("MASTER_PORT", str(unused.getsockname()[1]))
+        third.compare(manifest(), Topology(2, WORLD))
+    assert server.num_keys() == keys

@@ -1,0 +1,418 @@
+"""handover.py, receipts.py: bytes cross to a relative as references, and the sender knows when they have arrived."""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import ConfigError
+from shardcache.store.openfiles import is_open_elsewhere
+from shardcache_client.reading.reader import ShardGoneError
+from shardcache_client.sharing.buffers import Buffer
+from shardcache_client.sharing.handover import Handover
+
+CONTENT = os.urandom(1 << 20)
+PIECE_BYTES = 5000
+METHODS = ("fork", "spawn", "forkserver")
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """A file with CONTENT."""
+    path = tmp_path / "shard.tar"
+    path.write_bytes(CONTENT)
+    return path
+
+
+def piece(number: int) -> bytes:
+    """Return one of many parts of CONTENT, large enough to be referred to."""
+    return CONTENT[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
+
+
+def map_whole(path: Path) -> mmap.mmap:
+    """Map a file as a reader does."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+
+class Worker:
+    """What runs in a sender: it lends one shard and does as it is told."""
+
+    def __init__(self, handover: Handover, path: Path) -> None:
+        self._handover = handover
+        self._loan = handover.lend(map_whole(path), path, path.stat().st_ino, f"s3://bucket/{path.name}")
+        self._values: list[Buffer] = []
+
+    def cut(self, number: int) -> None:
+        """Cut a piece and keep it."""
+        first = number * PIECE_BYTES
+        self._values.append(self._loan.whole()[first : first + PIECE_BYTES])  # type: ignore[arg-type]
+
+    def message(self) -> bytes:
+        """Pickle what was cut, as a DataLoader's queue does, and let go of it."""
+        data, self._values = bytes(ForkingPickler.dumps(self._values)), []
+        return data
+
+    def pickled_elsewhere(self) -> bytes:
+        """Pickle it as `torch.save` and the like do."""
+        return pickle.dumps(self._values)
+
+    def settled(self) -> bool:
+        """Ask the loan."""
+        return self._loan.settled()
+
+    def forget(self) -> None:
+        """Let go of the loan, as at the end of an epoch."""
+        del self._loan
+
+    def settle(self) -> None:
+        """As the next epoch does when it begins."""
+        self._handover.settle()
+
+
+def work(handover: Handover, path: Path, pipe: Connection) -> None:
+    """Obey until the pipe ends."""
+    worker = Worker(handover, path)
+    while (order := pipe.recv()) is not None:
+        name, *arguments = order
+        pipe.send(getattr(worker, name)(*arguments))
+
+
+class Sender:
+    """A process with a Worker; a context manager."""
+
+    def __init__(self, handover: Handover, path: Path, method: str = "fork") -> None:
+        context: Any = multiprocessing.get_context(method)
+        self._handover = handover  # as a loader keeps its dataset
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process = context.Process(target=work, args=(handover, path, theirs))
+
+    def __enter__(self) -> Sender:
+        self._process.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if self._process.is_alive():
+            self._pipe.send(None)
+        self._process.join()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join()
+
+    def cut(self, number: int) -> None:
+        """See Worker."""
+        self._ask("cut", number)
+
+    def message(self, number: int = 0) -> bytes:
+        """Have a piece cut and pickled."""
+        self.cut(number)
+        return self.message_of_all()
+
+    def message_of_all(self) -> bytes:
+        """Have what was cut pickled."""
+        return bytes(self._ask("message"))
+
+    def pickled_elsewhere(self) -> bytes:
+        """See Worker."""
+        return bytes(self._ask("pickled_elsewhere"))
+
+    def settled(self) -> bool:
+        """See Worker."""
+        return bool(self._ask("settled"))
+
+    def forget(self) -> None:
+        """See Worker."""
+        self._ask("forget")
+
+    def settle(self) -> None:
+        """See Worker."""
+        self._ask("settle")
+
+    def _ask(self, *order: Any) -> Any:
+        self._pipe.send(order)
+        return self._pipe.recv()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_relative_gets_references(shard: Path, method: str) -> None:
+    """However the worker was started: the message is small, the bytes are right, and both see it settled."""
+    with Sender(Handover(), shard, method) as sender:
+        for number in range(32):
+            sender.cut(number)
+        message = sender.message_of_all()
+        assert len(message) < 3000
+        assert not sender.settled()
+        values = pickle.loads(message)
+        assert sender.settled()
+    assert all(type(value) is Buffer and not value.flags.writeable for value in values)
+    assert list(map(bytes, values)) == [piece(number) for number in range(32)]
+
+
+def test_the_bytes_are_those_of_one_map(shard: Path) -> None:
+    """Two messages of one shard, or of two workers, share the receiver's map; with the last value it goes."""
+    handover = Handover()
+    with Sender(handover, shard) as one, Sender(handover, shard) as other:
+        messages = [one.message(), one.message(5), other.message(7)]
+    values = [pickle.loads(message)[0] for message in messages]
+    assert maps_of(shard) == 1
+    assert len({id(value.base) for value in values}) == 1
+    del values[1:]
+    assert bytes(values[0]) == piece(0)
+    assert is_open_elsewhere(shard)
+    values.clear()
+    assert maps_of(shard) == 0
+    assert not is_open_elsewhere(shard)
+
+
+def maps_of(path: Path) -> int:
+    """How often this process has a file mapped."""
+    return Path("/proc/self/maps").read_text().count(str(path))
+
+
+def test_a_value_that_may_still_be_sent_keeps_the_loan(shard: Path) -> None:
+    """As long as the worker holds one, as in a queue that has not come to it, the loan is not settled."""
+    with Sender(Handover(), shard) as sender:
+        sender.cut(0)
+        assert not sender.settled()
+        pickle.loads(sender.message_of_all())
+        assert sender.settled()
+
+
+def test_every_message_counts_and_none_twice(shard: Path) -> None:
+    """One that is loaded again does not make up for one that is still on its way."""
+    with Sender(Handover(), shard) as sender:
+        first, second = sender.message(0), sender.message(1)
+        for _ in range(3):
+            assert bytes(pickle.loads(first)[0]) == piece(0)
+        assert not sender.settled()
+        assert bytes(pickle.loads(second)[0]) == piece(1)
+        assert sender.settled()
+        third = sender.message(2)
+        assert not sender.settled()
+        pickle.loads(third)
+        assert sender.settled()
+
+
+def test_the_file_stays_until_it_is_mapped_anew(shard: Path) -> None:
+    """From pickling to loading the worker's map holds it: no cache can take it away in between."""
+    with Sender(Handover(), shard) as sender:
+        message = sender.message()
+        assert is_open_elsewhere(shard)
+        values = pickle.loads(message)
+    assert is_open_elsewhere(shard)
+    assert len(values) == 1
+
+
+def test_what_is_on_its_way_outlives_the_loan(shard: Path) -> None:
+    """Who borrowed may be gone, as at the end of an epoch: the map goes when it has arrived, and somebody asks."""
+    with Sender(Handover(), shard) as sender:
+        message = sender.message()
+        sender.forget()
+        sender.settle()
+        assert is_open_elsewhere(shard)
+        assert bytes(pickle.loads(message)[0]) == piece(0)
+        sender.settle()
+        assert not is_open_elsewhere(shard)
+
+
+def test_what_a_worker_inherits_it_sends_as_bytes(shard: Path) -> None:
+    """Values that were there before it was forked are no loan of its own, and need no receipt."""
+    loan = Handover().lend(map_whole(shard), shard, shard.stat().st_ino, "s3://bucket/shard.tar")
+    values = [loan.whole()[:PIECE_BYTES]]
+    with in_child(lambda: bytes(ForkingPickler.dumps(values))) as message:
+        values.clear()
+        shard.unlink()
+        assert bytes(pickle.loads(message)[0]) == piece(0)
+
+
+def test_any_thread_may_receive(shard: Path) -> None:
+    """Messages that many threads load at a time are all told to the sender."""
+    with Sender(Handover(), shard) as sender, ThreadPoolExecutor(8) as threads:
+        messages = [sender.message(number) for number in range(200)]
+        values = list(threads.map(pickle.loads, messages))
+        assert sender.settled()
+    assert [bytes(value) for (value,) in values] == [piece(number) for number in range(200)]
+
+
+def test_any_process_of_the_family_may_receive(shard: Path) -> None:
+    """Another worker of the same dataset can load what a worker sent, and the sender learns of it."""
+    handover = Handover()
+    with Sender(handover, shard) as sender:
+        with in_child(load_all, handover, [sender.message(0), sender.message(1)]) as answer:
+            assert answer == [piece(0), piece(1)]
+        assert sender.settled()
+
+
+@contextmanager
+def in_child(function: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+    """Run a function in a forked process and give what it returns."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=lambda: theirs.send(function(*arguments)))
+    process.start()
+    yield ours.recv()
+    process.join()
+
+
+def load_all(_handover: Handover, messages: list[bytes]) -> list[bytes]:
+    """Load messages; return the bytes of their first values."""
+    return [bytes(pickle.loads(message)[0]) for message in messages]
+
+
+def test_a_late_receipt_for_a_dead_worker_misleads_nobody(shard: Path) -> None:
+    """The next worker takes the dead one's place among the receipts, and waits for its own alone."""
+    handover = Handover()
+    with Sender(handover, shard) as dead:
+        late = dead.message()
+        dead.kill()
+    with Sender(handover, shard) as sender:
+        message = sender.message()
+        pickle.loads(late)
+        assert not sender.settled()
+        pickle.loads(message)
+        assert sender.settled()
+
+
+def test_what_was_received_outlives_a_killed_worker(shard: Path) -> None:
+    """The receiver's map is its own; with it, the dead worker's shard is free again."""
+    with Sender(Handover(), shard) as sender:
+        values = pickle.loads(sender.message())
+        sender.kill()
+    assert bytes(values[0]) == piece(0)
+    assert is_open_elsewhere(shard)
+    del values
+    assert not is_open_elsewhere(shard)
+
+
+def test_workers_do_not_take_each_others_receipts(shard: Path) -> None:
+    """Of four that send at the same time, those are settled whose messages arrived."""
+    handover = Handover()
+    with ExitStack() as stack:
+        senders = [stack.enter_context(Sender(handover, shard)) for _ in range(4)]
+        messages = [sender.message() for sender in senders]
+        for arrived in (0, 2, 3):
+            pickle.loads(messages[arrived])
+        assert [sender.settled() for sender in senders] == [True, False, True, True]
+
+
+def test_who_has_no_part_in_it_is_told(shard: Path) -> None:
+    """A process that the dataset never came to cannot hand in a receipt; the error says what to send instead."""
+    ours, theirs = multiprocessing.Pipe()
+    stranger = multiprocessing.get_context("fork").Process(target=load_as_stranger, args=(theirs,))
+    stranger.start()
+    with Sender(Handover(), shard) as sender:
+        ours.send(sender.message())
+        assert "send bytes(value)" in ours.recv()
+        assert not sender.settled()
+    stranger.join()
+
+
+def load_as_stranger(pipe: Connection) -> None:
+    """Load one message and send back what goes wrong."""
+    message = pipe.recv()
+    try:
+        pickle.loads(message)
+    except ConfigError as exn:
+        pipe.send(str(exn))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_not_there_is_told(shard: Path, replaced: bool) -> None:
+    """As in another mount namespace: the error names shard and remedy, and no other file is read in its place."""
+    with Sender(Handover(), shard) as sender:
+        message = sender.message()
+        shard.rename(shard.with_name("other.tar"))
+        if replaced:
+            shard.write_bytes(CONTENT)
+        with pytest.raises(ShardGoneError, match="mount") as caught:
+            pickle.loads(message)
+        assert caught.value.url == "s3://bucket/shard.tar"
+        assert not sender.settled()
+
+
+def test_small_values_come_as_they_are(shard: Path) -> None:
+    """A label costs less to copy than to refer to, and so needs no file."""
+    with in_child_with_views(Handover(), shard, small=True) as (message, expected):
+        shard.unlink()
+        assert [bytes(value) for value in pickle.loads(message)] == expected
+
+
+def test_any_other_pickle_takes_the_bytes_along(shard: Path) -> None:
+    """What `pickle.dumps` makes in a worker needs neither the file nor the family, and no receipt is waited for."""
+    with Sender(Handover(), shard) as sender:
+        sender.cut(0)
+        data = sender.pickled_elsewhere()
+        pickle.loads(sender.message_of_all())
+        assert sender.settled()
+    shard.unlink()
+    assert bytes(pickle.loads(data)[0]) == piece(0)
+
+
+def test_what_was_received_is_passed_on_by_value(shard: Path) -> None:
+    """The receiver has no lease of its own to lend on."""
+    with Sender(Handover(), shard) as sender:
+        (value,) = pickle.loads(sender.message())
+    onward = bytes(ForkingPickler.dumps(value))
+    del value
+    shard.unlink()
+    assert bytes(pickle.loads(onward)) == piece(0)
+
+
+@pytest.mark.parametrize("again", [lambda handover: handover, lambda handover: pickle.loads(pickle.dumps(handover))])
+def test_the_process_that_made_it_sends_bytes(shard: Path, again: Callable[[Handover], Handover]) -> None:
+    """Nobody is known to follow a reference from here; so the lease may go at once, and the values keep the map."""
+    loan = again(Handover()).lend(map_whole(shard), shard, shard.stat().st_ino, "s3://bucket/shard.tar")
+    value = loan.whole()[5:PIECE_BYTES]
+    assert loan.settled()
+    del loan
+    message = bytes(ForkingPickler.dumps(value))
+    assert maps_of(shard) == 1
+    assert bytes(pickle.loads(message)) == bytes(value) == piece(0)[5:]
+    del value
+    assert maps_of(shard) == 0
+
+
+def test_slices_of_slices_and_odd_views_arrive_right(shard: Path) -> None:
+    """A view that is no run of bytes goes by value among references, and so do small and empty ones."""
+    with in_child_with_views(Handover(), shard) as (message, expected):
+        values = pickle.loads(message)
+    assert [bytes(value) for value in values] == expected
+    assert len(message) < 80_000
+
+
+@contextmanager
+def in_child_with_views(handover: Handover, path: Path, *, small: bool = False) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Have odd views pickled by a child that stays until they were loaded."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=send_views, args=(handover, path, theirs, small))
+    process.start()
+    yield ours.recv()
+    ours.send(None)
+    process.join()
+
+
+def send_views(handover: Handover, path: Path, pipe: Connection, small: bool) -> None:
+    """Pickle all sorts of views; wait until they have arrived."""
+    loan = handover.lend(map_whole(path), path, path.stat().st_ino, "s3://bucket/shard.tar")
+    value: Any = loan.whole()[1000:90_000]
+    views = [
+        *(value, value[10:60_000][2:50_000], value[0:0], value[:10], value[:50_000:5], value[49_999::-1]),
+        *(value[:6000].reshape(2, 3000), value[:5000].copy()),
+    ]
+    if small:
+        views = [value[number : 2 * number] for number in range(0, 4096, 91)]
+    pipe.send((bytes(ForkingPickler.dumps(views)), [bytes(view) for view in views]))
+    pipe.recv()

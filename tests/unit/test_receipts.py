@@ -1,0 +1,106 @@
+"""receipts.py: who sent something learns that it has arrived, from any process of the family."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shardcache.errors import ConfigError
+from shardcache_client.sharing.receipts import Receipts
+
+
+def in_fork(function: Callable[[], Any]) -> Any:
+    """Run a function in a forked process and return what it returns."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=lambda: theirs.send(function()))
+    process.start()
+    process.join()
+    return ours.recv()
+
+
+def test_a_receipt_comes_once_it_is_handed_in() -> None:
+    """From another process; the others that are waited for stay open."""
+    receipts = Receipts()
+    first, second = receipts.expect(), receipts.expect()
+    in_fork(second.hand_in)
+    assert not receipts.came(first)
+    assert receipts.came(second)
+
+
+def test_a_place_that_is_free_again_starts_anew() -> None:
+    """However many are sent, only as many places are taken as there are under way; an old receipt changes nothing."""
+    receipts = Receipts()
+    cells = set()
+    for _ in range(100):
+        receipt = receipts.expect()
+        receipt.hand_in()
+        assert receipts.came(receipt)
+        cells.add(receipt.cell)
+    assert len(cells) == 1
+    newer = receipts.expect()
+    receipt.hand_in()
+    assert not receipts.came(newer)
+
+
+def test_a_child_of_a_sender_has_places_of_its_own() -> None:
+    """Forked from a process that waits for receipts, it takes none of that one's."""
+    receipts = Receipts()
+    receipts.expect()
+    theirs = in_fork(receipts.expect)
+    assert receipts.expect().cell != theirs.cell
+
+
+def test_the_places_are_free_when_their_process_has_ended() -> None:
+    """A thousand workers one after the other take no more room than one."""
+    receipts = Receipts()
+    assert in_fork(receipts.expect).cell == in_fork(receipts.expect).cell
+
+
+def test_the_places_are_kept_whatever_else_is_closed() -> None:
+    """The kernel's lock is not lost with another descriptor of the same file, as a process's own locks would be."""
+    receipts = Receipts()
+    ours = receipts.expect()
+    for fd in memfds():
+        os.close(os.open(f"/proc/self/fd/{fd}", os.O_RDWR))
+    assert in_fork(receipts.expect).cell != ours.cell
+
+
+def test_a_copy_is_another() -> None:
+    """Pickled for its own sake, it knows nothing of the first one's receipts, and was made here."""
+    receipts = Receipts()
+    other = pickle.loads(pickle.dumps(receipts))
+    receipt = receipts.expect()
+    other.write(receipt)
+    assert not receipts.came(receipt)
+    assert not other.inherited
+
+
+def test_without_receipts_nothing_can_be_told() -> None:
+    """When the dataset is gone, or was never here, the error says so."""
+    receipts = Receipts()
+    receipt = receipts.expect()
+    del receipts
+    with pytest.raises(ConfigError, match=r"send bytes\(value\)"):
+        receipt.hand_in()
+
+
+def test_nothing_is_left() -> None:
+    """They have no name anywhere; their descriptors go with the object."""
+    before = memfds()
+    receipts = Receipts()
+    receipts.expect()
+    assert len(memfds()) == len(before) + 2
+    del receipts
+    assert memfds() == before
+
+
+def memfds() -> list[str]:
+    """Return this process's descriptors of files without a name, in order."""
+    fds = os.listdir("/proc/self/fd")  # noqa: PTH208
+    links = {fd: f"/proc/self/fd/{fd}" for fd in fds}
+    return sorted(fd for fd, link in links.items() if os.path.lexists(link) and "memfd" in os.readlink(link))  # noqa: PTH115

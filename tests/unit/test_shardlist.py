@@ -1,0 +1,108 @@
+"""Index files in wids format, written and read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache import shardlist
+from shardcache.errors import OriginError
+from shardcache.origin.listing import parse_index
+from shardcache.protocol import ShardRef
+
+ETAG = "0123456789abcdef0123456789abcdef-12"
+SHARD = ShardRef("s3://b/train/a.tar", ETAG, 2048, 10)
+
+names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
+    lambda name: ".." not in name.split("/")
+)
+shards = st.lists(
+    st.builds(
+        ShardRef,
+        names.map(lambda name: f"s3://b/train/{name}"),
+        st.text("0123456789abcdef-", min_size=1),
+        st.integers(0),
+        st.integers(0),
+    )
+)
+
+
+@given(shards, st.sampled_from([None, "s3://b/train", "s3://b/train/", "s3://b/", "s3://other/"]))
+def test_what_was_written_is_read_back(written: list[ShardRef], relative_to: str | None) -> None:
+    """Whatever the keys look like, the index gives the same shards where it was said to lie."""
+    text = shardlist.write(written, relative_to)
+    place = (relative_to or "s3://anywhere/at/all").rstrip("/") + "/index.json"
+    assert parse_index(place, text.encode()) == written
+
+
+def test_it_is_what_wids_asks_for() -> None:
+    """The fields that `wids.ShardListDataset` (webdataset 0.2.111) demands or sums up, under its names."""
+    index = json.loads(shardlist.write([SHARD]))
+    assert index["wids_version"] == 1
+    assert index["shardlist"] == [{"url": SHARD.url, "nsamples": 10, "filesize": 2048, "etag": ETAG}]
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("s3://b/train/a.tar", "a.tar"),
+        ("s3://b/train/sub/a.tar", "sub/a.tar"),
+        ("s3://b/training.tar", "s3://b/training.tar"),
+        ("s3://c/train/a.tar", "s3://c/train/a.tar"),
+        ("s3://b/train//a.tar", "s3://b/train//a.tar"),
+    ],
+)
+def test_what_lies_below_the_index_is_named_from_there(url: str, named: str) -> None:
+    """Only that, and nothing that a reader would resolve to another key."""
+    index = json.loads(shardlist.write([ShardRef(url, "v", 1, 1)], "s3://b/train/"))
+    assert index["shardlist"][0]["url"] == named
+
+
+@pytest.mark.parametrize(
+    ("url", "written", "version"),
+    [
+        ("s3://b/a.tar", '"abc"', "abc"),
+        ("s3://b/a.tar", "abc", "abc"),
+        ("s3://b/a.tar", '""', None),
+        ("http://h/a.tar", '"abc"', '"abc"'),
+        ("https://h/a.tar", 'W/"abc"', 'W/"abc"'),
+    ],
+)
+def test_an_etag_is_compared_as_its_store_gives_it(url: str, written: str, version: str | None) -> None:
+    """With or without quotes in the file, it is in the form of that origin's versions."""
+    index = json.dumps({"shardlist": [{"url": url, "etag": written}]})
+    assert parse_index("s3://b/index.json", index.encode()) == [ShardRef(url, version)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("nsamples", "10"),
+        ("nsamples", 10.0),
+        ("nsamples", True),
+        ("nsamples", -1),
+        ("filesize", "1 GB"),
+        ("etag", 7),
+        ("url", None),
+    ],
+)
+def test_a_value_of_another_type_is_named(field: str, value: object) -> None:
+    """A count that is guessed at would train on another dataset: the error names the field and what to do."""
+    row = {"url": "a.tar", "nsamples": 10} | {field: value}
+    with pytest.raises(OriginError, match=field) as refused:
+        parse_index("s3://b/index.json", json.dumps({"shardlist": [row]}).encode())
+    assert refused.value.url == "s3://b/index.json" and "shardcache index" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [({"datasets": [{"source_url": "s3://b/more.json"}]}, "further datasets"), ({"wids_version": 2}, "wids_version 2")],
+)
+def test_an_index_that_stands_for_more_is_refused(more: dict[str, object], reason: str) -> None:
+    """Half of a dataset would be lost in silence."""
+    index = {"wids_version": 1, "shardlist": [{"url": "a.tar"}]} | more
+    with pytest.raises(OriginError, match=reason):
+        parse_index("s3://b/index.json", json.dumps(index).encode())

@@ -1,0 +1,217 @@
+"""state.py: a few numbers that go through JSON, are found in any checkpoint, and say where everybody goes on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardcache.errors import ConfigError
+from shardcache_client.order.deal import SampleDeal
+from shardcache_client.order.partition import Cut
+from shardcache_client.order.progress import Phase
+from shardcache_client.order.rounds import Shuffle
+from shardcache_client.order.state import Place, Resumption, State, find_states, resume
+from shardcache_client.topology import Topology
+from support.dealt import crew, walk
+
+numbers = st.integers(0, 2**40)
+cuts = st.builds(
+    Cut, st.integers(1, 64), st.integers(1, 16), st.sampled_from(["pad", "drop", None]), batch_size=st.integers(1, 512)
+)
+states = st.builds(
+    State,
+    dataset=st.text("0123456789abcdef", min_size=16, max_size=16),
+    epoch=numbers,
+    cut=cuts,
+    counted=st.booleans(),
+    phases=st.lists(st.builds(Phase, cuts, st.lists(numbers, max_size=4).map(tuple)), max_size=3).map(tuple),
+    reader=st.none() | st.integers(0, 1023),
+    place=st.builds(Place, numbers, numbers, numbers, numbers, numbers),
+    taken=st.lists(numbers, max_size=4).map(tuple),
+)
+TWO_BY_TWO = Cut(2, 2, batch_size=4)
+
+
+def state_of(reader: int | None, cut: Cut = TWO_BY_TWO, **fields: Any) -> State:
+    """Return the state of one reader of a job."""
+    return State(**{"dataset": "train", "epoch": 3, "cut": cut, "reader": reader} | fields)
+
+
+def saved_loader(*states: State, steps_since_snapshot: int = 0) -> dict[str, Any]:
+    """Return what a StatefulDataLoader (torchdata 0.11) with one worker for each state saves."""
+    workers = {
+        f"worker_{number}": {
+            "worker_id": number,
+            "dataset_state": state.to_json(),
+            "fetcher_state": {"fetcher_ended": False, "dataset_iter_state": None},
+        }
+        for number, state in enumerate(states)
+    }
+    return {
+        "_snapshot": {
+            "_snapshot_step": 5,
+            "_last_yielded_worker_id": 0,
+            "_main_snapshot": {"_num_workers": len(states), "_sampler_iter_state": None, "_base_seed": 2**60},
+            "_worker_snapshots": workers,
+        },
+        "_steps_since_snapshot": steps_since_snapshot,
+        "_iterator_finished": False,
+    }
+
+
+@given(states)
+def test_a_state_goes_through_json(state: State) -> None:
+    """As through any checkpoint: equal after it, whatever the numbers."""
+    assert State.from_json(json.loads(json.dumps(state.to_json()))) == state
+
+
+def test_a_state_is_small() -> None:
+    """Of a reader of a job that has been cut anew four times, the last time from a thousand readers."""
+    phases = (Phase(TWO_BY_TWO, (10_000,) * 4),) * 3
+    assert len(json.dumps(state_of(1023, Cut(64, 16), phases=phases).to_json())) < 1_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shardcache": 2},
+        {"cut": {"world_size": 2}},
+        {"cut": None},
+        {"epoch": "three"},
+        {"place": {"nowhere": 1}},
+        {"phases": [{}]},
+        {"phases": 5},
+    ],
+)
+def test_what_is_no_state_is_refused(change: dict[str, Any]) -> None:
+    """One of a later release, or one that was damaged, is an error that says so."""
+    with pytest.raises(ConfigError, match="the state"):
+        State.from_json(state_of(0).to_json() | change)
+
+
+def test_a_state_that_lacks_something_is_refused() -> None:
+    """Each of its parts is needed."""
+    whole = state_of(0).to_json()
+    for name in whole:
+        with pytest.raises(ConfigError, match="the state"):
+            State.from_json({other: value for other, value in whole.items() if other != name})
+
+
+def test_states_are_found_wherever_they_lie() -> None:
+    """By themselves, in a loader's state, in those of several ranks, and in a whole checkpoint."""
+    crew = [state_of(reader) for reader in range(4)]
+    checkpoint = {"model": {"weight": "..."}, "loaders": [saved_loader(*crew[:2]), saved_loader(*crew[2:])], "step": 7}
+    assert find_states(crew[1].to_json()) == crew[1:2]
+    assert find_states(saved_loader(*crew[:2])) == crew[:2]
+    assert find_states(checkpoint) == crew
+    assert find_states(json.loads(json.dumps(checkpoint))) == crew
+
+
+def test_nothing_found_is_an_error() -> None:
+    """Rather than an epoch from its beginning."""
+    for nothing in ({}, [], {"model": "shardcache"}, None, "shardcache"):
+        with pytest.raises(ConfigError, match="no state"):
+            find_states(nothing)
+
+
+@pytest.mark.parametrize("other", [{"epoch": 4}, {"cut": Cut(3, 1)}, {"counted": False}, {"dataset": "validation"}])
+def test_states_of_several_moments_are_refused(other: dict[str, Any]) -> None:
+    """Nobody could say what is left of the epoch."""
+    with pytest.raises(ConfigError, match="not of one moment"):
+        find_states([state_of(0).to_json(), replace(state_of(1), **other).to_json()])
+
+
+def test_a_snapshot_of_an_earlier_moment_is_refused() -> None:
+    """A loader that saves only every few steps leaves out what came since; that would be read twice."""
+    with pytest.raises(ConfigError, match="snapshot_every_n_steps") as caught:
+        find_states([saved_loader(state_of(0), steps_since_snapshot=2)])
+    assert "older" in caught.value.message
+
+
+def test_each_reader_goes_on_where_it_was() -> None:
+    """The same job again: everyone finds its own place, given its own state or those of all."""
+    places = [Place(0, 8 * reader + 8, 8 * reader + 4, reader, 3) for reader in range(4)]
+    crew = [state_of(reader, place=place) for reader, place in enumerate(places)]
+    for reader, place in enumerate(places):
+        topology = Topology(reader // 2, 2, reader % 2, 2)
+        assert resume([crew[reader]], TWO_BY_TWO, topology) == Resumption(3, (), place)
+        assert resume(crew, TWO_BY_TWO, topology) == Resumption(3, (), place)
+
+
+def test_one_ranks_state_is_believed_for_the_others() -> None:
+    """All ranks take their batches together: another rank's worker has given as many, whatever bad ones were skipped.
+
+    The bad samples in the share of one rank say nothing about the share of another.
+    """
+    crew = [state_of(0, place=Place(taken=13, given=12, beat=4, nth=1)), state_of(1, place=Place(taken=8, given=8))]
+    places = [resume(crew, TWO_BY_TWO, Topology(1, 2, worker, 2)).place for worker in range(2)]
+    assert [(place.taken, place.given) for place in places] == [(12, 12), (8, 8)]
+    (phase,) = resume(crew, Cut(1, 1), Topology()).phases
+    assert phase == Phase(TWO_BY_TWO, (13, 8, 12, 8))
+
+
+def test_the_state_of_a_whole_rank() -> None:
+    """It says how far each of its workers is, and so are those of the other ranks."""
+    rank = state_of(None, taken=(12, 8))
+    assert resume([rank], TWO_BY_TWO, Topology(1, 2, 1, 2)).place == Place(taken=8, given=8)
+    assert resume([rank], Cut(4, 1), Topology(3, 4)).phases == (Phase(TWO_BY_TWO, (12, 8)),)
+
+
+def test_a_worker_whose_state_is_missing() -> None:
+    """Without it nobody knows what is left, and the error says what to load."""
+    with pytest.raises(ConfigError, match=r"worker 1[\s\S]*whole state"):
+        resume([state_of(0), state_of(2)], Cut(3, 1), Topology(0, 3))
+
+
+@pytest.mark.parametrize("topology", [Topology(0, 1), Topology(1, 2, 1, 2)])
+def test_shards_that_were_not_counted_stay_with_their_readers(topology: Topology) -> None:
+    """How far one came in its shards says nothing about another's, nor about how to cut them anew."""
+    crew = [state_of(0, counted=False), state_of(1, counted=False)]
+    cut = Cut(topology.world_size, topology.workers, batch_size=4)
+    with pytest.raises(ConfigError, match=r"same ranks and workers[\s\S]*shardcache index"):
+        resume(crew, cut, topology)
+    assert resume(crew, TWO_BY_TWO, Topology(0, 2, 1, 2)) == Resumption(3)
+
+
+def test_who_has_read_all_and_repeats_for_others_has_nothing_left() -> None:
+    """What makes up for bad samples is no part of the epoch: with other readers it is not read on."""
+    crew = [state_of(0, Cut(1, 2), place=Place(time=1, taken=2, given=7)), state_of(1, Cut(1, 2), place=Place(taken=4))]
+    (start,) = {resume(crew, Cut(2, 1), Topology(rank, 2)) for rank in range(2)}
+    left = [walk(SampleDeal([20]).share(3, 0, Topology(rank, 2), start.phases), [20]) for rank in range(2)]
+    assert sorted(place for reader in left for place in reader) == [(0, number) for number in range(14, 20)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any),
+    st.lists(
+        st.builds(Cut, st.integers(1, 5), st.integers(1, 3), st.none(), st.integers(1, 4)), min_size=2, max_size=4
+    ),
+    st.integers(0, 10**6),
+)
+def test_any_job_goes_on_from_the_states_of_another(counts: list[int], cuts: list[Cut], step: int) -> None:
+    """Through JSON, any number of times, whoever saved them: together each sample is read once."""
+    deal, count, saved = SampleDeal(counts, Shuffle(1, 3), None), Counter[tuple[int, int]](), None
+    for nth, cut in enumerate(cuts):
+        found = [] if saved is None else find_states(json.loads(json.dumps(saved)))
+        saved = []
+        for topology in crew(cut):
+            start = resume(found, cut, topology) if found else Resumption(3)
+            read = _rest(deal, topology, start, cut.batch_size)
+            taken = len(read) if nth == len(cuts) - 1 else step * (topology.reader + 7) % (len(read) + 1)
+            count.update(read[:taken])
+            place = Place(taken=start.place.taken + taken, given=start.place.given + taken)
+            saved.append(state_of(topology.reader, cut, phases=start.phases, place=place).to_json())
+    assert count == {(shard, number): 1 for shard, size in enumerate(counts) for number in range(size)}
+
+
+def _rest(deal: SampleDeal, topology: Topology, start: Resumption, batch_size: int) -> Sequence[tuple[int, int]]:
+    share = replace(deal, batch_size=batch_size).share(start.epoch, 0, topology, start.phases)
+    return walk(share.behind(start.place), deal.counts)
