@@ -201,6 +201,7 @@ class ShardDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that every iteration reads from now on, in living DataLoader workers, too."""
         self._bookmark.set_epoch(epoch)
+        self._stream = None
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return where this reader is: a few numbers, whatever the size of dataset and batches.
@@ -226,7 +227,7 @@ class ShardDataset(IterableDataset[Any]):
         return self._state(stream.start, stream.counted, topology, reader=topology.reader, place=stream.tally.place)
 
     def load_state_dict(self, state: object) -> None:
-        """Go on from a state at the next iteration, exactly where it was taken.
+        """Go on from a state: iterations of its epoch, of which the next is one, begin exactly where it was taken.
 
         The run may have other ranks and workers than the one that took the state: what is left of the epoch is dealt to
         them. All that is needed then is the state of one rank with all its workers, for ranks take their batches
