@@ -22,7 +22,7 @@ from shardcache_client.order.deal import Dealing, check
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.partition import Cut, Even, taken_in_turns
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.order.state import Resumption, State
+from shardcache_client.order.state import Place, Resumption, State, resume
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.one_manifest import OneManifest
 from shardcache_client.reading.stream import Decode, EpochStream, Source
@@ -158,15 +158,16 @@ class ShardDataset(IterableDataset[Any]):
         check(self._source.deal, topology, self._even)
         self._agreed.compare(self.manifest, topology)
         epoch = self._bookmark.begin(_loader())
-        self._stream = self._stream_of(epoch, topology)
+        self._stream = self._stream_of(epoch, topology, self._bookmark.states)
         self._explain(topology)
         return iter(self._stream)
 
-    def _stream_of(self, epoch: int, topology: Topology) -> EpochStream:
-        source, counted = self._source, self._bookmark.counted(epoch)
-        if counted not in (None, source.deal.counted):
-            source = replace(source, deal=self._dealing.deal(self.manifest, counted=counted))
-        start = self._bookmark.start(epoch, self._cut(topology), topology)
+    def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
+        source, start = self._source, Resumption(epoch)
+        if states and states[0].epoch == epoch:
+            start = resume(states, self._cut(topology), topology)
+            if states[0].counted != source.deal.counted:
+                source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
         return EpochStream(source, Reader(self._job, topology), start, Tally.at(start.place, self._on_error))
 
     def _explain(self, topology: Topology) -> None:
@@ -200,7 +201,7 @@ class ShardDataset(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that every iteration reads from now on, in living DataLoader workers, too."""
-        self._bookmark.set_epoch(epoch)
+        self._bookmark.set_epoch(operator.index(epoch))
         self._stream = None
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
@@ -212,7 +213,8 @@ class ShardDataset(IterableDataset[Any]):
         the first turn again, whoever's it was.
 
         Args:
-            batches: taken from the loader since the iteration began. The dataset must know the loader's batch_size.
+            batches: taken from the loader since the iteration began. The dataset must know the loader's batch_size. All
+                of them make the state that of the beginning of the next epoch.
         """
         topology = self.topology()
         if batches is not None:
@@ -223,11 +225,13 @@ class ShardDataset(IterableDataset[Any]):
                 remedy="use torchdata's StatefulDataLoader and its state_dict(); or call state_dict(batches=...) with "
                 "the number of batches taken since the iteration began",
             )
-        stream = self._stream or self._stream_of(self.epoch, topology)
-        return self._state(stream.start, stream.counted, topology, reader=topology.reader, place=stream.tally.place)
+        stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
+        return self._state(stream, topology, stream.tally.place).to_json()
 
     def load_state_dict(self, state: object) -> None:
-        """Go on from a state: iterations of its epoch, of which the next is one, begin exactly where it was taken.
+        """Go on from a state at the next iteration of its epoch, exactly where it was taken.
+
+        That is the next iteration, unless `set_epoch` says another epoch.
 
         The run may have other ranks and workers than the one that took the state: what is left of the epoch is dealt to
         them. All that is needed then is the state of one rank with all its workers, for ranks take their batches
@@ -242,9 +246,13 @@ class ShardDataset(IterableDataset[Any]):
         self._stream = None
 
     def _state_of_rank(self, topology: Topology, batches: int) -> dict[str, Any]:
-        workers = max(1, self._bookmark.workers)
+        """Return the states of all workers of this rank when so many batches were taken from them in turn."""
+        _check_least(0, batches=batches)
+        bookmark = self._bookmark
+        states = bookmark.states_of_workers if bookmark.workers else bookmark.states
+        workers = max(1, bookmark.workers)
         crew = [Topology(topology.rank, topology.world_size, worker, workers) for worker in range(workers)]
-        streams = [self._stream_of(self._bookmark.epoch_begun, reader) for reader in crew]
+        streams = [self._stream_of(bookmark.epoch_begun, reader, states) for reader in crew]
         if not streams[0].counted:
             raise ConfigError(
                 "how far a number of batches goes is not known: the samples of the shards are not counted",
@@ -252,18 +260,22 @@ class ShardDataset(IterableDataset[Any]):
             )
         left = [stream.samples_left for stream in streams]
         taken = taken_in_turns(left, self._batch_size, batches)
-        before = [stream.tally.taken for stream in streams]
-        return self._state(streams[0].start, True, crew[0], reader=None, taken=tuple(map(operator.add, before, taken)))
+        if taken == left:
+            fresh = [self._stream_of(bookmark.epoch_begun + 1, reader, ()) for reader in crew]
+            streams, taken = fresh, [0] * workers
+        places = [stream.tally.place.after(count) for stream, count in zip(streams, taken, strict=True)]
+        return {"workers": [self._state(*each).to_json() for each in zip(streams, crew, places, strict=True)]}
 
-    def _state(self, start: Resumption, counted: bool, topology: Topology, **place: Any) -> dict[str, Any]:
+    def _state(self, stream: EpochStream, reader: Topology, place: Place) -> State:
         return State(
-            dataset=self._bookmark.datasets[counted],
-            epoch=start.epoch,
-            cut=self._cut(topology),
-            counted=counted,
-            phases=start.phases,
-            **place,
-        ).to_json()
+            dataset=self._bookmark.datasets[stream.counted],
+            epoch=stream.start.epoch,
+            cut=self._cut(reader),
+            counted=stream.counted,
+            phases=stream.start.phases,
+            reader=reader.reader,
+            place=place,
+        )
 
     # Who reads
 

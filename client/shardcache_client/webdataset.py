@@ -103,11 +103,16 @@ class WebDataset(wds.WebDataset):  # type: ignore[misc]
             **options,
         )
         # Not webdataset's own __init__: that builds the stages which the source replaces.
+        self._begin = _Begin(self.source)
         super(wds.WebDataset, self).__init__(
-            self.source, None if select_files is None else functools.partial(_select, keep=select_files)
+            self._begin, None if select_files is None else functools.partial(_select, keep=select_files)
         )
         if endless:
             self.repeat()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._begin.now()
+        return iter(super().__iter__())
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration reads; see ShardDataset."""
@@ -125,6 +130,27 @@ class WebDataset(wds.WebDataset):  # type: ignore[misc]
                 "with shuffle_window in place of the one, and the DataLoader's batches, none are"
             )
         self.source.load_state_dict(state)
+
+
+class _Begin:
+    """The first stage: begins a pass over the source, shared by all pipelines that grew out of one.
+
+    webdataset begins with the first sample, and the source's state may be asked for before that.
+    """
+
+    def __init__(self, source: ShardDataset) -> None:
+        self._source = source
+        self._begun: list[Iterator[Sample]] = []
+
+    def now(self) -> None:
+        """Begin the next pass, to be read later."""
+        self._begun = [iter(self._source)]
+
+    def __call__(self) -> Iterator[Sample]:
+        return self._begun.pop() if self._begun else iter(self._source)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Begin, (self._source,)
 
 
 def _refuse(condition: bool, what: str, remedy: str) -> None:

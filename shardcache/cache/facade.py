@@ -114,7 +114,8 @@ class Cache:
     async def index(self, patterns: Sequence[str], uid: int, tell: Tell) -> None:
         """Count the samples of all that the patterns name, telling events. Raises OriginError."""
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
-        await self._counting.count(await self.resolve(patterns, uid), tell, listed=listed)
+        refs = await self._manifests.resolve(patterns, uid, fresh=True)
+        await self._counting.count(refs, tell, listed=listed)
 
     async def shards(self, prefix: str) -> AsyncIterator[Json]:
         """Yield what is published below a url prefix."""

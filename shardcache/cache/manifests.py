@@ -15,12 +15,16 @@ from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
+from shardcache.origin.urls import INDEX_SUFFIX
 from shardcache.protocol import ShardRef
 from shardcache.store.catalogue import Catalogue
 
 log = structlog.get_logger()
 
 _KIND = "listing"
+
+# All ranks of a job ask within moments.
+_INDEX_TTL_S = 2.0
 
 
 class Manifests:
@@ -44,14 +48,19 @@ class Manifests:
         self._listed: dict[str, tuple[float, list[ShardRef]]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def resolve(self, patterns: Sequence[str], uid: int) -> list[ShardRef]:
+    async def resolve(self, patterns: Sequence[str], uid: int, *, fresh: bool = False) -> list[ShardRef]:
         """Return the shards of every pattern, in the order given, with the sample counts that are known.
+
+        Args:
+            fresh: whether the store is asked whatever is remembered.
 
         Raises NotAllowedError before anything is asked of a store, NotFoundError when there is no shard at all,
         and the origin's errors.
         """
         for pattern in patterns:
             self._allow.check(pattern, uid)
+        for pattern in patterns if fresh else ():
+            self._listed.pop(pattern, None)
         refs = [ref for pattern in patterns for ref in await self._resolve(pattern)]
         if not refs:
             raise NotFoundError("no urls given", remedy="name at least one shard")
@@ -81,5 +90,11 @@ class Manifests:
         return refs
 
     def _drop_stale(self) -> None:
-        limit = time.monotonic() - self._ttl_s
-        self._listed = {pattern: entry for pattern, entry in self._listed.items() if entry[0] > limit}
+        now_s = time.monotonic()
+        self._listed = {
+            pattern: entry for pattern, entry in self._listed.items() if entry[0] > now_s - self._lifetime_s(pattern)
+        }
+
+    def _lifetime_s(self, pattern: str) -> float:
+        """An index file costs one request, and may just have been brought up to date for the job that asks."""
+        return min(self._ttl_s, _INDEX_TTL_S) if pattern.endswith(INDEX_SUFFIX) else self._ttl_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -73,3 +73,12 @@ def exit_code(error: ShardcacheError) -> int:
             return USAGE
         case _:
             return FAILED
+
+
+async def print_events(events: AsyncIterator[dict[str, Any]]) -> int:
+    """Print a line of JSON for each event of long work; return how many were errors of single shards."""
+    failed = 0
+    async for event in events:
+        print_json(event)
+        failed += event["event"] == "error"
+    return failed

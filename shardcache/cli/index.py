@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from shardcache import shardlist
-from shardcache.cli.common import fail, json_option, print_json, socket_option
+from shardcache.cli.common import fail, json_option, print_events, socket_option
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef
 
@@ -83,7 +83,7 @@ async def _count(urls: list[str], socket: Path | None, output: Path, as_json: bo
         contextlib.aclosing(daemon.index(urls)) as events,
         contextlib.aclosing(_noted(events, found)) as noted,
     ):
-        failed = await (_print_events(noted) if as_json else _show_events(noted, output))
+        failed = await (print_events(noted) if as_json else _show_events(noted, output))
     return None if failed else [found[number] for number in sorted(found)]
 
 
@@ -93,14 +93,6 @@ async def _noted(events: AsyncIterator[Json], found: dict[int, ShardRef]) -> Asy
         if event["event"] == "shard":
             found[event["number"]] = ShardRef(event["url"], event["version"], event["size_bytes"], event["samples"])
         yield event
-
-
-async def _print_events(events: AsyncIterator[Json]) -> int:
-    failed = 0
-    async for event in events:
-        print_json(event)
-        failed += event["event"] == "error"
-    return failed
 
 
 async def _show_events(events: AsyncIterator[Json], output: Path) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from shardcache.cli.common import fail, json_option, print_json, socket_option
+from shardcache.cli.common import fail, json_option, print_events, socket_option
 
 
 @click.command()
@@ -32,17 +32,9 @@ async def _warm(urls: list[str], socket: Path | None, as_json: bool) -> int:
     """Return how many shards failed."""
     from shardcache.cli.client import AdminClient
 
-    show = _print_events if as_json else _show_events
+    show = print_events if as_json else _show_events
     async with AdminClient(socket) as daemon, aclosing(daemon.warm(urls)) as events:
         return await show(events)
-
-
-async def _print_events(events: AsyncIterator[dict[str, Any]]) -> int:
-    failed = 0
-    async for event in events:
-        print_json(event)
-        failed += event["event"] == "error"
-    return failed
 
 
 async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:

@@ -216,7 +216,7 @@ def test_a_share_in_which_nothing_can_be_read(daemon: Daemon, source: Path) -> N
     for number in range(SHARDS):
         (source / f"{number}.tar").write_bytes(b"<html>404</html>" * 1000)
     ds = ShardDataset(f"file://{source}/index.json", on_error=ignore_and_continue, socket=daemon.socket)
-    with pytest.raises(ShardError, match="nothing in the share of rank 0, worker 0 can be read in epoch 0"):
+    with pytest.raises(ShardError, match="nothing that rank 0, worker 0 could give in epoch 0 can be read"):
         list(ds)
 
 
@@ -228,7 +228,7 @@ def test_a_decoder_that_always_fails(daemon: Daemon, source: Path) -> None:
 
     url = f"file://{source}/index.json"
     ds = ShardDataset(url, decode=fail, on_error=ignore_and_continue, socket=daemon.socket, **ORDERS[1])
-    with pytest.raises(ShardError, match="nothing in the share"):
+    with pytest.raises(ShardError, match="nothing that rank 0"):
         list(ds)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,27 @@ def test_a_pipeline_goes_on_where_it_was(dataset: Any) -> None:
     after = make().map(dict)
     after.load_state_dict(state)
     assert first + keys_of(after) == keys_of(make())
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*set_vital.*")
+def test_a_state_taken_early_in_a_later_epoch(dataset: Any, workers: int, taken: int) -> None:
+    """A StatefulDataLoader asks before the first sample: what it gets is of the epoch that begins, not of the last."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    make = functools.partial(dataset, shardshuffle=100, seed=3, batch_size=4)
+
+    def loader() -> Any:
+        return stateful(make().map(dict), batch_size=4, num_workers=workers, collate_fn=list)
+
+    whole, first = loader(), loader()
+    list(whole), list(first)
+    batches = iter(first)
+    list(itertools.islice(batches, taken))
+    state = first.state_dict()
+    again = loader()
+    again.load_state_dict(state)
+    assert list(again) == list(whole)[taken:]
 
 
 def test_what_a_buffer_held_is_said_to_be_lost(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 from shardcache.errors import ConfigError
 from shardcache_client.order.partition import Cut
 from shardcache_client.order.progress import Phase
-from shardcache_client.order.state import Place, Resumption, State
+from shardcache_client.order.state import Place, Resumption, State, resume
 from shardcache_client.sharing.board import Board
 from shardcache_client.sharing.bookmark import Bookmark, Loader
 from shardcache_client.topology import Topology
@@ -42,7 +42,14 @@ def begin(workers: list[Bookmark], loader: int) -> list[Resumption]:
     """Have a loader's workers begin an iteration; return from where each reads."""
     epochs = [each.begin(Loader(loader, worker, len(workers))) for worker, each in enumerate(workers)]
     starts = zip(workers, epochs, strict=True)
-    return [each.start(epoch, CUT, Topology(0, 1, worker, 2)) for worker, (each, epoch) in enumerate(starts)]
+    return [start(each, epoch, CUT, Topology(0, 1, worker, 2)) for worker, (each, epoch) in enumerate(starts)]
+
+
+def start(bookmark: Bookmark, epoch: int, cut: Cut, topology: Topology) -> Resumption:
+    """Return from where a reader reads the epoch that it has begun."""
+    states = bookmark.states
+    assert all(state.epoch == epoch for state in states)
+    return resume(states, cut, topology) if states else Resumption(epoch)
 
 
 def in_the_middle() -> list[Resumption]:
@@ -101,15 +108,15 @@ def test_without_workers(bookmark: Bookmark) -> None:
     whole, place = Cut(1, 1), Place(taken=3, given=3)
     bookmark.load(saved(0, cut=whole, place=place), worker=False)
     assert bookmark.next_epoch == EPOCH
-    starts = [bookmark.start(bookmark.begin(None), whole, Topology()) for _ in range(2)]
+    starts = [start(bookmark, bookmark.begin(None), whole, Topology()) for _ in range(2)]
     assert starts == [Resumption(EPOCH, (), place), Resumption(EPOCH + 1)]
 
 
 def test_other_workers_than_before(bookmark: Bookmark) -> None:
     """What is left is told by how far those before came."""
     bookmark.load([saved(0), saved(1)], worker=False)
-    start = bookmark.start(bookmark.begin(None), Cut(1, 1), Topology())
-    assert start == Resumption(EPOCH, (Phase(CUT, (10, 11)),))
+    resumed = start(bookmark, bookmark.begin(None), Cut(1, 1), Topology())
+    assert resumed == Resumption(EPOCH, (Phase(CUT, (10, 11)),))
 
 
 def test_set_epoch_keeps_the_place_within_its_own_epoch(bookmark: Bookmark) -> None:
@@ -136,10 +143,22 @@ def test_what_is_loaded_last_holds(bookmark: Bookmark) -> None:
     assert begin(forked(bookmark), 17) == in_the_middle()
 
 
-def test_an_epoch_that_was_begun_without_counts(bookmark: Bookmark) -> None:
-    """Only that one is gone on with in the same way."""
-    bookmark.load(saved(0, counted=False), worker=False)
-    assert [bookmark.counted(epoch) for epoch in (EPOCH - 1, EPOCH, EPOCH + 1)] == [None, False, None]
+def test_a_loaded_state_is_used_once(bookmark: Bookmark) -> None:
+    """A loop that names the same epoch before every pass, as for validation, reads the rest and then whole passes."""
+    bookmark.load([saved(0), saved(1)], worker=False)
+    for starts in (in_the_middle(), from_the_beginning(EPOCH), from_the_beginning(EPOCH)):
+        bookmark.set_epoch(EPOCH)
+        assert begin(forked(bookmark), 17) == starts
+
+
+def test_an_epoch_that_is_set_after_workers_were_told_to_load(bookmark: Bookmark) -> None:
+    """A training loop that names another epoch is obeyed, whoever loads later."""
+    bookmark.set_epoch(EPOCH + 3)
+    workers = forked(bookmark)
+    for number, worker in enumerate(workers):
+        worker.load(saved(number), worker=True)
+    assert begin(workers, 17) == from_the_beginning(EPOCH + 3)
+    assert bookmark.next_epoch == EPOCH + 3
 
 
 def test_a_state_of_another_dataset(bookmark: Bookmark) -> None:

@@ -32,14 +32,13 @@ states = st.builds(
     cut=cuts,
     counted=st.booleans(),
     phases=st.lists(st.builds(Phase, cuts, st.lists(numbers, max_size=4).map(tuple)), max_size=3).map(tuple),
-    reader=st.none() | st.integers(0, 1023),
+    reader=st.integers(0, 1023),
     place=st.builds(Place, numbers, numbers, numbers, numbers, numbers),
-    taken=st.lists(numbers, max_size=4).map(tuple),
 )
 TWO_BY_TWO = Cut(2, 2, batch_size=4)
 
 
-def state_of(reader: int | None, cut: Cut = TWO_BY_TWO, **fields: Any) -> State:
+def state_of(reader: int, cut: Cut = TWO_BY_TWO, **fields: Any) -> State:
     """Return the state of one reader of a job."""
     return State(**{"dataset": "train", "epoch": 3, "cut": cut, "reader": reader} | fields)
 
@@ -157,25 +156,21 @@ def test_one_ranks_state_is_believed_for_the_others() -> None:
     assert phase == Phase(TWO_BY_TWO, (13, 8, 12, 8))
 
 
-def test_the_state_of_a_whole_rank() -> None:
-    """It says how far each of its workers is, and so are those of the other ranks."""
-    rank = state_of(None, taken=(12, 8))
-    assert resume([rank], TWO_BY_TWO, Topology(1, 2, 1, 2)).place == Place(taken=8, given=8)
-    assert resume([rank], Cut(4, 1), Topology(3, 4)).phases == (Phase(TWO_BY_TWO, (12, 8)),)
-
-
 def test_a_worker_whose_state_is_missing() -> None:
     """Without it nobody knows what is left, and the error says what to load."""
     with pytest.raises(ConfigError, match=r"worker 1[\s\S]*whole state"):
         resume([state_of(0), state_of(2)], Cut(3, 1), Topology(0, 3))
 
 
-@pytest.mark.parametrize("topology", [Topology(0, 1), Topology(1, 2, 1, 2)])
-def test_shards_that_were_not_counted_stay_with_their_readers(topology: Topology) -> None:
+@pytest.mark.parametrize(
+    ("topology", "said"),
+    [(Topology(0, 1), r"same ranks and workers[\s\S]*shardcache index"), (Topology(1, 2, 1, 2), "states of all ranks")],
+)
+def test_shards_that_were_not_counted_stay_with_their_readers(topology: Topology, said: str) -> None:
     """How far one came in its shards says nothing about another's, nor about how to cut them anew."""
     crew = [state_of(0, counted=False), state_of(1, counted=False)]
     cut = Cut(topology.world_size, topology.workers, batch_size=4)
-    with pytest.raises(ConfigError, match=r"same ranks and workers[\s\S]*shardcache index"):
+    with pytest.raises(ConfigError, match=said):
         resume(crew, cut, topology)
     assert resume(crew, TWO_BY_TWO, Topology(0, 2, 1, 2)) == Resumption(3)
 

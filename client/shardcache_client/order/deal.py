@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import ClassVar, Protocol
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.partition import Cut, Even
-from shardcache_client.order.progress import Phase, Rest, first_span, what_is_left
+from shardcache_client.order.progress import Phase, first_span, what_is_left
 from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
 from shardcache_client.order.share import Leg, Share
 from shardcache_client.topology import Topology
+
+_what_is_left = lru_cache(maxsize=4)(what_is_left)
 
 
 class Deal(Protocol):
@@ -27,10 +29,10 @@ class Deal(Protocol):
         """Whether samples are dealt, or whole shards."""
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
-        """Return what a reader reads in an epoch for the first time, or, should that not be enough, once more.
+        """Return what a reader reads in an epoch, or, should that not be enough, goes on with: what others read.
 
         Args:
-            time: 0 for the first time.
+            time: 0 for its own share, then 1, 2 and so on.
             phases: what other readers have read of the epoch before.
         """
 
@@ -62,21 +64,17 @@ class SampleDeal:
     def _order(self) -> Order:
         return Order(self.counts, self.shuffle)
 
-    @cached_property
-    def _left(self) -> Callable[[Sequence[Phase], Cut], Rest]:
-        return lru_cache(maxsize=2)(partial(what_is_left, self.epoch_samples))
-
     @property
     def epoch_samples(self) -> int:
         """Samples of an epoch, all ranks together and before any padding."""
         return self._order.samples if self.samples_per_epoch is None else self.samples_per_epoch
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
-        """Return a reader's share, the same each time."""
+        """Return a reader's share; later, that of the reader so many further on."""
         cut = Cut.of(topology, self.even, self.batch_size)
         first = phases[0].cut if phases else cut
-        rest = self._left(tuple(phases), cut)
-        span = cut.span(len(rest), topology.reader)
+        rest = _what_is_left(self.epoch_samples, tuple(phases), cut)
+        span = cut.span(len(rest), (topology.reader + time) % cut.readers)
         legs = tuple(
             Leg.between(self._mix(epoch, *first_span(self.epoch_samples, first, part.reader)), part.start, part.stop)
             for part in rest.between(*span)
@@ -118,7 +116,7 @@ class ShardDeal:
         """Return a reader's shards of the epoch, in another order each time; `phases` cannot be, without counts."""
         key = round_key(self.shuffle, epoch, time)
         order = shard_order([1] * self.shards, self.shuffle, key)
-        start, stop = Cut.of(topology, None, 1).span(self.shards, topology.reader)
+        start, stop = Cut.of(topology, None, 1).span(self.shards, (topology.reader + time) % topology.readers)
         mine = order[start:stop]
         if not mine and self.samples_per_epoch is not None:
             mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same

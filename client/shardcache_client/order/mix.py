@@ -76,20 +76,20 @@ class Mix:
     # For pieces whose sizes are known
 
     @cached_property
-    def _ends(self) -> list[int]:
-        """For each beat, the number of samples that have come when it is over."""
-        sizes = [(piece.stop or 0) - piece.start for piece in self.pieces]
-        parts = [0] * self.beats
-        for entered, size in enumerate(sizes):
-            for nth in range(self._stay):
-                start, stop = self._part(size, nth)
-                parts[entered + nth] += stop - start
-        return list(accumulate(parts))
+    def _starts(self) -> list[int]:
+        """For each piece, and behind the last, the number of samples in those before it."""
+        return list(accumulate(((piece.stop or 0) - piece.start for piece in self.pieces), initial=0))
 
     def __len__(self) -> int:
-        return sum((piece.stop or 0) - piece.start for piece in self.pieces)
+        return self._starts[-1]
 
     def find(self, place: int) -> tuple[int, int]:
         """Return the beat in which a place of the whole order lies, and which of the beat's samples it is."""
-        beat = bisect_right(self._ends, place)
-        return beat, place - (self._ends[beat - 1] if beat else 0)
+        beat = bisect_right(range(self.beats), place, key=self._come)
+        return beat, place - (self._come(beat - 1) if beat else 0)
+
+    def _come(self, beat: int) -> int:
+        """Return how many samples have come when a beat is over: all of what has left, parts of the others."""
+        pieces, starts = self.in_hand(beat), self._starts
+        parts = (self._part(starts[piece + 1] - starts[piece], beat - piece)[1] for piece in pieces)
+        return starts[pieces.start] + sum(parts)

@@ -10,10 +10,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 from shardcache_client.order.permute import permutation
+
+# This epoch's and the next one's; with few samples an epoch may touch more, which are then made several times.
+_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Order:
         self.samples = sum(counts)
         self._counts = counts
         self._shuffle = shuffle
-        self._round = lru_cache(maxsize=2)(self._make_round)
+        self._rounds: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
 
     def __repr__(self) -> str:
         return f"Order(shards={len(self._counts)}, samples={self.samples}, {self._shuffle!r})"
@@ -93,8 +96,18 @@ class Order:
                 yield Piece(shard, key, begin - first, stop - first)
             begin, at = stop, at + 1
 
-    def _make_round(self, number: int) -> tuple[Sequence[int], Sequence[int]]:
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_rounds": {}}  # made anew sooner than sent
+
+    def _round(self, number: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return the shards of a round in order, and the position in the round behind each one's last sample."""
+        if number not in self._rounds:
+            while len(self._rounds) >= _ROUNDS:
+                del self._rounds[next(iter(self._rounds))]
+            self._rounds[number] = self._make_round(number)
+        return self._rounds[number]
+
+    def _make_round(self, number: int) -> tuple[Sequence[int], Sequence[int]]:
         shards = shard_order(self._counts, self._shuffle, round_key(self._shuffle, number))
         return shards, list(accumulate(self._counts[shard] for shard in shards))
 

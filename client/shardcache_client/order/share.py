@@ -27,8 +27,11 @@ class Leg:
     @classmethod
     def between(cls, mix: Mix, start: int, stop: int) -> Leg:
         """Build to read a mix of counted pieces from one place of its order to another, which comes later."""
+        first = mix.find(start) if start else (0, 0)
+        if stop == len(mix):
+            return cls(mix, first, None, (start, stop))
         beat, nth = mix.find(stop - 1)
-        return cls(mix, mix.find(start), (beat, nth + 1), (start, stop))
+        return cls(mix, first, (beat, nth + 1), (start, stop))
 
     @property
     def samples(self) -> int:

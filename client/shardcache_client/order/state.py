@@ -32,6 +32,10 @@ class Place:
     beat: int = 0
     nth: int = 0
 
+    def after(self, samples: int) -> Place:
+        """Return the place behind so many good samples more, where samples are counted."""
+        return Place(self.time, self.taken + samples, self.given + samples)
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -43,9 +47,8 @@ class State:
         phases: what other readers have read of the epoch before.
         cut: how what was left then is cut.
         counted: whether samples are dealt, or whole shards whose samples nobody has counted.
-        reader: `rank * workers + worker`; None where the state is that of a whole rank, see `of_rank`.
+        reader: `rank * workers + worker`.
         place: where it is.
-        taken: for a whole rank, samples taken by each worker.
         beyond: which samples behind the place were passed as well, as in `Phase`; set by stages that reorder samples.
             A reader that goes on as it was reads them again, others do not.
     """
@@ -55,9 +58,8 @@ class State:
     cut: Cut
     counted: bool = True
     phases: tuple[Phase, ...] = ()
-    reader: int | None = None
+    reader: int = 0
     place: Place = Place()
-    taken: tuple[int, ...] = ()
     beyond: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -79,9 +81,8 @@ class State:
                     Phase(Cut(**phase["cut"]), tuple(phase["taken"]), tuple(phase["beyond"]))
                     for phase in data["phases"]
                 ),
-                reader=data["reader"],
+                reader=int(data["reader"]),
                 place=Place(**data["place"]),
-                taken=tuple(data["taken"]),
                 beyond=data["beyond"],
             )
         except (KeyError, TypeError, ValueError) as exn:
@@ -143,7 +144,13 @@ def resume(states: Sequence[State], cut: Cut, topology: Topology) -> Resumption:
     if cut == first.cut:
         mine = _state_of(states, topology.reader)
         if mine is not None:
-            return Resumption(first.epoch, first.phases, _place(mine, topology.reader))
+            return Resumption(first.epoch, first.phases, mine.place)
+    if not first.counted and cut == first.cut:
+        raise ConfigError(
+            f"the state of rank {topology.rank}, worker {topology.worker} is missing, and others' say nothing of its "
+            "shards, whose samples are not counted",
+            remedy="load the states of all ranks",
+        )
     if not first.counted:
         raise ConfigError(
             "an epoch of shards whose samples are not counted goes on only with the same ranks and workers",
@@ -158,7 +165,8 @@ def resume(states: Sequence[State], cut: Cut, topology: Topology) -> Resumption:
                 f"the state of worker {reader % first.cut.workers} is missing, without which nobody can go on for it",
                 remedy="load the loader's whole state, with all its workers'",
             )
-        taken.append(_taken(state, reader))
+        # Who reads for the second time has taken all; what it reads now is made up for.
+        taken.append(1 << 62 if state.place.time else state.place.taken)
         beyond.append(state.beyond)
     same = taken[: first.cut.workers]
     if taken == same * first.cut.world_size:
@@ -173,23 +181,9 @@ def _state_of(states: Sequence[State], reader: int) -> State | None:
     if own is not None or not states[0].counted:
         return own
     workers = states[0].cut.workers
-    alike = (state for state in states if state.reader is None or state.reader % workers == reader % workers)
-    other = next(alike, None)
-    if other is None or other.reader is None:
-        return other
+    other = next((state for state in states if state.reader % workers == reader % workers), None)
+    if other is None:
+        return None
     # It has given as many. What it skipped or read ahead was in its own share.
     given = other.place.given
     return replace(other, reader=reader, place=Place(taken=given, given=given), beyond="")
-
-
-def _taken(state: State, reader: int) -> int:
-    if state.reader is None:
-        return state.taken[reader % state.cut.workers]
-    return state.place.taken if not state.place.time else 1 << 62  # all of it: what it reads again is made up
-
-
-def _place(state: State, reader: int) -> Place:
-    if state.reader is not None:
-        return state.place
-    taken = _taken(state, reader)
-    return Place(taken=taken, given=taken)

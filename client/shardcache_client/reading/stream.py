@@ -62,14 +62,15 @@ class EpochStream:
         self.tally = tally
         self._source = source
         self._reader = reader
-        self._quota = source.deal.quota(reader.topology, self._share(0))
+        self._first = self._share(0)
+        self._quota = source.deal.quota(reader.topology, self._first)
 
     def __repr__(self) -> str:
         return f"EpochStream(epoch={self.start.epoch}, {self.tally.place!r}, quota={self._quota})"
 
     def __iter__(self) -> Iterator[Any]:
         tally, quota, decode = self.tally, self._quota, self._source.decode
-        if quota == tally.given or not self._share(0).legs:
+        if quota == tally.given or not self._first.legs:
             return
         with self._source.sessions.borrow(self._reader) as session:
             try:
@@ -96,28 +97,32 @@ class EpochStream:
     @property
     def samples_left(self) -> int:
         """How many samples of the share come behind the place where it goes on, where that is known."""
-        return self._share(0).behind(self.tally.place).samples or 0
+        left = self._first.behind(self.tally.place).samples or 0
+        return left if self._quota is None else self._quota - self.tally.given
 
     def _share(self, time: int) -> Share:
         return self._source.deal.share(self.start.epoch, time, self._reader.topology, self.start.phases)
 
     def _samples(self, session: Session) -> Iterator[Sample]:
-        """Yield the samples of the share, and go on with it from its beginning as long as anybody asks for more."""
+        """Yield the samples of the share, then those of other readers' shares as long as anybody asks for more."""
+        after = self._source.deal.share(self.start.epoch + 1, 0, self._reader.topology)
+        fruitless = 0
         while True:
             before, whole = self.tally.given, self.tally.taken == 0
-            yield from self._once(session, self._share(self.tally.time).behind(self.tally.place))
+            share = self._share(self.tally.time) if self.tally.time else self._first
+            yield from self._once(session, share.behind(self.tally.place), after)
             if self._quota is None:
                 return
-            if whole and self.tally.given == before:
+            fruitless = fruitless + whole if self.tally.given == before else 0
+            if fruitless >= self._reader.topology.readers:
                 raise ShardError(
-                    f"nothing in the share of rank {self._reader.topology.rank}, worker {self._reader.topology.worker} "
-                    f"can be read in epoch {self.start.epoch}",
+                    f"nothing that rank {self._reader.topology.rank}, worker {self._reader.topology.worker} could give "
+                    f"in epoch {self.start.epoch} can be read, nor can what others read",
                     remedy="see the errors that on_error has let pass",
                 )
             self.tally.begin_again()
 
-    def _once(self, session: Session, share: Share) -> Iterator[Sample]:
-        after = self._source.deal.share(self.start.epoch + 1, 0, self._reader.topology)
+    def _once(self, session: Session, share: Share, after: Share) -> Iterator[Sample]:
         plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after.shards())
         session.declare(plan)
         mixed = any(leg.mix.window for leg in share.legs)

@@ -73,5 +73,5 @@ class Tally:
                 epoch,
                 self.skipped_shards,
                 self.skipped_samples,
-                "; other samples of this reader came once more in their place" if made_up else "",
+                "; other samples came once more in their place" if made_up else "",
             )

@@ -66,6 +66,10 @@ def _samples(passage: Passage, tally: Tally) -> Iterator[Sample]:
             tally.skip(exn)
 
 
+# The daemon hears a reader that has few requests open, however many shards it takes at first.
+_AT_ONCE = 8
+
+
 class _LostError(Exception):
     """A sample's shard could not be opened, of which the handler knows."""
 
@@ -121,8 +125,8 @@ class Mixture:
     def _enter(self, beat: int) -> None:
         """Open what is in this beat and is not in hand yet; have the next one made ready."""
         new = [piece for piece in self._leg.mix.in_hand(beat) if piece not in self._deals]
-        self._hands.ask(len(new))
-        for piece in new:
+        for waiting, piece in zip(range(len(new), 0, -1), new, strict=True):
+            self._hands.ask(min(waiting, _AT_ONCE))
             self._deals[piece] = self._open(piece)
         self._hands.ask(1)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.partition import Cut
-from shardcache_client.order.state import Resumption, State, find_states, resume
+from shardcache_client.order.state import State, find_states
 from shardcache_client.sharing.board import Board
 from shardcache_client.sharing.epoch import Epochs
-from shardcache_client.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Bookmark:
         self.datasets = datasets
         self._board = board
         self._epochs = Epochs(board)
-        self._loaded_here: Sequence[State] = ()
-        self._next_here: int | None = None  # the epoch that this process reads next, whatever others do
+        self._loaded_here: Sequence[State] = ()  # by this worker, for the iteration that it begins next
+        self._begun: Sequence[State] | None = None  # from where it began the present one, if it did
 
     def __repr__(self) -> str:
         return f"Bookmark(next={self.next_epoch}, loaded={len(self._loaded_here)})"
@@ -47,7 +47,10 @@ class Bookmark:
     @property
     def next_epoch(self) -> int:
         """The epoch that an iteration would read which began now."""
-        return self._epochs.next if self._next_here is None else self._next_here
+        chosen = self._board.read().get("chosen")
+        if self._loaded_here and chosen is None:
+            return self._loaded_here[0].epoch
+        return self._epochs.next
 
     @property
     def workers(self) -> int:
@@ -65,18 +68,25 @@ class Bookmark:
         """Choose the epoch that every iteration reads from now on."""
         if epoch < 0:
             raise ConfigError(f"epoch {epoch} is negative")
-        self._next_here = None
-        self._epochs.set(epoch)
+        self._epochs.set(operator.index(epoch))
 
     def begin(self, loader: Loader | None) -> int:
         """Return the epoch that an iteration reads which begins in this process, whether a loader's worker or not."""
-        epoch, self._next_here = self._next_here, None
-        if loader is None:
-            epoch = self._epochs.begin()
-        elif epoch is None:
-            epoch = self._epochs.join(loader.number, loader.worker, loader.workers)
+        own, self._loaded_here = self._loaded_here, ()
+        chosen = self._board.read().get("chosen")
+        if own and chosen in (None, own[0].epoch):
+            epoch = own[0].epoch
+            self._epochs.passed(epoch)
+        else:
+            own = ()
+            epoch = self._epochs.begin() if loader is None else self._epochs.join(*astuple(loader))
         with self._board.edit() as notes:
-            notes |= {"workers": 0 if loader is None else loader.workers, "begun_epoch": epoch}
+            notes |= {
+                "begun_epoch": epoch,
+                "loader": loader and loader.number,
+                "workers": loader.workers if loader else 0,
+            }
+            self._begun = own or _take(notes, epoch, loader)
         return epoch
 
     def load(self, data: object, *, worker: bool) -> None:
@@ -84,7 +94,7 @@ class Bookmark:
 
         Args:
             data: what `State.to_json` gave, or whatever holds such states, of several workers or ranks.
-            worker: whether this is a loader's worker. Its siblings are told the same.
+            worker: whether this is a loader's worker, which loads for itself, or else for all that will read.
 
         Raises ConfigError when there is none in it, or one of another dataset.
         """
@@ -94,28 +104,44 @@ class Bookmark:
                 "the state is of another dataset, or its shards hold other numbers of samples now",
                 remedy="make the dataset with the urls, seed, shuffle and samples_per_epoch that it had",
             )
-        epoch = states[0].epoch
+        self._begun = None
         if worker:
-            self._loaded_here, self._next_here = states, epoch
-        else:
-            with self._board.edit() as notes:
-                loaded = [state.to_json() for state in states]
-                notes |= {"workers": 0, "begun_epoch": epoch, "loaded": loaded}
-        self._epochs.go_on(epoch + 1 if worker else epoch)
+            self._loaded_here = states
+            return
+        epoch = states[0].epoch
+        self._epochs.go_on(epoch)
+        with self._board.edit() as notes:
+            loaded = {"epoch": epoch, "states": [state.to_json() for state in states]}
+            notes |= {"workers": 0, "begun_epoch": epoch, "loaded": loaded}
 
-    def counted(self, epoch: int) -> bool | None:
-        """Return whether the epoch was begun with counted samples; None where it was not begun."""
-        states = self._loaded(epoch)
-        return states[0].counted if states else None
+    @property
+    def states(self) -> Sequence[State]:
+        """From where this process reads the epoch that it has begun, or else would read the next one."""
+        if self._begun is not None:
+            return self._begun
+        return self._loaded_here or self.states_of_workers
 
-    def start(self, epoch: int, cut: Cut, topology: Topology) -> Resumption:
-        """Return from where a reader goes on in an epoch. Raises what `resume` raises."""
-        states = self._loaded(epoch)
-        return resume(states, cut, topology) if states else Resumption(epoch)
+    @property
+    def states_of_workers(self) -> Sequence[State]:
+        """From where the loader's workers read the epoch that they have begun, or would read the next one."""
+        notes = self._board.read()
+        loaded = notes.get("loaded")
+        if loaded is None or loaded.get("loader", notes.get("loader")) != notes.get("loader"):
+            return ()
+        return find_states(loaded["states"])
 
-    def _loaded(self, epoch: int) -> Sequence[State]:
-        """Return the states that were loaded of an epoch, by this worker or else for all."""
-        if self._loaded_here and self._loaded_here[0].epoch == epoch:
-            return self._loaded_here
-        states = self._board.read().get("loaded", [])
-        return find_states(states) if states and states[0]["epoch"] == epoch else ()
+
+def _take(notes: dict[str, Any], epoch: int, loader: Loader | None) -> Sequence[State]:
+    """Return what was loaded of an epoch for all, once: to the iteration that comes first, to each worker of it."""
+    loaded = notes.get("loaded")
+    if loaded is None or loaded["epoch"] != epoch:
+        return ()
+    states = find_states(loaded["states"])
+    if loader is None:
+        del notes["loaded"]
+        return states
+    joined = loaded.setdefault("joined", [])
+    if loaded.setdefault("loader", loader.number) != loader.number or loader.worker in joined:
+        return ()
+    joined.append(loader.worker)
+    return states

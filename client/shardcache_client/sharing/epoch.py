@@ -41,6 +41,11 @@ class Epochs:
             notes.pop("chosen", None)
             notes |= {"next": epoch, "begun": []}
 
+    def passed(self, epoch: int) -> None:
+        """Count on behind this epoch, which an iteration reads by itself."""
+        with self._board.edit() as notes:
+            notes["next"] = epoch + 1
+
     def begin(self) -> int:
         """Return the epoch for an iteration in a process without workers."""
         with self._board.edit() as notes:
