@@ -97,6 +97,17 @@ def test_workers_share_and_see_each_new_epoch(method: str, daemon: Daemon, urls:
     assert daemon.leases() == 0
 
 
+def test_a_dataset_whose_length_was_asked_for_reaches_spawned_workers(
+    daemon: Daemon, urls: str, keys: list[str]
+) -> None:
+    """As progress bars ask; and one that was read before, too."""
+    ds = ShardDataset(urls, shuffle=True, socket=daemon.socket)
+    loader = DataLoader(ds, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert len(loader) == len(keys)
+    assert sorted(keys_of(ds)) == keys
+    assert sorted(keys_of(loader)) == keys
+
+
 def sessions_of(daemon: Daemon, job: str) -> int:
     """Return how many readers of a job are connected."""
     return sum(each["sessions"] for each in daemon.status()["jobs"] if each["name"] == job)

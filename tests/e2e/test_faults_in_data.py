@@ -135,7 +135,7 @@ def test_what_is_left_out_is_made_up_for(
     spoil(source, fault)
     told: list[Exception] = []
     read = []
-    for rank in range(2):
+    for rank in range(4):
         ds = ShardDataset(
             f"file://{source}/index.json",
             decode=decode,
@@ -162,7 +162,7 @@ def test_a_loader_is_as_long_as_it_says(daemon: Daemon, source: Path) -> None:
     spoil(source, "bad sample")
     options: dict[str, Any] = {"batch_size": 4, "on_error": ignore_and_continue, "socket": daemon.socket, **ORDERS[1]}
     given: set[str] = set()
-    for rank in range(2):
+    for rank in range(4):
         ds = ShardDataset(f"file://{source}/index.json", rank=rank, world_size=2, **options)
         loader = DataLoader(ds, batch_size=4, num_workers=2, collate_fn=keys_of)
         batches = list(loader)
@@ -267,3 +267,24 @@ def test_a_handler_that_stops(daemon: Daemon, source: Path, fault: str) -> None:
     ds = ShardDataset(f"file://{source}/index.json", on_error=ignore_and_stop, socket=daemon.socket)
     before = KEYS[: BAD * SAMPLES + (2 if fault == "bad sample" else 0)]
     assert [keys_of(ds), ds.epoch, keys_of(ds), ds.epoch] == [before, 0, before, 1]
+
+
+@orders
+def test_a_reader_whose_whole_share_is_lost_gives_what_others_read(
+    daemon: Daemon, source: Path, order: dict[str, Any]
+) -> None:
+    """With more readers than shards some have nothing but the bad one: ranks stay equal, and all good samples come."""
+    spoil(source, "no tar")
+    ranks = []
+    for rank in range(4):
+        ds = ShardDataset(
+            f"file://{source}/index.json",
+            socket=daemon.socket,
+            rank=rank,
+            world_size=4,
+            on_error=ignore_and_continue,
+            **order,
+        )
+        ranks.append(keys_of(DataLoader(ds, batch_size=None, num_workers=2)))
+    assert [len(keys) for keys in ranks] == [SHARDS * SAMPLES // 4] * 4
+    assert set().union(*ranks) == set(KEYS) - set(LOST)

@@ -129,6 +129,16 @@ def test_an_old_index_is_brought_up_to_date(daemon: Daemon, store: Path, tmp_pat
     assert after[:3] + after[4:] == before[:3] + before[4:]
 
 
+def test_what_is_remembered_of_a_listing_is_not_believed(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """A shard that was replaced a moment ago is counted anew, and a job that then starts reads by the new index."""
+    index, url = tmp_path / "index.json", f"file://{store}/"
+    assert shardcache("index", url, "-o", index, socket=daemon.socket).code == 0
+    assert [row[3] for row in manifest(daemon, f"file://{index}")] == [SAMPLES] * SHARDS
+    (store / "shard-000001.tar").write_bytes(make_tar(random_samples(2, SIZES)))
+    assert shardcache("index", url, "-o", index, socket=daemon.socket).code == 0
+    assert [row["nsamples"] for row in rows(index)] == [SAMPLES, 2, *[SAMPLES] * (SHARDS - 2)]
+
+
 @pytest.mark.parametrize("place", ["s3", "http", "file"])
 async def test_a_version_that_is_gone_is_an_error(place: str, faulty: FaultyS3, tmp_path: Path) -> None:
     """A plan by an index gets the versions named there, or an error with the url and what to do, from any store."""
