@@ -62,8 +62,8 @@ class ShardDataset(IterableDataset[Any]):
             `len(loader)` is right.
         decode: called with each sample; what it returns is yielded. An error it raises becomes a DecodeError.
         on_error: called with the error of one shard or sample; returns True to go on without it, False to end the
-            epoch here, or raises. See `handlers`. What is left out is made up for by other samples of the same reader
-            at the end, unless `even` is None: ranks that get unequal numbers wait for each other without end.
+            epoch here, or raises. See `handlers`. What is left out is made up for at the end by samples that other
+            readers read, unless `even` is None: ranks that get unequal numbers wait for each other without end.
         job: the name under which `shardcache status` shows this job. Default: Slurm's or torchrun's, or the script.
         socket: the daemon's. Default: as in `shardcache serve`.
         rank, world_size: of this process. Default: torch.distributed's where it is initialised, else torchrun's or
@@ -76,6 +76,7 @@ class ShardDataset(IterableDataset[Any]):
             the training process from a DataLoader worker without being copied. Needs numpy; no partial reads.
 
     Attributes:
+        seed: as given.
         manifest: the shards, in the order of `urls`, with sizes and sample counts as far as they are known. Rank 0's,
             where torch.distributed was initialised before; else the ranks' are compared when reading begins.
 

@@ -40,7 +40,7 @@ class Hands:
             self._ahead.append(self._session.lease(self._asked, partial=self._partial))
             self._asked += 1
 
-    def take(self, count: int | None, span: tuple[int, int | None] = (0, None)) -> Passage:
+    def take(self, count: int | None, span: tuple[int, int | None] | None = None) -> Passage:
         """Return the next shard, to be opened: `count` and `span` as `Passage` has them."""
         self.ask(1)
         self.let_go()

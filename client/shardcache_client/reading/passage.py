@@ -38,7 +38,7 @@ class Passage:
     Args:
         lease: as the session gave it; from here on the passage's.
         count: how many samples the shard is said to have; None where nobody says so.
-        span: which of them are read, where they are read in their order; the end is None for all.
+        span: which of them are read in their order, the end being None for all; no span where they are read by number.
         handover: through which samples may reach other processes without a copy.
 
     Attributes:
@@ -51,13 +51,14 @@ class Passage:
         lease: Lease,
         *,
         count: int | None = None,
-        span: tuple[int, int | None] = (0, None),
+        span: tuple[int, int | None] | None = None,
         handover: Handover | None = None,
     ) -> None:
         self._session = session
         self._lease = lease
         self._count = count
-        self._start, self._stop = span
+        self._start, self._stop = span or (0, None)
+        self._in_order = span is not None
         self._handover = handover
         self._shard: ShardReader | ArrivingShard | None = None
         self._version: str | None = None
@@ -189,7 +190,7 @@ class Passage:
                 f"it holds {leased['samples']} samples, and the manifest says {self._count}", url=leased["url"]
             )
         paths = Path(leased["path"]), Path(leased["index_path"])
-        return ShardReader(*paths, leased["url"], handover=self._handover)
+        return ShardReader(*paths, leased["url"], in_order=self._in_order, handover=self._handover)
 
     def _more(self, beyond: int) -> Arriving | None:
         grant = self._session.more(self._lease, beyond)

@@ -75,7 +75,7 @@ class _LostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Deal:
+class _InHand:
     """A piece in hand.
 
     Attributes:
@@ -96,10 +96,10 @@ class Mixture:
         self._counts = counts
         self._hands = hands
         self._tally = tally
-        self._deals: dict[int, _Deal] = {}
+        self._in_hand: dict[int, _InHand] = {}
 
     def __repr__(self) -> str:
-        return f"Mixture(in_hand={sorted(self._deals)}, {self._hands!r})"
+        return f"Mixture(in_hand={sorted(self._in_hand)}, {self._hands!r})"
 
     def __iter__(self) -> Iterator[Sample]:
         for beat, first, last in self._leg.beats():
@@ -124,13 +124,13 @@ class Mixture:
 
     def _enter(self, beat: int) -> None:
         """Open what is in this beat and is not in hand yet; have the next one made ready."""
-        new = [piece for piece in self._leg.mix.in_hand(beat) if piece not in self._deals]
+        new = [piece for piece in self._leg.mix.in_hand(beat) if piece not in self._in_hand]
         for waiting, piece in zip(range(len(new), 0, -1), new, strict=True):
             self._hands.ask(min(waiting, _AT_ONCE))
-            self._deals[piece] = self._open(piece)
+            self._in_hand[piece] = self._open(piece)
         self._hands.ask(1)
 
-    def _open(self, number: int) -> _Deal:
+    def _open(self, number: int) -> _InHand:
         piece = self._leg.mix.pieces[number]
         count = None if self._counts is None else self._counts[piece.shard]
         passage = self._hands.take(count)
@@ -141,27 +141,27 @@ class Mixture:
             self._tally.skip(exn)
             cut = _cut_lost
         # Four bytes a number: what is in hand costs next to no memory, however wide the window.
-        return _Deal(passage, array("I", piece.numbers(count or 0, permuted=True)), cut)
+        return _InHand(passage, array("I", piece.numbers(count or 0, permuted=True)), cut)
 
     def _draws(self, beat: int, first: int, last: int | None) -> list[Callable[[], Sample]]:
         """Return a beat's samples in order, as functions to be called once each."""
         mix = self._leg.mix
-        deals = [(piece, self._deals[piece]) for piece in mix.in_hand(beat)]
-        parts = [mix.part(piece, beat, deal.numbers) for piece, deal in deals]
+        in_hand = [(piece, self._in_hand[piece]) for piece in mix.in_hand(beat)]
+        parts = [mix.part(piece, beat, held.numbers) for piece, held in in_hand]
         order = mix.interleaved(beat, [len(part) for part in parts])
         passed = Counter(order[:first])
         # `map` goes on after an exception of its function, as a generator would not.
         draws = [
-            map(deal.cut, part[passed[place] :]).__next__
-            for place, ((_, deal), part) in enumerate(zip(deals, parts, strict=True))
+            map(held.cut, part[passed[place] :]).__next__
+            for place, ((_, held), part) in enumerate(zip(in_hand, parts, strict=True))
         ]
         return [draws[place] for place in order[first:last]]
 
     def _leave(self, beat: int) -> None:
         """Give back what is in no beat after this one."""
         staying = self._leg.mix.in_hand(beat + 1)
-        for piece in [piece for piece in self._deals if piece not in staying]:
-            self._hands.give_back(self._deals.pop(piece).passage)
+        for piece in [piece for piece in self._in_hand if piece not in staying]:
+            self._hands.give_back(self._in_hand.pop(piece).passage)
 
 
 def _cut_lost(_number: int) -> Sample:
