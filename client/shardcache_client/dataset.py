@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -113,8 +112,6 @@ class ShardDataset(IterableDataset[Any]):
         if even not in ("pad", "drop", None):
             raise ConfigError(f"even is {even!r}", remedy='choose "pad", "drop" or None')
         self.seed = seed
-        self._even: Even = even
-        self._batch_size = batch_size
         self._on_error = on_error
         self._job = job or job_name()
         self._explicit_ranks = explicit_ranks(rank, world_size)
@@ -156,7 +153,7 @@ class ShardDataset(IterableDataset[Any]):
         if self._source.handover is not None:
             _let_collate_pass_buffers()
         topology = self.topology()
-        check(self._source.deal, topology, self._even)
+        check(self._source.deal, topology, self._dealing.even)
         self._agreed.compare(self.manifest, topology)
         epoch = self._bookmark.begin(_loader())
         self._stream = self._stream_of(epoch, topology, self._bookmark.states)
@@ -202,7 +199,7 @@ class ShardDataset(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that every iteration reads from now on, in living DataLoader workers, too."""
-        self._bookmark.set_epoch(operator.index(epoch))
+        self._bookmark.set_epoch(epoch)
         self._stream = None
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
@@ -260,7 +257,7 @@ class ShardDataset(IterableDataset[Any]):
                 remedy="count them: shardcache index URL... -o index.json; or use torchdata's StatefulDataLoader",
             )
         left = [stream.samples_left for stream in streams]
-        taken = taken_in_turns(left, self._batch_size, batches)
+        taken = taken_in_turns(left, self._dealing.batch_size, batches)
         if taken == left:
             fresh = [self._stream_of(bookmark.epoch_begun + 1, reader, ()) for reader in crew]
             streams, taken = fresh, [0] * workers
@@ -288,7 +285,7 @@ class ShardDataset(IterableDataset[Any]):
         return Topology(ranks.rank, ranks.world_size, loader.worker, loader.workers)
 
     def _cut(self, topology: Topology) -> Cut:
-        return Cut.of(topology, self._even, self._batch_size)
+        return Cut.of(topology, self._dealing.even, self._dealing.batch_size)
 
     def _ranks(self) -> Ranks:
         if self._explicit_ranks is not None:

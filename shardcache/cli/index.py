@@ -96,27 +96,17 @@ async def _noted(events: AsyncIterator[Json], found: dict[int, ShardRef]) -> Asy
 
 
 async def _show_events(events: AsyncIterator[Json], output: Path) -> int:
-    from shardcache.cli.output import ByteProgress, FailureList, count, make_console, size
+    from shardcache.cli.output import count, follow, make_console, size
 
     console = make_console(stderr=output == _STDOUT)
-    failures = FailureList(console)
-    with ByteProgress(console, "counting") as bar:
-        async for event in events:
-            match event["event"]:
-                case "resolved" | "progress":
-                    bar.update(event)
-                case "error":
-                    failures.add(event["error"])
-                case "done":
-                    done = event
-    failures.explain()
+    done, failed = await follow(events, console, "counting")
     console.print(
         f"{count(done['shards'], 'shard')}, {count(done['samples'], 'sample')}: {done['fetched']:,} fetched, "
         f"{done['known']:,} known already, {done['failed']:,} failed; {size(done['origin_bytes'])} from the store"
     )
-    if failures:
+    if failed:
         console.print("no index is written: it would lack what failed")
-    return len(failures)
+    return failed
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import humanize
@@ -110,6 +111,30 @@ class ByteProgress:
         if "done_shards" in event:
             self._progress.update(self._task, shards=f"{event['done_shards']:,}/{event['shards']:,} shards")
         self._progress.update(self._task, completed=event.get("done_bytes"), total=event.get("total_bytes"))
+
+
+async def follow(
+    events: AsyncIterator[dict[str, Any]], console: Console, label: str, *, each_shard: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Show how far long work over shards is, and each failure; return its `done` event and how many failed.
+
+    Args:
+        each_shard: whether a line tells of each shard, where there is no terminal for a bar.
+    """
+    failures = FailureList(console)
+    with ByteProgress(console, label) as bar:
+        async for event in events:
+            match event["event"]:
+                case "resolved" | "progress":
+                    bar.update(event)
+                case "shard" if each_shard and not console.is_terminal:
+                    console.print(f"{event['state']}  {size(event['size_bytes'])}  {event['url']}")
+                case "error":
+                    failures.add(event["error"])
+                case "done":
+                    done = event
+    failures.explain()
+    return done, len(failures)
 
 
 class FailureList:

@@ -38,24 +38,12 @@ async def _warm(urls: list[str], socket: Path | None, as_json: bool) -> int:
 
 
 async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
-    from shardcache.cli.output import ByteProgress, FailureList, count, make_console, size
+    from shardcache.cli.output import count, follow, make_console, size
 
     console = make_console()
-    failures = FailureList(console)
-    with ByteProgress(console, "warming") as bar:
-        async for event in events:
-            match event["event"]:
-                case "resolved" | "progress":
-                    bar.update(event)
-                case "shard" if not console.is_terminal:
-                    console.print(f"{event['state']}  {size(event['size_bytes'])}  {event['url']}")
-                case "error":
-                    failures.add(event["error"])
-                case "done":
-                    done = event
-    failures.explain()
+    done, failed = await follow(events, console, "warming", each_shard=True)
     console.print(
         f"{count(done['shards'], 'shard')}: {done['fetched']:,} fetched, {done['cached']:,} already here, "
         f"{done['failed']:,} failed; {size(done['origin_bytes'])} from the store"
     )
-    return len(failures)
+    return failed
