@@ -16,7 +16,7 @@ A session, in order (every request has an `id`, its answer carries the same one)
     client  need     {of}                                (no answer)
     client  more     {id, lease, beyond}                 → arriving or leased, as above
     client  explain  {id, of}                            → waiting {id, of, reason}
-    client  release  {lease}                             (no answer)
+    client  release  {lease, read?}                      (no answer)
     daemon  error    {id, error}                         in place of any answer
 
 A plan's `order` indexes into its `shards`, in reading order: first the `reads` positions of this epoch, then those of
@@ -27,7 +27,7 @@ A reader may have thousands of leases: several shards in its hands, others that 
 is not to need: a shard that is `leased` may still lose its place to a reader that has nothing to read. `need` says that
 the reader has come to the shard which the request `of` asked for, and has nothing to read until it is there. From then
 on, or from its grant if that comes later, the shard is in its hands and stays in place until `release`. Who finds no
-file, because it went before it was needed, releases it and asks again.
+file, because it went before it was needed, releases it with `read` false and asks again.
 
 With `partial`, a plain tar that is needed may be granted while it is `arriving`: the file has its final size, and its
 first `ready_bytes` are there, checked each part by itself. `more` waits until more than `beyond` bytes are, or the

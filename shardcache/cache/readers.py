@@ -190,8 +190,13 @@ class Reader:
         lease.look()
         return lease
 
-    async def release(self, number: int) -> None:
-        """Give a lease back, or ask for it no longer; one that is over already is left alone."""
+    async def release(self, number: int, *, read: bool) -> None:
+        """Give a lease back, or ask for it no longer; one that is over already is left alone.
+
+        Args:
+            read: whether the reader is done with it. It may be without having held it: it found the file in the moment
+                before that went to make room.
+        """
         asked = self._asked.pop(number, None)
         if asked is not None and asked.task is not None:
             self._clock.stop(asked.wait)
@@ -200,7 +205,7 @@ class Reader:
         if lease is None:
             return
         lease.look()
-        if lease.held:  # else it was not needed, or the reader found no file there
+        if lease.held or (lease.needed and read):
             self.job.shards_done += 1
             self.owner.planner.now.done(self, lease.position, self._clock.stalled_s)
         await self._let_go(lease)

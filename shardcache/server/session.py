@@ -153,7 +153,7 @@ class Session:
             case "explain":
                 return self._explain(take(message, "of", int))
             case "release":
-                await self._reader.release(take(message, "lease", int))
+                await self._reader.release(take(message, "lease", int), read=message.get("read") is not False)
                 return None
             case other:
                 raise ProtocolError(f"unknown message {other!r}")

@@ -65,7 +65,7 @@ def opened(session: Session, lease: Lease) -> tuple[Any, Lease]:
         assert grant["type"] == "leased"
         with contextlib.suppress(FileNotFoundError):
             return open(grant["path"], "rb"), lease
-        session.release(lease)
+        session.release(lease, read=False)
         lease = session.lease(lease.position)
 
 
@@ -141,6 +141,28 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, urls: li
         waiting.send(type="release", lease=50)
         eventually(lambda: waits()[0] == 0 and 1 not in waits()[1])
         assert waiting.take(1)["url"] == urls[0], "the request that was given up has no answer"
+
+
+@pytest.mark.parametrize(("told", "done"), [({}, 1), ({"read": False}, 0)])
+def test_a_shard_that_goes_as_it_is_opened_counts_as_the_reader_says(
+    tmp_path: Path, urls: list[str], told: dict[str, bool], done: int
+) -> None:
+    """Who opened the file a moment before it went to make room has read it; who found none has not."""
+    with (
+        Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,
+        RawSession(daemon, job="reading") as reading,
+        RawSession(daemon, job="hungry") as hungry,
+    ):
+        reading.plan(urls, [0])
+        granted = reading.ask("lease", position=0)
+        hungry.plan(urls, [1])
+        hungry.take(0)
+        eventually(lambda: not Path(granted["path"]).exists())
+        reading.need(granted["id"])
+        reading.send(type="release", lease=granted["lease"], **told)
+        reading.settle()
+        shards_done = {job["name"]: job["shards_done"] for job in daemon.status()["jobs"]}
+    assert shards_done == {"reading": done, "hungry": 0}
 
 
 def test_after_a_restart_all_that_was_in_hand_is_so_again(tmp_path: Path, urls: list[str]) -> None:

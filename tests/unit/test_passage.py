@@ -370,7 +370,7 @@ def test_a_file_that_was_let_go_is_asked_for_again(socket: Path, folder: Folder)
     def script(peer: Peer) -> None:
         peer.begin()
         peer.grant(3)
-        assert peer.hear() == {"type": "release", "lease": 3}
+        assert peer.hear() == {"type": "release", "lease": 3, "read": False}
         peer.grant(4, **folder.publish())
         peer.stay()
 
@@ -386,7 +386,7 @@ def test_a_file_that_is_never_there(socket: Path, folder: Folder) -> None:
         peer.begin()
         for lease in range(5):
             peer.grant(lease)
-            assert peer.hear() == {"type": "release", "lease": lease}
+            assert peer.hear() == {"type": "release", "lease": lease, "read": False}
 
     with pytest.raises(CacheDirError, match=r"nowhere\.idx") as caught, passing(socket, script):
         pass

@@ -185,11 +185,16 @@ class Session:
             log.warning("waiting for %s since %.0f s: %s", self._url(lease), time.monotonic() - start_s, reason)
             report_s = time.monotonic() + self._patience.next_report_s
 
-    def release(self, lease: Lease) -> None:
-        """Give a shard back, or ask for it no longer. Nothing is left to do for a lease that an error ended."""
+    def release(self, lease: Lease, *, read: bool = True) -> None:
+        """Give a shard back, or ask for it no longer. Nothing is left to do for a lease that an error ended.
+
+        Args:
+            read: False where it is still to be read: what was granted could not be.
+        """
         if lease in self._leases:
             self._leases.remove(lease)
-            self._try(lambda connection: connection.tell("release", lease=lease.number))
+            unread = {} if read else {"read": False}
+            self._try(lambda connection: connection.tell("release", lease=lease.number, **unread))
 
     def close(self) -> None:
         """End the session; the daemon drops its plan and its leases."""

@@ -176,7 +176,7 @@ class Passage:
                 self._ask_again()
 
     def _ask_again(self) -> None:
-        self._session.release(self._lease)
+        self._session.release(self._lease, read=False)
         self._lease = self._session.lease(self._lease.position, partial=self._lease.partial)
 
     def _map(self, grant: Grant) -> ShardReader | ArrivingShard:
