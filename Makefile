@@ -8,7 +8,7 @@ TYPED := shardcache client/shardcache_client tests/support
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench faults clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-6s %s\n' "$$name" "$$text"; done
@@ -27,6 +27,9 @@ lint: $(VENV)/.installed-dev  ## check style, types and which module may import 
 
 bench: $(VENV)/.installed-bench  ## measure against other loaders on this machine (minutes, some 10 GB of disk)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
+
+faults: $(VENV)/.installed-dev  ## break store, disk, daemon and messages thousands of times on purpose (about half an hour)
+	PYTHONPATH=tests $(BIN)/python -m campaign
 
 clean:  ## remove the virtual environment and what the tools leave
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

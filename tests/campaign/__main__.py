@@ -1,0 +1,56 @@
+"""`python -m campaign`: run the parts that are asked for, and print what was broken and what became of it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from campaign.result import Result, render
+
+# Each is a module with `run(scale, folder) -> Iterator[Result]`.
+PARTS = ("store", "kills", "power", "disks", "restarts", "access", "load", "fuzz")
+
+
+@click.command()
+@click.option("--only", metavar="PARTS", default=",".join(PARTS), show_default=True, help="Parts, with commas.")
+@click.option("--scale", default=1.0, show_default=True, help="Share of the faults, for a quick look.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the results there as well.")
+def main(only: str, scale: float, json_path: Path | None) -> None:
+    """Break the store, the disk, the daemon and the messages between them; fail if any of it does harm."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    results: list[Result] = []
+    console, log = Console(), Console(stderr=True)
+    begun_s = time.monotonic()
+    for name in _chosen(only):
+        with tempfile.TemporaryDirectory(prefix=f"shardcache-{name}-") as folder:
+            for result in importlib.import_module(f"campaign.{name}").run(scale, Path(folder)):
+                results.append(result)
+                log.print(f"{time.monotonic() - begun_s:7.1f} s  {' · '.join(result.cells())}")
+                if result.first_failure:
+                    log.print(result.first_failure, markup=False)
+    console.print(render(results, f"faults on purpose, {time.monotonic() - begun_s:,.0f} s"))
+    if json_path is not None:
+        rows = [result.to_json() for result in results]
+        json_path.write_text(json.dumps({"scale": scale, "results": rows}, indent=2) + "\n")
+    if not all(result.passed for result in results):
+        sys.exit(1)
+
+
+def _chosen(only: str) -> list[str]:
+    parts = [name.strip() for name in only.split(",")]
+    unknown = [name for name in parts if name not in PARTS]
+    if unknown:
+        raise click.BadParameter(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}", param_hint="--only")
+    return parts
+
+
+if __name__ == "__main__":
+    main()
