@@ -6,7 +6,9 @@ Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +73,54 @@ def _per_second(text: object) -> object:
     return text.strip().removesuffix("/s") if isinstance(text, str) else text
 
 
+@dataclass(frozen=True, slots=True)
+class AllowRule:
+    """One entry of `allow`: a url prefix, and who may have what lies below it fetched.
+
+    Attributes:
+        prefix: of urls.
+        uids: users whom it is for.
+        gids: groups whom it is for; with neither users nor groups it is for everyone.
+    """
+
+    prefix: str
+    uids: frozenset[int] = frozenset()
+    gids: frozenset[int] = frozenset()
+
+    @classmethod
+    def parse(cls, entry: object) -> AllowRule:
+        """Read a prefix, or a table of `prefix`, `users` and `groups`, each by name or number.
+
+        Raises ValueError for any other, and for a user or group that this system does not know.
+        """
+        match entry:
+            case AllowRule():
+                return entry
+            case str(prefix) if prefix:
+                return cls(prefix)
+            case {"prefix": str(prefix), **others} if prefix and others.keys() <= {"users", "groups"}:
+                users, groups = (_ids(others.get(name, ()), name) for name in ("users", "groups"))
+                if others and not users and not groups:
+                    raise ValueError(f"a rule for {prefix} that is for nobody")
+                return cls(prefix, users, groups)
+        raise ValueError("an entry is a url prefix, or a table with prefix and, as needed, users and groups")
+
+
+def _ids(names: object, kind: str) -> frozenset[int]:
+    if not isinstance(names, (list, tuple)):
+        raise ValueError(f"{kind} is a list of names or numbers")  # noqa: TRY004  # pydantic takes no TypeError
+    return frozenset(_id(name, kind) for name in names)
+
+
+def _id(name: object, kind: str) -> int:
+    if type(name) is int and name >= 0:
+        return name
+    try:
+        return pwd.getpwnam(str(name)).pw_uid if kind == "users" else grp.getgrnam(str(name)).gr_gid
+    except (KeyError, ValueError):
+        raise ValueError(f"this system knows none of the {kind} called {name!r}") from None
+
+
 class OriginTable(BaseModel):
     """One `[[origin]]` table: how to reach the urls that begin with `match`."""
 
@@ -84,8 +134,11 @@ class OriginTable(BaseModel):
     require_end: bool = Field(
         True, description="refuse tars that lack the end-of-archive block; false takes them as whole"
     )
+    verify_etag: bool = Field(
+        True, description="compare S3 objects that have no checksum with their ETags, where these are MD5s"
+    )
     storage_options: dict[str, Any] = Field(
-        default_factory=dict, description="passed to the fsspec filesystem as they are"
+        default_factory=dict, description="passed to the fsspec filesystem as they are", repr=False
     )
 
 
@@ -115,8 +168,14 @@ class Settings(BaseSettings):
     group: str | None = Field(
         None, description="group that may use the socket and read the cache [default: the daemon's own]"
     )
-    allow: Annotated[tuple[str, ...], NoDecode] = Field(
+    allow: Annotated[tuple[Annotated[AllowRule, BeforeValidator(AllowRule.parse)], ...], NoDecode] = Field(
         (), description="url prefix that may be fetched; repeatable [default: any]"
+    )
+    http: str | None = Field(
+        None, description="HOST:PORT for reading status by TCP, such as 127.0.0.1:9300 [default: off]"
+    )
+    http_token_file: Path | None = Field(
+        None, description="file with the token that TCP requests must bring; needed beyond the loopback [default: none]"
     )
     max_connections: int = Field(16, ge=1, le=1024, description="connections to all stores together")
     shard_connections: int = Field(8, ge=1, le=256, description="connections for one shard")
@@ -131,9 +190,15 @@ class Settings(BaseSettings):
     )
     attempts: int = Field(10, ge=1, le=100, description="tries for one part before its shard fails")
     stall_timeout_s: float = Field(
-        20.0, gt=0, description="seconds without a byte after which a part is asked for again"
+        20.0, gt=0, description="seconds with less than 1 KiB each after which a part is asked for again"
     )
     listing_ttl_s: float = Field(60.0, ge=0, description="seconds for which a listing of the store is believed")
+    scrub_rate: Annotated[ByteSize, BeforeValidator(_per_second)] = Field(
+        ByteSize(10_000_000),
+        ge=0,
+        description="bytes a second at which what is cached is read again and checked; 0 never",
+    )
+    scrub_pause_s: float = Field(3600.0, ge=0, description="seconds from the end of one such round to the next")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
     log_format: Literal["text", "json"] = Field("text", description="how log lines are written")
     origin: tuple[OriginTable, ...] = Field((), description="[[origin]] tables; config file only")

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
+from shardcache.redact import redact
+
+_MOST_CHARS = 8192
+
 
 class ShardcacheError(Exception):
     """Base of everything that shardcache raises.
 
     Attributes:
-        message: what happened, one sentence without a full stop.
-        url: the shard, pattern or file that it happened to, if any.
+        message: what happened, one sentence without a full stop; what is secret in a url is left out of it.
+        url: the shard, pattern or file that it happened to, if any, without its secrets.
         remedy: what the reader of the message can do.
         code: stable machine-readable name of the class, the same on the wire.
         retryable: whether asking again, unchanged, may help.
@@ -26,9 +30,9 @@ class ShardcacheError(Exception):
     default_remedy: ClassVar[str] = ""
 
     def __init__(self, message: str, *, url: str | None = None, remedy: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.url = url
+        self.message = _told(message)
+        super().__init__(self.message)
+        self.url = None if url is None else _told(url)
         self.remedy = self.default_remedy if remedy is None else remedy
         self.yielded = 0
 
@@ -43,7 +47,8 @@ class ShardcacheError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """Return the error as a JSON object; `from_json` is the inverse."""
-        error = {"code": self.code, "message": self.message, "url": self.url, "remedy": self.remedy}
+        parents = [kind.code for kind in type(self).__mro__[1:] if issubclass(kind, ShardcacheError)]
+        error = {"code": self.code, "message": self.message, "url": self.url, "remedy": self.remedy, "parents": parents}
         return error | {"yielded": self.yielded} if self.yielded else error
 
     @classmethod
@@ -178,15 +183,28 @@ class CapacityError(CacheError):
     default_remedy = "raise --capacity, or write smaller shards"
 
 
-class DiskFullError(CacheError):
+class DiskError(CacheError):
+    """The disk or the folder under the cache cannot be used; what is cached and can be read is still served."""
+
+    code = "disk"
+    retryable = True
+
+
+class DiskFullError(DiskError):
     """The filesystem under the cache has no room, whatever the capacity says."""
 
     code = "disk_full"
-    retryable = True
     default_remedy = "free space on the cache's filesystem or lower --capacity"
 
 
-class CacheDirError(CacheError):
+class DiskFailedError(DiskError):
+    """The disk does not read or does not write: I/O errors, or the kernel has made it read-only."""
+
+    code = "disk_failed"
+    default_remedy = "see dmesg for what the kernel says of the disk; mend or replace it, the daemon goes on by itself"
+
+
+class CacheDirError(DiskError):
     """The cache folder is missing, not writable, or in use by another daemon."""
 
     code = "cache_dir"
@@ -204,6 +222,13 @@ class NoDaemonError(DaemonError):
     code = "no_daemon"
     retryable = True
     default_remedy = "start it: shardcache serve --cache-dir /path/on/local/disk --capacity 500GB"
+
+
+class StoppingError(NoDaemonError):
+    """The daemon was told to stop and takes on nothing new; the next one at its socket will."""
+
+    code = "stopping"
+    default_remedy = "ask again once it was started again; what has arrived is kept"
 
 
 class SocketInUseError(DaemonError):
@@ -270,12 +295,27 @@ class ManifestMismatchError(RanksError):
     )
 
 
-def from_json(data: dict[str, Any]) -> ShardcacheError:
-    """Build the error that `to_json` described; an unknown code becomes the base class.
+def _told(text: str) -> str:
+    if len(text) > _MOST_CHARS:  # who sends nonsense by the megabyte need not have all of it back
+        text = text[:_MOST_CHARS] + "…"
+    # What a server or a file system said may hold bytes that are no characters, which no JSON can carry.
+    return redact(text.encode(errors="backslashreplace").decode())
 
-    A newer daemon may know more codes than this client: the message still arrives.
+
+def from_json(data: dict[str, Any]) -> ShardcacheError:
+    """Build the error that `to_json` described; a code that is not known here becomes the nearest class that is.
+
+    A newer daemon may know more codes than this client: what to catch, and the message, still arrive. Whatever else is
+    not as it should be is left out; that an error arrives matters more.
     """
-    cls = ShardcacheError._subclasses().get(data.get("code", ""), ShardcacheError)
-    error = cls(str(data.get("message", "")), url=data.get("url"), remedy=data.get("remedy"))
-    error.yielded = int(data.get("yielded", 0))
+    known, parents = ShardcacheError._subclasses(), data.get("parents")
+    codes = (data.get("code"), *(parents if isinstance(parents, list | tuple) else ()))
+    cls = next((known[code] for code in codes if isinstance(code, str) and code in known), ShardcacheError)
+    error = cls(str(data.get("message", "")), url=_text(data.get("url")), remedy=_text(data.get("remedy")))
+    yielded = data.get("yielded")
+    error.yielded = yielded if isinstance(yielded, int) else 0
     return error
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,30 +1,83 @@
-"""How the daemon's log lines look."""
+"""How the daemon's log lines look, and what never comes into one."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
+from typing import Any, TextIO, cast
 
 import structlog
-from structlog.typing import Processor
+from aiohttp.http import HttpProcessingError
+from structlog.tracebacks import ExceptionDictTransformer
+from structlog.typing import EventDict, Processor
+
+from shardcache.redact import printable, redact
 
 
 def configure(level: str, form: str) -> None:
-    """Write log lines of at least `level` to stderr, as `text` for people or as `json`, one object a line."""
+    """Write log lines of at least `level` to stderr, as `text` for people or as `json`, one object a line.
+
+    A line has no secrets of urls, and a traceback no values of variables: these may be anybody's credentials.
+    """
     shared: list[Processor] = [
+        _on_one_line,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    written: list[Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
-        if form == "json"
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    )
     structlog.configure(
-        processors=shared + written,
+        processors=[*shared, *(_json() if form == "json" else _text()), _redacted],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
-    # What libraries have to say below a warning is of no use to who runs a node.
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(name)s: %(message)s")
+    # What libraries have to say below a warning is of no use to who runs a node; some of them log whole requests.
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(name)s: %(message)s"))
+    handler.addFilter(_is_no_bad_request)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def _json() -> list[Processor]:
+    tracebacks = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+    return [tracebacks, structlog.processors.JSONRenderer()]
+
+
+def _text() -> list[Processor]:
+    formatter = structlog.dev.plain_traceback  # the default shows local variables
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=formatter)]
+
+
+def _on_one_line(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
+
+
+def _redacted(_logger: Any, _method: str, line: Any) -> str:
+    return redact(str(line))
+
+
+def _is_no_bad_request(record: logging.LogRecord) -> bool:
+    """Leave out what is no HTTP: it was answered with 400, and whoever reaches a port could fill the disk with it."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+class _Stderr:
+    """Standard error; a line that cannot be written is lost, for a full disk under the log must not end the daemon."""
+
+    def write(self, text: str) -> None:
+        """Write a line, if that is possible."""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush it, if that is possible."""
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
+class _Formatter(logging.Formatter):
+    """Formats what libraries log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record's line, traceback included."""
+        return redact(super().format(record))

@@ -17,6 +17,8 @@ class Counters:
         evictions: published shards removed, to make room or by `evict`.
         regrets: shards fetched again that had been removed to make room.
         retries: parts asked for again.
+        hedges: parts asked for a second time because the first request for them was late.
+        hedged_bytes: bytes received by whichever of such two requests was not needed; within `origin_bytes`.
         corrupt: shards found damaged, at arrival or by `verify`.
     """
 
@@ -27,6 +29,8 @@ class Counters:
     evictions: int = 0
     regrets: int = 0
     retries: int = 0
+    hedges: int = 0
+    hedged_bytes: int = 0
     corrupt: int = 0
 
     def to_json(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ plain HTTP on the same socket.
 
 A session, in order (every request has an `id`, its answer carries the same one):
 
-    client  hello    {protocol, client_version, job, rank, world_size, worker, workers, pid}
+    client  hello    {protocol, oldest_protocol, client_version, job, rank, world_size, worker, workers, pid}
     daemon  welcome  {protocol, version, cache_dir}
     client  resolve  {id, urls}                          → manifest {id, shards: [[url, version, size, samples]…]}
     client  plan     {id, epoch, shards, order, reads}   → ok {id}
@@ -36,7 +36,18 @@ shard is whole and indexed, and then `leased` under the same number; an error en
 A lease that is not granted yet is released by the id of the request for it, which then gets no answer. Of one that is
 over already, `need` and `release` say nothing: an error may have crossed them on the way.
 
+What is published is read again now and then. When a shard that a reader has in hand turns out to be damaged, the next
+`leased` or `arriving` has a list `damaged` of errors, each naming a shard: what was read of it may be wrong.
+
 A `waiting` has `done_bytes` and `total_bytes` only while the shard is being fetched.
+
+Daemon and client may be of different releases. `hello` names the newest and the oldest version of the protocol that the
+client speaks, `welcome` the newest that both do. Fields that are not known are ignored, so a release may add some under
+the same version, and so are messages of the daemon that are no answer; a request of an unknown type gets an error, and
+the session goes on. An error names the codes of its parents, too: who does not know its own takes it for one of those.
+
+A daemon that stops ends its sessions with the WebSocket code 1001, and refuses new ones with HTTP status 503 and a
+StoppingError; what was granted may be read on, and the next daemon is told the plan again.
 """
 
 from __future__ import annotations
@@ -48,9 +59,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from shardcache.errors import DaemonError
+from shardcache.errors import DaemonError, VersionMismatchError
 
 PROTOCOL_VERSION = 3
+OLDEST_PROTOCOL_VERSION = 3
 SESSION_PATH = "/v1/session"
 SOCKET_ENV = "SHARDCACHE_SOCKET"
 SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
@@ -58,6 +70,52 @@ SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
 # A manifest of a million shards is some 200 MB of JSON at the very worst; what a client sends comes in pieces.
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """The versions of the protocol that one side speaks, both ends included."""
+
+    oldest: int
+    newest: int
+
+    def __str__(self) -> str:
+        return f"protocol {self.newest}" if self.oldest == self.newest else f"protocols {self.oldest} to {self.newest}"
+
+    @classmethod
+    def of(cls, newest: int, hello: Mapping[str, Any]) -> Spoken:
+        """Return what a `hello` says; one that names a single version speaks just that."""
+        oldest = hello.get("oldest_protocol")
+        return cls(oldest if isinstance(oldest, int) else newest, newest)
+
+
+SPOKEN = Spoken(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One side, as it is known by: a version of shardcache, and what that speaks."""
+
+    version: str
+    spoken: Spoken
+
+    def __str__(self) -> str:
+        return f"shardcache {self.version}, which speaks {self.spoken}"
+
+
+def agree(*, daemon: Release, client: Release) -> int:
+    """Return the newest version of the protocol that both sides speak.
+
+    Raises VersionMismatchError, which names both and says which of them is to be upgraded, where there is none.
+    """
+    newest = min(daemon.spoken.newest, client.spoken.newest)
+    if newest >= max(daemon.spoken.oldest, client.spoken.oldest):
+        return newest
+    behind, ahead = ("in the training image", daemon) if client.spoken.newest == newest else ("on the node", client)
+    raise VersionMismatchError(
+        f"the daemon is {daemon}, the client {client}",
+        remedy=f"install shardcache {ahead.version} {behind}, or any release that speaks {ahead.spoken}",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def read(data: bytes) -> list[ShardRef]:
 
     Raises ValueError with a sentence for what is no index, and for one that stands for more than its own list.
     """
-    match json.loads(data):
+    match _parse(data):
         case {"wids_version": version} if version != WIDS_VERSION:
             raise ValueError(f"it has wids_version {version!r}, known is {WIDS_VERSION}")
         case {"datasets": [_, *_]}:
@@ -56,6 +56,13 @@ def read(data: bytes) -> list[ShardRef]:
         case {"shardlist": [*rows]}:
             return [_ref(row) for row in rows]
     raise ValueError('it has no "shardlist"')
+
+
+def _parse(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except RecursionError as exn:
+        raise ValueError("it is nested too deep") from exn
 
 
 def _ref(row: Any) -> ShardRef:

@@ -13,9 +13,9 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch docu
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import socket_path
-from shardcache_client.daemon.connection import Reader, resolve
+from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
-from shardcache_client.daemon.sessions import Sessions
+from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Dealing, check
 from shardcache_client.order.manifest import Manifest
@@ -71,6 +71,8 @@ class ShardDataset(IterableDataset[Any]):
         partial_reads: give samples of a plain tar that is waited for as their bytes arrive and are checked, where they
             are read as they were written. Should the rest of such a shard fail, its error says which samples had been
             given already, and its `yielded` how many. False: give none before the whole shard has passed every check.
+        fallback: what to do without the daemon, or when its disk is bad. "error": raise. "direct": read straight from
+            the store meanwhile, with this process's own credentials. Needs `shardcache[daemon]`; see docs/fallback.md.
         zero_copy: members are read-only arrays (`buffers.Buffer`) over the mapped shard in place of bytes, and reach
             the training process from a DataLoader worker without being copied. Needs numpy; no partial reads.
 
@@ -105,12 +107,15 @@ class ShardDataset(IterableDataset[Any]):
         world_size: int | None = None,
         timeout_s: float = 300.0,
         partial_reads: bool = True,
+        fallback: Fallback = "error",
         zero_copy: bool = False,
     ) -> None:
         _check_least(0, shuffle_window=shuffle_window)
         _check_least(1, canonical_nodes=canonical_nodes, batch_size=batch_size, samples_per_epoch=samples_per_epoch)
         if even not in ("pad", "drop", None):
             raise ConfigError(f"even is {even!r}", remedy='choose "pad", "drop" or None')
+        if fallback not in ("error", "direct"):
+            raise ConfigError(f"fallback is {fallback!r}", remedy='choose "error" or "direct"')
         self.seed = seed
         self._on_error = on_error
         self._job = job or job_name()
@@ -120,11 +125,14 @@ class ShardDataset(IterableDataset[Any]):
         where = socket_path(socket)
         patterns = [urls] if isinstance(urls, str) else list(urls)
         self._agreed = OneManifest(patterns, self._explicit_ranks, timeout_s)
+        resolve = resolver(fallback)
         self.manifest = self._agreed.settle(lambda: Manifest.of(resolve(where, Reader(self._job), patterns, timeout_s)))
         shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
         self._dealing = Dealing(shuffling, even, batch_size, samples_per_epoch)
         self._source = Source(
-            sessions=Sessions(where, Patience(timeout_s), partial_reads=partial_reads and not zero_copy),
+            sessions=Sessions(
+                where, Patience(timeout_s), partial_reads=partial_reads and not zero_copy, fallback=fallback
+            ),
             manifest=self.manifest,
             deal=self._dealing.deal(self.manifest),
             decode=decode,

@@ -97,4 +97,5 @@ def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv
         return run_id
     # With `-c`, `-m` or at a prompt there is no script.
     script = Path(argv[0]).name if argv else ""
+    script = script.encode(errors="replace").decode()  # a file's name need not be text; what is sent has to be
     return script if script not in ("", "-c", "-m") else "python"

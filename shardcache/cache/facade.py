@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from shardcache.cache.allow import AllowList
+from shardcache.cache.allow import AllowList, Peer
 from shardcache.cache.counting import Counting
+from shardcache.cache.damage import Damage
 from shardcache.cache.fetching import Fetcher
+from shardcache.cache.health import Health
 from shardcache.cache.holds import Holds
 from shardcache.cache.ingesting import Ingester
 from shardcache.cache.known import Known
@@ -22,8 +24,11 @@ from shardcache.cache.prefetch import Prefetcher
 from shardcache.cache.readers import Reader, Readers
 from shardcache.cache.room import Room
 from shardcache.cache.rounds import Tell
+from shardcache.cache.scrubbing import Scrubber
 from shardcache.cache.signal import Signal
+from shardcache.cache.stocktaking import Stocktaking
 from shardcache.cache.transfers import Transfer, Transfers
+from shardcache.cache.turns import Turns
 from shardcache.cache.upkeep import Upkeep
 from shardcache.cache.warming import Warming
 from shardcache.config import Settings
@@ -51,33 +56,46 @@ class Cache:
         indexers: Indexers,
         group: asyncio.TaskGroup,
     ) -> None:
-        names, changed, known = Names(), Signal(), Known(store.catalogue)
+        names, changed, known = Names(store.shards), Signal(), Known(store.catalogue)
+        turns = self.turns = Turns()
         planner = Planner(names)
         pages = Pages(store, planner, names, changed)
         holds = Holds(store, planner, pages, changed)
-        room = Room(store, planner, pages, names, counters, changed)
+        health = Health(store.folder, changed)
+        room = Room(store, planner, pages, names, counters, health, changed)
         ingester = Ingester(store, room, known, indexers)
         fetcher = Fetcher(
-            store, origins, downloader, room, holds, planner, names, counters, ingester, settings.part_size
+            store, origins, downloader, room, holds, planner, names, counters, ingester, health, settings.part_size
         )
         transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group)
         leasing = Leasing(
             store, transfers, room, holds, planner, names, known, origins, counters, settings.listing_ttl_s
         )
-        readers = Readers(planner, leasing, holds, transfers, counters, changed)
+        readers = Readers(planner, leasing, holds, transfers, counters, changed, turns)
         prefetcher = Prefetcher(planner, readers.ref, names, store, room, transfers, changed, settings.max_transfers)
+        stocktaking = Stocktaking(store, room, fetcher.is_under_way)
+        damage = Damage(health, leasing)
+        scrubber = Scrubber(store, health, damage, changed, settings.scrub_rate, settings.scrub_pause_s)
         self._watching = [
             group.create_task(prefetcher.run(), name="prefetch"),
             group.create_task(pages.run(), name="pages"),
+            group.create_task(health.run(stocktaking), name="health"),
+            group.create_task(scrubber.run(), name="scrub"),
+            group.create_task(known.rebuild(store), name="catalogue"),
         ]
         self.layout = store.layout
         self._allow = AllowList(settings.allow)
-        self._manifests = Manifests(origins, downloader, store.catalogue, known, self._allow, settings.listing_ttl_s)
+        self._manifests = Manifests(
+            origins, downloader, store.catalogue, known, self._allow, turns, settings.listing_ttl_s
+        )
         self._readers = readers
         self._store = store
         self._transfers = transfers
+        self._room = room
+        self._health = health
+        self._scrubber = scrubber
         self._overview = Overview(store, planner, names, transfers, readers, prefetcher, downloader, counters)
-        self._upkeep = Upkeep(store, room, holds, leasing)
+        self._upkeep = Upkeep(store, room, holds, damage)
         self._warming = Warming(store, transfers, leasing, origins, downloader, settings.max_transfers)
         self._counting = Counting(store, transfers, leasing, known, origins, downloader, settings.max_transfers)
 
@@ -92,34 +110,33 @@ class Cache:
 
     # Reading
 
-    async def resolve(self, patterns: Sequence[str], uid: int) -> list[ShardRef]:
+    async def resolve(self, patterns: Sequence[str], peer: Peer) -> list[ShardRef]:
         """Return the shards that a user's patterns name. Raises OriginError of every kind."""
-        return await self._manifests.resolve(patterns, uid)
+        return await self._manifests.resolve(patterns, peer)
 
     def join(self, job: str, uid: int) -> Reader:
         """Return the state of a newly connected reader."""
         return self._readers.add(job, uid)
 
-    def check_allowed(self, refs: Sequence[ShardRef], uid: int) -> None:
+    async def check_allowed(self, refs: Sequence[ShardRef], peer: Peer) -> None:
         """Raise NotAllowedError unless the user may have all of these fetched."""
-        for ref in refs:
-            self._allow.check(ref.url, uid)
+        await self.turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
 
     # Upkeep
 
-    async def warm(self, patterns: Sequence[str], uid: int, tell: Tell) -> None:
+    async def warm(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Fetch all that the patterns name, telling events. Raises CapacityError and OriginError."""
-        await self._warming.warm(await self.resolve(patterns, uid), tell)
+        await self._warming.warm(await self.resolve(patterns, peer), tell)
 
-    async def index(self, patterns: Sequence[str], uid: int, tell: Tell) -> None:
+    async def index(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Count the samples of all that the patterns name, telling events. Raises OriginError."""
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
-        refs = await self._manifests.resolve(patterns, uid, fresh=True)
+        refs = await self._manifests.resolve(patterns, peer, fresh=True)
         await self._counting.count(refs, tell, listed=listed)
 
-    async def shards(self, prefix: str) -> AsyncIterator[Json]:
-        """Yield what is published below a url prefix."""
-        async for shard, facts in self._upkeep.shards(prefix):
+    async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
+        """Yield what is published below a url prefix, of what the user may see."""
+        async for shard, facts in self._upkeep.shards(prefix, self._sight(peer)):
             yield {
                 "url": facts.url,
                 "version": facts.version,
@@ -129,18 +146,29 @@ class Cache:
                 "used_at_s": shard.used_at_s,
             }
 
-    async def evict(self, patterns: Sequence[str]) -> Json:
-        """Remove what matches, where nobody reads it."""
-        return await self._upkeep.evict(patterns)
+    async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
+        """Remove what matches and the user may see, where nobody reads it."""
+        return await self._upkeep.evict(patterns, self._sight(peer))
 
-    def verify(self, prefix: str) -> AsyncIterator[Json]:
+    def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Read every shard below a url prefix again, yielding events."""
-        return self._upkeep.verify(prefix)
+        return self._upkeep.verify(prefix, self._sight(peer))
+
+    def _sight(self, peer: Peer) -> Callable[[str], bool]:
+        return lambda url: self._allow.shows(url, peer)
 
     def reason(self, transfer: Transfer) -> str:
         """Return why a transfer is not done yet, in words for people."""
         return self._overview.reason(transfer)
 
-    def status(self) -> Json:
+    def status(self, peer: Peer) -> Json:
         """Return what the cache holds and does now."""
-        return self._overview.page()
+        return self._overview.page(self._sight(peer)) | {"disk": self._disk(), "scrub": self._scrubber.to_json()}
+
+    def health(self) -> Json:
+        """Return `status`, `ok` or `degraded`, and what is wrong: degraded, it serves what is cached."""
+        well = self._health.error is None and not self._room.short_bytes
+        return {"status": "ok" if well else "degraded", "disk": self._disk()}
+
+    def _disk(self) -> Json:
+        return self._health.to_json() | {"short_bytes": self._room.short_bytes}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from shardcache.cache.arriving import Arriving
+from shardcache.cache.health import Health
 from shardcache.cache.holds import Holds
 from shardcache.cache.ingesting import Ingester
 from shardcache.cache.names import Names
@@ -21,6 +22,7 @@ from shardcache.cache.transfers import Class, PostponedError, Transfer
 from shardcache.cache.waiting import Stage
 from shardcache.errors import (
     CorruptShardError,
+    DiskError,
     OriginUnavailableError,
     OutdatedError,
     ShardcacheError,
@@ -35,7 +37,7 @@ from shardcache.store import partial as partials
 from shardcache.store.inflate import codec_of
 from shardcache.store.layout import PART, shard_key
 from shardcache.store.partial import Partial
-from shardcache.store.recovery import interrupted
+from shardcache.store.recovery import Leftover, interrupted
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation, footprint_bytes
 from shardcache.store.store import Store
@@ -69,6 +71,7 @@ class Fetcher:
         names: Names,
         counters: Counters,
         ingester: Ingester,
+        health: Health,
         part_bytes: int,
     ) -> None:
         self._store = store
@@ -80,14 +83,39 @@ class Fetcher:
         self._names = names
         self._counters = counters
         self._ingester = ingester
+        self._health = health
         self._part_bytes = part_bytes
         self._claims: dict[str, Claim] = {}
 
     async def fetch(self, transfer: Transfer) -> Shard:
         """Return the published shard: of the version that was planned, or the store's present one where none was.
 
-        Raises every error of the origin, the shard and the cache.
+        Raises every error of the origin, the shard and the cache; PostponedError while the disk is not well and nobody
+        waits for the shard.
         """
+        url = transfer.ref.url
+        if self._health.error is not None and not transfer.waits:
+            raise PostponedError
+        try:
+            return await self._fetch(transfer)
+        except DiskError as exn:
+            exn.url = exn.url or url
+            if not await self._health.examine():
+                if transfer.waits:
+                    raise
+                raise PostponedError from exn
+            log.warning("the disk failed and is well; trying the shard again", url=url, cause=exn.message)
+        try:
+            return await self._fetch(transfer)
+        except DiskError as exn:
+            exn.url = exn.url or url
+            raise
+
+    def is_under_way(self, key: str) -> bool:
+        """Whether some transfer works on the files of a key."""
+        return key in self._claims
+
+    async def _fetch(self, transfer: Transfer) -> Shard:
         origin = self._origins.origin(transfer.ref.url)
         failure: ShardcacheError | None = None
         for _ in range(_VERSIONS):
@@ -117,6 +145,7 @@ class Fetcher:
             present = self._store.shards.get(key)
             if present is not None:
                 return present
+            self._health.check(obj.url)
             transfer.total_bytes, transfer.done_bytes = obj.size_bytes, 0
             return await self._into(transfer, origin, obj)
 
@@ -141,7 +170,7 @@ class Fetcher:
             await self._reserve(reservation, transfer, key, obj)
             if (present := self._store.shards.get(key)) is not None:
                 return present  # it was being evicted when this began, and could not be
-            partial = await asyncio.to_thread(Partial.open, self._store.layout, obj, self._part_bytes)
+            partial = await asyncio.to_thread(self._open, obj)
             reservation.written(max(0, obj.size_bytes - adopted_bytes))
             return await self._download(reservation, transfer, origin, partial)
         except ShardcacheError as exn:
@@ -154,6 +183,10 @@ class Fetcher:
             raise
         finally:
             self._leave_parts(key, reservation, transfer)
+
+    def _open(self, obj: RemoteObject) -> Partial:
+        self._store.folder.check()  # what was unmounted would be filled on the filesystem below it
+        return Partial.open(self._store.layout, obj, self._part_bytes)
 
     async def _reserve(self, reservation: Reservation, transfer: Transfer, key: str, obj: RemoteObject) -> None:
         transfer.stages.enter(Stage.SPACE)
@@ -189,7 +222,10 @@ class Fetcher:
 
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
         """End the reservation; what it leaves on disk stays, while there is space, for whoever asks for it next."""
-        parts = interrupted(self._store.layout.in_progress(key, PART))
+        try:
+            parts = interrupted(self._store.layout.in_progress(key, PART))
+        except OSError:  # a disk that fails: what is left is counted when it is well again
+            parts = Leftover(key, (), 0)
         arriving, transfer.arriving = transfer.arriving, None
         if arriving is not None and arriving.shard is None:
             arriving.fail(OriginUnavailableError("fetching was given up", url=transfer.ref.url))

@@ -9,6 +9,7 @@ from pathlib import Path
 from shardcache.cache.known import Known
 from shardcache.cache.room import NOW, Room
 from shardcache.errors import CapacityError
+from shardcache.redact import redact
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import Request
 from shardcache.store.inflate import codec_of, inflate
@@ -84,7 +85,7 @@ class Ingester:
     async def _index(self, partial: Partial, tar: _Tar, reservation: Reservation, require_end: bool) -> Facts:
         obj = partial.obj
         facts = Facts(
-            url=obj.url,
+            url=redact(obj.url),
             version=obj.version,
             size_bytes=tar.size_bytes,
             origin_bytes=obj.size_bytes,

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardcache.cache.waiting import Stage, Wait
+from shardcache.errors import ProtocolError
 
 # Jobs without a connection are shown until so many newer ones have come: epochs end and begin.
 _PAST_JOBS = 32
+
+# Longer ones would make a status page of what one user wrote.
+_LONGEST_NAME = 255
 
 _CAUSES = {Stage.ASKING: "network_s", Stage.NETWORK: "network_s", Stage.SPACE: "space_s", Stage.DISK: "disk_s"}
 
@@ -105,7 +109,9 @@ class Jobs:
         return iter(list(self._jobs.values()))
 
     def join(self, name: str, uid: int) -> Job:
-        """Return a user's job, with one reader more."""
+        """Return a user's job, with one reader more. Raises ProtocolError where its name is too long to be shown."""
+        if len(name) > _LONGEST_NAME:
+            raise ProtocolError(f"a job's name has at most {_LONGEST_NAME} characters, this one {len(name)}")
         key = (name, uid)
         job = self._jobs.pop(key, None) or Job(name, uid)
         self._jobs[key] = job

@@ -17,7 +17,7 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.room import Room
 from shardcache.cache.transfers import Class, Transfers
 from shardcache.cache.waiting import Wait
-from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavailableError
+from shardcache.errors import AccessDeniedError, CorruptShardError, DiskError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
@@ -29,6 +29,8 @@ log = structlog.get_logger()
 
 # A cached shard is not held back longer than this by a store that does not say whether there is a newer one.
 _ASK_TIMEOUT_S = 5.0
+# So many are looked up together: more would keep the event loop from everybody else.
+_RECALLED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,12 @@ class Leasing:
 
     async def recall(self, refs: Iterable[ShardRef]) -> None:
         """Learn which version of a bare url was here before the start; `acquire` asks if it still holds."""
-        unknown = [ref.url for ref in refs if ref.version is None and self._names.key(Names.of(ref)) == Names.of(ref)]
-        for url, version in zip(unknown, await self._known.versions(unknown), strict=True):
-            if version is not None and shard_key(url, version) in self._store.shards:
-                self._names.learn(url, shard_key(url, version), now_s=float("-inf"))
+        unknown = [ref.url for ref in refs if ref.version is None and self._names.key(ref.url) == ref.url]
+        for first in range(0, len(unknown), _RECALLED):
+            urls = unknown[first : first + _RECALLED]
+            for url, version in zip(urls, await self._known.versions(urls), strict=True):
+                if version is not None and shard_key(url, version) in self._store.shards:
+                    self._names.learn(url, shard_key(url, version), now_s=float("-inf"))
 
     async def acquire(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arriving:
         """Return the published shard, held, or its beginning where `wait` takes that; fetch it where it is not here.
@@ -110,7 +114,10 @@ class Leasing:
         log.error("cached shard is damaged and set aside", url=exn.url, cause=exn.message)
         self._counters.corrupt += 1
         self._room.forget(shard.key)
-        await self._store.quarantine(shard)
+        try:
+            await self._store.quarantine(shard)
+        except DiskError as failure:  # out of service all the same
+            log.warning("a damaged shard stays where it is for now", url=exn.url, cause=failure.message)
         self._room.changed.notify()
 
     async def _held(self, shard: Shard) -> Facts | None:

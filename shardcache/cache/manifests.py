@@ -9,19 +9,24 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from shardcache.cache.allow import AllowList
+from shardcache.cache.allow import AllowList, Peer
 from shardcache.cache.known import Known
+from shardcache.cache.turns import Turns
 from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.fetch.download import Downloader
-from shardcache.origin.listing import expand
+from shardcache.origin.listing import expand, expand_braces
 from shardcache.origin.registry import Origins
 from shardcache.origin.urls import INDEX_SUFFIX
 from shardcache.protocol import ShardRef
+from shardcache.redact import redact
 from shardcache.store.catalogue import Catalogue
 
 log = structlog.get_logger()
 
 _KIND = "listing"
+
+# Sample counts are looked up for so many shards together: more would keep the event loop from everybody else.
+_FILLED = 1_000
 
 # All ranks of a job ask within moments.
 _INDEX_TTL_S = 2.0
@@ -37,6 +42,7 @@ class Manifests:
         catalogue: Catalogue,
         known: Known,
         allow: AllowList,
+        turns: Turns,
         ttl_s: float,
     ) -> None:
         self._origins = origins
@@ -44,11 +50,12 @@ class Manifests:
         self._catalogue = catalogue
         self._known = known
         self._allow = allow
+        self._turns = turns
         self._ttl_s = ttl_s
         self._listed: dict[str, tuple[float, list[ShardRef]]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def resolve(self, patterns: Sequence[str], uid: int, *, fresh: bool = False) -> list[ShardRef]:
+    async def resolve(self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False) -> list[ShardRef]:
         """Return the shards of every pattern, in the order given, with the sample counts that are known.
 
         Args:
@@ -57,16 +64,22 @@ class Manifests:
         Raises NotAllowedError before anything is asked of a store, NotFoundError when there is no shard at all,
         and the origin's errors.
         """
-        for pattern in patterns:
-            self._allow.check(pattern, uid)
+        await asyncio.to_thread(self._check_patterns, patterns, peer)
         for pattern in patterns if fresh else ():
             self._listed.pop(pattern, None)
         refs = [ref for pattern in patterns for ref in await self._resolve(pattern)]
         if not refs:
             raise NotFoundError("no urls given", remedy="name at least one shard")
-        for ref in refs:
-            self._allow.check(ref.url, uid)  # an index file may point anywhere
-        return await self._known.fill(refs)
+        # An index file may point anywhere.
+        await self._turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
+        pieces = [refs[first : first + _FILLED] for first in range(0, len(refs), _FILLED)]
+        return [ref for piece in pieces for ref in await self._known.fill(piece)]
+
+    def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
+        for pattern in patterns:
+            head = pattern[: pattern.find("/", pattern.find("://") + 3)]
+            # What a pattern's beginning says of a host has to be true of all that it stands for.
+            self._allow.check_all([pattern, *expand_braces(pattern)] if "{" in head else [pattern], peer)
 
     async def _resolve(self, pattern: str) -> list[ShardRef]:
         lock = self._locks.setdefault(pattern, asyncio.Lock())
@@ -81,12 +94,13 @@ class Manifests:
         try:
             refs = await self._downloader.ask(pattern, lambda received: expand(pattern, self._origins, received))
         except OriginUnavailableError as exn:
-            rows = await self._catalogue.get(_KIND, pattern)
+            rows = None if _is_secret(pattern) else await self._catalogue.get(_KIND, pattern)
             if rows is None:
                 raise
             log.warning("the store does not answer; using the listing seen last", url=pattern, cause=exn.message)
             return [ShardRef.from_json(row) for row in rows]
-        await self._catalogue.put([ref.to_json() for ref in refs], _KIND, pattern)
+        if not await asyncio.to_thread(lambda: _is_secret(pattern) or any(_is_secret(ref.url) for ref in refs)):
+            await self._catalogue.put([ref.to_json() for ref in refs], _KIND, pattern)
         return refs
 
     def _drop_stale(self) -> None:
@@ -98,3 +112,8 @@ class Manifests:
     def _lifetime_s(self, pattern: str) -> float:
         """An index file costs one request, and may just have been brought up to date for the job that asks."""
         return min(self._ttl_s, _INDEX_TTL_S) if pattern.endswith(INDEX_SUFFIX) else self._ttl_s
+
+
+def _is_secret(url: str) -> bool:
+    """Tell whether a url is better not written down."""
+    return redact(url) != url

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -16,8 +16,10 @@ from shardcache.cache.prefetch import Prefetcher
 from shardcache.cache.readers import Reader, Readers
 from shardcache.cache.transfers import Transfer, Transfers
 from shardcache.cache.waiting import Stage
+from shardcache.errors import DiskError
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
+from shardcache.redact import HIDDEN, redact
 from shardcache.store.files import free_bytes
 from shardcache.store.store import Store
 
@@ -47,22 +49,22 @@ class Overview:
         self._downloader = downloader
         self._counters = counters
 
-    def page(self) -> Json:
-        """Return cache, counters, transfers and jobs."""
+    def page(self, sight: Callable[[str], bool] = lambda _: True) -> Json:
+        """Return cache, counters, transfers and jobs; urls are named where `sight` lets whoever asks see them."""
         space = self._store.space
         return {
             "cache": {
                 "dir": str(self._store.layout.root),
                 "capacity_bytes": space.capacity_bytes,
                 "used_bytes": space.used_bytes,
-                "free_bytes": free_bytes(self._store.layout.root),
+                "free_bytes": self._free_bytes(),
                 "pinned_bytes": self._pinned_bytes(),
                 "arriving_bytes": space.promised_bytes,
                 "shards": len(self._store.shards),
             },
             "counters": self._counters.to_json() | {"paused": self._downloader.pauses},
             "origins": [asdict(load) for load in self._downloader.loads()],
-            "transfers": [self._transfer(transfer) for transfer in self._transfers.all()],
+            "transfers": [self._transfer(transfer, sight) for transfer in self._transfers.all()],
             "jobs": [self._job(job) for job in self._readers.jobs()],
         }
 
@@ -78,12 +80,23 @@ class Overview:
             "comes; it needs room for shuffle_window + 1 shards a reader, two without shuffling (--capacity)"
         )
 
+    def _free_bytes(self) -> int | None:
+        try:
+            return free_bytes(self._store.layout.root)
+        except DiskError:  # the page tells of it in another place
+            return None
+
     def _pinned_bytes(self) -> int:
         return sum(shard.kept_bytes for shard in self._store.shards.values() if shard.leases)
 
-    def _transfer(self, transfer: Transfer) -> Json:
-        now = self._planner.now
-        return transfer.to_json() | {"needed_in_s": _ahead(now.next_use_s(self._names.key(transfer.name)), now.now_s)}
+    def _transfer(self, transfer: Transfer, sight: Callable[[str], bool]) -> Json:
+        now, url = self._planner.now, transfer.ref.url
+        shown = {"url": redact(url) if sight(url) else HIDDEN}
+        return (
+            transfer.to_json()
+            | shown
+            | {"needed_in_s": _ahead(now.next_use_s(self._names.key(transfer.name)), now.now_s)}
+        )
 
     def _job(self, job: Job) -> Json:
         readers = [reader for reader in self._readers if reader.job is job]

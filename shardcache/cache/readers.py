@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shardcache.cache.arriving import Arriving
@@ -14,6 +14,7 @@ from shardcache.cache.names import Names
 from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers import Class, Transfer, Transfers
+from shardcache.cache.turns import Turns
 from shardcache.cache.waiting import Stage, Wait
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.metrics import Counters
@@ -93,17 +94,23 @@ class Reader:
         self.job.shards_planned += reads
         self.owner.planner.now.declare(self)
 
-    async def extend(self, shards: Sequence[ShardRef], order: Iterable[int]) -> None:
+    async def extend(self, shards: Sequence[ShardRef], order: Sequence[int]) -> None:
         """Add to the plan: more shards, and positions that index into all of them."""
         await self.owner.leasing.recall(shards)
+        await self.owner.turns.take(shards, self._add_shards)
+        await self.owner.turns.take(order, self._add_positions)
+        self.owner.changed.notify()
+
+    def _add_shards(self, shards: Sequence[ShardRef]) -> None:
         for ref in shards:
             name = Names.of(ref)
             self._names.append(name)
             self.refs[name] = ref
+
+    def _add_positions(self, order: Sequence[int]) -> None:
         names = [self._names[index] for index in order]
         self._course += names
         self.owner.planner.now.extend(self, names)
-        self.owner.changed.notify()
 
     # Leases
 
@@ -272,12 +279,14 @@ class Readers:
         transfers: Transfers,
         counters: Counters,
         changed: Signal,
+        turns: Turns,
     ) -> None:
         self.planner = planner
         self.leasing = leasing
         self.holds = holds
         self.transfers = transfers
         self.changed = changed
+        self.turns = turns
         self._counters = counters
         self._readers: set[Reader] = set()
         self._jobs = Jobs()

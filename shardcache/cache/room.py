@@ -7,6 +7,9 @@ import contextlib
 import sys
 import time
 
+import structlog
+
+from shardcache.cache.health import Health
 from shardcache.cache.names import Names
 from shardcache.cache.pages import Pages
 from shardcache.cache.planner import Planner
@@ -16,6 +19,8 @@ from shardcache.metrics import Counters
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation
 from shardcache.store.store import Store
+
+log = structlog.get_logger()
 
 # When a shard is needed by somebody who waits for it, and when one that somebody warms: later than what any plan names,
 # and sooner than what none does.
@@ -28,10 +33,22 @@ _REMEMBERED = 100_000
 
 
 class Room:
-    """The space of one store, given out against the plan."""
+    """The space of one store, given out against the plan.
+
+    Attributes:
+        changed: notified when what may be evicted has changed.
+        short_bytes: how much less of the filesystem is free than must be, when that was looked at last.
+    """
 
     def __init__(
-        self, store: Store, planner: Planner, pages: Pages, names: Names, counters: Counters, changed: Signal
+        self,
+        store: Store,
+        planner: Planner,
+        pages: Pages,
+        names: Names,
+        counters: Counters,
+        health: Health,
+        changed: Signal,
     ) -> None:
         self.changed = changed
         self._store = store
@@ -39,7 +56,9 @@ class Room:
         self._pages = pages
         self._names = names
         self._counters = counters
+        self._health = health
         self._lock = asyncio.Lock()
+        self.short_bytes = 0
         self._evicted: dict[str, None] = {}
         self._still_open: dict[str, float] = {}  # since when, of shards that some process kept from going
         now = planner.now
@@ -55,6 +74,19 @@ class Room:
                     return False
             reservation.grow(size_bytes)
             return True
+
+    async def keep_free(self) -> None:
+        """Evict until as much of the filesystem is free as must be, for others fill it, too; where that cannot be done
+        evict nothing, and tell it once."""
+        async with self._lock:
+            self._look_again()
+            while shortfall := self._store.crowding_bytes():
+                if not await self._free(shortfall, NOW):
+                    break
+        if bool(shortfall) != bool(self.short_bytes):
+            state = "cannot be kept: others fill the disk" if shortfall else "is kept again"
+            log.warning(f"the free space that --min-free demands {state}", short_bytes=shortfall)
+        self.short_bytes = shortfall
 
     async def change(self) -> None:
         """Return when what may be evicted has changed, or after a while: who closes a file tells nobody."""
@@ -73,6 +105,8 @@ class Room:
 
     def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
         """Whether `try_reserve` would succeed now; evicts nothing."""
+        if self._health.error is not None:
+            return False
         self._look_again()
         shortfall = self._store.shortfall_bytes(size_bytes)
         leftovers = sum(leftover.size_bytes for leftover in self._store.leftovers.values())

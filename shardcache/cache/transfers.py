@@ -18,6 +18,7 @@ from shardcache.cache.signal import Signal
 from shardcache.cache.waiting import Stage, Stages, Wait
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.protocol import ShardRef
+from shardcache.redact import redact
 from shardcache.store.shard import Shard
 
 log = structlog.get_logger()
@@ -83,7 +84,7 @@ class Transfer:
     def to_json(self) -> dict[str, Any]:
         """Return what `shardcache status` shows of it."""
         return {
-            "url": self.ref.url,
+            "url": redact(self.ref.url),
             "done_bytes": self.done_bytes,
             "total_bytes": self.total_bytes,
             "rate_bytes_per_s": round(self.rate_bytes_per_s()),

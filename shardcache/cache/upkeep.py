@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from shardcache.cache.damage import Damage
 from shardcache.cache.holds import Holds
-from shardcache.cache.leasing import Leasing
 from shardcache.cache.room import Room
 from shardcache.errors import CorruptShardError
 from shardcache.origin.listing import expand_braces
 from shardcache.origin.urls import is_glob
+from shardcache.redact import redact
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 
 Event = dict[str, Any]
+Sight = Callable[[str], bool]
+"""Whether whoever asks may know of a url."""
 
 _AT_ONCE = 256
 
@@ -25,13 +28,13 @@ _AT_ONCE = 256
 class Upkeep:
     """Looks after one store."""
 
-    def __init__(self, store: Store, room: Room, holds: Holds, leasing: Leasing) -> None:
+    def __init__(self, store: Store, room: Room, holds: Holds, damage: Damage) -> None:
         self._store = store
         self._room = room
         self._holds = holds
-        self._leasing = leasing
+        self._damage = damage
 
-    async def shards(self, prefix: str = "") -> AsyncIterator[tuple[Shard, Facts]]:
+    async def shards(self, prefix: str = "", sight: Sight = lambda _: True) -> AsyncIterator[tuple[Shard, Facts]]:
         """Yield the published shards whose url starts with `prefix`; set damaged ones aside on the way."""
         for number, shard in enumerate(list(self._store.shards.values())):
             if number % _AT_ONCE == 0:
@@ -39,18 +42,19 @@ class Upkeep:
             try:
                 facts = await self._store.facts(shard)
             except CorruptShardError as exn:
-                await self._leasing.quarantine(shard, exn)
+                await self._damage.found(shard, exn)
                 continue
-            if facts.url.startswith(prefix) and self._store.shards.get(shard.key) is shard:
+            is_meant = facts.url.startswith(prefix) and sight(facts.url)
+            if is_meant and self._store.shards.get(shard.key) is shard:
                 yield shard, facts
 
-    async def evict(self, patterns: Sequence[str]) -> Event:
+    async def evict(self, patterns: Sequence[str], sight: Sight = lambda _: True) -> Event:
         """Remove what matches the urls, patterns or prefixes, and say what stayed and why."""
-        wanted = await asyncio.to_thread(_Wanted, patterns)
+        wanted = await asyncio.to_thread(_Wanted, list(map(redact, patterns)))
         evicted: list[str] = []
         kept: list[Event] = []
         freed_bytes = 0
-        async for shard, facts in self.shards():
+        async for shard, facts in self.shards(sight=sight):
             if facts.url not in wanted:
                 continue
             if shard.leases:
@@ -62,9 +66,9 @@ class Upkeep:
                 kept.append({"url": facts.url, "reason": "some process still has it open"})
         return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
 
-    async def verify(self, prefix: str = "") -> AsyncIterator[Event]:
+    async def verify(self, prefix: str = "", sight: Sight = lambda _: True) -> AsyncIterator[Event]:
         """Read every shard again and set aside what is wrong; yield events."""
-        shards = [found async for found in self.shards(prefix)]
+        shards = [found async for found in self.shards(prefix, sight)]
         total_bytes = sum(shard.size_bytes for shard, _ in shards)
         yield {"event": "start", "shards": len(shards), "total_bytes": total_bytes}
         done_bytes = corrupt = 0
@@ -87,14 +91,16 @@ class Upkeep:
         if self._store.shards.get(shard.key) is not shard:
             return None  # evicted meanwhile
         self._holds.take(shard)
+        error: CorruptShardError | None = None
         try:
             await self._store.check(shard)
         except CorruptShardError as exn:
-            await self._leasing.quarantine(shard, exn)
-            return exn
+            error = exn
         finally:
             self._holds.drop(shard)
-        return None
+        if error is not None:
+            await self._damage.found(shard, error)
+        return error
 
 
 class _Wanted:

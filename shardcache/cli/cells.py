@@ -24,6 +24,7 @@ _COUNTERS = {
     "regrets": "needed again",
     "paused": "paused for a reader",
     "retries": "retries",
+    "hedges": "asked twice",
     "corrupt": "corrupt",
 }
 
@@ -37,7 +38,28 @@ def fill(cache: Row) -> str:
     """Tell how full the cache is, and with what."""
     parts = [f"{size(cache['used_bytes'])} of {size(cache['capacity_bytes'])}", count(cache["shards"], "shard")]
     parts += [f"{size(cache[key])} {what}" for key, what in _HELD.items() if cache.get(key)]
-    return " · ".join([*parts, f"{size(cache['free_bytes'])} free on the disk"])
+    if cache["free_bytes"] is not None:
+        parts.append(f"{size(cache['free_bytes'])} free on the disk")
+    return " · ".join(parts)
+
+
+def disk(page: Row) -> Text | None:
+    """Tell what is wrong with the cache's disk; None while all is well."""
+    state = page.get("disk") or {"error": None}
+    if error := state["error"]:
+        return Text(f"{error['message']}, for {duration(state['since_s'])}: {error['remedy']}", "red")
+    if short_bytes := state.get("short_bytes"):
+        return Text(f"{size(short_bytes)} less than --min-free are free, and nothing in the cache can go", "yellow")
+    return None
+
+
+def scrub(page: Row) -> str | None:
+    """Tell how far the reading again of all that is cached has come; None where that is turned off."""
+    state = page.get("scrub")
+    if not state or not state["rate_bytes_per_s"]:
+        return None
+    found = f", {state['damaged']:,} damaged" if state["damaged"] else ""
+    return f"{size(state['scrubbed_bytes'])} read again since start{found} · {state['round_share']:.0%} of this round"
 
 
 def troubles(counters: Row) -> str:

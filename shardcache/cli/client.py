@@ -13,6 +13,7 @@ import aiohttp
 
 from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
 from shardcache.protocol import socket_path
+from shardcache.redact import printable
 
 Json = dict[str, Any]
 # Close it, as with `contextlib.aclosing`: whoever stops reading early gives the connection back by that.
@@ -71,13 +72,13 @@ class AdminClient:
 
     async def _json(self, method: str, path: str, **options: Any) -> Json:
         async with self._request(method, path, **options) as response:
-            answer: Json = await response.json()
+            answer: Json = _shown(await response.json())
             return answer
 
     async def _lines(self, method: str, path: str, **options: Any) -> Lines:
         async with self._request(method, path, **options) as response:
             async for line in response.content:
-                yield json.loads(line)
+                yield _shown(json.loads(line))
 
     async def _until_done(self, path: str, body: Json) -> Lines:
         event: Json = {}
@@ -120,9 +121,21 @@ class AdminClient:
         return NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {command}")
 
 
+def _shown(value: Any) -> Any:
+    """Return JSON in which no text commands the terminal: urls, names and reasons are those of others."""
+    match value:
+        case str():
+            return printable(value)
+        case list():
+            return list(map(_shown, value))
+        case dict():
+            return {name: _shown(inner) for name, inner in value.items()}
+    return value
+
+
 async def _error_of(response: aiohttp.ClientResponse) -> Exception:
     try:
-        return from_json((await response.json())["error"])
+        return from_json(_shown((await response.json())["error"]))
     except (aiohttp.ContentTypeError, ValueError, KeyError, TypeError):
         text = (await response.text()).strip()[:200]
         return ProtocolError(f"the daemon answered {response.status} {response.reason}: {text}")

@@ -84,6 +84,9 @@ def _head(moment: Moment) -> Table:
     head.add_row("cache", one_line(str(cache["dir"])))
     head.add_row("", cells.bar(cache["used_bytes"], cache["capacity_bytes"]))
     head.add_row("", one_line(cells.fill(cache)))
+    if trouble := cells.disk(moment.page):
+        trouble.no_wrap, trouble.overflow = True, "ellipsis"
+        head.add_row(Text("disk", "red"), trouble)
     head.add_row("store", one_line(_store(counters, moment.rates)))
     head.add_row("leases", one_line(_leases(counters, moment.rates)))
     head.add_row("since start", one_line(cells.troubles(counters)))

@@ -128,7 +128,8 @@ async def follow(
                 case "resolved" | "progress":
                     bar.update(event)
                 case "shard" if each_shard and not console.is_terminal:
-                    console.print(f"{event['state']}  {size(event['size_bytes'])}  {event['url']}")
+                    line = f"{event['state']}  {size(event['size_bytes'])}  {event['url']}"
+                    console.print(line, markup=False)
                 case "error":
                     failures.add(event["error"])
                 case "done":

@@ -19,7 +19,7 @@ def show_page(console: Console, page: Row) -> None:
     """Print what `GET /v1/status` answered."""
     console.print(headline(page))
     console.print()
-    console.print(_facts(page["cache"], page["counters"]))
+    console.print(_facts(page))
     for block in (transfer_table(page["transfers"]), _jobs(page["jobs"])):
         if block.row_count:
             console.print()
@@ -32,14 +32,19 @@ def headline(page: Row) -> Text:
     return Text.assemble((f"shardcache {page['version']}", "bold"), rest)
 
 
-def _facts(cache: Row, counters: Row) -> Table:
+def _facts(page: Row) -> Table:
+    cache, counters = page["cache"], page["counters"]
     facts = Table.grid(padding=(0, 2))
     facts.add_row("cache", Text(str(cache["dir"])))
     facts.add_row("", cells.bar(cache["used_bytes"], cache["capacity_bytes"]))
     facts.add_row("", cells.fill(cache))
+    if trouble := cells.disk(page):
+        facts.add_row(Text("disk", "red"), trouble)
     facts.add_row("store", f"{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')}")
     facts.add_row("leases", cells.leases(counters))
     facts.add_row("since start", cells.troubles(counters))
+    if scrub := cells.scrub(page):
+        facts.add_row("scrub", scrub)
     return facts
 
 

@@ -39,6 +39,7 @@ async def _ls(prefix: str, socket: Path | None, as_json: bool) -> None:
 
 def _show_shards(rows: list[dict[str, Any]]) -> None:
     import humanize
+    from rich.text import Text
 
     from shardcache.cli.output import make_console, make_table, size
 
@@ -47,7 +48,7 @@ def _show_shards(rows: list[dict[str, Any]]) -> None:
     for row in sorted(rows, key=itemgetter("url")):
         used = humanize.naturaltime(max(0.0, now_s - row["used_at_s"]))
         numbers = (size(row["size_bytes"]), f"{row['samples']:,}", f"{row['leases']:,}")
-        table.add_row(row["url"], *numbers, used)
+        table.add_row(Text(row["url"]), *numbers, used)
     make_console().print(table)
 
 

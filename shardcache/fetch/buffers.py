@@ -20,11 +20,11 @@ class Buffers:
     def lend(self, size_bytes: int) -> Iterator[memoryview]:
         """Lend a buffer for the block; what is in it is whatever was left there."""
         buffer = self._free.pop() if self._free else bytearray()
-        if len(buffer) != size_bytes:
+        if len(buffer) < size_bytes:
             buffer = bytearray(size_bytes)
         self._lent += 1
         try:
-            yield memoryview(buffer)
+            yield memoryview(buffer)[:size_bytes]
             self._free.append(buffer)  # not after an error: a thread may still be writing it to the disk
         finally:
             self._lent -= 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -12,14 +12,15 @@ from typing import TypeVar
 from shardcache.errors import OriginUnavailableError, ShardChangedError
 from shardcache.fetch.bandwidth import Bandwidth
 from shardcache.fetch.bid import Bid
-from shardcache.fetch.buffers import Buffers
 from shardcache.fetch.checksums import Ledger
 from shardcache.fetch.crew import Crew
+from shardcache.fetch.etags import Etags
+from shardcache.fetch.hedging import HEDGED_SHARE, Hedging
+from shardcache.fetch.requests import Part, Requests
 from shardcache.fetch.retry import BACKOFF, Backoff, Retry
 from shardcache.fetch.sink import Sink
 from shardcache.fetch.slots import Claim, Slots, StoreLoad
 from shardcache.fetch.stall import Watch
-from shardcache.fetch.tap import Tap
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, Received, RemoteObject, nothing
 from shardcache.origin.urls import store_of
@@ -45,10 +46,12 @@ class Downloader:
         counters: Counters,
         max_bandwidth: int | None = None,
         backoff: Backoff = BACKOFF,
+        hedged_share: float = HEDGED_SHARE,
     ) -> None:
         self._slots = Slots(max_connections)
         self._bandwidth = Bandwidth(max_bandwidth)
-        self._buffers = Buffers()
+        self._requests = Requests(self._slots, self._bandwidth, Hedging(hedged_share), counters, stall_timeout_s)
+        self._etags = Etags()
         self._shard_connections = shard_connections
         self._retry = Retry(attempts, counters, backoff)
         self._stall_timeout_s = stall_timeout_s
@@ -104,8 +107,8 @@ class Downloader:
             progress: told the bytes on disk, those of an earlier run included.
 
         Raises the origin's errors once retries cannot help, ShardChangedError at once when the store holds another
-        version, CorruptShardError when the whole differs from the store's checksum, and the sink's errors. The first
-        error ends every part of this shard; what is written stays.
+        version, CorruptShardError when the whole differs from the store's checksum or ETag, and the sink's errors. The
+        first error ends every part of this shard; what is written stays.
         """
         download = _Download(origin, obj, sink, bid, progress)
         missing = sink.missing()
@@ -116,6 +119,7 @@ class Downloader:
         if not obj.guarded and (await self.stat(origin, obj.url)).version != obj.version:
             raise ShardChangedError("the object was replaced while it was read", url=obj.url)
         await asyncio.to_thread(download.ledger.verify)
+        await self._etags.verify(obj, sink.path)
 
     async def _ranges(self, download: _Download, missing: list[int]) -> None:
         download.start(missing)
@@ -128,24 +132,14 @@ class Downloader:
             raise first from first.__cause__
 
     async def _part(self, download: _Download, index: int) -> None:
-        start, stop = download.span(index)
-        claim = download.claim()
-
-        async def attempt() -> None:
-            async with self._slots.hold(claim):
-                with self._buffers.lend(download.sink.part_bytes) as buffer:
-                    part = buffer[: stop - start]
-                    with self._tap(download, claim, len(part)) as tap:
-                        async with tap.limit():
-                            await download.origin.read_into(download.obj, start, part, tap)
-                    await download.write(index, part)
+        part = download.part(index)
 
         async def patient_attempt() -> None:
             while True:
                 try:
-                    return await attempt()
+                    return await self._requests.fetch(part)
                 except OriginUnavailableError:
-                    if not claim.paused:  # a store may hang up on who rests; that says nothing of the store
+                    if not part.claim.paused:  # a store may hang up on who rests; that says nothing of the store
                         raise
 
         await self._retry.call(patient_attempt)
@@ -153,8 +147,8 @@ class Downloader:
     async def _stream(self, download: _Download) -> None:
         obj, sink, claim = download.obj, download.sink, download.claim()
         download.start(range(-(-obj.size_bytes // sink.part_bytes)))
-        async with self._slots.hold(claim):
-            with self._buffers.lend(sink.part_bytes) as buffer, self._tap(download, claim, obj.size_bytes) as tap:
+        async with self._requests.lend(claim, sink.part_bytes) as buffer:
+            with self._requests.tap(claim, obj.url, obj.size_bytes) as tap:
                 async with aclosing(download.origin.stream(obj, buffer, tap)) as parts:
                     index = 0
                     while True:
@@ -164,21 +158,6 @@ class Downloader:
                             return
                         await download.write(index, part)
                         index += 1
-
-    @contextmanager
-    def _tap(self, download: _Download, claim: Claim, size_bytes: int) -> Iterator[Tap]:
-        """Lend what one request reads through; during the block its claim can be paused."""
-        self._counters.origin_requests += 1
-        watch = Watch(self._stall_timeout_s, download.obj.url, self._count)
-        tap = claim.work = Tap(watch, size_bytes, partial(self._bandwidth.grant, claim))
-        try:
-            yield tap
-        finally:
-            claim.work = None
-            self._bandwidth.settle(tap.leave_bytes)
-
-    def _count(self, received_bytes: int) -> None:
-        self._counters.origin_bytes += received_bytes
 
 
 @dataclass(slots=True)
@@ -199,6 +178,12 @@ class _Download:
     def claim(self) -> Claim:
         """Return a claim for one part, later than those before it."""
         return Claim(self.bid, store_of(self.obj.url))
+
+    def part(self, index: int) -> Part:
+        """Return a part as it is to be asked for."""
+        # All parts of one shard alike, so that the last one needs no buffer of its own.
+        (start, stop), buffer_bytes = self.span(index), min(self.sink.part_bytes, self.obj.size_bytes)
+        return Part(self.origin, self.obj, start, stop - start, buffer_bytes, self.claim(), partial(self.write, index))
 
     def span(self, index: int) -> tuple[int, int]:
         """Return a part's first byte and the one behind its last."""

@@ -68,6 +68,10 @@ class Claim:
     _generation: int = 0
     paused: bool = False
 
+    def again(self) -> Claim:
+        """Return one for a second request for the same part; it has the place among equals of the first."""
+        return Claim(self.bid, self.store, arrival=self.arrival)
+
     @property
     def _begun(self) -> bool:
         return self._granted is not None and self._granted.done()
@@ -110,6 +114,10 @@ class Slots:
     def loads(self) -> list[StoreLoad]:
         """Return the stores that were ever read from."""
         return [StoreLoad(name, self._held[name], aimd.limit, aimd.generation) for name, aimd in self._limits.items()]
+
+    def is_throttled(self, store: str) -> bool:
+        """Tell whether a store takes fewer requests at present than there are slots."""
+        return store in self._limits and self._limits[store].limit < self._count
 
     @asynccontextmanager
     async def hold(self, claim: Claim) -> AsyncIterator[None]:

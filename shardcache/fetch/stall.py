@@ -1,4 +1,4 @@
-"""Slow is fine, stalled is not."""
+"""Slow is fine, stalled is not; nor is so slow that a part would take days."""
 
 from __future__ import annotations
 
@@ -9,30 +9,44 @@ from contextlib import asynccontextmanager, contextmanager
 from shardcache.errors import OriginUnavailableError
 from shardcache.origin.base import Received
 
+LEAST_BYTES_PER_S = 1024
+"""A connection that brings less is given up: the line may be at its end with it, or somebody holds it up on purpose."""
+
 
 class Watch:
-    """Gives a request any time as long as something of its answer comes in every so often."""
+    """Gives a request any time as long as enough of its answer comes in every so often.
 
-    def __init__(self, limit_s: float, url: str, tally: Received) -> None:
+    Args:
+        limit_s: how often that is.
+        tally: told of everything that comes.
+        least_per_s: how much is enough; by default anything is.
+    """
+
+    def __init__(self, limit_s: float, url: str, tally: Received, least_per_s: int = 0) -> None:
         self._limit_s = limit_s
         self._url = url
         self._tally = tally
+        self._least = max(1, int(limit_s * least_per_s))
+        self._received = 0  # since the clock was started anew
         self._limit: asyncio.Timeout | None = None
 
     def received(self, count: int) -> None:
-        """Note that so many bytes came in, and start the clock anew."""
+        """Note that so much came in, and start the clock anew when it was enough."""
         self._tally(count)
-        self._restart()
+        self._received += count
+        if self._received >= self._least:
+            self._restart()
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Run the clock during a block. Raises OriginUnavailableError when nothing came in for too long."""
+        """Run the clock during a block. Raises OriginUnavailableError when too little came in for too long."""
         try:
             async with asyncio.timeout(self._limit_s) as self._limit:
                 yield
         except TimeoutError:
             # Origins translate their own time-outs, so this one is the clock's.
-            raise OriginUnavailableError(f"nothing was received for {self._limit_s:g} s", url=self._url) from None
+            amount = f"only {self._received} bytes were" if self._received else "nothing was"
+            raise OriginUnavailableError(f"{amount} received for {self._limit_s:g} s", url=self._url) from None
         finally:
             self._limit = None
 
@@ -47,5 +61,6 @@ class Watch:
             self._restart()
 
     def _restart(self) -> None:
+        self._received = 0
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from shardcache.fetch.stall import Watch
+from shardcache.fetch.stopwatch import Stopwatch
 
 
 class Tap:
@@ -18,6 +19,8 @@ class Tap:
 
     Attributes:
         leave_bytes: granted and not used yet; negative where more came.
+        received_bytes: that came so far.
+        worked: how long it has read, times of rest apart.
     """
 
     def __init__(self, watch: Watch, size_bytes: int, grant: Callable[[float], Awaitable[float]]) -> None:
@@ -28,16 +31,22 @@ class Tap:
         self._has_slot = asyncio.Event()
         self._has_slot.set()
         self.leave_bytes: float = 0
+        self.received_bytes = 0
+        self.worked = Stopwatch()
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
         """Read during the block, which begins when the read may.
 
-        Raises OriginUnavailableError when nothing comes in for too long, times of rest apart.
+        Raises OriginUnavailableError when too little comes in for too long, times of rest apart.
         """
         async with self._watch.limit():
             await self.ready()
-            yield
+            self.worked.run()
+            try:
+                yield
+            finally:
+                self.worked.stop()
 
     # slots.Pausable
 
@@ -55,6 +64,7 @@ class Tap:
     def received(self, count: int) -> None:
         """Note that so many bytes came in."""
         self._watch.received(count)
+        self.received_bytes += count
         self._left_bytes -= count
         self.leave_bytes -= count
         if self._wants_leave:
@@ -64,11 +74,13 @@ class Tap:
         """Return once the next bytes may be read."""
         if self._may_read:
             return
+        self.worked.stop()
         with self._watch.suspended():
             while not self._may_read:
                 await self._has_slot.wait()
                 if self._wants_leave:
                     self.leave_bytes += await self._grant(self._left_bytes - self.leave_bytes)
+        self.worked.run()
 
     @contextmanager
     def interruptible(self, rest: Callable[[], object]) -> Iterator[None]:

@@ -36,12 +36,15 @@ class Flow(Protocol):
         """Have `rest` called whenever, during the block, the read shall stop until it is `ready` again."""
 
 
+MD5 = "md5"
+
+
 @dataclass(frozen=True, slots=True)
 class Checksum:
     """A checksum of the whole object as the store gives it.
 
     Attributes:
-        algorithm: "crc32c", "crc32" or "crc64nvme".
+        algorithm: "crc32c", "crc32" or "crc64nvme", or `MD5`, which is only presumed: an ETag does not say what it is.
         value: as an unsigned integer.
     """
 

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 import aiohttp
 
 from shardcache.config import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.origin.base import Flow, Received, RemoteObject
+from shardcache.origin.fence import Fence
+from shardcache.origin.http_client import HttpClient
 from shardcache.origin.http_range import READ_BYTES, check_range, fill, range_header, total_bytes
 from shardcache.origin.status import error_of
 
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)
-
 
 class HttpOrigin:
-    """Web servers reached with one set of options.
+    """Web servers reached with one set of options; `storage_options` are those of `HttpClient`."""
 
-    `storage_options` are those of fsspec's HTTPFileSystem: `client_kwargs` for the aiohttp session, anything else,
-    such as `headers`, for each request.
-    """
-
-    def __init__(self, table: OriginTable, max_connections: int) -> None:
-        options = dict(table.storage_options)
-        self._client_options = {"trust_env": True, "timeout": _TIMEOUT} | options.pop("client_kwargs", {})
-        self._headers = {"Accept-Encoding": "identity"} | options.pop("headers", {})
-        self._request_options: dict[str, Any] = options
-        self._max_connections = max_connections
-        self._client: aiohttp.ClientSession | None = None
+    def __init__(self, table: OriginTable, max_connections: int, fence: Fence) -> None:
+        self._client = HttpClient(table.storage_options, max_connections, fence)
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`.
@@ -73,16 +63,12 @@ class HttpOrigin:
 
     async def close(self) -> None:
         """As `Origin.close`."""
-        if self._client is not None:
-            await self._client.close()
+        await self._client.close()
 
     @asynccontextmanager
     async def _get(self, url: str, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._client is None:
-            connector = aiohttp.TCPConnector(limit=self._max_connections)
-            self._client = aiohttp.ClientSession(connector=connector, auto_decompress=False, **self._client_options)
         try:
-            async with self._client.get(url, headers=self._headers | headers, **self._request_options) as answer:
+            async with self._client.get(url, headers) as answer:
                 if answer.status >= 400 and not _is_of_empty_file(answer):
                     raise error_of(answer.status, f"the server answered {answer.status} {answer.reason}", url)
                 yield answer
@@ -125,7 +111,9 @@ def _size_bytes(answer: aiohttp.ClientResponse) -> int:
 
 def _version(headers: Mapping[str, str], size_bytes: int) -> str:
     """Return the ETag as it stands, else the date of change; a size alone says little, but all there is."""
-    return headers.get("ETag") or headers.get("Last-Modified") or f"size={size_bytes}"
+    said = (headers.get("ETag", ""), headers.get("Last-Modified", ""))
+    # What cannot be sent back, such as a byte that is no character, can hold no version fast.
+    return next((version for version in said if version and version.isprintable()), f"size={size_bytes}")
 
 
 def _check_version(obj: RemoteObject, headers: Mapping[str, str]) -> None:

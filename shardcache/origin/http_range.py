@@ -62,3 +62,8 @@ async def fill(buffer: memoryview, read: Callable[[int], Awaitable[bytes]], flow
 def wrong_length(count: int, url: str) -> OriginUnavailableError:
     """Return the error for a body that is not the `count` bytes asked for."""
     return OriginUnavailableError(f"the store sent a body that is not the {count} bytes asked for", url=url)
+
+
+def no_version(url: str) -> OriginUnavailableError:
+    """Return the error for an answer that does not say of which version it is."""
+    return OriginUnavailableError("the store named no ETag", url=url)

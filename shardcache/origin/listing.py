@@ -14,13 +14,13 @@ from braceexpand import braceexpand
 from shardcache import shardlist
 from shardcache.errors import ConfigError, NotFoundError, OriginError
 from shardcache.origin.base import Free, Received, RemoteObject, nothing
+from shardcache.origin.globs import glob_regex
 from shardcache.origin.registry import Origins
 from shardcache.origin.urls import (
     INDEX_SUFFIX,
     SHARD_SUFFIXES,
     checked,
     glob_prefix,
-    glob_regex,
     is_glob,
     join,
     protocol_of,
@@ -31,6 +31,10 @@ MAX_SHARDS = 10_000_000
 MAX_INDEX_BYTES = 1024 * 1024 * 1024
 
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
+_MOST_DIGITS = 18
+# Expanding takes more than linear time in how many braces there are, how deep they lie, and how many words they list.
+_MOST_BRACES = 32
+_MOST_LISTED = 10_000
 
 
 async def expand(urls: str | Sequence[str], origins: Origins, received: Received = nothing) -> list[ShardRef]:
@@ -61,9 +65,11 @@ def expand_braces(pattern: str) -> list[str]:
     checked(pattern)
     if "{" not in pattern and "}" not in pattern:
         return [pattern]
-    counts = (abs(int(stop) - int(start)) // (int(step or 1) or 1) + 1 for start, stop, step in _RANGE.findall(pattern))
-    if prod(counts) > MAX_SHARDS:
-        raise ConfigError(f"the pattern stands for more than {MAX_SHARDS} shards", url=pattern)
+    if pattern.count("{") > _MOST_BRACES:
+        raise ConfigError(
+            f"the pattern has more than {_MOST_BRACES} braces", url=pattern, remedy="split it into several"
+        )
+    _check_count(pattern)
     try:
         urls = list(islice(braceexpand(pattern), MAX_SHARDS + 1))
     except ValueError:
@@ -73,6 +79,24 @@ def expand_braces(pattern: str) -> list[str]:
     if any("{" in url or "}" in url for url in urls):
         raise ConfigError("the braces expand to nothing", url=pattern, remedy="write {000..099} or {a,b}")
     return urls
+
+
+def _check_count(pattern: str) -> None:
+    """Raise ConfigError for a pattern that would take minutes to expand, judged by its outermost braces."""
+    ranges, lists, depth = _RANGE.findall(pattern), [1], 0
+    if any(len(number) > _MOST_DIGITS for numbers in ranges for number in numbers):
+        raise ConfigError("the pattern has a number beyond reason", url=pattern)
+    for char in pattern:
+        depth = max(0, depth + (char == "{") - (char == "}"))
+        if char == "{" and depth == 1:
+            lists.append(1)
+        elif char == "," and depth:
+            lists[-1] += 1
+    counts = [abs(int(stop) - int(start)) // (int(step or 1) or 1) + 1 for start, stop, step in ranges]
+    if prod(counts) > MAX_SHARDS or prod(lists) > _MOST_LISTED:
+        raise ConfigError(
+            "the pattern stands for more shards than anybody has", url=pattern, remedy="split it into several"
+        )
 
 
 async def _expand_one(url: str, origins: Origins, received: Received) -> list[ShardRef]:

@@ -10,7 +10,8 @@ from contextlib import aclosing
 from shardcache.config import OriginTable
 from shardcache.errors import MissingPackageError
 from shardcache.origin.base import Flow, Origin, Received, RemoteObject
-from shardcache.origin.urls import checked, protocol_of
+from shardcache.origin.fence import Fence, FencedFiles, Unfenced
+from shardcache.origin.urls import LOCAL, checked, protocol_of
 
 # Beside those for parts, so that asking for a version or a listing never queues behind them.
 _SPARE_CONNECTIONS = 8
@@ -20,9 +21,10 @@ _DEFAULT = OriginTable.model_validate({"match": ""})
 
 
 class Origins:
-    """One origin for each protocol and `[[origin]]` table that is in use."""
+    """One origin for each protocol and `[[origin]]` table that is in use; `fence` judges where they lead."""
 
-    def __init__(self, tables: Sequence[OriginTable], *, max_connections: int) -> None:
+    def __init__(self, tables: Sequence[OriginTable], *, max_connections: int, fence: Fence | None = None) -> None:
+        self._fence = fence or Unfenced()
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
         self._connections = _CONNECTIONS_A_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
@@ -43,7 +45,7 @@ class Origins:
         protocol, table = protocol_of(checked(url)), self.rule(url)
         key = (protocol, table.match)
         if key not in self._origins:
-            self._origins[key] = Deferred(lambda: _load(protocol, table, self._connections))
+            self._origins[key] = Deferred(lambda: _load(protocol, table, self._connections, self._fence))
         return self._origins[key]
 
     @staticmethod
@@ -104,7 +106,7 @@ def _prepare_s3() -> None:
     s3_session.descriptions()
 
 
-def _load(protocol: str, table: OriginTable, max_connections: int) -> Origin:
+def _load(protocol: str, table: OriginTable, max_connections: int, fence: Fence) -> Origin:
     try:
         if protocol in ("s3", "s3a"):
             from shardcache.origin.s3 import S3Origin
@@ -113,10 +115,11 @@ def _load(protocol: str, table: OriginTable, max_connections: int) -> Origin:
         if protocol in ("http", "https"):
             from shardcache.origin.http import HttpOrigin
 
-            return HttpOrigin(table, max_connections)
+            return HttpOrigin(table, max_connections, fence)
         from shardcache.origin.fsspec import FsspecOrigin
 
-        return FsspecOrigin(protocol, table, max_connections)
+        origin = FsspecOrigin(protocol, table, max_connections)
+        return FencedFiles(origin, fence) if protocol in LOCAL else origin
     except ImportError as exn:
         package = (exn.name or "").partition(".")[0] or "the package that it needs"
         raise MissingPackageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -10,8 +11,8 @@ from botocore.exceptions import ClientError
 
 from shardcache.config import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.origin.base import Checksum, Flow, Received, RemoteObject, stream_ranges
-from shardcache.origin.http_range import check_range, fill, range_header
+from shardcache.origin.base import MD5, Checksum, Flow, Received, RemoteObject, stream_ranges
+from shardcache.origin.http_range import check_range, fill, no_version, range_header
 from shardcache.origin.s3_direct import DirectReads
 from shardcache.origin.s3_session import Sessions
 
@@ -24,6 +25,7 @@ class S3Origin:
     def __init__(self, table: OriginTable, max_connections: int) -> None:
         self._sessions = Sessions(table, max_connections)
         self._direct = DirectReads(table)
+        self._verify_etag = table.verify_etag
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
@@ -39,7 +41,9 @@ class S3Origin:
                 answer = await fs._call_s3("get_object", Range="bytes=0-0", **where)
                 answer["Body"].close()
                 raise
-        return RemoteObject(url, _version(head, url), int(head["ContentLength"]), _checksum(head))
+            version = _version(head, url)
+            checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
+            return RemoteObject(url, version, int(head["ContentLength"]), checksum)
 
     async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
         """As `Origin.read_into`; one GET with If-Match."""
@@ -68,17 +72,20 @@ class S3Origin:
         bucket, key = split(prefix)
         root = prefix[: len(prefix) - len(key)]
         found: list[RemoteObject] = []
-        page: dict[str, Any] = {}
+        more: dict[str, str] = {}
         async with self._sessions.use(prefix) as fs:
-            while page.get("IsTruncated", True):
-                more = {"ContinuationToken": page["NextContinuationToken"]} if page else {}
+            while True:
                 page = await fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=key, **more)
                 entries = page.get("Contents", [])
                 found += (
                     RemoteObject(root + entry["Key"], _version(entry, prefix), int(entry["Size"])) for entry in entries
                 )
                 received(len(entries))
-        return sorted(found, key=lambda obj: obj.url)
+                if not page["IsTruncated"]:
+                    return sorted(found, key=lambda obj: obj.url)
+                before, more = more, {"ContinuationToken": page["NextContinuationToken"]}
+                if more == before:
+                    raise OriginUnavailableError("the store's listing has no end", url=prefix)
 
     async def close(self) -> None:
         """As `Origin.close`."""
@@ -101,7 +108,7 @@ def split(url: str) -> tuple[str, str]:
 def _version(answer: Mapping[str, Any], url: str) -> str:
     etag = str(answer.get("ETag", "")).strip('"')
     if not etag:
-        raise OriginUnavailableError("the store named no ETag", url=url)
+        raise no_version(url)
     return etag
 
 
@@ -119,3 +126,16 @@ def _checksum(head: Mapping[str, Any]) -> Checksum | None:
         if value and "-" not in value:
             return Checksum(algorithm, int.from_bytes(base64.b64decode(value), "big"))
     return None
+
+
+def _presumed_md5(head: Mapping[str, Any]) -> Checksum | None:
+    """Return what the ETag says of the bytes, unless S3 tells that it says nothing.
+
+    See "Object" in the API reference of S3: the ETag is an MD5 of what was neither uploaded in parts, which shows in
+    its form, nor encrypted with a key of KMS or the customer's; in a directory bucket it never is.
+    """
+    etag = head["ETag"].strip('"')
+    encrypted = head.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in head
+    if encrypted or head.get("StorageClass") == "EXPRESS_ONEZONE" or not re.fullmatch("[0-9a-f]{32}", etag):
+        return None
+    return Checksum(MD5, int(etag, 16))

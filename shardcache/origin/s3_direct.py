@@ -16,7 +16,7 @@ from botocore.utils import get_environ_proxies
 from shardcache.config import OriginTable
 from shardcache.errors import ShardChangedError
 from shardcache.origin.base import Flow, RemoteObject
-from shardcache.origin.http_range import check_range, range_header, wrong_length
+from shardcache.origin.http_range import check_range, no_version, range_header, wrong_length
 from shardcache.origin.status import error_of
 from shardcache.origin.wire import Wire
 
@@ -62,7 +62,9 @@ class DirectReads:
         if head.status >= 300:
             raise error_of(head.status, f"the store answered a ranged read with status {head.status}", obj.url)
         check_range(obj, start, stop, head.status, head.headers.get("content-range"))
-        if head.headers.get("etag", "").strip('"') != obj.version:
+        if not (version := head.headers.get("etag", "").strip('"')):
+            raise no_version(obj.url)
+        if version != obj.version:
             raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
         if not head.complete:
             raise wrong_length(len(buffer), obj.url)

@@ -19,8 +19,10 @@ from shardcache.errors import (
 )
 from shardcache.origin.status import error_of
 
-# Everything that a call of s3fs or a read of its body may raise; s3fs makes OSErrors of S3's answers.
-FOREIGN = (boto.BotoCoreError, boto.ClientError, ResponseParserError, aiohttp.ClientError, OSError)
+# What an answer raises that lacks a field, or has one that cannot be read.
+_NONSENSE = (ResponseParserError, KeyError, ValueError)
+# Everything that a call of s3fs or a look at its answer may raise; s3fs makes OSErrors of S3's refusals.
+FOREIGN = (boto.BotoCoreError, boto.ClientError, aiohttp.ClientError, OSError, *_NONSENSE)
 
 # Of botocore's own errors, those that are no fault of the request.
 _CONNECTION = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
@@ -62,6 +64,8 @@ def judge(exn: Exception, url: str) -> Verdict:
         return Verdict(ConfigError(str(cause), url=url, remedy=remedy))
     if isinstance(cause, boto.BotoCoreError) and not isinstance(cause, _CONNECTION):
         return Verdict(OriginError(f"the S3 client refuses: {cause}", url=url))
+    if isinstance(cause, _NONSENSE):
+        return Verdict(OriginUnavailableError(f"the store's answer makes no sense: {cause!r}", url=url))
     detail = str(cause) or type(cause).__name__
     return Verdict(OriginUnavailableError(f"the connection to the store failed: {detail}", url=url))
 

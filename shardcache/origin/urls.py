@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable
+from urllib.parse import unquote, urlsplit
 
 from shardcache.errors import ConfigError
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 INDEX_SUFFIX = ".json"
 
+WEB = ("http", "https")
+LOCAL = ("file", "local")
+
+_SAME = {"local": "file", "s3a": "s3"}
+_PORTS = {"http": ":80", "https": ":443"}
+# fsspec's filesystems that read another url's bytes: no prefix says what they lead to.
+_WRAPPERS = frozenset(
+    {"asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"}
+    | {"generic", "libarchive", "reference", "simplecache", "tar", "zip"}
+)
+# Controls, halves of characters, ends of lines, and what turns the direction of a text around.
+_UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# A local path's beginning needs a closer look, and any other host.
+_PLAIN = re.compile(
+    r"(?:(?:s3|gs|az)://|https?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[1-9][0-9]{0,3})?/)[A-Za-z0-9_./=-]+"
+)
+# Web servers take no longer ones, S3's keys have 1,024. What is checked here holds up everybody else meanwhile.
+_MOST_CHARS = 8192
+# Nobody encodes an honest path more often than this; each time costs a pass over it.
+_MOST_ENCODINGS = 4
+_HOST = re.compile(r"(?:[A-Za-z0-9*_{-](?:[A-Za-z0-9*_.,{}-]*[A-Za-z0-9*_}-])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+
 _WILDCARD = re.compile(r"[*?\[]")
-# In brackets, a "]" that comes first, or first after "!", is one of the characters.
-_TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[(?>!?)(?>\]?)[^\]/]*\]|.", re.DOTALL)
 
 
 def protocol_of(url: str) -> str:
@@ -27,50 +49,125 @@ def store_of(url: str) -> str:
     return f"{protocol}://{path.partition('/')[0].rpartition('@')[2]}"
 
 
+def canonical(url: str) -> str:
+    """Return the url as it is compared: a path is `file://`, schemes and web hosts are in lower case.
+
+    Of what follows the host nothing is touched: two spellings of a path are two urls.
+    """
+    protocol, path = protocol_of(url), url.partition("://")[2] if "://" in url else url
+    protocol = _SAME.get(protocol, protocol)
+    if protocol in WEB:
+        authority, slash, rest = path.partition("/")
+        path = f"{authority.lower().removesuffix(_PORTS[protocol])}{slash}{rest}"
+    return f"{protocol}://{path}"
+
+
+def host_of(url: str) -> str:
+    """Return the host of a web url in lower case, without port and brackets."""
+    return (urlsplit(url).hostname or "").lower()
+
+
 def checked(url: str) -> str:
-    """Return the url unless it could mean another place than it seems to. Raises ConfigError."""
-    if not url:
-        raise ConfigError("an empty url")
-    path = url.partition("://")[2] if "://" in url else url
-    if ".." in path.split("/"):
-        raise ConfigError("a url must not climb with `..`", url=url, remedy="write the url that it leads to")
-    if "://" not in url and not url.startswith("/"):
+    """Return the url unless it is too long, or could mean another place than it seems to. Raises ConfigError.
+
+    Refused are climbs by `..`, encoded or not, and what is encoded so often that only these have a use for it;
+    characters that end a line or a string; what leads on to another url (`simplecache::…`, `zip://`); credentials;
+    local files by a relative path, and hosts that people and programs read differently.
+    """
+    if len(url) > _MOST_CHARS:
         raise ConfigError(
-            "neither a url nor an absolute path", url=url, remedy="the daemon has its own working folder: start with /"
+            f"a url or pattern of {len(url)} characters, {_MOST_CHARS} at most can be one",
+            url=_printable(url[:200]),
+            remedy="give a list of urls, or an index file",
         )
+    if _PLAIN.fullmatch(url) and ".." not in url:
+        return url  # nearly all, and there may be millions
+    for wrong, what, remedy in _MISLEADING:
+        if wrong(url):
+            raise ConfigError(what, url=_printable(url), remedy=remedy)
     return url
 
 
+def _is_unwritable(url: str) -> bool:
+    return not url or url != url.strip() or _UNWRITABLE.search(url) is not None
+
+
+def _climbs(url: str) -> bool:
+    path = url.partition("://")[2] if "://" in url else url
+    if protocol_of(url) in WEB:
+        path = re.split(r"[?#]", path, maxsplit=1)[0]
+    for _ in range(_MOST_ENCODINGS + 1):
+        # A server may take "..;x" for "..", and "\\" for "/".
+        if any(segment.partition(";")[0] == ".." for segment in re.split(r"[/\\]", path)):
+            return True
+        decoded = unquote(path)
+        if decoded == path:
+            return False
+        path = decoded
+    return True
+
+
+def _leads_on(url: str) -> bool:
+    return "::" in url.partition("://")[0] or protocol_of(url) in _WRAPPERS
+
+
+def _has_credentials(url: str) -> bool:
+    authority = url.partition("://")[2].partition("/")[0]
+    userinfo, at, _ = authority.rpartition("@")
+    if protocol_of(url) in ("s3", "s3a"):
+        return bool(at) or (":" in authority and not authority.startswith("arn:"))  # a secret key may hold a slash
+    if protocol_of(url) in WEB:
+        return bool(at)
+    return ":" in userinfo and protocol_of(url) != "github"  # there it is owner:repository
+
+
+def _is_relative(url: str) -> bool:
+    # fsspec takes `file://x` for a path below the working folder, and `~` for a home.
+    return protocol_of(url) in LOCAL and not (url.partition("://")[2] if "://" in url else url).startswith("/")
+
+
+def _has_ambiguous_host(url: str) -> bool:
+    if protocol_of(url) not in WEB:
+        return False
+    authority = re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0]
+    try:
+        port = urlsplit(url).port
+    except ValueError:
+        return True
+    return _HOST.fullmatch(authority) is None or port == 0
+
+
+def _printable(url: str) -> str:
+    return url if url.isprintable() else ascii(url)
+
+
+_MISLEADING: tuple[tuple[Callable[[str], bool], str, str], ...] = (
+    (_is_unwritable, "no url: empty, or with white space or control characters at its ends or within", ""),
+    (_climbs, "a url must not climb with `..`", "write the url that it leads to"),
+    (_leads_on, "a url within a url is not followed", "name the shard itself, without `::` and without an archive"),
+    (
+        _has_credentials,
+        "a url is no place for credentials: it is shown and kept",
+        "put them into an [[origin]] table of the daemon's config",
+    ),
+    (
+        _is_relative,
+        "neither a url nor an absolute path",
+        "the daemon has its own working folder: start with / or file:///",
+    ),
+    (_has_ambiguous_host, "no host that every program reads alike", "write it in ASCII, as host or host:port"),
+)
+
+
 def is_glob(url: str) -> bool:
-    """Tell whether the url has wildcards; in http(s) urls `?` begins the query and `[` is an address."""
-    return "*" in url if protocol_of(url) in ("http", "https") else _WILDCARD.search(url) is not None
+    """Tell whether the url has wildcards; in http(s) urls `?` begins the query, whatever is in it, `[` an address."""
+    return "*" in url.partition("?")[0] if protocol_of(url) in WEB else _WILDCARD.search(url) is not None
 
 
 def glob_prefix(pattern: str) -> str:
     """Return what every match of a glob begins with."""
     match = _WILDCARD.search(pattern)
     return pattern[: match.start()] if match else pattern
-
-
-def glob_regex(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression of a glob. Raises ConfigError for a range in brackets that runs backwards.
-
-    As in a shell: `*`, `?` and `[...]` stay within one folder, `**` crosses folders and `**/` may match none.
-    """
-    try:
-        return re.compile("".join(map(_translate, _TOKEN.findall(pattern))), re.DOTALL)
-    except re.error as exn:
-        raise ConfigError(f"not a glob: {exn}", url=pattern) from None
-
-
-def _translate(token: str) -> str:
-    known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token)
-    if known is not None:
-        return known
-    if len(token) == 1:
-        return re.escape(token)
-    chars = re.escape(token[1:-1].removeprefix("!")).replace(r"\-", "-")
-    return f"[^/{chars}]" if token.startswith("[!") else f"[{chars}]"
 
 
 def join(base: str, relative: str) -> str:

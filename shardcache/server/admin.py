@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from shardcache import __version__
+from shardcache.cache.allow import Peer
 from shardcache.errors import (
     AccessDeniedError,
     CacheError,
@@ -20,14 +21,18 @@ from shardcache.errors import (
     ProtocolError,
     ShardcacheError,
 )
+from shardcache.server.drain import DRAIN
+from shardcache.server.looplag import LoopLag
 from shardcache.server.messages import parse, take, take_strings
-from shardcache.server.peer import peer_uid
+from shardcache.server.openapi import document
+from shardcache.server.peer import peer_of
 from shardcache.server.session import CACHE
+from shardcache.server.vitals import vitals
 
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 # Given urls, who asks, and where to tell events.
-Errand = Callable[[list[str], int, Callable[[Json], Awaitable[None]]], Awaitable[None]]
+Errand = Callable[[list[str], Peer, Callable[[Json], Awaitable[None]]], Awaitable[None]]
 
 _STATUS: dict[type[ShardcacheError], int] = {
     NotFoundError: 404,
@@ -40,36 +45,60 @@ _STATUS: dict[type[ShardcacheError], int] = {
 
 routes = web.RouteTableDef()
 STARTED_AT_S = web.AppKey("STARTED_AT_S", float)
+LOOP_LAG = web.AppKey("LOOP_LAG", LoopLag)
 
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a typed error with its JSON and the HTTP status that fits it best."""
+    """Answer a typed error, or one of HTTP itself, with its JSON and the HTTP status that fits it best."""
     try:
         return await handler(request)
     except ShardcacheError as exn:
         status = next((code for kind, code in _STATUS.items() if isinstance(exn, kind)), 502)
-        return web.json_response({"error": exn.to_json()}, status=status)
+        return _failure(exn, status)
+    except web.HTTPClientError as exn:  # no such path, no such method, too large a body
+        answer = _failure(ProtocolError(f"{request.method} {request.path}: {exn.reason}"), exn.status)
+        if "Allow" in exn.headers:
+            answer.headers["Allow"] = exn.headers["Allow"]
+        return answer
+    except ConnectionError:
+        return web.Response()  # who asked has gone in the middle of it: no answer arrives, and none is missed
+
+
+def _failure(exn: ShardcacheError, status: int) -> web.Response:
+    return web.json_response({"error": exn.to_json()}, status=status)
+
+
+@routes.get("/v1/openapi.json")
+async def describe(_request: web.Request) -> web.Response:
+    """Return the description of this API."""
+    return web.json_response(document())
 
 
 @routes.get("/v1/health")
-async def health(_request: web.Request) -> web.Response:
-    """Say that the daemon serves."""
-    return web.json_response({"status": "ok"})
+async def health(request: web.Request) -> web.Response:
+    """Say that the daemon serves: `ok`, `degraded` while its disk is not well, `draining` before it ends.
+
+    The HTTP status is 200 for all of them: a liveness probe must not end a daemon that serves what is cached.
+    """
+    found = request.app[CACHE].health()
+    return web.json_response(found | {"status": "draining"} if request.app[DRAIN].began else found)
 
 
 @routes.get("/v1/status")
 async def status(request: web.Request) -> web.Response:
-    """Return version, cache, counters, transfers and jobs."""
+    """Return version, process, cache, counters, transfers and jobs."""
     uptime_s = time.monotonic() - request.app[STARTED_AT_S]
-    head = {"version": __version__, "uptime_s": round(uptime_s, 3), "pid": os.getpid()}
-    return web.json_response(head | request.app[CACHE].status())
+    head: Json = {"version": __version__, "uptime_s": round(uptime_s, 3), "pid": os.getpid()}
+    head["draining"] = request.app[DRAIN].began
+    own = {"process": vitals(), "loop_lag": request.app[LOOP_LAG].to_json()}
+    return web.json_response(head | own | request.app[CACHE].status(peer_of(request)))
 
 
 @routes.get("/v1/shards")
 async def shards(request: web.Request) -> web.StreamResponse:
     """Stream the cached shards whose url starts with `prefix`, a line each."""
-    return await _stream(request, request.app[CACHE].shards(request.query.get("prefix", "")))
+    return await _stream(request, request.app[CACHE].shards(request.query.get("prefix", ""), peer_of(request)))
 
 
 @routes.post("/v1/warm")
@@ -88,14 +117,14 @@ async def index(request: web.Request) -> web.StreamResponse:
 async def evict(request: web.Request) -> web.Response:
     """Remove what `urls` match."""
     urls = take_strings(await _body(request), "urls")
-    return web.json_response(await request.app[CACHE].evict(urls))
+    return web.json_response(await request.app[CACHE].evict(urls, peer_of(request)))
 
 
 @routes.post("/v1/verify")
 async def verify(request: web.Request) -> web.StreamResponse:
     """Read the shards below `prefix` again, streaming events, a line each."""
     prefix = take(await _body(request), "prefix", str)
-    return await _stream(request, request.app[CACHE].verify(prefix))
+    return await _stream(request, request.app[CACHE].verify(prefix, peer_of(request)))
 
 
 class _Lines:
@@ -115,7 +144,7 @@ async def _tell(request: web.Request, errand: Errand) -> web.StreamResponse:
     urls = take_strings(await _body(request), "urls")
     lines = _Lines(request)
     try:
-        await errand(urls, peer_uid(request), lines.write)
+        await errand(urls, peer_of(request), lines.write)
     except* ConnectionError:
         pass  # whoever asked has gone: what is under way arrives, the rest is not begun
     return lines.response
@@ -133,4 +162,4 @@ async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.Stre
 
 
 async def _body(request: web.Request) -> Json:
-    return parse(await request.text())
+    return parse(await request.read())

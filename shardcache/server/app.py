@@ -8,41 +8,57 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from aiohttp import WSCloseCode, web
+from aiohttp import web
 
 from shardcache.cache.facade import Cache
 from shardcache.protocol import SESSION_PATH
-from shardcache.server.admin import STARTED_AT_S, errors_as_json, routes
-from shardcache.server.session import CACHE, SESSIONS, handle_session
+from shardcache.server.admin import LOOP_LAG, STARTED_AT_S, errors_as_json, routes
+from shardcache.server.audit import AUDIT, Audit, audit
+from shardcache.server.drain import DRAIN, Drain, refuse_new_work
+from shardcache.server.looplag import LoopLag
+from shardcache.server.session import CACHE, handle_session
+from shardcache.server.tcp import LISTENER, Listener, guard, harden, serving_tcp
 
-_DRAIN_S = 5.0
+# What is still open when the drain has ended is closed.
+_CLOSE_S = 0.5
 
 
-def make_app(cache: Cache) -> web.Application:
+def make_app(cache: Cache, listener: Listener | None = None) -> web.Application:
     """Return the application that serves a cache."""
-    app = web.Application(middlewares=[errors_as_json])
+    app = web.Application(middlewares=[guard, audit, errors_as_json, refuse_new_work])
     app[CACHE] = cache
-    app[SESSIONS] = set()
+    app[AUDIT] = Audit()
+    if listener is not None:
+        app[LISTENER] = listener
+    app[DRAIN] = Drain()
     app[STARTED_AT_S] = time.monotonic()
+    app[LOOP_LAG] = LoopLag()
+    app.on_response_prepare.append(harden)
     app.add_routes(routes)
     app.router.add_get(SESSION_PATH, handle_session)
-    app.on_shutdown.append(_say_goodbye)
+    app.cleanup_ctx.append(_measuring)
     return app
 
 
 @asynccontextmanager
-async def serving(cache: Cache, sock: socket.socket) -> AsyncIterator[None]:
-    """Serve on a listening socket until the block is left; then let every answer under way out."""
-    runner = web.AppRunner(make_app(cache), access_log=None, shutdown_timeout=_DRAIN_S)
+async def serving(cache: Cache, sock: socket.socket, listener: Listener | None = None) -> AsyncIterator[Drain]:
+    """Serve on a listening socket, and by TCP where that is asked for, until the block is left.
+
+    Yields what lets every answer under way out; after that, the socket still answers whoever asks how the daemon is.
+    """
+    app = make_app(cache, listener)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     try:
         await web.SockSite(runner, sock).start()
-        yield
+        async with serving_tcp(runner, listener):
+            yield app[DRAIN]
     finally:
         await runner.cleanup()
 
 
-async def _say_goodbye(app: web.Application) -> None:
-    async with asyncio.TaskGroup() as closing:
-        for session in app[SESSIONS].copy():
-            closing.create_task(session.close(code=WSCloseCode.GOING_AWAY, message=b"the daemon stops"))
+async def _measuring(app: web.Application) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(app[LOOP_LAG].run(), name="loop lag")
+        yield
+        task.cancel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from shardcache.errors import ProtocolError
@@ -11,11 +11,15 @@ from shardcache.protocol import ShardRef
 
 T = TypeVar("T")
 
+# Sums of such numbers stay such as JSON can hold, and SQLite and the kernel take each.
+_MOST = 2**63 - 1
+_COLUMNS = 4
 
-def parse(text: str) -> dict[str, Any]:
-    """Return a message. Raises ProtocolError."""
+
+def parse(text: str | bytes) -> dict[str, Any]:
+    """Return a message, whose bytes are UTF-8. Raises ProtocolError."""
     try:
-        message = json.loads(text)
+        message = json.loads(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError) as exn:
         raise ProtocolError(f"a message is no JSON: {exn}") from None
     if not isinstance(message, dict):
@@ -24,11 +28,27 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def take(message: dict[str, Any], field: str, kind: type[T]) -> T:
-    """Return a field. Raises ProtocolError where it is missing or of another type."""
+    """Return a field. Raises ProtocolError where it is missing, of another type, or no sound value of that type."""
     value = message.get(field)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ProtocolError(f"{message.get('type', 'message')!r} needs {field!r}: {kind.__name__}")
+    if type(value) is not kind or not _is_sound(value):
+        raise ProtocolError(f"{str(message.get('type', 'message'))[:100]!r} needs {field!r}: {kind.__name__}")
     return value
+
+
+def _is_sound(value: object) -> bool:
+    return _is_count(value) if isinstance(value, int) else not isinstance(value, str) or _is_text(value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MOST
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written down: JSON may hold half a character."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def take_strings(message: dict[str, Any], field: str) -> list[str]:
@@ -39,33 +59,22 @@ def take_strings(message: dict[str, Any], field: str) -> list[str]:
     return values
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece of a plan.
-
-    Attributes:
-        shards: what it adds to the plan's table.
-        order: positions, as indices into the table as it then is.
-    """
-
-    shards: list[ShardRef]
-    order: list[int]
-
-    @classmethod
-    def from_message(cls, message: dict[str, Any], known_shards: int) -> Piece:
-        """Build from a `plan` or `extend` message to a plan that has so many shards. Raises ProtocolError."""
-        shards = [_shard(row) for row in take(message, "shards", list)]
-        return cls(shards, _indices(take(message, "order", list), known_shards + len(shards)))
-
-
-def _shard(row: object) -> ShardRef:
-    match row:
-        case [str(url), str() | None as version, int() | None as size_bytes, int() | None as samples]:
+def shard_of(row: object) -> ShardRef:
+    """Return the shard that a row of a plan is. Raises ProtocolError. There may be millions: no detours."""
+    if type(row) is list and len(row) == _COLUMNS:
+        url, version, size_bytes, samples = row
+        if (
+            type(url) is str
+            and (url.isascii() or _is_text(url))
+            and (version is None or (type(version) is str and _is_text(version)))
+            and (size_bytes is None or _is_count(size_bytes))
+            and (samples is None or _is_count(samples))
+        ):
             return ShardRef(url, version, size_bytes, samples)
     raise ProtocolError("a shard is [url, version, size_bytes, samples]")
 
 
-def _indices(values: list[Any], count: int) -> list[int]:
+def check_indices(values: Sequence[object], count: int) -> None:
+    """Raise ProtocolError unless all of them are indices into a list of so many."""
     if not all(type(value) is int and 0 <= value < count for value in values):
         raise ProtocolError(f"a plan's indices lie between 0 and {count - 1}")
-    return values

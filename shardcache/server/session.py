@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import structlog
 from aiohttp import WSMsgType, web
 
 from shardcache import __version__
+from shardcache.cache.allow import Peer
 from shardcache.cache.facade import Cache
 from shardcache.cache.readers import Lease, Reader
-from shardcache.errors import ProtocolError, ShardcacheError, VersionMismatchError
-from shardcache.protocol import MAX_REQUEST_BYTES, PROTOCOL_VERSION
-from shardcache.server.messages import Piece, parse, take, take_strings
-from shardcache.server.peer import peer_uid
+from shardcache.errors import ProtocolError, ShardcacheError
+from shardcache.protocol import MAX_REQUEST_BYTES, SPOKEN, Release, ShardRef, Spoken, agree
+from shardcache.redact import redact
+from shardcache.server.drain import DRAIN
+from shardcache.server.messages import check_indices, parse, shard_of, take, take_strings
+from shardcache.server.news import News
+from shardcache.server.peer import peer_of
+from shardcache.server.writing import written
 
 log = structlog.get_logger()
 
 Json = dict[str, Any]
 
-# Requests of one session that may wait for their answers together.
+# Requests of one session that may be worked on together, and such as wait for a shard.
 _MOST_AT_ONCE = 32
+_MOST_AWAITED = 8192
+
+# To read a longer message takes the loop long enough to do no two at once.
+_LONG_CHARS = 16 * 1024
 
 _UNANSWERED = ("need", "release")
+
+# Who connects says at once who it is; what never does is no reader, and would stay for ever.
+_HELLO_S = 10.0
 
 # A reader that is busy with a shard does not answer a goodbye; it finds out when it asks for the next.
 _CLOSE_S = 1.0
@@ -36,94 +48,111 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
     """Serve one connection until either side ends it."""
     socket = web.WebSocketResponse(timeout=_CLOSE_S, max_msg_size=MAX_REQUEST_BYTES, compress=False)
     await socket.prepare(request)
-    uid = peer_uid(request)
+    peer, cache, sessions = peer_of(request), request.app[CACHE], request.app[DRAIN].sessions
+    sessions.add(socket)
     try:
-        reader = await _welcome(socket, request.app[CACHE], uid)
+        hello = await _hello(socket)
+        protocol = _agreed(hello)
+        reader = cache.join(take(hello, "job", str), peer.uid)
+        try:
+            await _welcome(socket, protocol, str(cache.layout.root))
+            await Session(socket, cache, reader, peer).run()
+        finally:
+            await reader.close()
     except ShardcacheError as exn:
         await _send(socket, {"type": "error", "id": None, "error": exn.to_json()})
         await socket.close()
-        return socket
-    session = Session(socket, request.app[CACHE], reader, uid)
-    request.app[SESSIONS].add(socket)
-    try:
-        await session.run()
     finally:
-        request.app[SESSIONS].discard(socket)
-        await reader.close()
+        sessions.discard(socket)
     return socket
 
 
 CACHE = web.AppKey("CACHE", Cache)
-SESSIONS: web.AppKey[set[web.WebSocketResponse]] = web.AppKey("SESSIONS", set)
 
 
-async def _welcome(socket: web.WebSocketResponse, cache: Cache, uid: int) -> Reader:
-    first = await socket.receive()
-    if first.type is not WSMsgType.TEXT:
+async def _hello(socket: web.WebSocketResponse) -> Json:
+    try:
+        first = await socket.receive(_HELLO_S)
+    except (TimeoutError, ConnectionError):
+        raise ProtocolError(f"no 'hello' came within {_HELLO_S:g} s") from None
+    hello = parse(first.data) if first.type is WSMsgType.TEXT else {}
+    if hello.get("type") != "hello":
         raise ProtocolError("a session begins with 'hello'")
-    hello = parse(first.data)
-    if take(hello, "type", str) != "hello":
-        raise ProtocolError("a session begins with 'hello'")
-    if hello.get("protocol") != PROTOCOL_VERSION:
-        raise VersionMismatchError(
-            f"the daemon is version {__version__} and speaks protocol {PROTOCOL_VERSION}, "
-            f"the client is version {hello.get('client_version')} and speaks {hello.get('protocol')}",
-            remedy="install the same version of shardcache on the node and in the training image",
-        )
-    await _send(
-        socket,
-        {
-            "type": "welcome",
-            "protocol": PROTOCOL_VERSION,
-            "version": __version__,
-            "cache_dir": str(cache.layout.root),
-        },
-    )
-    return cache.join(take(hello, "job", str), uid)
+    return hello
+
+
+def _agreed(hello: Json) -> int:
+    """Return the version of the protocol that the session is held in. Raises VersionMismatchError, ProtocolError."""
+    client = Release(str(hello.get("client_version")), Spoken.of(take(hello, "protocol", int), hello))
+    return agree(daemon=Release(__version__, SPOKEN), client=client)
+
+
+async def _welcome(socket: web.WebSocketResponse, protocol: int, cache_dir: str) -> None:
+    await _send(socket, {"type": "welcome", "protocol": protocol, "version": __version__, "cache_dir": cache_dir})
+
+
+async def _texts(socket: web.WebSocketResponse) -> AsyncIterator[str]:
+    with suppress(ConnectionError):  # it left between a ping of its own and our answer to that
+        async for message in socket:
+            if message.type is WSMsgType.TEXT:
+                yield message.data
 
 
 class Session:
     """Answers one reader. Leases are waited for side by side, so that explanations can come between."""
 
-    def __init__(self, socket: web.WebSocketResponse, cache: Cache, reader: Reader, uid: int) -> None:
+    def __init__(self, socket: web.WebSocketResponse, cache: Cache, reader: Reader, peer: Peer) -> None:
         self._socket = socket
         self._cache = cache
         self._reader = reader
-        self._uid = uid
+        self._peer = peer
         self._awaited: dict[int, int] = {}  # positions, by the id of the request that waits for one
+        self._planned = False
         self._planning = asyncio.Lock()
+        self._resolving = asyncio.Lock()
         self._room = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._gone = False
+        self._news = News()
 
     async def run(self) -> None:
         """Handle messages until the connection ends; what is still being waited for is dropped with it."""
         async with asyncio.TaskGroup() as tasks:
             running: set[asyncio.Task[None]] = set()
-            async for message in self._socket:
-                if message.type is WSMsgType.TEXT:
-                    # Whoever sends more than it waits for answers is not read any further, and stands still.
-                    await self._room.acquire()
-                    task = tasks.create_task(self._handle(message.data))
-                    running.add(task)
-                    task.add_done_callback(running.discard)
-                    # Messages that lie ready come without a pause; the others' have their turn between them.
-                    await asyncio.sleep(0)
+            async for text in _texts(self._socket):
+                if self._gone:
+                    break  # what a reader had still asked for is of no use to anyone
+                # Whoever sends more than it waits for answers is not read any further, and stands still.
+                await self._room.acquire()
+                if len(text) > _LONG_CHARS:
+                    await self._cache.turns.wait()
+                task = tasks.create_task(self._handle(text))
+                running.add(task)
+                task.add_done_callback(running.discard)
+                # Messages that lie ready come without a pause; the others' have their turn between them.
+                await asyncio.sleep(0)
             for task in running:
                 task.cancel()
 
     async def _handle(self, text: str) -> None:
         request_id: int | None = None
         try:
-            message = parse(text)
-            if message.get("type") not in _UNANSWERED:
-                request_id = take(message, "id", int)
-            async with self._in_order(message):
-                answer = await self._answer(message, request_id or 0)
-        except ShardcacheError as exn:
-            answer = {"type": "error", "error": exn.to_json()}
+            try:
+                message = parse(text)
+                if message.get("type") not in _UNANSWERED:
+                    request_id = take(message, "id", int)
+                async with self._in_order(message):
+                    answer = await self._answer(message, request_id or 0)
+            except ShardcacheError as exn:
+                answer = {"type": "error", "error": exn.to_json()}
+            if answer is not None:
+                await self._say({**answer, "id": request_id})
         finally:
-            self._room.release()
-        if answer is not None and not self._socket.closed:
-            await _send(self._socket, {**answer, "id": request_id})
+            self._room.release()  # only now: an answer that is not taken would be one in memory
+
+    async def _say(self, answer: Json) -> None:
+        if not (self._gone or self._socket.closed):
+            text = await written(answer, self._cache.turns)
+            self._gone = not await _say(self._socket, text)
 
     @asynccontextmanager
     async def _in_order(self, message: Json) -> AsyncIterator[None]:
@@ -139,8 +168,9 @@ class Session:
     async def _answer(self, message: Json, request_id: int) -> Json | None:
         match message.get("type"):
             case "resolve":
-                refs = await self._cache.resolve(take_strings(message, "urls"), self._uid)
-                return {"type": "manifest", "shards": [ref.to_json() for ref in refs]}
+                urls = take_strings(message, "urls")
+                async with self._resolving:  # each may be millions of shards
+                    return {"type": "manifest", "shards": await self._cache.resolve(urls, self._peer)}
             case "plan" | "extend" as kind:
                 return await self._plan(message, new=kind == "plan")
             case "lease":
@@ -153,37 +183,64 @@ class Session:
             case "explain":
                 return self._explain(take(message, "of", int))
             case "release":
-                await self._reader.release(take(message, "lease", int), read=message.get("read") is not False)
+                number = take(message, "lease", int)
+                self._news.over(number)
+                await self._reader.release(number, read=message.get("read") is not False)
                 return None
             case other:
                 raise ProtocolError(f"unknown message {other!r}")
 
     async def _plan(self, message: Json, *, new: bool) -> Json:
-        piece = Piece.from_message(message, 0 if new else self._reader.shard_count)
-        self._cache.check_allowed(piece.shards, self._uid)
+        if not (new or self._planned):
+            raise ProtocolError("'extend' needs a plan that it extends")
+        shards, order = await self._piece(message, 0 if new else self._reader.shard_count)
         if new:
             self._reader.declare(take(message, "reads", int))
-        await self._reader.extend(piece.shards, piece.order)
+            self._planned = True
+        await self._reader.extend(shards, order)
         return {"type": "ok"}
+
+    async def _piece(self, message: Json, known_shards: int) -> tuple[list[ShardRef], list[int]]:
+        """Return what is added to a plan: shards, and positions as indices into all that it has then."""
+        rows, order = take(message, "shards", list), take(message, "order", list)
+        shards: list[ShardRef] = []
+        await self._cache.turns.take(rows, lambda some: shards.extend(map(shard_of, some)))
+        await self._cache.turns.take(order, lambda some: check_indices(some, known_shards + len(rows)))
+        await self._cache.check_allowed(shards, self._peer)
+        return shards, order
 
     async def _lease(self, message: Json, request_id: int) -> Json:
         position = take(message, "position", int)
-        with self._waiting(request_id, position):
+        async with self._waiting(request_id, position):
             lease = await self._reader.lease(request_id, position, partial=message.get("partial") is True)
-            return self._told(lease)
+            self._news.lent(lease)
+            return self._told(lease) | self._news.take()
 
     async def _more(self, message: Json, request_id: int) -> Json:
         number = take(message, "lease", int)
-        with self._waiting(request_id, self._reader.position(number)):
-            return self._told(await self._reader.more(number, take(message, "beyond", int)))
+        beyond_bytes = take(message, "beyond", int)
+        async with self._waiting(request_id, self._reader.position(number)):
+            try:
+                lease = await self._reader.more(number, beyond_bytes)
+            except ShardcacheError:
+                self._news.over(number)
+                raise
+            return self._told(lease) | self._news.take()
 
-    @contextmanager
-    def _waiting(self, request_id: int, position: int) -> Iterator[None]:
+    @asynccontextmanager
+    async def _waiting(self, request_id: int, position: int) -> AsyncIterator[None]:
+        """Wait for a shard, and let other requests be read meanwhile, above all that it is needed, or no longer."""
+        if request_id in self._awaited:
+            raise ProtocolError(f"request {request_id} is not answered yet")
+        if len(self._awaited) >= _MOST_AWAITED:
+            raise ProtocolError(f"a reader may wait for {_MOST_AWAITED} shards at a time")
         self._awaited[request_id] = position
+        self._room.release()
         try:
             yield
         finally:
             del self._awaited[request_id]
+            await self._room.acquire()
 
     def _told(self, lease: Lease) -> Json:
         layout, shard, arriving = self._cache.layout, lease.shard, lease.arriving
@@ -203,7 +260,7 @@ class Session:
         return {
             "type": "arriving",
             "lease": lease.number,
-            "url": arriving.partial.obj.url,
+            "url": redact(arriving.partial.obj.url),
             "version": arriving.partial.obj.version,
             "path": str(arriving.partial.path),
             "size_bytes": arriving.partial.obj.size_bytes,
@@ -225,7 +282,14 @@ class Session:
 
 
 async def _send(socket: web.WebSocketResponse, message: Json) -> None:
+    await _say(socket, json.dumps(message, separators=(",", ":")))
+
+
+async def _say(socket: web.WebSocketResponse, text: str) -> bool:
+    """Return whether there is still somebody to take it."""
     try:
-        await socket.send_str(json.dumps(message, separators=(",", ":")))
+        await socket.send_str(text)
     except ConnectionError:
-        log.debug("reader left before its answer", type=message.get("type"))
+        log.debug("reader left before its answer")
+        return False
+    return True

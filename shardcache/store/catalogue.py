@@ -7,6 +7,7 @@ their sidecars, the rest from the store.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pickle
 import shutil
@@ -22,6 +23,14 @@ import structlog
 log = structlog.get_logger()
 _MODE_PICKLE = diskcache.core.MODE_PICKLE
 _SELECT = "SELECT key, mode, filename, value FROM Cache WHERE key IN (SELECT value FROM json_each(?))"
+_COUNT = "SELECT COUNT(*) FROM Cache WHERE substr(key, 1, length(?)) = ?"
+
+_FAILURES = (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, ValueError, OSError)
+# Primary result codes that say something of the disk or of who else is there, nothing of what the database holds.
+_NO_DAMAGE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY})
+
+Row = tuple[Sequence[str], object]
+"""A key and its value."""
 
 
 class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
@@ -44,64 +53,162 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
         return json.loads(key)
 
 
-class Catalogue:
-    """Rows under (kind, …) keys. SQLite never sees the event loop: one thread reads and writes."""
+class _Database(diskcache.Cache):  # type: ignore[misc]
+    """A diskcache for one process and one thread at a time, none of whose files is mapped.
 
-    def __init__(self, cache: diskcache.Cache) -> None:
-        self._cache = cache
+    A mapped file that somebody cuts short under the daemon would end it with SIGBUS. With the exclusive lock, SQLite
+    needs no shared memory; it has to be asked for before the first access.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        settings = {"eviction_policy": "none", "cull_limit": 0, "tag_index": False, "sqlite_mmap_size": 0}
+        super().__init__(str(folder), disk=PicklelessDisk, **settings)
+
+    @property
+    def _con(self) -> sqlite3.Connection:
+        con: sqlite3.Connection | None = getattr(self._local, "con", None)
+        if con is None:
+            path = Path(self._directory) / diskcache.core.DBNAME
+            con = self._local.con = sqlite3.connect(path, timeout=self._timeout, isolation_level=None)
+            for pragma in ("locking_mode = EXCLUSIVE", "mmap_size = 0", "journal_mode = WAL", "synchronous = NORMAL"):
+                con.execute(f"PRAGMA {pragma}").fetchall()
+        return con
+
+
+class Catalogue:
+    """Rows under (kind, …) keys. SQLite never sees the event loop: one thread reads and writes.
+
+    Where the disk does not let a database be, there are no rows, and none is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._database: _Database | None = None
         self._thread = ThreadPoolExecutor(1, "catalogue")
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the catalogue, anew where it cannot be read. Blocks."""
-        try:
-            return cls(cls._connect(folder))
-        except (sqlite3.DatabaseError, diskcache.Timeout, ValueError, OSError) as exn:
-            log.warning("catalogue was unreadable and is made anew", folder=str(folder), cause=str(exn))
-        aside = folder.with_name(f"{folder.name}.damaged")
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-        shutil.rmtree(aside, ignore_errors=True)
-        return cls(cls._connect(folder))
+        """Open the catalogue, anew where it is damaged. Blocks."""
+        catalogue = cls(folder)
+        catalogue._thread.submit(catalogue._open).result()
+        return catalogue
 
-    @staticmethod
-    def _connect(folder: Path) -> diskcache.Cache:
-        cache = diskcache.Cache(str(folder), disk=PicklelessDisk, eviction_policy="none", cull_limit=0, tag_index=False)
-        cache.get(["probe"])  # a damaged database shows at the first read, not when it is opened
-        cache.close()  # this thread's connection; each thread has its own
-        return cache
+    def _open(self) -> None:
+        try:
+            self._connect()
+        except _FAILURES as exn:
+            if _is_damage(exn):
+                self._renew(exn)
+            else:
+                log.warning("catalogue cannot be used, nothing is remembered", folder=str(self._folder), cause=str(exn))
+
+    def _connect(self) -> None:
+        database = _Database(self._folder)
+        database.get(["probe"])  # damage shows at the first read, not when it is opened
+        self._database = database
+
+    def _renew(self, cause: Exception) -> None:
+        log.warning("catalogue was damaged and is made anew", folder=str(self._folder), cause=str(cause))
+        self._disconnect()
+        aside = self._folder.with_name(f"{self._folder.name}.damaged")
+        try:
+            _remove(aside)
+            with contextlib.suppress(FileNotFoundError):
+                self._folder.rename(aside)
+            self._connect()
+            _remove(aside)
+        except _FAILURES as exn:  # it was the disk: what lies aside may be sound
+            log.warning("catalogue cannot be made, nothing is remembered", folder=str(self._folder), cause=str(exn))
+            with contextlib.suppress(OSError):
+                if aside.exists():
+                    _remove(self._folder)
+                    aside.rename(self._folder)
+
+    def _disconnect(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            with contextlib.suppress(sqlite3.DatabaseError):
+                database.close()
 
     async def get(self, *key: str) -> Any:
         """Return the row's value, or None."""
-        return await self._in_thread(lambda: self._cache.get(list(key)))
+        return await self._in_thread(lambda database: database.get(list(key)))
+
+    async def count(self, kind: str) -> int:
+        """Return how many rows of a kind there are."""
+        begin = json.dumps([kind]).removesuffix("]")
+        rows = await self._in_thread(lambda database: database._sql(_COUNT, [begin, begin]).fetchall())
+        return int(rows[0][0]) if rows else 0
 
     async def put(self, value: object, *key: str) -> None:
         """Write a row of JSON."""
-        await self._in_thread(lambda: self._cache.set(list(key), value))
+        await self._in_thread(lambda database: database.set(list(key), value))
+
+    async def add_many(self, rows: Sequence[Row]) -> None:
+        """Write those rows of JSON that are not there yet."""
+
+        def add(database: _Database) -> None:
+            with database.transact():
+                for key, value in rows:
+                    database.add(list(key), value)
+
+        await self._in_thread(add)
 
     async def get_many(self, keys: Sequence[Sequence[str]]) -> list[Any]:
         """Return the values of many rows, None for those that are not there."""
-        rows: list[Any] | None = await self._in_thread(lambda: self._select([json.dumps(list(key)) for key in keys]))
+        names = [json.dumps(list(key)) for key in keys]
+        rows: list[Any] | None = await self._in_thread(lambda database: _select(database, names))
         return rows or [None] * len(keys)
 
-    def _select(self, keys: list[str]) -> list[Any]:
-        # diskcache itself gets one row at a time: for a manifest of 100,000 shards that takes four times as long.
-        rows = self._cache._sql(_SELECT, [json.dumps(keys)])
-        found = {key: self._cache.disk.fetch(mode, filename, value, False) for key, mode, filename, value in rows}
-        return [found.get(key) for key in keys]
-
-    async def _in_thread(self, call: Callable[[], Any]) -> Any:
+    async def _in_thread(self, call: Callable[[_Database], Any]) -> Any:
         def guarded() -> Any:
+            if self._database is None:
+                return None
             try:
-                return call()
-            except (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, ValueError, OSError) as exn:
+                return call(self._database)
+            except _FAILURES as exn:
                 # Losing a row costs a listing; failing a reader for it would cost a training run.
                 log.warning("catalogue row lost", cause=str(exn))
+                if isinstance(exn, sqlite3.DatabaseError) and _is_damage(exn):
+                    self._renew(exn)
                 return None
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
 
+    def reopen(self) -> None:
+        """Begin anew where the database has gone with its folder. Blocks."""
+
+        def renew() -> None:
+            if self._database is None or not (self._folder / diskcache.core.DBNAME).exists():
+                self._disconnect()
+                self._open()
+
+        self._thread.submit(renew).result()
+
     def close(self) -> None:
         """Close the database, after what is under way. Blocks."""
-        self._thread.submit(self._cache.close)
+        self._thread.submit(self._disconnect)
         self._thread.shutdown()
+
+
+def _select(database: _Database, keys: list[str]) -> list[Any]:
+    # diskcache itself gets one row at a time: for a manifest of 100,000 shards that takes four times as long.
+    rows = database._sql(_SELECT, [json.dumps(keys)])
+    found = {key: database.disk.fetch(mode, filename, value, False) for key, mode, filename, value in rows}
+    return [found.get(key) for key in keys]
+
+
+def _is_damage(exn: Exception) -> bool:
+    """Whether another database would help."""
+    code = getattr(exn, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF not in _NO_DAMAGE
+    return isinstance(exn, (sqlite3.DatabaseError, ValueError, NotADirectoryError, FileExistsError))
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, whatever it is; what cannot go stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

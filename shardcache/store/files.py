@@ -8,10 +8,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardcache.errors import CacheDirError, DiskFullError
+from shardcache.errors import CacheDirError, DiskError, DiskFailedError, DiskFullError
 
 # A longer write makes the kernel look for huge pages to keep it in, which costs a virtual machine more than the copy.
 WRITE_BYTES = 128 * 1024
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# A disk that fails, has gone, or holds nonsense; a network filesystem whose server has gone.
+_FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO)
 
 
 def write_all(fd: int, data: memoryview, offset: int) -> None:
@@ -23,16 +27,35 @@ def write_all(fd: int, data: memoryview, offset: int) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn the OSErrors of writing under `path` into DiskFullError or CacheDirError."""
+    """Turn the OSErrors of reading and writing under `path` into DiskFullError, DiskFailedError or CacheDirError."""
     try:
         yield
     except OSError as exn:
-        if exn.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DiskFullError(f"no room left while writing {path} ({exn.strerror})") from exn
-        raise CacheDirError(
-            f"cannot write {path} ({exn.strerror})",
-            remedy="check that the cache folder is there, writable and mounted; dmesg tells of a bad disk",
-        ) from exn
+        raise disk_error(exn, path) from exn
+
+
+def disk_error(exn: OSError, path: Path) -> DiskError:
+    """Return what the user is told of an OSError that was met under `path`."""
+    if exn.errno in _FULL:
+        if _has_inodes(path.parent):
+            return DiskFullError(f"no room left while writing {path} ({exn.strerror})")
+        remedy = "remove files there (df -i counts them), or make the filesystem with more inodes"
+        return DiskFullError(f"no inode left for {path} ({exn.strerror})", remedy=remedy)
+    if exn.errno == errno.EROFS:
+        remedy = "see dmesg for why it became so; then: mount -o remount,rw"
+        return DiskFailedError(f"the filesystem of {path} is read-only", remedy=remedy)
+    if exn.errno in _FAILED:
+        return DiskFailedError(f"the disk under {path} fails ({exn.strerror})")
+    remedy = "check that the cache folder is there, writable and mounted; dmesg tells of a bad disk"
+    return CacheDirError(f"cannot use {path} ({exn.strerror})", remedy=remedy)
+
+
+def _has_inodes(folder: Path) -> bool:
+    try:
+        stat = os.statvfs(folder)
+    except OSError:
+        return True
+    return stat.f_favail > 0 or stat.f_files == 0  # some filesystems make inodes as they are needed, and count none
 
 
 def fsync_path(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from dataclasses import asdict
@@ -62,7 +63,7 @@ class Indexers:
 
 async def _start() -> Process:
     # -P keeps the working folder out of the import path; in a session of its own, Ctrl-C does not reach it.
-    command = (sys.executable, "-P", "-m", "shardcache.store.indexing")
+    command = (sys.executable, "-P", "-m", "shardcache.store.indexing", str(os.getpid()))
     try:
         return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
     except OSError as exn:

@@ -7,7 +7,10 @@ small, for every such process imports it.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +19,8 @@ from typing import Any
 from shardcache import tarindex
 from shardcache.errors import ShardcacheError
 from shardcache.store.files import disk_errors
+
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,20 @@ def index_shard(request: Request) -> Indexed:
     return Indexed(len(samples), sidecar_bytes, sidecar_bytes <= request.allowed_bytes)
 
 
+def _end_with(parent: int) -> None:
+    """Have the kernel end this process in mid-work when the daemon, whose pid that is, is killed (prctl(2)).
+
+    The next daemon may index the same shard: the file under its name must not be this one's any more.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an answer that nobody reads is no error
+    if os.getppid() != parent:  # it was killed before that call
+        sys.exit()
+
+
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until there are no more; the only argument is the pid of who makes them."""
+    _end_with(int(sys.argv[1]))
     for line in sys.stdin:
         try:
             answer: dict[str, Any] = asdict(index_shard(Request(**json.loads(line))))

@@ -4,6 +4,7 @@
 <root>/shards/ab/<key>.idx    its sidecar: JSON header and sample index
 <root>/partial/<key>.part     a shard that is arriving, with <key>.journal for its finished parts
 <root>/partial/<key>.tar, .idx    on their way to being published
+<root>/partial/probe          written and removed again to find out if the disk is well
 <root>/quarantine/<key>.tar   found damaged; kept for a look, first to go when space is needed
 <root>/catalogue/             diskcache; may be deleted at any time
 """
@@ -46,6 +47,11 @@ class Layout:
     def partial(self) -> Path:
         """Folder of what is not yet published."""
         return self.root / "partial"
+
+    @property
+    def probe(self) -> Path:
+        """File that shows if the disk takes bytes."""
+        return self.partial / "probe"
 
     @property
     def quarantine(self) -> Path:

@@ -20,6 +20,7 @@ from typing import Any, Self, TypeAlias
 from awscrt import checksums
 
 from shardcache.origin.base import RemoteObject
+from shardcache.redact import redact
 from shardcache.store.files import WRITE_BYTES, disk_errors, size_or_zero, unlink_quietly, write_all
 from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 
@@ -113,7 +114,7 @@ class Partial:
 
     def _title(self) -> dict[str, Any]:
         return {
-            "url": self.obj.url,
+            "url": redact(self.obj.url),
             "version": self.obj.version,
             "size_bytes": self.obj.size_bytes,
             "part_bytes": self.part_bytes,

@@ -6,6 +6,7 @@ many bytes they hold. A shard's sidecar is read, and held against the file, when
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from dataclasses import dataclass
@@ -51,22 +52,31 @@ def _scan_bucket(folder: Path) -> list[Shard]:
         os.close(fd)
     tars, sidecars = stats[TAR], stats[SIDECAR]
     for key in tars.keys() ^ sidecars.keys():
-        unlink_quietly(folder / (key + TAR), folder / (key + SIDECAR))
+        _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
         tars.pop(key, None)
     return [Shard(key, tar.st_size, sidecars[key].st_size, sidecars[key].st_mtime) for key, tar in tars.items()]
 
 
 def find_leftovers(layout: Layout) -> list[Leftover]:
     """Return interrupted downloads that may be gone on with, and quarantined shards; sweep the rest. Blocks."""
-    leftovers: list[Leftover] = []
-    for path in layout.partial.iterdir():
-        if path.suffix == PART and is_key(path.stem):
-            leftovers.append(interrupted(path))
-        elif is_key(path.stem) and not (path.suffix == JOURNAL and path.with_suffix(PART).exists()):
-            path.unlink()
-    return leftovers + [
-        quarantined(path) for path in layout.quarantine.iterdir() if path.suffix == TAR and is_key(path.stem)
-    ]
+    _sweep_away(layout.probe)
+    parts = _sweep(layout.partial, whole=PART, beside=JOURNAL)
+    tars = _sweep(layout.quarantine, whole=TAR, beside=SIDECAR)
+    return [interrupted(path) for path in parts] + [quarantined(path) for path in tars]
+
+
+def _sweep(folder: Path, *, whole: str, beside: str) -> list[Path]:
+    """Return the files of one kind, and remove what of ours is neither one of these nor lies beside one."""
+    ours = [path for path in folder.iterdir() if is_key(path.stem)]
+    for path in ours:
+        if path.suffix != whole and not (path.suffix == beside and path.with_suffix(whole).exists()):
+            _sweep_away(path)
+    return [path for path in ours if path.suffix == whole]
+
+
+def _sweep_away(*paths: Path) -> None:
+    with contextlib.suppress(OSError):  # a read-only disk can still be served from; a later start sweeps
+        unlink_quietly(*paths)
 
 
 def interrupted(part: Path) -> Leftover:

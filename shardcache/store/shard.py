@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from shardcache.errors import CorruptShardError
+
 FORMAT = 1
 
 
@@ -67,6 +69,7 @@ class Shard:
         leases: readers that use it now; it stays while there are any.
         used_at_s: end of its last use, seconds since the epoch.
         facts: its sidecar's header; None from a restart until it is first needed.
+        damage: what was found wrong with its bytes, whoever still reads them.
     """
 
     key: str
@@ -75,6 +78,7 @@ class Shard:
     used_at_s: float
     leases: int = 0
     facts: Facts | None = None
+    damage: CorruptShardError | None = None
 
     @property
     def kept_bytes(self) -> int:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Without so much, not even the state of the cache can be written down.
+_LEAST_FREE_BYTES = 64 * 1024
+
 
 def footprint_bytes(size_bytes: int) -> int:
     """Return what to promise for a shard of a known size: its sidecar and journal come on top, their sizes later."""
@@ -42,6 +45,10 @@ class Space:
         over_capacity = self.used_bytes + wanted_bytes - self.capacity_bytes
         spare_bytes = disk_free_bytes - self.unwritten_bytes - self.min_free_bytes
         return max(0, over_capacity, wanted_bytes - spare_bytes)
+
+    def crowding_bytes(self, disk_free_bytes: int) -> int:
+        """Return how much must go for the filesystem to keep free what it must, and a little to work with."""
+        return max(0, self.min_free_bytes + self.unwritten_bytes + _LEAST_FREE_BYTES - disk_free_bytes)
 
     def reserve(self) -> Reservation:
         """Open an empty reservation."""

@@ -4,42 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
-import shutil
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
 from shardcache import tarindex
 from shardcache.config import Amount
-from shardcache.errors import CacheDirError, CorruptShardError, ShardError
+from shardcache.errors import CorruptShardError, ShardError
 from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.checksums import first_damaged_piece
 from shardcache.store.files import disk_errors, free_bytes, fsync_path, total_bytes, unlink_quietly
+from shardcache.store.folder import Folder
 from shardcache.store.layout import SIDECAR, TAR, Layout
 from shardcache.store.openfiles import is_open_elsewhere
 from shardcache.store.recovery import Leftover, find_leftovers, find_shards, quarantined
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import Reservation, Space
 
-_FOLDER_MODE = 0o2750  # set-group-id: files inherit the group that may read the cache
 _SHARD_MODE = 0o440  # what is published is never written again
+_AT_ONCE = 256
 
 
 class Store:
     """One cache folder, held exclusively. Least recently used shards come first in `shards`."""
 
-    def __init__(self, layout: Layout, space: Space, catalogue: Catalogue, lock_fd: int) -> None:
+    def __init__(self, layout: Layout, space: Space, catalogue: Catalogue, folder: Folder) -> None:
         self.layout = layout
+        self.folder = folder
         self.space = space
         self.catalogue = catalogue
         self.shards: OrderedDict[str, Shard] = OrderedDict()
         self.leftovers: dict[str, Leftover] = {}
-        self._lock_fd = lock_fd
+        self._condemned: dict[str, Shard] = {}  # damaged, out of service, still to be set aside
 
     def __repr__(self) -> str:
         used, capacity = self.space.used_bytes, self.space.capacity_bytes
@@ -52,12 +52,15 @@ class Store:
         Raises CacheDirError when the folder cannot be written or another daemon holds it.
         """
         layout = Layout(root.absolute())
+        folder = Folder.take(layout, group)
         with disk_errors(root):
-            _make_folders(layout, group)
-            lock_fd = _lock(layout.root)
+            for parent in (layout.shards, layout.root):
+                # A bucket that a power cut takes away would take its shards along; a disk that fails still serves.
+                with contextlib.suppress(OSError):
+                    fsync_path(parent)
             total = total_bytes(layout.root)
             space = Space(capacity.of(total), min_free.of(total))
-            store = cls(layout, space, Catalogue.open(layout.catalogue), lock_fd)
+            store = cls(layout, space, Catalogue.open(layout.catalogue), folder)
             store._recover()
         return store
 
@@ -71,11 +74,15 @@ class Store:
     def close(self) -> None:
         """Let go of the folder."""
         self.catalogue.close()
-        os.close(self._lock_fd)
+        self.folder.close()
 
     def shortfall_bytes(self, wanted_bytes: int) -> int:
         """Return how many bytes must be removed before `wanted_bytes` may be promised."""
         return self.space.shortfall_bytes(wanted_bytes, free_bytes(self.layout.root))
+
+    def crowding_bytes(self) -> int:
+        """Return how many bytes must be removed because others fill the filesystem."""
+        return self.space.crowding_bytes(free_bytes(self.layout.root))
 
     # Arriving shards
 
@@ -98,10 +105,13 @@ class Store:
         sidecar_bytes = await asyncio.to_thread(self._publish, key, tar_path, sidecar_path)
         shard = Shard(key, facts.size_bytes, sidecar_bytes, time.time(), facts=facts)
         self.shards[key] = shard
+        replaced = self._condemned.pop(key, None)
+        if replaced is not None:
+            self.space.kept_bytes -= replaced.kept_bytes
         return shard
 
     def _publish(self, key: str, tar_path: Path, sidecar_path: Path) -> int:
-        with disk_errors(tar_path):
+        with disk_errors(tar_path), self._undone(key):
             fsync_path(tar_path)
             sidecar_bytes = sidecar_path.stat().st_size
             for path in (sidecar_path, tar_path):
@@ -111,6 +121,16 @@ class Store:
             fsync_path(self.layout.bucket(key))
             partials.discard(self.layout, key)
         return sidecar_bytes
+
+    @contextlib.contextmanager
+    def _undone(self, key: str) -> Iterator[None]:
+        """Leave no name behind of a shard whose publishing fails midway: nobody would count it."""
+        try:
+            yield
+        except OSError:
+            with contextlib.suppress(OSError):
+                unlink_quietly(self.layout.tar(key), self.layout.sidecar(key))
+            raise
 
     # Published shards
 
@@ -131,11 +151,18 @@ class Store:
     async def facts(self, shard: Shard) -> Facts:
         """Return the sidecar's header; the first time, hold it against the file.
 
-        Raises CorruptShardError when the two disagree.
+        Raises CorruptShardError when the two disagree, or the file is gone.
         """
         if shard.facts is None:
             shard.facts = await asyncio.to_thread(self._read_facts, shard)
+        elif self.shards.get(shard.key) is shard and not self._is_there(shard.key):
+            tar = self.layout.tar(shard.key)
+            raise CorruptShardError(f"the cached file {tar} cannot be read: it is gone", url=shard.facts.url)
         return shard.facts
+
+    def _is_there(self, key: str) -> bool:
+        # Not Path.exists: an EIO is no answer that could be waited for. It is no more than a look into memory, mostly.
+        return os.path.exists(self.layout.tar(key))  # noqa: PTH110
 
     def _read_facts(self, shard: Shard) -> Facts:
         path = self.layout.sidecar(shard.key)
@@ -149,6 +176,20 @@ class Store:
                 url=facts.url,
             )
         return facts
+
+    async def sidecars(self) -> AsyncGenerator[list[Facts], None]:
+        """Yield what the sidecars say, some at a time, the most recently used first; damaged ones are left out."""
+        keys = list(reversed(self.shards))
+        for at in range(0, len(keys), _AT_ONCE):
+            some = [shard for key in keys[at : at + _AT_ONCE] if (shard := self.shards.get(key)) is not None]
+            yield await asyncio.to_thread(self._sound_facts, some)
+
+    def _sound_facts(self, shards: Sequence[Shard]) -> list[Facts]:
+        found = []
+        for shard in shards:
+            with contextlib.suppress(CorruptShardError):  # its first reader will learn of it
+                found.append(self._read_facts(shard))
+        return found
 
     async def check(self, shard: Shard) -> None:
         """Read the whole shard and its sidecar again. Raises CorruptShardError naming the first damaged piece."""
@@ -195,13 +236,23 @@ class Store:
         return removed
 
     async def quarantine(self, shard: Shard) -> None:
-        """Take a damaged shard out of service; the file stays for a look until its space is needed."""
+        """Take a damaged shard out of service; the file stays for a look until its space is needed.
+
+        Raises DiskError where it cannot be moved: it stays where it is, counted, until `set_aside` succeeds.
+        """
         if self.shards.get(shard.key) is not shard:
             return
         del self.shards[shard.key]
-        leftover = await asyncio.to_thread(self._quarantine, shard)  # where it fails, the bytes stay counted
-        self.space.kept_bytes -= shard.kept_bytes
-        self.leave(leftover)
+        self._condemned[shard.key] = shard
+        await self.set_aside()
+
+    async def set_aside(self) -> None:
+        """Move what was found damaged out of the way. Raises DiskError."""
+        for key, shard in list(self._condemned.items()):
+            leftover = await asyncio.to_thread(self._quarantine, shard)
+            if self._condemned.pop(key, None) is not None:
+                self.space.kept_bytes -= shard.kept_bytes
+                self.leave(leftover)
 
     def _quarantine(self, shard: Shard) -> Leftover:
         aside = self.layout.quarantine / (shard.key + TAR)
@@ -210,7 +261,27 @@ class Store:
                 self.layout.tar(shard.key).rename(aside)
             if self.layout.sidecar(shard.key).exists():
                 self.layout.sidecar(shard.key).rename(aside.with_suffix(SIDECAR))
+            for folder in (self.layout.quarantine, self.layout.bucket(shard.key)):
+                fsync_path(folder)  # a power cut must not bring it back
         return quarantined(aside)
+
+    # What happened to the folder behind the daemon's back
+
+    def known(self) -> frozenset[str]:
+        """Return the keys of all shards whose files are counted, damaged ones included."""
+        return frozenset(self.shards) | frozenset(self._condemned)
+
+    def forget(self, key: str) -> bool:
+        """Count a shard or a leftover no longer, whose files have gone; False where it is not known."""
+        kept: Shard | None = self.shards.pop(key, None) or self._condemned.pop(key, None)
+        leftover = self.leftovers.pop(key, None) if kept is None else None
+        self.space.kept_bytes -= kept.kept_bytes if kept else leftover.size_bytes if leftover else 0
+        return bool(kept or leftover)
+
+    def restore(self, shard: Shard) -> None:
+        """Serve a shard whose files have come back."""
+        self.shards[shard.key] = shard
+        self.space.kept_bytes += shard.kept_bytes
 
     def idle(self) -> Iterator[Shard]:
         """Yield the shards that no lease holds, least recently used first."""
@@ -225,25 +296,3 @@ def _unlink_unless_open(paths: Sequence[Path]) -> bool:
                 return False
         unlink_quietly(*paths)
     return True
-
-
-def _make_folders(layout: Layout, group: str | None) -> None:
-    for folder in layout.folders():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
-        if group is not None:
-            shutil.chown(folder, group=group)
-            folder.chmod(_FOLDER_MODE)
-
-
-def _lock(root: Path) -> int:
-    # The folder itself is locked: no lock file can be left behind, and the lock dies with the process.
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise CacheDirError(
-            f"another daemon holds the cache folder {root}",
-            remedy="stop the other daemon, or give this one its own --cache-dir",
-        ) from None
-    return fd

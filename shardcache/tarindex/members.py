@@ -27,6 +27,15 @@ _ALONE_BYTES = 2 * 1024
 # A long name or a set of PAX records; libarchive draws the same line at 1 MiB for names.
 _EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
 
+# A name in a global header is every member's that has none of its own: a file of a megabyte could ask for gigabytes.
+_GLOBAL_LIMIT_BYTES = 4096
+
+_SHOWN_BYTES = 200
+
+_SPARSE = b"GNU.sparse."
+_SPARSE_NAME = _SPARSE + b"name"
+_USED = frozenset({b"path", b"size", _SPARSE_NAME})
+
 _MAGIC = {
     b"\x1f\x8b": ("gzip", ".tar.gz"),
     b"\x28\xb5\x2f\xfd": ("zstd", ".tar.zst"),
@@ -76,22 +85,26 @@ class Tar:
         """
         shared: Records = {}
         own: Records = {}
+        announced = False
         at = 0
         while (header := self._header(at)) is not None:
             kind = header[2]
             if kind in EXTENSIONS:
-                records, at = self._extension(header, at)
+                records, behind = self._extension(header, at)
                 if kind == PAX_GLOBAL:
+                    self._check_shared(records, at)
                     shared |= records
                 else:
                     own = records | own  # what stands further out holds
+                    announced = True
+                at = behind
                 continue
             member, at = self._member(header, at, (shared | own) if shared else own)
             if member is not None:
                 yield member
-            if own:
-                own = {}
-        if own:
+            if announced:
+                own, announced = {}, False
+        if announced:
             raise TruncatedShardError(
                 f"the tar ends at byte {at}, between a member's extended header and the member", url=self._url
             )
@@ -137,9 +150,14 @@ class Tar:
         if kind in GNU_LONG:
             return {GNU_LONG[kind]: payload.partition(b"\0")[0]}, end
         try:
-            return parse_pax(payload), end
+            return _used(parse_pax(payload)), end
         except ValueError as exn:
             raise self._corrupt(at, f"the PAX header there is damaged ({exn})") from exn
+
+    def _check_shared(self, records: Records, at: int) -> None:
+        for keyword, value in records.items():
+            if len(value) > _GLOBAL_LIMIT_BYTES:
+                raise self._corrupt(at, f"a global header gives all members one {keyword!r} of {len(value)} bytes")
 
     def _member(self, header: Header, at: int, records: Records) -> tuple[Member | None, int]:
         """Return the member, if it is a regular file, and where the next header begins."""
@@ -150,13 +168,13 @@ class Tar:
         if sparse:
             start = self._behind_sparse_map(at)
         if records:
-            name = records.get(b"GNU.sparse.name", records.get(b"path", name))
+            name = records.get(_SPARSE_NAME, records.get(b"path", name))
             size_bytes = self._pax_size(records, at, size_bytes)
-            sparse = sparse or any(keyword.startswith(b"GNU.sparse.") for keyword in records)
+            sparse = sparse or any(keyword.startswith(_SPARSE) for keyword in records)
         end = start + size_bytes
         next_header = start + padded(size_bytes)
         if next_header > self._size_bytes:
-            shown = name.decode(errors="replace")
+            shown = name[:_SHOWN_BYTES].decode(errors="replace")
             raise self._truncated(f"inside the member {shown!r}, which takes the bytes from {start} to {end}")
         return (name, start, end, sparse) if kind in REGULAR else None, next_header
 
@@ -205,3 +223,11 @@ class Tar:
         if len(block) < BLOCK_BYTES:
             return NotATarError(f"the file has {len(block)} bytes, less than one tar header", url=self._url)
         return NotATarError(f"not a tar: the file begins with {block[:16]!r}", url=self._url)
+
+
+def _used(records: Records) -> Records:
+    """Leave out what is not looked at. A header may bring a million records, and members may come by the million."""
+    used = {keyword: value for keyword, value in records.items() if keyword in _USED}
+    if any(keyword.startswith(_SPARSE) for keyword in records):
+        used[_SPARSE] = b""
+    return used

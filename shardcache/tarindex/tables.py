@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+_SHOWN_CHARS = 200
+
 
 class Fault(enum.IntEnum):
     """Why a sample cannot be given, though its shard is good."""
@@ -18,6 +20,7 @@ class Fault(enum.IntEnum):
 
     def explain(self, key: str, extension: str) -> str:
         """Return one sentence about the sample `key` and the member that is to blame."""
+        key, extension = key[:_SHOWN_CHARS], extension[:_SHOWN_CHARS]
         match self:
             case Fault.DUPLICATE:
                 return f"the sample {key!r} has two members with the extension {extension!r}"

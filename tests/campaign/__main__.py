@@ -16,7 +16,7 @@ from rich.console import Console
 from campaign.result import Result, render
 
 # Each is a module with `run(scale, folder) -> Iterator[Result]`.
-PARTS = ("store", "kills", "power", "disks", "restarts", "access", "load", "fuzz")
+PARTS = ("store", "kills", "power", "disks", "direct", "restarts", "access", "load", "fuzz")
 
 
 @click.command()
@@ -27,7 +27,7 @@ def main(only: str, scale: float, json_path: Path | None) -> None:
     """Break the store, the disk, the daemon and the messages between them; fail if any of it does harm."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     results: list[Result] = []
-    console, log = Console(), Console(stderr=True)
+    console, log = _console(), _console(stderr=True)
     begun_s = time.monotonic()
     for name in _chosen(only):
         with tempfile.TemporaryDirectory(prefix=f"shardcache-{name}-") as folder:
@@ -42,6 +42,12 @@ def main(only: str, scale: float, json_path: Path | None) -> None:
         json_path.write_text(json.dumps({"scale": scale, "results": rows}, indent=2) + "\n")
     if not all(result.passed for result in results):
         sys.exit(1)
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr)
+    # Into a file or a pipe: nothing there has a width that lines must keep to.
+    return console if console.is_terminal else Console(stderr=stderr, width=160)
 
 
 def _chosen(only: str) -> list[str]:

@@ -57,7 +57,7 @@ def test_a_restart_under_workers(daemon: Daemon, urls: str, keys: list[str]) -> 
 
 def test_a_daemon_that_stays_away(daemon: Daemon, urls: str) -> None:
     """Without a daemon the mapped shard is read to its end; then NoDaemonError comes when the time is over."""
-    samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=0.5, partial_reads=False))
+    samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=3, partial_reads=False))
     for _ in range(5):
         next(samples)
     daemon.kill()
@@ -94,7 +94,7 @@ def test_a_store_that_does_not_answer(daemon: Daemon, folder: Path) -> None:
         shard = f"{url}/stalled.tar"
         with pytest.raises(ShardTimeoutError) as caught:
             list(iter(ShardDataset([shard], socket=daemon.socket, timeout_s=1)))
-        ds = ShardDataset([shard, f"file://{good}"], socket=daemon.socket, timeout_s=1, on_error=ignore_and_continue)
+        ds = ShardDataset([shard, f"file://{good}"], socket=daemon.socket, timeout_s=3, on_error=ignore_and_continue)
         assert len(list(iter(ds))) == 25
     assert caught.value.url == shard
     assert "asking the store" in caught.value.message

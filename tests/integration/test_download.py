@@ -69,9 +69,9 @@ async def test_what_a_retry_mends_does_no_harm(fault: Fault, rig: Rig, faulty: F
 @pytest.mark.parametrize("fault", [Fault.STALL, Fault.SILENCE])
 async def test_a_stalled_part_is_asked_for_again(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
     """A connection on which nothing moves is given up and replaced."""
-    rig.downloader = rig.make(stall_timeout_s=0.3)
     obj = await rig.stat(faulty.put("a.tar", DATA))
     faulty.fail("a.tar", fault, start=0)
+    rig.downloader = rig.make(stall_timeout_s=0.3, attempts=50)
     assert (await rig.download(obj)).path.read_bytes() == DATA
     assert rig.counters.retries >= 1
 

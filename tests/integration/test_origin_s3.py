@@ -6,6 +6,8 @@ import base64
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from awscrt import checksums
 
 from shardcache.config import OriginTable
@@ -21,7 +23,7 @@ from shardcache.errors import (
 from shardcache.origin.base import Checksum, Free, RemoteObject, nothing
 from shardcache.origin.registry import Origins
 from support.buckets import Bucket, use_aws
-from support.faulty_s3 import Fault, FaultyS3
+from support.faulty_s3 import Fault, FaultyS3, aws_env
 from support.origins import read_range, stream
 
 DATA = bytes(range(256)) * 400
@@ -218,3 +220,29 @@ async def test_a_refused_connection_may_be_tried_again(monkeypatch: pytest.Monke
     with pytest.raises(OriginUnavailableError, match="connection to the store failed"):
         await origins.origin("s3://b").stat("s3://b/a.tar")
     await origins.close()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>",
+        "<IsTruncated>true</IsTruncated>",
+        "<IsTruncated>false</IsTruncated><Contents><Key>a.tar</Key><ETag>1</ETag></Contents>",
+        "<Code>InternalError</Code>",
+    ],
+    ids=["endless", "no next page", "no size", "an error in disguise"],
+)
+async def test_a_listing_that_makes_no_sense_is_an_error(
+    page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origins: Origins
+) -> None:
+    """It is not read for ever, nor taken for less than the whole."""
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(text=f"<ListBucketResult>{page}</ListBucketResult>", content_type="application/xml")
+
+    app = web.Application()
+    app.router.add_get("/{bucket}", answer)
+    async with TestServer(app) as server:
+        use_aws(monkeypatch, tmp_path, aws_env(str(server.make_url("")).rstrip("/")))
+        with pytest.raises(OriginUnavailableError):
+            await origins.origin("s3://bucket/").list_prefix("s3://bucket/", nothing)

@@ -308,7 +308,7 @@ def test_text_that_is_no_json_is_refused(daemon: Daemon) -> None:
         for text in ("{", "[]", "[" * 100_000):
             session.send_text(text)
             assert session.receive()["error"]["code"] == "protocol"
-    assert json.loads(daemon.request("GET", "/v1/health")) == {"status": "ok"}
+    assert json.loads(daemon.request("GET", "/v1/health"))["status"] == "ok"
 
 
 def test_another_version_is_turned_away(daemon: Daemon) -> None:

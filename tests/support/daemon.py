@@ -10,13 +10,39 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 30.0
+
+
+class Process(Protocol):
+    """What is needed of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...  # noqa: D102
+
+    def poll(self) -> int | None: ...  # noqa: D102
+
+    def wait(self, timeout: float | None = None) -> int: ...  # noqa: D102
+
+    def kill(self) -> None: ...  # noqa: D102
+
+    def terminate(self) -> None: ...  # noqa: D102
+
+
+Spawn = Callable[[Sequence[str], Mapping[str, str], Path], Process]
+"""Runs `shardcache` with arguments and an environment; what it prints goes to the end of a file."""
+
+
+def spawn(args: Sequence[str], env: Mapping[str, str], log: Path) -> Process:
+    """Run it in a new process."""
+    command = (sys.executable, "-m", "shardcache", *args)
+    with log.open("ab") as file:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env)
 
 
 class Daemon:
@@ -27,7 +53,14 @@ class Daemon:
         socket, cache_dir, log: below `root`.
     """
 
-    def __init__(self, root: Path, *flags: str, capacity: str = "1GB", env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *flags: str,
+        capacity: str = "1GB",
+        env: Mapping[str, str] | None = None,
+        spawn: Spawn = spawn,
+    ) -> None:
         """Prepare one; `flags` go to `serve`, `env` comes on top of this process's environment."""
         self.root = root
         self.socket = root / "s.sock"
@@ -35,7 +68,8 @@ class Daemon:
         self.log = root / "daemon.log"
         self._flags = ("--capacity", capacity, "--min-free", "0", *flags)
         self._env = {**os.environ, **(env or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._spawn = spawn
+        self._process: Process | None = None
 
     def __repr__(self) -> str:
         return f"<Daemon {self.socket} pid={self._process and self._process.pid}>"
@@ -60,14 +94,7 @@ class Daemon:
     def start(self) -> None:
         """Start it and return when it serves. Raises RuntimeError with the end of its log when it does not."""
         where = ("--socket", str(self.socket), "--cache-dir", str(self.cache_dir))
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "shardcache", "serve", *where, *self._flags],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-            )
+        self._process = self._spawn(("serve", *where, *self._flags), self._env, self.log)
         try:
             eventually(self._answers, limit_s=START_LIMIT_S)
         except BaseException:
@@ -76,8 +103,21 @@ class Daemon:
 
     def stop(self) -> int:
         """Ask it to stop (SIGTERM), wait until it has; return its exit status."""
+        self.tell_to_stop()
+        return self.wait()
+
+    def tell_to_stop(self) -> None:
+        """Send SIGTERM, and wait for nothing."""
+        self._running().terminate()
+
+    def let_go(self) -> Process:
+        """Return its process, which is the caller's from now on; `start` starts another."""
         process, self._process = self._running(), None
-        process.terminate()
+        return process
+
+    def wait(self) -> int:
+        """Wait until it has ended; return its exit status, negative where a signal ended it."""
+        process = self.let_go()
         try:
             return process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
@@ -135,7 +175,7 @@ class Daemon:
         if self._running().poll() is not None:
             raise RuntimeError(f"the daemon ended at once; its log ends:\n{self.tail()}")
         try:
-            return bool(json.loads(self.request("GET", "/v1/health"))["status"] == "ok")
+            return bool(json.loads(self.request("GET", "/v1/health"))["status"] in ("ok", "degraded"))
         except (FileNotFoundError, ConnectionError, http.client.HTTPException):
             return False
 
@@ -143,7 +183,7 @@ class Daemon:
         """Return the end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> Process:
         if self._process is None:
             raise RuntimeError("the daemon does not run")
         return self._process
@@ -166,7 +206,7 @@ class _UnixConnection(http.client.HTTPConnection):
             raise
 
 
-def eventually(condition: Callable[[], bool], *, limit_s: float = 10.0) -> None:
+def eventually(condition: Callable[[], bool], *, limit_s: float = 30.0) -> None:
     """Return once the condition holds; raise TimeoutError when it does not within the limit.
 
     For what another process does in its own time and tells nobody.

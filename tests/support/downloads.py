@@ -37,8 +37,9 @@ class Rig:
         attempts: int = 3,
         stall_timeout_s: float = 5.0,
         max_bandwidth: int | None = None,
+        hedged_share: float = 0.0,
     ) -> Downloader:
-        """Return a downloader that hardly pauses between tries."""
+        """Return a downloader that hardly pauses between tries, and asks for nothing twice unless it is told to."""
         return Downloader(
             max_connections=max_connections,
             shard_connections=shard_connections,
@@ -47,6 +48,7 @@ class Rig:
             counters=self.counters,
             max_bandwidth=max_bandwidth,
             backoff=Backoff(base_s=0.001),
+            hedged_share=hedged_share,
         )
 
     async def stat(self, url: str) -> RemoteObject:

@@ -73,8 +73,12 @@ class Peer:
 
     def grant(self, lease: int, **fields: Any) -> None:
         """Hear one request and answer it as a granted lease."""
+        self.lend(self.hear()["id"], lease, **fields)
+
+    def lend(self, request: int, lease: int, **fields: Any) -> None:
+        """Answer a request that was heard as a granted lease."""
         place = {"url": "s3://bucket/a.tar", "version": "v1", "path": "/nowhere.tar", "index_path": "/nowhere.idx"}
-        self.say(type="leased", id=self.hear()["id"], lease=lease, **(place | fields))
+        self.say(type="leased", id=request, lease=lease, **({"size_bytes": 10_240, "samples": 1} | place | fields))
 
     def arrive(self, lease: int, ready_bytes: int, **fields: Any) -> None:
         """Hear one request and answer it with the beginning of a shard."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import sys
+import termios
 import time
+from pathlib import Path
 from typing import Any
 
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
@@ -16,8 +20,10 @@ LIMIT_S = 30.0
 class RawSession:
     """A connection that has said hello."""
 
-    def __init__(self, daemon: Daemon, job: str = "job", **hello: Any) -> None:
-        self._socket = WebSocket(daemon.socket, SESSION_PATH, LIMIT_S)
+    def __init__(self, daemon: Daemon | Path, job: str = "job", **hello: Any) -> None:
+        """Connect to a daemon, or to a socket."""
+        path = daemon if isinstance(daemon, Path) else daemon.socket
+        self._socket = WebSocket(path, SESSION_PATH, LIMIT_S)
         first = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "test", "job": job}
         self.send(**{**first, **hello})
         self.welcome = self.receive()
@@ -47,6 +53,10 @@ class RawSession:
         assert message is not None, "no answer"
         answer: dict[str, Any] = json.loads(message)
         return answer
+
+    def unread_bytes(self) -> int:
+        """Return how many bytes wait to be received."""
+        return int.from_bytes(fcntl.ioctl(self._socket._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Send a request and return its answer."""

@@ -102,6 +102,28 @@ def test_page_tells_cache_and_counters() -> None:
     assert "evictions 5 · needed again 1 · paused for a reader 8 · retries 6 · corrupt 7" in page
 
 
+def test_a_bad_disk_is_shown_with_its_cause_and_remedy() -> None:
+    """Whoever looks at the page sees it at once; what cannot be known of the disk then is left out."""
+    error = {"code": "disk_failed", "message": "the disk under /nvme fails", "url": None, "remedy": "see dmesg"}
+    ill = {"state": "disk_failed", "error": error, "since_s": 7200.0, "short_bytes": 0}
+    page = shown(PAGE | {"disk": ill, "cache": PAGE["cache"] | {"free_bytes": None}})
+    assert "disk         the disk under /nvme fails, for 2 hours: see dmesg" in page
+    assert "free on the disk" not in page
+
+
+def test_a_crowded_disk_is_shown() -> None:
+    """Others fill it, and the cache has nothing to give."""
+    crowded = {"state": "ok", "error": None, "since_s": 1.0, "short_bytes": 10**9}
+    assert "1.0 GB less than --min-free are free" in shown(PAGE | {"disk": crowded})
+
+
+def test_the_scrub_is_shown() -> None:
+    """How much was read again, what it found, and how far the round is; nothing where it is turned off."""
+    scrub = {"rate_bytes_per_s": 10**7, "scrubbed_bytes": 10**12, "damaged": 1, "round_share": 0.25}
+    assert "1.0 TB read again since start, 1 damaged · 25% of this round" in shown(PAGE | {"scrub": scrub})
+    assert "read again" not in shown(PAGE | {"scrub": scrub | {"rate_bytes_per_s": 0}})
+
+
 def test_transfers_show_how_far_they_are() -> None:
     """How fast it comes and when it is needed; without a known size there is no bar and no end."""
     page = shown(PAGE)

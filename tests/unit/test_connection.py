@@ -24,10 +24,10 @@ from shardcache.errors import (
     ProtocolError,
     VersionMismatchError,
 )
-from shardcache.protocol import PROTOCOL_VERSION, ShardRef
+from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, ShardRef
 from shardcache_client.daemon.connection import Connection, Reader, resolve
 from shardcache_client.topology import Topology
-from support.peer import WELCOME, Peer, scripted
+from support.peer import Peer, scripted
 
 READER = Reader("job", Topology(1, 2, 3, 4))
 
@@ -57,6 +57,7 @@ def test_hello_says_who_reads(path: Path) -> None:
     assert hello == {
         "type": "hello",
         "protocol": PROTOCOL_VERSION,
+        "oldest_protocol": OLDEST_PROTOCOL_VERSION,
         "job": "job",
         "rank": 1,
         "world_size": 2,
@@ -110,20 +111,6 @@ def test_a_socket_that_is_not_ours(path: Path) -> None:
         with unprivileged(), pytest.raises(DaemonError, match="group") as caught:
             Connection(path, READER)
     assert not isinstance(caught.value, NoDaemonError)
-
-
-def test_a_daemon_of_another_protocol(path: Path) -> None:
-    """A newer daemon that lets us in is recognised by its welcome."""
-
-    def script(peer: Peer) -> None:
-        peer.hear()
-        peer.say(**(WELCOME | {"protocol": PROTOCOL_VERSION + 1, "version": "9.9"}))
-        peer.stay()
-
-    versions = rf"9\.9.*version {PROTOCOL_VERSION + 1} .*version {PROTOCOL_VERSION}"
-    with scripted(path, script), pytest.raises(VersionMismatchError, match=versions) as caught:
-        Connection(path, READER)
-    assert "same release" in caught.value.remedy
 
 
 def test_a_daemon_that_refuses_our_protocol(path: Path) -> None:
@@ -218,8 +205,8 @@ def test_answers_are_told_apart_by_id(path: Path) -> None:
     def script(peer: Peer) -> None:
         peer.welcome()
         first, second = peer.hear()["id"], peer.hear()["id"]
-        peer.say(type="leased", id=second, lease=22)
-        peer.say(type="leased", id=first, lease=11)
+        peer.lend(second, 22)
+        peer.lend(first, 11)
         peer.stay()
 
     with scripted(path, script):

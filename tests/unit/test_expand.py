@@ -40,8 +40,26 @@ def test_braces_that_expand_to_nothing_are_an_error(pattern: str) -> None:
 
 def test_a_range_beyond_reason_is_refused_before_it_is_expanded() -> None:
     """A slip of the keyboard must not fill the daemon's memory."""
-    with pytest.raises(ConfigError, match="more than"):
+    with pytest.raises(ConfigError, match="more shards than"):
         expand_braces("s3://b/{000000000..999999999}.tar")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["s3://b/" + "{a,b}" * 30, "s3://b/" + "{" * 40 + "a,b" + "}" * 40, "s3://b/{1..%s}" % ("9" * 5000)]
+)
+def test_what_would_take_minutes_to_expand_is_refused_at_once(pattern: str) -> None:
+    """Alternatives multiply as ranges do, and nobody nests forty deep."""
+    with pytest.raises(ConfigError):
+        expand_braces(pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"),
+    [("s3://b/{x,y{1,2}}-{0..9}.tar", 30), ("s3://b/{a{0..9},b}.tar", 11), ("s3://b/a,b{0..9}", 10)],
+)
+def test_nested_braces_are_as_many_as_in_a_shell(pattern: str, count: int) -> None:
+    """Guessing how many there will be refuses no honest pattern."""
+    assert len(expand_braces(pattern)) == count
 
 
 def test_an_index_gives_urls_counts_and_sizes() -> None:

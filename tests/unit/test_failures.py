@@ -36,3 +36,13 @@ def test_what_no_retry_can_mend_is_not_tried_again() -> None:
     assert "gone" in failures
     failures.succeeded("gone")
     assert "gone" not in failures
+
+
+def test_failures_are_not_remembered_without_end() -> None:
+    """Of shards that nobody will ever get, only so many are known, the newest."""
+    failures = Failures(remembered=10)
+    for number in range(1000):
+        failures.failed(f"shard{number}", NotFoundError("gone"))
+    assert len(failures) == 10
+    assert "shard0" not in failures
+    assert "shard999" in failures

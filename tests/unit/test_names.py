@@ -46,3 +46,26 @@ def test_a_version_that_comes_back_is_its_own_again() -> None:
     names.learn("v1", "v1", 2.0)
     assert names.key("v1") == "v1"
     assert names.names("v2") == {"v2"}
+
+
+def test_names_of_what_never_came_are_forgotten_one_day() -> None:
+    """However many shards are asked for, only so many answers are kept, the newest."""
+    names = Names(remembered=10)
+    for number in range(1000):
+        names.learn(f"url{number}", f"key{number}", 1.0)
+        names.learn_size(f"url{number}", 5)
+    assert len(names) == 10
+    assert names.key("url0") == "url0"
+    assert names.names("key0") == {"key0"}
+    assert (names.key("url999"), names.size_bytes("url999")) == ("key999", 5)
+
+
+def test_names_of_what_is_here_are_kept() -> None:
+    """A shard in the cache is found by its url, however many others were asked for since."""
+    here = {"key0"}
+    names = Names(here, remembered=10)
+    for number in range(1000):
+        names.learn(f"url{number}", f"key{number}", 1.0)
+    assert names.key("url0") == "key0"
+    assert names.names("key0") == {"key0", "url0"}
+    assert len(names) <= 11

@@ -403,7 +403,7 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
         ahead = peer.hear()["id"]
         peer.refuse(CorruptShardError("damaged", url=URLS[0]))
         fields = folder.publish(make_tar(random_samples(2, first=100)), version="next")
-        peer.say(type="leased", id=ahead, lease=8, url=URLS[1], **fields)
+        peer.lend(ahead, 8, url=URLS[1], **fields)
         peer.stay()
 
     found: list[Any] = []

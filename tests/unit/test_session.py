@@ -61,7 +61,7 @@ def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
         first, ahead = peer.hear()["id"], peer.hear()["id"]
         assert peer.hear_need() == first
         for request, lease in ((first, 7), (ahead, 8)):
-            peer.say(type="leased", id=request, lease=lease, url="", path="", index_path="")
+            peer.lend(request, lease)
         assert peer.hear() == {"type": "release", "lease": 7}
         assert peer.hear_need() == ahead
         peer.stay()
@@ -160,7 +160,7 @@ def test_after_a_break_all_that_is_in_hand_is_taken_again(path: Path) -> None:
         peer.begin()
         asked = [peer.hear() for _ in range(4)]
         assert [message["position"] for message in asked] == [4, 3, 2, 0]
-        peer.say(type="leased", id=asked[1]["id"], lease=1, url="", path="", index_path="")
+        peer.lend(asked[1]["id"], 1)
         assert peer.hear() == {"type": "release", "lease": asked[3]["id"]}
         assert heard.needs[-3:] == [message["id"] for message in asked[1:]]
         peer.stay()
@@ -212,7 +212,7 @@ def test_waiting_shows_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) 
             done_bytes=3_000_000,
             total_bytes=64_000_000,
         )
-        peer.say(type="leased", id=request, lease=1, url=SHARDS[0].url, path="", index_path="")
+        peer.lend(request, 1)
         peer.stay()
 
     with scripted(path, script), caplog.at_level(logging.WARNING, "shardcache"):

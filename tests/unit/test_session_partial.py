@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import DaemonError, NotAllowedError, ShardChangedError, ShardTimeoutError
+from shardcache.errors import NotAllowedError, ShardChangedError, ShardTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience, Session
@@ -298,14 +298,20 @@ def test_a_piece_that_is_refused(path: Path) -> None:
 
 
 def test_a_daemon_that_does_not_answer_a_piece(path: Path) -> None:
-    """Silence over a piece of the plan ends with patience, in an error that says so."""
+    """Silence over a piece of the plan is as good as a lost connection: the next daemon is told of it anew."""
 
-    def script(peer: Peer) -> None:
+    def first(peer: Peer) -> None:
         peer.begin()
         peer.stay()
 
-    with scripted(path, script):
-        session = open_session(path, LONG, Patience(limit_s=0.5))
-        with pytest.raises(DaemonError, match="did not answer 'extend'"):
-            session.extend()
+    def second(peer: Peer) -> None:
+        peer.begin()
+        peer.grant(1)
+        peer.stay()
+
+    with scripted(path, first, second) as heard:
+        session = open_session(path, LONG, Patience(limit_s=2.0))
+        session.extend()
+        session.wait(session.lease(0))
         session.close()
+    assert [message["type"] for message in heard] == ["hello", "plan", "extend", "hello", "plan", "lease"]

@@ -9,16 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache import shardlist
-from shardcache.errors import OriginError
+from shardcache.errors import ConfigError, OriginError
 from shardcache.origin.listing import parse_index
+from shardcache.origin.urls import checked
 from shardcache.protocol import ShardRef
 
 ETAG = "0123456789abcdef0123456789abcdef-12"
 SHARD = ShardRef("s3://b/train/a.tar", ETAG, 2048, 10)
 
-names = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
-    lambda name: ".." not in name.split("/")
-)
+
+def _is_fetched(name: str) -> bool:
+    try:
+        checked(f"s3://b/train/{name}")
+    except ConfigError:
+        return False
+    return True
+
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1).filter(_is_fetched)
 shards = st.lists(
     st.builds(
         ShardRef,

@@ -335,3 +335,17 @@ def check(users: Users, count: int) -> None:
     assert len(paused) <= count
     if any(users.bids[name].waiting for name in queued) and len(paused) < count:
         assert not any(name in users.works and not users.bids[name].waiting for name in users.holding)
+
+
+async def test_a_store_that_refused_is_throttled_until_it_takes_all_again() -> None:
+    """It alone, and from its first refusal on."""
+    slots, claim = Slots(2), Claim(lambda: PLANNED, "s3://b")
+    assert not slots.is_throttled("s3://b")
+    with pytest.raises(OriginBusyError):
+        async with slots.hold(claim):
+            raise OriginBusyError("too busy")
+    assert slots.is_throttled("s3://b")
+    assert not slots.is_throttled("s3://other")
+    async with slots.hold(claim):
+        pass
+    assert not slots.is_throttled("s3://b")

@@ -25,13 +25,14 @@ numbers = st.integers(0, 2**40)
 cuts = st.builds(
     Cut, st.integers(1, 64), st.integers(1, 16), st.sampled_from(["pad", "drop", None]), batch_size=st.integers(1, 512)
 )
+phases = cuts.flatmap(lambda cut: st.builds(Phase, st.just(cut), st.tuples(*[numbers] * cut.workers), st.just(())))
 states = st.builds(
     State,
     dataset=st.text("0123456789abcdef", min_size=16, max_size=16),
     epoch=numbers,
     cut=cuts,
     counted=st.booleans(),
-    phases=st.lists(st.builds(Phase, cuts, st.lists(numbers, max_size=4).map(tuple)), max_size=3).map(tuple),
+    phases=st.lists(phases, max_size=3).map(tuple),
     reader=st.integers(0, 1023),
     place=st.builds(Place, numbers, numbers, numbers, numbers, numbers),
 )
@@ -101,6 +102,16 @@ def test_a_state_that_lacks_something_is_refused() -> None:
     for name in whole:
         with pytest.raises(ConfigError, match="the state"):
             State.from_json({other: value for other, value in whole.items() if other != name})
+
+
+@pytest.mark.parametrize("beyond", [["-1"] * 4, ["0x"] * 4, ["1_0"] * 4, ["1"] * 2, ["1"] * 5])
+def test_a_phase_that_says_what_no_reader_wrote_is_refused(beyond: list[str]) -> None:
+    """When it is loaded, and not as some other exception when the epoch goes on."""
+    data = json.loads(json.dumps(State("d", 0, TWO_BY_TWO, phases=(Phase(TWO_BY_TWO, (1, 1)),)).to_json()))
+    assert find_states(data)[0].phases
+    data["phases"][0]["beyond"] = beyond
+    with pytest.raises(ConfigError, match="makes no sense"):
+        find_states(data)
 
 
 def test_states_are_found_wherever_they_lie() -> None:

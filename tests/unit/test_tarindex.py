@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -20,7 +20,7 @@ from shardcache.errors import CorruptShardError, NotATarError, ShardError, Trunc
 from shardcache.tarindex import index_tar
 from shardcache.tarindex.headers import parse_pax
 from shardcache.tarindex.members import Tar
-from support.odd_tars import ODD_TARS
+from support.odd_tars import ODD_TARS, header, padded
 from support.tars import Sample, make_tar, pack
 
 URL = "s3://bucket/train-000000.tar"
@@ -259,3 +259,62 @@ def flipped_bit(file: BinaryIO, at: int) -> Iterator[None]:
     os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), at)
     yield
     os.pwrite(file.fileno(), byte, at)
+
+
+def endless(head: bytes, again: Callable[[int], bytes], times: int) -> Tar:
+    """Return a tar that is made as it is read: a beginning, then `times` times a piece of one size, then the end."""
+    piece_bytes = len(again(0))
+    size_bytes = len(head) + times * piece_bytes + 1024
+
+    def read(at: int, least_bytes: int, most_bytes: int) -> bytes:
+        data = bytearray(head[at : at + most_bytes])
+        while len(data) < least_bytes and at + len(data) < size_bytes:
+            number, skipped = divmod(at + len(data) - len(head), piece_bytes)
+            data += again(number)[skipped:] if number < times else bytes(1024)
+        return bytes(data)
+
+    return Tar(read, size_bytes, URL, require_end=True)
+
+
+def test_records_that_nobody_needs_are_not_carried_along() -> None:
+    """A header with 200,000 records before 100,000 members costs each of them nothing; it took a quarter of an hour."""
+    records = b"".join(b"19 comment%06d=x\n" % number for number in range(200_000))
+    head = header(b"pax_global_header", len(records), b"g") + padded(records)
+    tar = endless(head, lambda number: header(b"%06d.txt" % number, 0, b"0"), 100_000)
+    assert sum(1 for _ in tar) == 100_000
+
+
+def test_extended_headers_without_end_are_read_once_each() -> None:
+    """150,000 of them before one member, each with another keyword: the walk stays linear."""
+
+    def extended(number: int) -> bytes:
+        record = b"19 comment%06d=x\n" % number
+        return header(b"x", len(record), b"x") + padded(record)
+
+    with pytest.raises(TruncatedShardError, match="between a member's extended header and the member"):
+        list(endless(b"", extended, 150_000))
+
+
+@pytest.mark.parametrize(("size_bytes", "refused"), [(4096, False), (4097, True)])
+def test_a_name_for_all_members_is_short(size_bytes: int, refused: bool) -> None:
+    """A global header's name is every member's; one of megabytes would make gigabytes of index out of a small tar."""
+    name = b"a" * (size_bytes - 4) + b".jpg"
+    record = b" path=" + name + b"\n"
+    record = b"%d%s" % (len(record) + 4, record)
+    data = header(b"g", len(record), b"g") + padded(record) + header(b"b.jpg", 0, b"0") + bytes(1024)
+    tar = Tar(lambda at, least, most: data[at : at + most], len(data), URL, require_end=True)
+    if refused:
+        with pytest.raises(CorruptShardError, match="a global header gives all members"):
+            list(tar)
+    else:
+        assert [found[0] for found in tar] == [name]
+
+
+def test_an_error_about_a_long_name_is_short() -> None:
+    """Nobody reads a message of megabytes, and it would go through every log."""
+    name = b"x" * 100_000
+    data = header(b"long", len(name), b"L") + padded(name) + header(b"cut.jpg", 10_000, b"0")
+    tar = Tar(lambda at, least, most: data[at : at + most], len(data), URL, require_end=True)
+    with pytest.raises(TruncatedShardError) as caught:
+        list(tar)
+    assert len(str(caught.value)) < 1000

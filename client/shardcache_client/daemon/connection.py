@@ -7,6 +7,7 @@ owns it opens another (see `session`).
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import time
@@ -23,11 +24,13 @@ from shardcache.errors import (
     NoDaemonError,
     ProtocolError,
     ShardcacheError,
-    VersionMismatchError,
+    StoppingError,
     from_json,
 )
-from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH, ShardRef
-from shardcache_client.daemon.websocket import HandshakeError, WebSocket
+from shardcache.protocol import SESSION_PATH, SPOKEN, Release, ShardRef, Spoken, agree
+from shardcache_client.daemon.answers import expect, parse
+from shardcache_client.daemon.outage import Outage
+from shardcache_client.daemon.websocket import FarewellError, HandshakeError, WebSocket
 from shardcache_client.topology import Topology
 
 Json = dict[str, Any]
@@ -47,7 +50,8 @@ class Reader:
         """Return the fields of the `hello` message."""
         place = self.topology
         return {
-            "protocol": PROTOCOL_VERSION,
+            "protocol": SPOKEN.newest,
+            "oldest_protocol": SPOKEN.oldest,
             "client_version": __version__,
             "job": self.job,
             "rank": place.rank,
@@ -61,19 +65,21 @@ class Reader:
 class Connection:
     """An open session: hello was answered by welcome.
 
-    Raises NoDaemonError when nothing listens at the socket or the connection breaks, DaemonError when this user may
-    not use it, VersionMismatchError when the daemon speaks another version of the protocol. Deadlines are those of
-    `time.monotonic`.
+    Raises NoDaemonError when nothing listens at the socket or the connection breaks, StoppingError, which is one, when
+    the daemon says that it stops, DaemonError when this user may not use it, VersionMismatchError when daemon and
+    client have no version of the protocol in common, ProtocolError when what is said makes no sense. Deadlines are
+    those of `time.monotonic`.
     """
 
-    def __init__(self, socket: Path, reader: Reader) -> None:
+    def __init__(self, socket: Path, reader: Reader, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
         self._path = socket
         self._requests = 0
+        self._kinds: dict[int, str] = {}  # of the requests that are not answered yet
         self._answers: dict[int, Json] = {}
         with self._translated():
-            self._websocket = WebSocket(socket, SESSION_PATH, _OPEN_TIMEOUT_S)
+            self._websocket = WebSocket(socket, SESSION_PATH, timeout_s)
         try:
-            self._greet(reader)
+            self._greet(reader, timeout_s)
         except BaseException:
             self.close()
             raise
@@ -81,20 +87,19 @@ class Connection:
     def __repr__(self) -> str:
         return f"Connection({str(self._path)!r}, {self._websocket!r})"
 
-    def _greet(self, reader: Reader) -> None:
+    def _greet(self, reader: Reader, timeout_s: float) -> None:
         self.tell("hello", **reader.message())
-        welcome = self._receive(time.monotonic() + _OPEN_TIMEOUT_S)
+        welcome = self._receive(time.monotonic() + timeout_s)
         if welcome is None:
-            raise NoDaemonError(f"the daemon does not answer within {_OPEN_TIMEOUT_S:g} s", url=str(self._path))
-        if welcome.get("type") == "error":
+            raise NoDaemonError(f"the daemon does not answer within {timeout_s:g} s", url=str(self._path))
+        if welcome["type"] == "error":
             raise from_json(welcome["error"])
-        if welcome.get("protocol") != PROTOCOL_VERSION:
-            raise VersionMismatchError(
-                f"the daemon (shardcache {welcome.get('version')}) speaks version {welcome.get('protocol')} of the "
-                f"protocol, this client (shardcache {__version__}) version {PROTOCOL_VERSION}",
-                url=str(self._path),
-                remedy="install the same release of shardcache on the node and in the training image",
-            )
+        chosen = welcome.get("protocol")
+        if welcome["type"] != "welcome" or not isinstance(chosen, int):
+            raise ProtocolError(f"the daemon answered 'hello' with {welcome['type'][:100]!r}", url=str(self._path))
+        # It has chosen what both speak; one from before there was a choice has only its own.
+        daemon = Release(str(welcome.get("version")), Spoken(chosen, chosen))
+        agree(daemon=daemon, client=Release(__version__, SPOKEN))
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Send a message that has no answer."""
@@ -104,6 +109,7 @@ class Connection:
     def request(self, kind: str, **fields: Any) -> int:
         """Send a request; return the id under which `answer` finds its answer."""
         self._requests += 1
+        self._kinds[self._requests] = kind
         self.tell(kind, id=self._requests, **fields)
         return self._requests
 
@@ -113,19 +119,26 @@ class Connection:
             message = self._receive(deadline_s)
             if message is None:
                 return None
-            if message.get("id") is None:
-                raise from_json(message.get("error") or {"message": f"the daemon sent {message}"})
-            self._answers[message["id"]] = message
-        answer = self._answers.pop(request)
+            if message.get("id") in self._kinds:
+                self._answers[message["id"]] = message
+            elif message["type"] == "error" and message.get("id") is None:
+                raise from_json(message["error"])
+            # Anything else was not asked for: news of a later release, of which this one has no use.
+        answer = expect(self._kinds.pop(request), self._answers.pop(request))
         if answer["type"] == "error":
             raise from_json(answer["error"])
         return answer
 
+    def forget(self, request: int) -> None:
+        """Expect no answer to a request any more."""
+        self._kinds.pop(request, None)
+        self._answers.pop(request, None)
+
     def call(self, kind: str, deadline_s: float, **fields: Any) -> Json:
-        """Send a request and return its answer. Raises DaemonError when none comes until the deadline."""
+        """Send a request and return its answer. Raises NoDaemonError when none comes until the deadline."""
         answer = self.answer(self.request(kind, **fields), deadline_s)
         if answer is None:
-            raise DaemonError(
+            raise NoDaemonError(
                 f"the daemon did not answer {kind!r} in time",
                 url=str(self._path),
                 remedy="see what it is busy with: shardcache status",
@@ -139,7 +152,7 @@ class Connection:
     def _receive(self, deadline_s: float) -> Json | None:
         with self._translated():
             data = self._websocket.receive(deadline_s)
-            return None if data is None else json.loads(data)
+            return None if data is None else parse(data)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -151,14 +164,14 @@ class Connection:
             raise DaemonError("you may not use the daemon's socket", url=where, remedy=remedy) from exn
         except (FileNotFoundError, ConnectionRefusedError) as exn:
             raise NoDaemonError("no daemon listens at the socket", url=where, remedy=_how_to_start(where)) from exn
+        except FarewellError as exn:
+            raise StoppingError("the daemon is stopping", url=where) from exn
         except OSError as exn:
             if exn.errno is None and "too long" in str(exn):  # Python's own check, before the kernel's
                 raise ConfigError("a socket's path has at most 107 bytes", url=where) from exn
             raise NoDaemonError(f"the connection to the daemon broke: {exn}", url=where) from exn
         except HandshakeError as exn:
             raise _refusal(exn, where) from exn
-        except ValueError as exn:
-            raise ProtocolError(f"the daemon sent what is no JSON: {exn}", url=where) from exn
 
 
 def _how_to_start(socket: str) -> str:
@@ -168,18 +181,32 @@ def _how_to_start(socket: str) -> str:
 def _refusal(exn: HandshakeError, where: str) -> ShardcacheError:
     try:
         return from_json(json.loads(exn.body)["error"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return ProtocolError(f"what listens there is no shardcache daemon: {exn}", url=where)
 
 
-def resolve(socket: Path, reader: Reader, urls: Iterable[str], timeout_s: float) -> list[ShardRef]:
+def resolve(
+    socket: Path, reader: Reader, urls: Iterable[str], timeout_s: float, *, away_s: float = math.inf
+) -> list[ShardRef]:
     """Ask the daemon, over a connection of its own, which shards the urls, patterns and prefixes stand for.
 
-    Raises what `Connection` raises, NotFoundError and whatever else the store has to say about them.
+    A daemon that is lost before it has answered, or that is stopping, is waited for, up to `away_s`, until it is back.
+    Where there is none to begin with, that is said at once. Raises what `Connection` raises, NotFoundError and whatever
+    else the store has to say about them.
     """
-    connection = Connection(socket, reader)
-    try:
-        answer = connection.call("resolve", time.monotonic() + timeout_s, urls=list(urls))
-        return [ShardRef.from_json(row) for row in answer["shards"]]
-    finally:
-        connection.close()
+    deadline_s, patterns = time.monotonic() + timeout_s, list(urls)
+    outage: Outage | None = None
+    while True:
+        connection: Connection | None = None
+        try:
+            connection = Connection(socket, reader)
+            answer = connection.call("resolve", deadline_s, urls=patterns)
+            return [ShardRef.from_json(row) for row in answer["shards"]]
+        except NoDaemonError as exn:
+            if connection is not None or isinstance(exn, StoppingError):
+                outage = outage or Outage(exn)
+            if outage is None or not outage.pause(min(deadline_s, outage.begun_s + away_s)):
+                raise
+        finally:
+            if connection is not None:
+                connection.close()

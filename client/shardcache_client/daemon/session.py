@@ -13,9 +13,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar, cast
 
-from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, ShardTimeoutError
+from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, ShardTimeoutError, from_json
 from shardcache.protocol import Arriving, Leased
 from shardcache_client.daemon.connection import Connection, Json, Reader
+from shardcache_client.daemon.outage import Outage
 from shardcache_client.order.plan import Plan
 
 log = logging.getLogger("shardcache")
@@ -25,19 +26,30 @@ Grant: TypeAlias = Arriving | Leased
 
 # A daemon that does not answer at once why a shard is late is late itself.
 _EXPLAIN_TIMEOUT_S = 5.0
-# A restart takes the daemon some two seconds: short enough to go on soon, long enough to be no load.
-_RECONNECT_PAUSE_S = 0.25
+# A daemon that does not let us in for so long is frozen, or on its way out: another try may meet the next one.
+_OPEN_TIMEOUT_S = 10.0
+_LEAST_OPEN_S = 1.0
 # How often one who waits looks up to see what has changed: whether anybody still wants what is waited for.
-_LOOK_UP_S = 1.0
+LOOK_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for one shard, or for a daemon to come back; and when to say in the log that one waits."""
+    """How long to wait for one shard, and when to say in the log that one waits.
+
+    Attributes:
+        away_s: how long to wait for a daemon that went away; None: as long as for a shard.
+    """
 
     limit_s: float = 300.0
     first_report_s: float = 10.0
     next_report_s: float = 60.0
+    away_s: float | None = None
+
+    @property
+    def away_limit_s(self) -> float:
+        """How long to wait for a daemon that went away."""
+        return self.limit_s if self.away_s is None else self.away_s
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +99,7 @@ class Session:
         self._patience = patience
         self._partial_reads = partial_reads
         self._connection: Connection | None = None
+        self._outage: Outage | None = None  # since the last connection was lost, until a daemon answers
         self._plan: Plan | None = None
         self._declared: Plan | None = None  # the plan that the present connection knows
         self._start = 0  # the position that the daemon calls 0: a plan declared again begins where we are
@@ -95,6 +108,10 @@ class Session:
 
     def __repr__(self) -> str:
         return f"Session({self.reader!r}, leases={len(self._leases)}, {self._connection!r})"
+
+    def __contains__(self, lease: Lease) -> bool:
+        """Whether it has been asked for here, and is not over."""
+        return lease in self._leases
 
     def declare(self, plan: Plan) -> None:
         """Tell the daemon what will be read. Every lease of an earlier plan must be over.
@@ -150,8 +167,8 @@ class Session:
         self._try(lambda connection: _ask_more(connection, lease, beyond))
         try:
             lease.grant = self._settle(lease, self._once)
-        except NoDaemonError:
-            self._lose()
+        except NoDaemonError as exn:
+            self._lost(exn)
         return lease.grant
 
     def _settle(self, lease: Lease, through: _Through) -> Grant:
@@ -170,11 +187,12 @@ class Session:
         start_s = time.monotonic()
         deadline_s, report_s = start_s + self._patience.limit_s, start_s + self._patience.first_report_s
         while True:
-            until_s = min(report_s, deadline_s, time.monotonic() + _LOOK_UP_S)
+            until_s = min(report_s, deadline_s, time.monotonic() + LOOK_UP_S)
             answer = through(deadline_s, partial(_answer, lease=lease, until_s=until_s))
             if answer is not None:
+                _tell_of_damage(answer)
                 return cast(Grant, answer)
-            _check_parent()
+            check_parent()
             if self.meanwhile is not None:
                 self.meanwhile()
             if time.monotonic() < min(report_s, deadline_s):
@@ -194,7 +212,7 @@ class Session:
         if lease in self._leases:
             self._leases.remove(lease)
             unread = {} if read else {"read": False}
-            self._try(lambda connection: connection.tell("release", lease=lease.number, **unread))
+            self._try(partial(_release, lease=lease, fields=unread))
 
     def close(self) -> None:
         """End the session; the daemon drops its plan and its leases."""
@@ -206,6 +224,11 @@ class Session:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _lost(self, exn: NoDaemonError) -> Outage:
+        self._lose()
+        self._outage = self._outage or Outage(exn)
+        return self._outage
 
     def _timeout(self, lease: Lease, reason: str) -> ShardTimeoutError:
         return ShardTimeoutError(
@@ -223,25 +246,22 @@ class Session:
         if self._connection is not None:
             try:
                 say(self._connection)
-            except NoDaemonError:
-                self._lose()
+            except NoDaemonError as exn:
+                self._lost(exn)
 
     def _insist(self, deadline_s: float, ask: Callable[[Connection], T]) -> T:
         """Ask until there is a daemon that answers; raise NoDaemonError when there is none at the deadline."""
-        lost = False
         while True:
             try:
-                return ask(self._ready(deadline_s))
+                answer = ask(self._ready(deadline_s))
             except NoDaemonError as exn:
-                self._lose()
-                left_s = deadline_s - time.monotonic()
-                if left_s <= _RECONNECT_PAUSE_S:
+                outage = self._lost(exn)
+                if not outage.pause(min(deadline_s, outage.begun_s + self._patience.away_limit_s)):
                     raise
-                if not lost:
-                    log.warning("%s (%s); trying for another %.0f s", exn.message, exn.url, left_s)
-                lost = True
-            _check_parent()
-            time.sleep(_RECONNECT_PAUSE_S)
+            else:
+                self._outage = None
+                return answer
+            check_parent()
 
     def _once(self, deadline_s: float, ask: Callable[[Connection], T]) -> T:
         """Ask over the present connection alone; raise NoDaemonError when it is lost."""
@@ -252,7 +272,8 @@ class Session:
     def _ready(self, deadline_s: float) -> Connection:
         """Return a connection whose other end knows the plan and every lease."""
         if self._connection is None:
-            self._connection, self._declared = Connection(self._socket, self.reader), None
+            timeout_s = max(_LEAST_OPEN_S, min(_OPEN_TIMEOUT_S, deadline_s - time.monotonic()))
+            self._connection, self._declared = Connection(self._socket, self.reader, timeout_s), None
         if self._plan is not None and self._declared is not self._plan:
             self._tell(self._connection, self._plan, deadline_s)
             self._declared = self._plan
@@ -265,7 +286,7 @@ class Session:
         self._start, furthest = (leases[-1].position, leases[0].position) if leases else (0, 0)
         self._untold, told = plan.messages(self._start), self._start
         for kind, fields in self._untold:
-            connection.call(kind, deadline_s, **fields)
+            connection.call(kind, min(deadline_s, self._silence_ends_s()), **fields)
             told += len(fields["order"])
             if told > furthest:
                 break
@@ -274,7 +295,11 @@ class Session:
 
     def _extend(self, connection: Connection) -> None:
         for kind, fields in islice(self._untold, 1):
-            connection.call(kind, time.monotonic() + self._patience.limit_s, **fields)
+            connection.call(kind, self._silence_ends_s(), **fields)
+
+    def _silence_ends_s(self) -> float:
+        """When a daemon that has not taken a piece of the plan by then is as good as away."""
+        return time.monotonic() + min(self._patience.limit_s, max(self._patience.away_limit_s, _OPEN_TIMEOUT_S))
 
     def _ask(self, connection: Connection, lease: Lease) -> None:
         lease.grant = None  # what another daemon granted is over
@@ -284,7 +309,7 @@ class Session:
             _need(connection, lease)
 
 
-def _check_parent() -> None:
+def check_parent() -> None:
     """Raise DaemonError in a worker whose training process has ended: it would wait for nobody, and for minutes."""
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
@@ -295,12 +320,27 @@ def _need(connection: Connection, lease: Lease) -> None:
     connection.tell("need", of=lease.request)
 
 
+def _release(connection: Connection, lease: Lease, fields: Json) -> None:
+    connection.forget(lease.request)
+    connection.tell("release", lease=lease.number, **fields)
+
+
 def _ask_more(connection: Connection, lease: Lease, beyond: int) -> None:
     lease.request = connection.request("more", lease=lease.number, beyond=beyond)
 
 
 def _answer(connection: Connection, lease: Lease, until_s: float) -> Json | None:
     return connection.answer(lease.request, until_s)
+
+
+def _tell_of_damage(answer: Json) -> None:
+    for error in answer.get("damaged", ()):
+        exn = from_json(error)
+        log.warning(
+            "%s: %s; samples that this process was given of it may be wrong, the next reader gets it afresh",
+            exn.url,
+            exn.message,
+        )
 
 
 def _explain(connection: Connection, lease: Lease) -> str:

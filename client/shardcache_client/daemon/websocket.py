@@ -11,11 +11,12 @@ import os
 import socket
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus
-from websockets.frames import Frame, Opcode
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
@@ -38,6 +39,10 @@ class HandshakeError(Exception):
         super().__init__(f"HTTP status {status}")
         self.status = status
         self.body = body
+
+
+class FarewellError(ConnectionResetError):
+    """The other side said that it goes away (close code 1001)."""
 
 
 class WebSocket:
@@ -78,19 +83,28 @@ class WebSocket:
         """Send one text message."""
         self._check_open()
         self._protocol.send_text(message)
-        self._flush()
+        try:
+            self._flush()
+        except OSError:
+            with suppress(OSError):
+                self._pump(time.monotonic())  # why it is closed may lie there, unread
+            self._check_open()
+            raise
 
     def receive(self, deadline_s: float) -> bytes | None:
         """Return the next message, or None when none came until the deadline (of `time.monotonic`)."""
         while not self._messages:
             self._check_open()
-            if not self._pump(deadline_s):
+            if not self._pump(deadline_s) or (time.monotonic() >= deadline_s and not self._messages):
                 return None
         return self._messages.pop(0)
 
     def _check_open(self) -> None:
         if self._protocol.state is not State.OPEN:
             self._socket.close()
+            goodbye = self._protocol.close_rcvd
+            if goodbye is not None and goodbye.code == CloseCode.GOING_AWAY:
+                raise FarewellError("the other side goes away")
             raise ConnectionResetError("it was closed at the other end")
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,6 +14,8 @@ from shardcache_client.topology import Topology
 
 _FORMAT = 1
 _MARK = "shardcache"
+_MOST_READERS = 1 << 20
+_BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +76,63 @@ class State:
             raise ConfigError(f"the state is of format {data.get(_MARK)!r}; this version knows {_FORMAT}")
         try:
             return cls(
-                dataset=data["dataset"],
-                epoch=int(data["epoch"]),
-                cut=Cut(**data["cut"]),
-                counted=bool(data["counted"]),
-                phases=tuple(
-                    Phase(Cut(**phase["cut"]), tuple(phase["taken"]), tuple(phase["beyond"]))
-                    for phase in data["phases"]
-                ),
-                reader=int(data["reader"]),
-                place=Place(**data["place"]),
-                beyond=data["beyond"],
+                dataset=_text(data["dataset"]),
+                epoch=_count(data["epoch"]),
+                cut=_cut(data["cut"]),
+                counted=_flag(data["counted"]),
+                phases=tuple(map(_phase, data["phases"])),
+                reader=_count(data["reader"]),
+                place=Place(**{name: _count(value) for name, value in data["place"].items()}),
+                beyond=_bits(data["beyond"]),
             )
-        except (KeyError, TypeError, ValueError) as exn:
-            raise ConfigError(f"the state makes no sense: {exn!r}") from exn
+        except (KeyError, TypeError, ValueError, AttributeError) as exn:
+            raise ConfigError(f"the state makes no sense: {str(exn)[:200]}") from exn
+
+
+# What is read here came from a file that may be anybody's, and is counted and divided by without another look.
+
+
+def _count(value: object, least: int = 0, most: int = 1 << 62) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"no number from {least} to {most}")
+    return value
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("neither true nor false")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("no text")
+    return value
+
+
+def _bits(value: object) -> str:
+    """Return bits in hexadecimal, as `Phase.beyond` has them; of which `int` would take a negative number, too."""
+    if not _BITS.fullmatch(_text(value)):
+        raise ValueError("no hexadecimal digits")
+    return _text(value)
+
+
+def _cut(data: Mapping[str, Any]) -> Cut:
+    cut = Cut(**data)
+    if cut.even not in ("pad", "drop", None):
+        raise ValueError("nobody cuts like that")
+    for value in (cut.world_size, cut.workers, cut.batch_size):
+        _count(value, 1, _MOST_READERS)
+    _count(cut.readers, 1, _MOST_READERS)
+    return cut
+
+
+def _phase(data: Mapping[str, Any]) -> Phase:
+    phase = Phase(_cut(data["cut"]), tuple(map(_count, data["taken"])), tuple(map(_bits, data["beyond"])))
+    cut = phase.cut
+    if len(phase.taken) not in (cut.workers, cut.readers) or len(phase.beyond) not in (0, cut.readers):
+        raise ValueError("a phase says another number of readers than it has")
+    return phase
 
 
 def find_states(data: object) -> list[State]:
@@ -94,7 +140,10 @@ def find_states(data: object) -> list[State]:
 
     Raises ConfigError when there is none, or they are not of the same place in the same epoch.
     """
-    states = [State.from_json(each) for each in _search(data)]
+    try:
+        states = [State.from_json(each) for each in _search(data)]
+    except RecursionError as exn:
+        raise ConfigError("what was to be loaded is nested without end") from exn
     if not states:
         raise ConfigError(
             "there is no state of a ShardDataset in what was to be loaded",
@@ -119,7 +168,7 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
                 remedy="use StatefulDataLoader with snapshot_every_n_steps=1, its default",
             )
         data = list(data.values())
-    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview | range):
         for each in data:
             yield from _search(each)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from shardcache_client.daemon.session import Lease, Session
+from shardcache_client.daemon.lender import Lender
+from shardcache_client.daemon.session import Lease
 from shardcache_client.reading.passage import Passage
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class Hands:
         partial: whether a shard's beginning will do; None: as the session was told.
     """
 
-    def __init__(self, session: Session, reads: int, *, partial: bool | None, handover: Handover | None) -> None:
+    def __init__(self, session: Lender, reads: int, *, partial: bool | None, handover: Handover | None) -> None:
         self._session = session
         self._reads = reads
         self._partial = partial

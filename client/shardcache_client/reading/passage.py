@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from shardcache.errors import (
+    CacheDirError,
     CorruptShardError,
     CountMismatchError,
     OriginUnavailableError,
@@ -16,16 +17,18 @@ from shardcache.errors import (
     ShardChangedError,
 )
 from shardcache.protocol import Arriving, Leased
-from shardcache_client.daemon.session import Grant, Lease, Session
+from shardcache_client.daemon.lender import Lender
+from shardcache_client.daemon.session import Grant, Lease
 from shardcache_client.reading.arriving import ArrivingShard
 from shardcache_client.reading.cutting import Sample
-from shardcache_client.reading.reader import ShardGoneError, ShardReader
+from shardcache_client.reading.reader import ShardReader
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
 # A shard that was leased ahead may be let go for one that is needed sooner; that it happens again while the reader
-# stands there is not to be expected, and a process that does not see the cache will never see it.
+# stands there is not to be expected, and a process that does not see the cache, or sees damage, will see it again,
+# unless there is another way to the shard.
 _TRIES = 5
 
 
@@ -47,7 +50,7 @@ class Passage:
 
     def __init__(
         self,
-        session: Session,
+        session: Lender,
         lease: Lease,
         *,
         count: int | None = None,
@@ -166,7 +169,7 @@ class Passage:
             self._check_version(grant)
             try:
                 return self._map(grant)
-            except ShardGoneError:
+            except (CacheDirError, CorruptShardError):
                 tries_left -= 1
                 if not tries_left:
                     raise

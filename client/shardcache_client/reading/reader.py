@@ -17,6 +17,8 @@ from shardcache_client.reading.cutting import Sample, TarBytes, cut, cutter
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
+_OWN_FILES = Path("/proc/self/fd")
+
 
 class ShardGoneError(CacheDirError):
     """A file that the daemon named is not there: it was let go again, or this process cannot see the cache."""
@@ -58,7 +60,8 @@ class ShardReader:
                 self._index.close()
                 raise
             self._samples = len(self._index)
-            self._loan = handover.lend(self._map, path, path.stat().st_ino, url) if handover is not None else None
+            named = None if _is_nameless(path) else path
+            self._loan = handover.lend(self._map, named, path.stat().st_ino, url) if handover is not None else None
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=url) from exn
         except OSError as exn:
@@ -123,7 +126,8 @@ def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order:
 
     Raises CorruptShardError when it has another size, OSError when it cannot be read or is another.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    # No name in a cache is a link. What lies in no folder has no other name.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if _is_nameless(path) else os.O_NOFOLLOW))
     try:
         stat = os.fstat(fd)
         if inode not in (None, stat.st_ino):
@@ -136,6 +140,11 @@ def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order:
     if in_order:
         mapped.madvise(mmap.MADV_SEQUENTIAL)  # it may be a cold disk that it comes from
     return mapped
+
+
+def _is_nameless(path: Path) -> bool:
+    """Whether it is an open file of this process that no other can find."""
+    return path.parent == _OWN_FILES
 
 
 def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError:

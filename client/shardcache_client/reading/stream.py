@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardcache.errors import DecodeError, ShardError
 from shardcache_client.daemon.connection import Reader
-from shardcache_client.daemon.session import Session
+from shardcache_client.daemon.lender import Lender
 from shardcache_client.daemon.sessions import Sessions
 from shardcache_client.order.deal import Deal
 from shardcache_client.order.manifest import Manifest
@@ -103,7 +103,7 @@ class EpochStream:
     def _share(self, time: int) -> Share:
         return self._source.deal.share(self.start.epoch, time, self._reader.topology, self.start.phases)
 
-    def _samples(self, session: Session) -> Iterator[Sample]:
+    def _samples(self, session: Lender) -> Iterator[Sample]:
         """Yield the samples of the share, then those of other readers' shares as long as anybody asks for more."""
         after = self._source.deal.share(self.start.epoch + 1, 0, self._reader.topology)
         fruitless = 0
@@ -122,7 +122,7 @@ class EpochStream:
                 )
             self.tally.begin_again()
 
-    def _once(self, session: Session, share: Share, after: Share) -> Iterator[Sample]:
+    def _once(self, session: Lender, share: Share, after: Share) -> Iterator[Sample]:
         plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after.shards())
         session.declare(plan)
         mixed = any(leg.mix.window for leg in share.legs)

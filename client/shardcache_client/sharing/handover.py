@@ -44,12 +44,13 @@ class Handover:
     def __repr__(self) -> str:
         return f"Handover({self.receipts!r})"
 
-    def lend(self, mapped: mmap.mmap, path: Path, inode: int, url: str) -> Loan:
+    def lend(self, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> Loan:
         """Return what gives out a mapped file's bytes and knows when it may be let go.
 
         Args:
             mapped: the whole of it, read-only.
-            path: where another process finds the file as long as this one has it mapped.
+            path: where another process finds the file as long as this one has it mapped; None where it finds it
+                nowhere, and gets its bytes by value.
             inode: by which it is known again.
             url: of the shard, for errors.
         """
@@ -70,13 +71,13 @@ class Handover:
 class Loan:
     """One mapped shard, and what of it is still on its way to other processes."""
 
-    def __init__(self, handover: Handover, mapped: mmap.mmap, path: Path, inode: int, url: str) -> None:
+    def __init__(self, handover: Handover, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> None:
         self._handover = handover
         self._map = mapped
-        self._file = (os.fspath(path), inode, len(mapped), url)
+        self._file = (os.fspath(path or ""), inode, len(mapped), url)
         self._expected: list[Receipt] = []
         self._whole: weakref.ref[Buffer] | None = None
-        self._sender_pid = os.getpid() if handover.receipts.inherited else None
+        self._sender_pid = os.getpid() if handover.receipts.inherited and path is not None else None
 
     def __repr__(self) -> str:
         return f"Loan({self._file[0]!r}, expected={len(self._expected)})"

@@ -1,0 +1,75 @@
+"""Checking what the daemon sends: every field that is used is there, and of the type that the protocol gives it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shardcache.errors import ProtocolError
+
+Json = dict[str, Any]
+
+_TEXT, _COUNT = (str,), (int,)
+_PLACE = {"lease": _COUNT, "url": _TEXT, "version": _TEXT, "path": _TEXT, "size_bytes": _COUNT}
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "welcome": {},
+    "ok": {},
+    "error": {"error": (dict,)},
+    "manifest": {"shards": (list,)},
+    "leased": {**_PLACE, "index_path": _TEXT},
+    "arriving": {**_PLACE, "inode": _COUNT, "ready_bytes": _COUNT},
+    "waiting": {"reason": _TEXT},
+}
+_GRANTS = ("leased", "arriving")
+_ANSWERS = {
+    "resolve": ("manifest",),
+    "plan": ("ok",),
+    "extend": ("ok",),
+    "lease": _GRANTS,
+    "more": _GRANTS,
+    "explain": ("waiting",),
+}
+_ROW = ((str,), (str, type(None)), (int, type(None)), (int, type(None)))
+
+
+def parse(data: bytes) -> Json:
+    """Return a message. Raises ProtocolError.
+
+    Of a kind that this version does not know, nothing is checked but its `id`.
+    """
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError) as exn:
+        raise ProtocolError(f"the daemon sent what is no JSON: {exn}") from exn
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ProtocolError("the daemon sent what is no message")
+    _check(message, {"id": (int, type(None))}, optional=True)
+    _check(message, _FIELDS.get(message["type"], {}))
+    _check(message, {"done_bytes": _COUNT, "total_bytes": _COUNT, "damaged": (list,)}, optional=True)
+    if not all(isinstance(error, dict) for error in message.get("damaged", ())):
+        raise ProtocolError("the daemon sent news of damage that names none")
+    for row in message["shards"] if message["type"] == "manifest" else ():
+        if not _is_shard(row):
+            raise ProtocolError(f"the daemon sent a manifest with the row {str(row)[:100]}")
+    return message
+
+
+def expect(request: str, answer: Json) -> Json:
+    """Return the answer to a request of a kind, if it is one to that. Raises ProtocolError."""
+    if answer["type"] != "error" and answer["type"] not in _ANSWERS[request]:
+        raise ProtocolError(f"the daemon answered {request!r} with {answer['type'][:100]!r}")
+    return answer
+
+
+def _check(message: Json, fields: dict[str, tuple[type, ...]], *, optional: bool = False) -> None:
+    for name, kinds in fields.items():
+        if not (_is_a(message.get(name), kinds) or (optional and name not in message)):
+            raise ProtocolError(f"the daemon sent {message['type'][:100]!r} without a sound {name!r}")
+
+
+def _is_a(value: object, kinds: tuple[type, ...]) -> bool:
+    return type(value) in kinds and not (isinstance(value, int) and value < 0)
+
+
+def _is_shard(row: object) -> bool:
+    return isinstance(row, list) and len(row) == len(_ROW) and all(map(_is_a, row, _ROW))

@@ -1,0 +1,120 @@
+"""Whether the cache's disk is well: looked at now and then, at once when something failed there, ever more rarely
+while it stays bad."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Protocol
+
+import structlog
+
+from shardcache.cache.signal import Signal
+from shardcache.errors import DiskError, DiskFullError
+from shardcache.store.folder import Folder
+
+log = structlog.get_logger()
+
+_LOOK_S = 5.0
+# A disk that is full is soon well again, one that fails seldom is: its log would fill with what is known.
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 10.0
+
+
+class Keeper(Protocol):
+    """Who sees to it that the cache fits its disk; its methods raise DiskError."""
+
+    async def make_room(self) -> None:
+        """Remove what may go: the disk is full."""
+
+    async def settle(self, was_away: bool) -> None:
+        """Put in order what changed meanwhile: the disk is well. `was_away`: it was not before."""
+
+
+class Health:
+    """The state of one cache folder's disk.
+
+    Attributes:
+        error: what is wrong; None while all is well. What is cached is served all the same, nothing new is fetched.
+    """
+
+    def __init__(self, folder: Folder, changed: Signal) -> None:
+        self.error: DiskError | None = None
+        self._folder = folder
+        self._changed = changed
+        self._since_s = time.monotonic()
+        self._suspicion = asyncio.Event()
+        self._suspicion.set()  # nothing is known yet
+        self._looked = Signal()
+        self._looking = False
+
+    def __repr__(self) -> str:
+        return f"Health({'well' if self.error is None else self.error.code!r})"
+
+    def check(self, url: str) -> None:
+        """Raise what is wrong with the disk, naming the url that cannot be fetched for it."""
+        if self.error is not None:
+            raise type(self.error)(self.error.message, url=url, remedy=self.error.remedy)
+
+    async def examine(self) -> bool:
+        """Have the disk looked at, for something failed on it; return whether it is well, at once while it is not."""
+        if self.error is None:
+            self._suspicion.set()
+        looks = self._looked.count + 1 + self._looking  # one that is under way may have looked before the failure
+        while self.error is None and self._looked.count < looks:
+            await self._looked.wait()
+        return self.error is None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return `state` (`ok`, or the error's code), `error` and for how long it has been so, in seconds."""
+        since_s = round(time.monotonic() - self._since_s, 3)
+        if self.error is None:
+            return {"state": "ok", "error": None, "since_s": since_s}
+        return {"state": self.error.code, "error": self.error.to_json(), "since_s": since_s}
+
+    async def run(self, keeper: Keeper) -> None:
+        """Watch until cancelled."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            if self.error is None:
+                pause_s = _FIRST_PAUSE_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._suspicion.wait()
+            else:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await self._look(keeper)
+
+    async def _look(self, keeper: Keeper) -> None:
+        suspected = self._suspicion.is_set() or self.error is not None
+        self._suspicion.clear()
+        self._looking = True
+        try:
+            changed = await self._probe(keeper) if suspected else await asyncio.to_thread(self._folder.look)
+            await keeper.settle(changed or self.error is not None)
+        except DiskError as exn:
+            self._turn(exn)
+        else:
+            self._turn(None)
+        self._looking = False
+        self._looked.notify()
+
+    async def _probe(self, keeper: Keeper) -> bool:
+        try:
+            return await asyncio.to_thread(self._folder.probe)
+        except DiskFullError:
+            await keeper.make_room()
+        return await asyncio.to_thread(self._folder.probe)
+
+    def _turn(self, error: DiskError | None) -> None:
+        former, self.error = self.error, error
+        if type(former) is type(error):
+            return
+        self._changed.notify()
+        lasted_s, self._since_s = time.monotonic() - self._since_s, time.monotonic()
+        if error is None:
+            log.warning("the cache's disk is well again", after_s=round(lasted_s, 1))
+        else:
+            log.error("the cache's disk is not well; serving what is cached", cause=error.message, remedy=error.remedy)

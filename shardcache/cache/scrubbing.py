@@ -1,0 +1,154 @@
+"""A slow round over all that is published, reading it again: a disk that loses bits says nothing of it by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any, Self
+
+from shardcache.cache.damage import Damage
+from shardcache.cache.health import Health
+from shardcache.cache.signal import Signal
+from shardcache.errors import CorruptShardError
+from shardcache.store.layout import is_key
+from shardcache.store.scrub import Scrub
+from shardcache.store.shard import Shard
+from shardcache.store.store import Store
+
+_KIND = "scrub"
+# What a restart may read again: as much as is scrubbed in this time.
+_REMEMBER_S = 30.0
+# Opening a file takes the time of reading so much.
+_LEAST_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the round is. Keys are hashes: in their order, the one behind the last is the one unchecked for longest.
+
+    Attributes:
+        key: checked last in this round.
+        begun_s: when the round began, seconds since the epoch.
+        ended_s: when the last whole round ended; None before there was one.
+    """
+
+    key: str = ""
+    begun_s: float = 0.0
+    ended_s: float | None = None
+
+    @classmethod
+    def from_row(cls, row: object) -> Self:
+        """Return what the catalogue has kept; the beginning where that is nothing, or makes no sense."""
+        match row:
+            case [str(key), int() | float() as begun_s, int() | float() | None as ended_s] if key == "" or is_key(key):
+                return cls(key, begun_s, ended_s)
+        return cls()
+
+
+class Scrubber:
+    """Checks one shard after another against its checksums, at a bounded rate.
+
+    Args:
+        rate_bytes_per_s: 0 for never.
+        pause_s: between the end of one round and the beginning of the next.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        health: Health,
+        damage: Damage,
+        changed: Signal,
+        rate_bytes_per_s: int,
+        pause_s: float,
+    ) -> None:
+        self._store = store
+        self._health = health
+        self._damage = damage
+        self._changed = changed
+        self._rate_bytes_per_s = rate_bytes_per_s
+        self._pause_s = pause_s
+        self._progress = Progress()
+        self._remembered_s = time.monotonic()
+        self._read_bytes = 0
+        self._shards = 0
+        self._found = 0
+
+    def __repr__(self) -> str:
+        return f"Scrubber({self._progress!r}, read_bytes={self._read_bytes}, damaged={self._found})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rate, what was read since start, how far the round is, when it and the last whole one began."""
+        progress = self._progress
+        return {
+            "rate_bytes_per_s": self._rate_bytes_per_s,
+            "scrubbed_bytes": self._read_bytes,
+            "scrubbed_shards": self._shards,
+            "damaged": self._found,
+            "round_share": round(int(progress.key or "0", 16) / 16 ** len(progress.key), 4),
+            "round_begun_at_s": progress.begun_s or None,
+            "last_round_ended_at_s": progress.ended_s,
+        }
+
+    async def run(self) -> None:
+        """Go round until cancelled."""
+        if not self._rate_bytes_per_s:
+            return
+        self._progress = Progress.from_row(await self._store.catalogue.get(_KIND))
+        while True:
+            await asyncio.sleep(self._rest_s())
+            keys = sorted(self._store.shards)
+            if keys and self._health.error is None:
+                await self._round(keys)
+            else:
+                await self._changed.wait()
+
+    def _rest_s(self) -> float:
+        """How long until the next round begins; none while one is under way or there was none."""
+        ended_s = self._progress.ended_s
+        if self._progress.key or ended_s is None:
+            return 0.0
+        return min(self._pause_s, max(0.0, ended_s + self._pause_s - time.time()))  # clocks are set back, too
+
+    async def _round(self, keys: list[str]) -> None:
+        """Check what comes behind the place that was reached."""
+        progress = self._progress
+        progress.begun_s = progress.begun_s or time.time()
+        for key in keys[bisect_right(keys, progress.key) :]:
+            shard = self._store.shards.get(key)
+            if shard is not None and not await self._look_at(shard):
+                return  # the disk fails: from here on when it is well again
+            progress.key = key
+            if time.monotonic() - self._remembered_s > _REMEMBER_S:
+                await self._remember()
+        self._progress = Progress(ended_s=time.time())
+        await self._remember()
+
+    async def _look_at(self, shard: Shard) -> bool:
+        """Check one shard; False when it is the disk that fails."""
+        try:
+            await self._read(shard)
+            self._shards += 1
+        except FileNotFoundError:
+            pass  # evicted while it was read
+        except CorruptShardError as exn:
+            if self._store.shards.get(shard.key) is shard:
+                found = await self._damage.found(shard, exn)
+                self._found += found
+                return found
+        return True
+
+    async def _read(self, shard: Shard) -> None:
+        """Raise CorruptShardError where it is damaged; the shard may be evicted meanwhile, nobody waits for this."""
+        begun_s, scrub = time.monotonic(), Scrub(self._store.layout, shard.key, await self._store.facts(shard))
+        await asyncio.sleep(_LEAST_BYTES / self._rate_bytes_per_s)
+        while size_bytes := await asyncio.to_thread(scrub.step):
+            self._read_bytes += size_bytes
+            ahead_s = scrub.read_bytes / self._rate_bytes_per_s - (time.monotonic() - begun_s)
+            await asyncio.sleep(max(0.0, ahead_s))
+
+    async def _remember(self) -> None:
+        progress, self._remembered_s = self._progress, time.monotonic()
+        await self._store.catalogue.put([progress.key, progress.begun_s, progress.ended_s], _KIND)

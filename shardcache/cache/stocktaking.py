@@ -1,0 +1,67 @@
+"""What is to be done when the disk is well: what went meanwhile is forgotten, what came back is known again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from shardcache.cache.room import Room
+from shardcache.store.stock import Stock, take_stock
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
+
+
+class Stocktaking:
+    """Makes store and plan agree with the cache folder.
+
+    Args:
+        is_arriving: whether a shard is on its way, so that its files are nobody else's business.
+    """
+
+    def __init__(self, store: Store, room: Room, is_arriving: Callable[[str], bool]) -> None:
+        self._store = store
+        self._room = room
+        self._is_arriving = is_arriving
+
+    async def make_room(self) -> None:
+        """Give way to others who fill the disk. Raises DiskError."""
+        await self._room.keep_free()
+
+    async def settle(self, was_away: bool) -> None:
+        """See to it that there is free space, and, where the disk was away, that both agree. Raises DiskError."""
+        await asyncio.to_thread(self._store.catalogue.reopen)
+        if was_away:
+            await self._take_stock()
+        await self.make_room()
+
+    async def _take_stock(self) -> None:
+        store = self._store
+        await store.set_aside()
+        stock = await asyncio.to_thread(take_stock, store.layout, store.known(), tuple(store.leftovers.values()))
+        gone = [key for key in stock.gone if self._forget(key)]
+        back = self._welcome(stock)
+        if gone or back:
+            log.warning("the cache folder has changed", gone=len(gone), shards_back=back)
+
+    def _forget(self, key: str) -> bool:
+        was_served = key in self._store.shards
+        known = self._store.forget(key)
+        if was_served:
+            self._room.forget(key)
+        return known
+
+    def _welcome(self, stock: Stock) -> int:
+        found = [shard for shard in stock.found if self._is_new(shard.key)]
+        for shard in found:
+            self._store.restore(shard)
+            self._room.arrived(shard)
+        for part in stock.parts:
+            if not self._is_arriving(part.key):
+                self._store.leave(part)
+        return len(found)
+
+    def _is_new(self, key: str) -> bool:
+        return key not in self._store.known() and not self._is_arriving(key)

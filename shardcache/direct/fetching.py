@@ -1,0 +1,172 @@
+"""One shard for one process: ask, download, inflate, index, all by the code that the daemon does it with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardcache.cache.allow import AllowList, Peer
+from shardcache.config import Settings
+from shardcache.direct.scratch import Scratch, ScratchFile
+from shardcache.direct.sink import ScratchSink
+from shardcache.errors import CorruptShardError, OutdatedError, ShardChangedError
+from shardcache.fetch.bid import WAITING, Bid
+from shardcache.fetch.download import Downloader
+from shardcache.metrics import Counters
+from shardcache.origin.base import Origin, RemoteObject
+from shardcache.origin.listing import expand
+from shardcache.origin.registry import Origins
+from shardcache.protocol import Leased, ShardRef
+from shardcache.redact import redact
+from shardcache.store.indexing import Request, index_shard
+from shardcache.store.inflate import codec_of, inflate
+from shardcache.store.shard import Facts
+
+# A node has many reading processes, and each of them has its own: so few, and half as many MiB of parts as the daemon.
+_CONNECTIONS = 4
+_NO_LIMIT = 2**62
+_AHEAD = WAITING + 1
+
+
+@dataclass(slots=True, eq=False)
+class Wish:
+    """A shard that a reader asked for.
+
+    Attributes:
+        since_s: by which the earlier goes first.
+        needed: whether the reader has nothing to read until it is there.
+        doing: what it waits for at the moment.
+        done_bytes, total_bytes: of the object, once its size is known.
+    """
+
+    ref: ShardRef
+    since_s: float = field(default_factory=time.monotonic)
+    needed: bool = False
+    doing: str = "asking the store"
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+    def bid(self) -> Bid:
+        """Return what it offers for a connection."""
+        return Bid(WAITING if self.needed else _AHEAD, self.since_s)
+
+    def arrived(self, done_bytes: int) -> None:
+        """Note how much is here."""
+        self.done_bytes = done_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """A shard that is here, as long as this is referred to.
+
+    Attributes:
+        leased: what a daemon would say of it; its paths are good in this process alone.
+        files: the tar and its sidecar.
+    """
+
+    leased: Leased
+    files: tuple[ScratchFile, ScratchFile]
+
+
+class Fetcher:
+    """Fetches shards into nameless files. All of it runs on one event loop."""
+
+    def __init__(self, settings: Settings, scratch: Scratch) -> None:
+        self._settings = settings
+        self._scratch = scratch
+        self._allow, self._peer = AllowList(settings.allow), Peer(os.getuid(), frozenset(os.getgroups()))
+        connections = min(_CONNECTIONS, settings.max_connections)
+        self._origins = Origins(settings.origin, max_connections=connections)
+        self._downloader = Downloader(
+            max_connections=connections,
+            shard_connections=min(connections, settings.shard_connections),
+            attempts=settings.attempts,
+            stall_timeout_s=settings.stall_timeout_s,
+            counters=Counters(),
+            max_bandwidth=settings.max_bandwidth,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Fetcher {self._scratch!r} {self._downloader!r}>"
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._origins.close()
+
+    async def resolve(self, patterns: Sequence[str]) -> list[ShardRef]:
+        """Return the shards that patterns stand for, with the counts that an index file gives.
+
+        Raises what `Cache.resolve` raises.
+        """
+        for pattern in patterns:
+            self._allow.check(pattern, self._peer)
+        refs = [ref for pattern in patterns for ref in await self._expand(pattern)]
+        for ref in refs:
+            self._allow.check(ref.url, self._peer)  # an index file may point anywhere
+        return refs
+
+    async def _expand(self, pattern: str) -> list[ShardRef]:
+        return await self._downloader.ask(pattern, lambda received: expand(pattern, self._origins, received))
+
+    def reconsider(self) -> None:
+        """Let a wish that is needed by now go first."""
+        self._downloader.reconsider()
+
+    async def fetch(self, wish: Wish) -> Held:
+        """Return the shard: of the version that is wished for, or the store's present one where none is named.
+
+        Raises every error of the origin and the shard; DiskFullError and CacheDirError of the scratch folder.
+        """
+        self._allow.check(wish.ref.url, self._peer)
+        origin = self._origins.origin(wish.ref.url)
+        try:
+            return await self._fetch(wish, origin)
+        except (ShardChangedError, CorruptShardError):
+            return await self._fetch(wish, origin)  # it may be whole by now, and a bit have flipped on the way
+
+    async def _fetch(self, wish: Wish, origin: Origin) -> Held:
+        wish.doing, wish.done_bytes = "asking the store", 0
+        obj = await self._downloader.stat(origin, wish.ref.url)
+        if wish.ref.version not in (None, obj.version):
+            raise OutdatedError(
+                f"the store holds version {obj.version}, the manifest names {wish.ref.version}", url=obj.url
+            )
+        wish.doing, wish.total_bytes = "fetching it", obj.size_bytes
+        sink = await asyncio.to_thread(self._sink, obj)
+        await self._downloader.download(origin, obj, sink, bid=wish.bid, progress=wish.arrived)
+        wish.doing = "checking it"
+        return await asyncio.to_thread(self._hold, sink)
+
+    def _sink(self, obj: RemoteObject) -> ScratchSink:
+        with self._scratch.errors(obj.url):
+            return ScratchSink(obj, self._settings.part_size, self._scratch, self._scratch.file(obj.size_bytes))
+
+    def _hold(self, sink: ScratchSink) -> Held:
+        """Inflate and index what has arrived; in a thread, which holds on to the files."""
+        obj, url = sink.obj, redact(sink.obj.url)
+        with self._scratch.errors(url):
+            tar, crcs = self._plain_tar(sink)
+            sidecar = self._scratch.file()
+            size_bytes = os.fstat(tar.fd).st_size
+            facts = Facts(url, obj.version, size_bytes, obj.size_bytes, sink.part_bytes, tuple(crcs), 0)
+            rule = self._origins.rule(obj.url)
+            indexed = index_shard(
+                Request(str(tar.path), str(sidecar.path), facts.to_json(), obj.url, rule.require_end, _NO_LIMIT)
+            )
+        leased = Leased(
+            type="leased", id=0, lease=0, url=url, version=obj.version, path=str(tar.path),
+            index_path=str(sidecar.path), size_bytes=size_bytes, samples=indexed.samples,
+        )  # fmt: skip
+        return Held(leased, (tar, sidecar))
+
+    def _plain_tar(self, sink: ScratchSink) -> tuple[ScratchFile, list[int]]:
+        codec = codec_of(sink.obj.url)
+        if codec is None:
+            return sink.file, sink.crcs()
+        tar = self._scratch.file()
+        reserve = self._scratch.check_room
+        _, crcs = inflate(sink.path, tar.path, codec, sink.part_bytes, reserve, sink.obj.url)
+        return tar, crcs

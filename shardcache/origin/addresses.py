@@ -1,0 +1,58 @@
+"""Which hosts are reached from this node alone: the node itself, and what a cloud tells its machines. Pure.
+
+A daemon that fetches for others must not ask these in its own name: instance metadata hands out the credentials of the
+machine, and services on the loopback take whoever reaches them for a local user.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from functools import lru_cache
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# Beside 169.254.169.254, which is link-local: Azure's, Alibaba's, and those of AWS and Google on IPv6.
+_METADATA = frozenset(map(ipaddress.ip_address, ("168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254")))
+# What a proxy might look up in our stead; other names are judged by the addresses that they turn out to have.
+_NAMES = frozenset(
+    {"localhost", "localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
+    | {"metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"}
+)
+_DOMAINS = (".localhost", ".docker.internal")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+@lru_cache(maxsize=1024)
+def is_near(host: str) -> bool:
+    """Tell whether a host, by its name or as an address in any notation, is the node or its cloud's metadata."""
+    name = host.lower().rstrip(".")
+    address = _address(name)
+    if address is not None:
+        return _is_near(address)
+    return name in _NAMES or name.endswith(_DOMAINS)
+
+
+def _address(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))  # 127.1, 0x7f000001, 2130706433
+    except (OSError, ValueError):
+        return None
+
+
+def _is_near(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address):
+        within = address.ipv4_mapped or address.sixtofour
+        if within is None and address in _NAT64:
+            within = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if within is not None:
+            return _is_near(within)
+    this_network = address.version == 4 and int(address) >> 24 == 0
+    return (
+        address.is_loopback or address.is_link_local or address.is_multicast or this_network
+        or address.is_unspecified or address in _METADATA
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""The daemon's status by TCP, for dashboards and scrapers: to be read only, on the loopback, or with a token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from shardcache.cache.allow import Peer
+from shardcache.errors import ConfigError, DaemonError, NotAllowedError
+from shardcache.server.limited import Limit
+from shardcache.server.peer import PEER
+from shardcache.server.token import Token
+
+_READABLE = frozenset({"/v1/health", "/v1/status", "/v1/shards", "/v1/openapi.json"})
+_CONNECTIONS = 64
+_LIMIT_S = 60.0
+_NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
+# For browsers, to which any page on the web may give an address on this node.
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Bound sockets of one `--http HOST:PORT`.
+
+    Attributes:
+        sockets: one for each address of the host.
+        token: what requests must bring; None on the loopback where no token was given.
+    """
+
+    sockets: tuple[socket.socket, ...]
+    token: Token | None
+
+
+LISTENER: web.AppKey[Listener] = web.AppKey("LISTENER", Listener)
+
+
+@contextmanager
+def listening(http: str | None, token_file: Path | None) -> Iterator[Listener | None]:
+    """Bind what `--http` asks for; None where it is not given.
+
+    Raises ConfigError for what is no address, for a token file that will not do, and for an address beyond the loopback
+    without a token; DaemonError when it cannot be bound.
+    """
+    if http is None:
+        yield None
+        return
+    token = None if token_file is None else Token.read(token_file)
+    addresses = _addresses(http)
+    if token is None and not all(ipaddress.ip_address(address).is_loopback for address, _ in addresses):
+        raise ConfigError(
+            f"{http} can be reached from other machines, and there is no token",
+            remedy="give --http-token-file, or listen at 127.0.0.1",
+        )
+    with contextlib.ExitStack() as bound:
+        yield Listener(tuple(bound.enter_context(_bind(http, address)) for address in addresses), token)
+
+
+@asynccontextmanager
+async def serving_tcp(runner: web.AppRunner, listener: Listener | None) -> AsyncIterator[None]:
+    """Serve a runner's application on the listener's sockets too; `guard` stands before it there."""
+    if listener is None:
+        yield
+        return
+    assert runner.server is not None  # the runner is set up
+    limit = Limit(runner.server, _CONNECTIONS, _LIMIT_S)
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(limit, sock=sock) for sock in listener.sockets]
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.close()
+
+
+@web.middleware
+async def guard(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Let requests from the Unix socket pass; of any other, only those that read what may be read there."""
+    if _is_local(request):
+        return await handler(request)
+    refusal = _refusal(request, request.app[LISTENER].token)
+    if refusal is not None:
+        return refusal
+    # Who has the token runs the node. Without one, whoever can log in to it may ask.
+    request[PEER] = _NOBODY if request.app[LISTENER].token is None else Peer(os.getuid())
+    return await handler(request)
+
+
+async def harden(request: web.Request, response: web.StreamResponse) -> None:
+    """Add what keeps browsers from doing harm with an answer; for `Application.on_response_prepare`."""
+    if not _is_local(request):
+        response.headers.update(_HEADERS)
+        response.force_close()
+
+
+def _is_local(request: web.Request) -> bool:
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the client has gone")
+    return bool(transport.get_extra_info("socket").family == socket.AF_UNIX)
+
+
+def _refusal(request: web.Request, token: Token | None) -> web.Response | None:
+    if token is None and not _is_loopback_name(request.host):
+        return _refused(403, f"{request.host!a} is no name of this node's loopback")
+    if token is not None and not token.is_in(request):
+        return _refused(401, "a request by TCP needs the token", {"WWW-Authenticate": "Bearer"})
+    if request.method not in ("GET", "HEAD"):
+        return _refused(405, "what comes by TCP may read only", {"Allow": "GET, HEAD"})
+    if request.path not in _READABLE or "Upgrade" in request.headers:
+        return _refused(403, "this is not to be had by TCP")
+    return None
+
+
+def _refused(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    error = NotAllowedError(message, remedy="use the daemon's Unix socket; see docs/security.md")
+    return web.json_response({"error": error.to_json()}, status=status, headers=headers)
+
+
+def _is_loopback_name(host: str) -> bool:
+    """Tell whether a page that a browser loaded by this name came from the loopback, not from a site that rebinds."""
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    return name.lower() in ("localhost", "127.0.0.1", "[::1]")
+
+
+def _addresses(http: str) -> list[tuple[str, int]]:
+    host, colon, port = http.rpartition(":")
+    try:
+        if not colon or not port.isdecimal():
+            raise ValueError("it has no port")
+        found = socket.getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (ValueError, OverflowError, OSError) as exn:
+        raise ConfigError(f"--http {http} is no address: {exn}", remedy="write HOST:PORT") from None
+    return list(dict.fromkeys((str(address[0]), int(address[1])) for *_, address in found))
+
+
+def _bind(http: str, address: tuple[str, int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    try:
+        sock = socket.create_server(address, family=family, backlog=_CONNECTIONS)
+    except OSError as exn:
+        raise DaemonError(f"cannot listen at {http}: {exn.strerror or exn}", remedy="choose another --http") from exn
+    sock.setblocking(False)
+    return sock

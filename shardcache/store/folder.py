@@ -1,0 +1,149 @@
+"""The cache folder: held exclusively, and found again when it was deleted, unmounted or replaced meanwhile.
+
+All of it blocks: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Self
+
+from shardcache.errors import CacheDirError
+from shardcache.store.files import disk_errors, unlink_quietly
+from shardcache.store.layout import Layout
+
+_MODE = 0o2750  # set-group-id: files inherit the group that may read the cache
+_PROBE_BYTES = 4096
+
+
+class Folder:
+    """One cache folder, for as long as it is held."""
+
+    def __init__(self, layout: Layout, group: str | None, fd: int) -> None:
+        self._layout = layout
+        self._group = group
+        self._fd = fd
+        self._mount = _mount_point(layout.root)
+
+    def __repr__(self) -> str:
+        return f"Folder({str(self._layout.root)!r}, on {str(self._mount)!r})"
+
+    @classmethod
+    def take(cls, layout: Layout, group: str | None) -> Self:
+        """Make the folder where it is not there, and hold it.
+
+        Raises CacheDirError when it cannot be made or another daemon holds it, DiskFullError, DiskFailedError.
+        """
+        with disk_errors(layout.root):
+            _make_folders(layout, group)
+            return cls(layout, group, _lock(layout.root))
+
+    def look(self) -> bool:
+        """Find out what can be told without writing, and raise it as `probe` does; False: nothing was changed."""
+        self.check()
+        with disk_errors(self._layout.root):
+            if os.statvfs(self._layout.root).f_flag & os.ST_RDONLY:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return False
+
+    def check(self) -> None:
+        """Raise CacheDirError unless the path still leads to the folder that is held."""
+        root = self._layout.root
+        with disk_errors(root):
+            if not self._is_held():
+                self._check_mount()
+                raise CacheDirError(
+                    f"the cache folder {root} was deleted or replaced",
+                    remedy="the daemon takes the folder anew within moments; ask again",
+                )
+
+    def probe(self) -> bool:
+        """Find out whether the disk takes and keeps bytes; return whether the folder had to be made or taken anew.
+
+        A folder that is gone is made again, but never on another filesystem: one that was unmounted would fill what
+        lies below. Raises DiskFullError, DiskFailedError and CacheDirError, each with the remedy.
+        """
+        with disk_errors(self._layout.root):
+            anew = self._mend()
+            self._write()
+        return anew
+
+    def _write(self) -> None:
+        path = self._layout.probe
+        try:
+            with disk_errors(self._layout.partial):
+                _write_and_sync(path)
+        finally:
+            unlink_quietly(path)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._fd)
+
+    def _mend(self) -> bool:
+        if self._is_held():
+            if all(folder.is_dir() for folder in self._layout.folders()):
+                return False
+            _make_folders(self._layout, self._group)
+            return True
+        self._check_mount()
+        _make_folders(self._layout, self._group)
+        held, self._fd = self._fd, _lock(self._layout.root)
+        os.close(held)
+        return True
+
+    def _is_held(self) -> bool:
+        try:
+            return os.path.samestat(self._layout.root.stat(), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
+
+    def _check_mount(self) -> None:
+        present = _mount_point(self._layout.root)
+        if present != self._mount:
+            raise CacheDirError(
+                f"the cache folder {self._layout.root} was on the filesystem mounted at {self._mount}, its path now "
+                f"leads to the one at {present}",
+                remedy=f"mount {self._mount} again and the daemon goes on by itself; to have the cache where the path "
+                "leads now, restart it",
+            )
+
+
+def _mount_point(path: Path) -> Path:
+    """Return where the filesystem is mounted that holds a path, or would hold it once it is made."""
+    return next(folder for folder in (path, *path.parents) if folder.is_mount())
+
+
+def _write_and_sync(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    try:
+        os.write(fd, bytes(_PROBE_BYTES))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _make_folders(layout: Layout, group: str | None) -> None:
+    for folder in layout.folders():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        if group is not None:
+            shutil.chown(folder, group=group)
+            folder.chmod(_MODE)
+
+
+def _lock(root: Path) -> int:
+    # The folder itself is locked: no lock file can be left behind, and the lock dies with the process.
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise CacheDirError(
+            f"another daemon holds the cache folder {root}",
+            remedy="stop the other daemon, or give this one its own --cache-dir",
+        ) from None
+    return fd

@@ -1,0 +1,55 @@
+"""Taking stock: what of the files that are known still lies in the cache folder, and what lies there unknown.
+
+A restart sweeps what it finds half done; this must not, for it looks at a folder in which work goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardcache.store.files import disk_errors
+from shardcache.store.layout import PART, SIDECAR, TAR, Layout, is_key
+from shardcache.store.recovery import Leftover, interrupted
+from shardcache.store.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What differs.
+
+    Attributes:
+        gone: keys of the known shards and leftovers that are no longer there.
+        found: shards that are there and not known.
+        parts: interrupted downloads that are there and not known.
+    """
+
+    gone: list[str]
+    found: list[Shard]
+    parts: list[Leftover]
+
+
+def take_stock(layout: Layout, shards: Collection[str], leftovers: Collection[Leftover]) -> Stock:
+    """Compare what is known with what lies there. Blocks. Raises DiskError."""
+    with disk_errors(layout.root):
+        here = {tar.stem: tar for bucket in layout.shards.iterdir() if bucket.is_dir() for tar in _whole(bucket)}
+        gone = [key for key in shards if key not in here]
+        gone += [each.key for each in leftovers if not any(path.exists() for path in each.paths)]
+        known = {each.key for each in leftovers}
+        parts = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem) and path.stem not in known]
+        found = [_shard(key, tar) for key, tar in here.items() if key not in shards]
+        return Stock(gone, found, [interrupted(path) for path in parts])
+
+
+def _whole(bucket: Path) -> Iterator[Path]:
+    names = {path.name for path in bucket.iterdir()}
+    for name in names:
+        key, suffix = name[: -len(TAR)], name[-len(TAR) :]
+        if suffix == TAR and is_key(key) and key + SIDECAR in names:
+            yield bucket / name
+
+
+def _shard(key: str, tar: Path) -> Shard:
+    sidecar = tar.with_suffix(SIDECAR).stat()
+    return Shard(key, tar.stat().st_size, sidecar.st_size, sidecar.st_mtime)

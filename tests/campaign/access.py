@@ -1,0 +1,228 @@
+"""Urls, redirects, index files, links and requests that try to reach what they may not, against a real daemon."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from campaign.hostile import Ground, locations, urls
+from campaign.result import Result
+from shardcache.errors import ShardcacheError
+from support.canary import Canary
+from support.daemon import Daemon
+from support.raw_session import RawSession
+from support.tars import make_tar, random_samples
+
+_URLS = 6000
+_REDIRECTS = 1500
+_INDEXES = 60
+_ENTRIES = 20
+_REQUESTS = 1500
+
+_PATHS = (
+    *("/v1/warm", "/v1/evict", "/v1/session", "/v1/verify", "/v1/index", "/", "//v1/evict", "/v1/%65vict", "*"),
+    *("/v1/../v1/evict", "/v1/evict?x", "http://x/v1/evict", "/v1/evict/", "/v1/status/../evict", "/v1/session?x=1"),
+)
+
+
+def run(scale: float, folder: Path) -> Iterator[Result]:
+    """Yield a result for each way in."""
+    with ExitStack() as stack:
+        field = Field.laid_out(stack, folder)
+        yield _tell(field, "urls that lead elsewhere, to warm", _count(_URLS, scale), field.warm)
+        with RawSession(field.daemon) as session:
+            yield _tell(field, "the same, to a session", _count(_URLS, scale), _asked(session, "resolve"))
+            yield _tell(field, "the same, in a plan", _count(_URLS, scale), _asked(session, "plan"))
+        yield _redirects(field, _count(_REDIRECTS, scale))
+        yield _indexes(field, _count(_INDEXES, scale))
+        yield _requests(field, _count(_REQUESTS, scale))
+
+
+def _count(full: int, scale: float) -> int:
+    return max(4, int(full * scale))
+
+
+@dataclass(slots=True)
+class Field:
+    """A daemon that may fetch from one folder of one server and one local folder, and what lies around them."""
+
+    good: Canary
+    canary: Canary
+    daemon: Daemon
+    ground: Ground
+    tcp_port: int
+
+    @classmethod
+    def laid_out(cls, stack: ExitStack, folder: Path) -> Field:
+        """Start servers and daemon."""
+        good, canary = stack.enter_context(Canary()), stack.enter_context(Canary())
+        shard = make_tar(random_samples(2))
+        open_dir, secret_dir = folder / "open", folder / "secret"
+        for path in (open_dir, secret_dir):
+            path.mkdir()
+        (secret_dir / "secret.tar").write_bytes(shard)
+        (open_dir / "a.tar").write_bytes(shard)
+        (open_dir / "link.tar").symlink_to(secret_dir / "secret.tar")
+        (open_dir / "folder").symlink_to(secret_dir)
+        for path_ in ("/data/a.tar", "/secret", "/secret.tar", "/secret.json"):
+            good.files[path_] = shard
+        canary.files["/data/a.tar"] = shard
+        port = _free_port()
+        daemon = Daemon(
+            folder, "--allow", good.url("/data/"), "--allow", f"file://{open_dir}/", "--attempts", "1",
+            "--listing-ttl-s", "0", "--http", f"127.0.0.1:{port}",
+        )  # fmt: skip
+        stack.enter_context(daemon)
+        return cls(good, canary, daemon, Ground(good.port, canary.port, open_dir, secret_dir), port)
+
+    def warm(self, url: str) -> Any:
+        """Ask for a url; return the answer's lines."""
+        answer = self.daemon.request("POST", "/v1/warm", {"urls": [url]})
+        return [json.loads(line) for line in answer.splitlines()]
+
+    def harm(self) -> str:
+        """Say what was reached that may not be; empty where nothing was."""
+        if self.canary.connections:
+            return f"{self.canary.connections} connections to the canary: {self.canary.paths}"
+        for path in self.good.paths:
+            if not _is_below_data(path):
+                return f"the good server was asked for {path}"
+        for shard in self.daemon.shards():
+            if "secret" in _decoded(shard["url"]) or "link" in shard["url"] or "folder" in shard["url"]:
+                return f"cached: {shard['url']}"
+        return ""
+
+
+def _tell(field: Field, fault: str, count: int, ask: Callable[[str], Any]) -> Result:
+    result = Result("access", fault)
+    for number, url in enumerate(islice(urls(field.ground, seed=1), count)):
+        _try(result, url, ask)
+        if number % 100 == 99 or number == count - 1:
+            _look(field, result, url)
+    return result
+
+
+def _try(result: Result, url: str, ask: Callable[[str], Any]) -> None:
+    try:
+        answer = ask(url)
+    except TimeoutError:
+        result.fail("hangs", ascii(url))
+        return
+    except (ValueError, AssertionError, OSError, http.client.HTTPException, ShardcacheError) as exn:
+        result.fail("untyped", f"{url!a}: {exn!r}")
+        return
+    result.injected += 1
+    if "Traceback" in str(answer) or "the daemon failed" in str(answer):
+        result.fail("untyped", f"{url!a}: {answer}")
+
+
+def _look(field: Field, result: Result, last: str) -> None:
+    if harm := field.harm():
+        result.fail("wrong", f"up to {last!a}: {harm}")
+        field.canary.connections = 0
+        field.good.requests.clear()
+
+
+def _asked(session: RawSession, kind: str) -> Callable[[str], Any]:
+    def ask(url: str) -> Any:
+        if kind == "plan":
+            return session.plan([url], [0])
+        return session.ask("resolve", urls=[url])
+
+    return ask
+
+
+def _redirects(field: Field, count: int) -> Result:
+    result = Result("access", "redirects that lead elsewhere")
+    rng = random.Random(2)
+    for number, location in enumerate(islice(locations(field.ground, seed=2), count)):
+        path = f"/data/r{number}.tar"
+        field.good.redirects[path] = rng.choice((301, 302, 303, 307, 308)), location
+        _try(result, field.good.url(path), field.warm)
+        if path not in field.good.paths:
+            result.fail("untyped", f"the server was not asked for {path}")
+    _look(field, result, "redirects")
+    return result
+
+
+def _indexes(field: Field, count: int) -> Result:
+    result = Result("access", "index files whose entries lead elsewhere")
+    entries = urls(field.ground, seed=3)
+    for number in range(count):
+        path = f"/data/i{number}.json"
+        # Halves of characters cannot be written in an index.
+        rows = [{"url": url.encode(errors="replace").decode()} for url in islice(entries, _ENTRIES)]
+        field.good.files[path] = json.dumps({"shardlist": rows}).encode()
+        _try(result, field.good.url(path), field.warm)
+    _look(field, result, "indexes")
+    return result
+
+
+def _requests(field: Field, count: int) -> Result:
+    """Requests by TCP, none of which may change anything or show a session."""
+    result = Result("access", "requests by TCP that would change something")
+    rng = random.Random(4)
+    before = field.daemon.shards()
+    for _ in range(count):
+        method = rng.choice(["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "GET", "CONNECT", "TRACE"])
+        path = rng.choice(_PATHS)
+        headers = {"Host": rng.choice(["localhost", "127.0.0.1", "evil.example", "", f"127.0.0.1:{field.tcp_port}"])}
+        headers |= rng.choice(
+            [{}, {"Upgrade": "websocket", "Connection": "Upgrade"}, {"X-HTTP-Method-Override": "POST"}]
+        )
+        status = _send(result, field.tcp_port, method, path, headers)
+        if status is not None and status < 400:
+            result.fail("wrong", f"{method} {path} {headers}: {status}")
+    if field.daemon.shards() != before:
+        result.fail("wrong", "the cache is another")
+    _look(field, result, "requests")
+    return result
+
+
+def _send(result: Result, port: int, method: str, path: str, headers: dict[str, str]) -> int | None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.putrequest(method, path, skip_host=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        body = b'{"urls": ["**"], "prefix": ""}'
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body)
+        status = connection.getresponse().status
+    except TimeoutError:
+        result.fail("hangs", f"{method} {path} {headers}")
+        return None
+    except (OSError, http.client.HTTPException) as exn:
+        result.fail("untyped", f"{method} {path} {headers}: {exn!r}")
+        return None
+    finally:
+        connection.close()
+    result.injected += 1
+    return status
+
+
+def _is_below_data(path: str) -> bool:
+    """Tell whether a server that decodes, and takes a backslash for a slash, finds the path below /data/."""
+    segments = _decoded(path.partition("?")[0]).replace("\\", "/").split("/")
+    return segments[1] == "data" and not any(segment.partition(";")[0] == ".." for segment in segments)
+
+
+def _decoded(path: str) -> str:
+    while (decoded := unquote(path)) != path:
+        path = decoded
+    return path
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

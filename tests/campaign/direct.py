@@ -1,0 +1,122 @@
+"""Jobs that read past a daemon that is killed, frozen or too small, and go back to it: sample for sample."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from campaign.result import Result
+from shardcache.direct.service import Direct
+from shardcache.errors import ShardcacheError
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.fallback import FallbackSession
+from shardcache_client.daemon.session import Patience
+from shardcache_client.order.plan import Plan
+from shardcache_client.reading.hands import Hands
+from support.daemon import Daemon
+from support.tars import random_samples, write_shards
+
+SHARDS, SAMPLES = 12, 20
+SIZES = {"jpg": 20_000}
+CAPACITY = "1200KB"  # of two shards
+REACH = 2 * SAMPLES  # so many samples on, the reader is at a shard that was neither in hand nor asked for
+EPOCHS = 40
+LIMIT_S = 120.0
+GRACE_S = 0.3
+
+Pair = tuple[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What befalls a daemon at one sample of an epoch, and how it is mended at a later one."""
+
+    name: str
+    begin: Callable[[Daemon], None]
+    mend: Callable[[Daemon], None]
+
+
+TROUBLES = (
+    Trouble("daemon killed, read past it, and back", Daemon.kill, Daemon.start),
+    Trouble("daemon frozen, read past it, and back", Daemon.pause, Daemon.go_on),
+)
+
+
+def run(scale: float, folder: Path) -> Iterator[Result]:
+    """Yield one result for each kind of trouble."""
+    logging.getLogger("shardcache").addHandler(logging.NullHandler())  # what it says each time would hide the table
+    (folder / "source").mkdir()
+    write_shards(folder / "source", SHARDS, SAMPLES, SIZES)
+    with closing(Direct()) as direct:
+        shards = tuple(direct.resolve([f"file://{folder}/source/"], LIMIT_S))
+    rng = random.Random(5)
+    for number, trouble in enumerate(TROUBLES):
+        result = Result("direct", trouble.name)
+        (folder / str(number)).mkdir()
+        with Daemon(folder / str(number), capacity=CAPACITY) as daemon:
+            for epoch in range(max(2, round(EPOCHS * scale))):
+                order = tuple(rng.sample(range(SHARDS), SHARDS))
+                away, back = sorted(rng.sample(range(SHARDS * SAMPLES), 2))
+                _epoch(result, daemon, trouble, Plan(epoch, shards, order, reads=SHARDS), away, back)
+        yield result
+
+
+def _epoch(result: Result, daemon: Daemon, trouble: Trouble, plan: Plan, away: int, back: int) -> None:
+    """Read an epoch; the daemon is in trouble between two of its samples."""
+    how = f"{trouble.name}: order {plan.order}, between samples {away} and {back}"
+    lender = FallbackSession(
+        daemon.socket, Reader("job"), Patience(LIMIT_S), partial_reads=True, grace_s=GRACE_S, retry_s=GRACE_S
+    )
+    samples = _samples(lender, plan)
+    read = list(islice(samples, away + 1))
+    trouble.begin(daemon)
+    result.injected += 1
+    try:
+        begun_s = time.monotonic()
+        if back - away >= REACH:
+            read += islice(samples, REACH)
+            result.recovery_s.append(time.monotonic() - begun_s)
+        read += islice(samples, back + 1 - len(read))
+    except ShardcacheError as exn:
+        result.fail("lost", f"{how}: {exn}")
+    finally:
+        trouble.mend(daemon)
+    try:
+        read += samples
+    except ShardcacheError as exn:
+        result.fail("lost", f"{how}: {exn}")
+    _judge(result, how, read, [sample for shard in plan.order for sample in _packed(shard)])
+
+
+def _judge(result: Result, how: str, read: list[Pair], expected: list[Pair]) -> None:
+    if [key for key, _ in read] != [key for key, _ in expected]:
+        result.fail("lost", f"{how}: {len(read)} samples of {len(expected)} came, or in another order")
+    elif read != expected:
+        result.fail("wrong", f"{how}: a sample has other bytes")
+
+
+def _samples(lender: FallbackSession, plan: Plan) -> Iterator[Pair]:
+    lender.declare(plan)
+    hands = Hands(lender, plan.reads, partial=None, handover=None)
+    try:
+        for _ in range(plan.reads):
+            passage = hands.take(SAMPLES, (0, None))
+            passage.open()
+            hands.ask(1)
+            for sample in passage.samples():
+                yield sample["__key__"], sample["jpg"]
+            hands.give_back(passage)
+    finally:
+        hands.empty()
+        lender.close()
+
+
+def _packed(shard: int) -> Iterator[Pair]:
+    for sample in random_samples(SAMPLES, SIZES, first=shard * SAMPLES):
+        yield str(sample["__key__"]), bytes(sample["jpg"])  # type: ignore[arg-type]

@@ -1,0 +1,249 @@
+"""One life and death of a daemon: it follows a story until the shim kills it, is started again, and is held to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from campaign.result import Result
+from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, is_key
+from shardcache_client.daemon.websocket import HandshakeError
+from support.daemon import Daemon, eventually
+from support.raw_session import RawSession
+from support.shim import Action, Op, Shim
+from support.zygote import Zygote
+
+PART_BYTES = 64 * 1024
+FLAGS = ("--part-size", str(PART_BYTES), "--listing-ttl-s", "0", "--log-format", "json")
+AMPLE = "1GB"
+WRITES = (Op.WRITE, Op.ALLOCATE)
+
+# What a reader or a tool meets when the daemon dies under it.
+GONE = (OSError, http.client.HTTPException, HandshakeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the store holds.
+
+    Attributes:
+        tars: url → the plain tar that readers must get.
+        stored_bytes: url → size in the store.
+        env: variables by which a daemon finds the store.
+    """
+
+    tars: dict[str, bytes]
+    stored_bytes: dict[str, int]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What a daemon goes through.
+
+    Attributes:
+        name: in the table.
+        source: what it fetches from.
+        template: cache folder to begin with, copied for each life; None for none at all.
+        tell: does the reading and asking; it must end.
+        capacity: of the cache while the story is told.
+        ops: the calls that are points to die at.
+        stride: how many calls lie from one such point to the next, where most of them are alike.
+    """
+
+    name: str
+    source: Source
+    template: Path | None
+    tell: Callable[[Daemon, Source], None]
+    capacity: str
+    ops: tuple[Op, ...]
+    stride: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """At which call the daemon dies; `again`: at which it dies once more after its restart, 0 for not.
+
+    In the middle of a call only writes and allocations can be: then it is the `at`-th of these.
+    """
+
+    action: Action
+    at: int
+    again: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a crash left on the disk.
+
+    Attributes:
+        published: paths of the tars that are visible.
+        missing_bytes: what has to be fetched for the rest, finished parts taken off.
+    """
+
+    published: frozenset[Path]
+    missing_bytes: int
+
+
+class Life:
+    """One run of a story in a folder of its own."""
+
+    def __init__(self, zygote: Zygote, story: Story, root: Path) -> None:
+        self._story = story
+        self._zygote = zygote
+        root.mkdir()
+        self._root = root
+        self.cache = root / "cache"
+        if story.template is not None:
+            shutil.copytree(story.template, self.cache)
+        self.shim = Shim(root / "shim", self.cache)
+
+    def _daemon(self, capacity: str) -> Daemon:
+        env = self._story.source.env | {"SHIM_CONTROL": str(self.shim.path)}
+        return Daemon(self._root, *FLAGS, capacity=capacity, env=env, spawn=self._zygote.spawn)
+
+    def live(self, death: Death, ops: tuple[Op, ...] = ()) -> bool:
+        """Tell the story until it ends or the daemon is killed; return whether it was.
+
+        Raises what goes wrong for another reason.
+        """
+        ops = ops or (WRITES if death.action is Action.KILL_HALF else self._story.ops)
+        self.shim.arm(death.action, at=death.at, ops=ops)
+        daemon = self._daemon(self._story.capacity)
+        try:
+            daemon.start()
+            self._story.tell(daemon, self._story.source)
+        except (*GONE, RuntimeError):
+            if not self.shim.acted:
+                raise
+        finally:
+            daemon.kill()
+        return bool(self.shim.acted)
+
+    def recover(self, result: Result, how: str, *, may_fetch: bool = False) -> None:
+        """Start it once more, undisturbed, and count what is not as it must be.
+
+        Args:
+            may_fetch: whether finished parts may have been lost.
+        """
+        self.shim.disarm()
+        source = self._story.source
+        found = look(self.cache, source, may_fetch=may_fetch)
+        daemon = self._daemon(AMPLE)
+        begun_s = time.monotonic()
+        daemon.start()
+        try:
+            result.recovery_s.append(time.monotonic() - begun_s)
+            for kind, problem in audit(daemon, source, found):
+                result.fail(kind, f"{how}: {problem}")
+        finally:
+            daemon.kill()
+        if "Traceback" in daemon.log.read_text():
+            result.fail("untyped", f"{how}: a bug shows in the log: {daemon.tail()}")
+
+
+def look(cache: Path, source: Source, *, may_fetch: bool = False) -> Found:
+    """Return what is published in a folder that no daemon uses, and what is still to be fetched."""
+    urls = {data: url for url, data in source.tars.items()}
+    tars = [tar for tar in cache.glob(f"shards/*/*{TAR}") if tar.with_suffix(SIDECAR).exists()]
+    published = {tar: urls[data] for tar in tars if (data := tar.read_bytes()) in urls}
+    missing_bytes = sum(size for url, size in source.stored_bytes.items() if url not in published.values())
+    journals = [] if may_fetch else [_read_journal(path) for path in cache.glob(f"partial/*{JOURNAL}")]
+    done_bytes = sum(size for url, size in journals if url not in published.values())
+    return Found(frozenset(published), missing_bytes - done_bytes)
+
+
+def _read_journal(journal: Path) -> tuple[str, int]:
+    """Return of which url there are parts, and how many bytes of it are finished."""
+    title, _, records = journal.read_bytes().partition(b"\n")
+    if not records or not (part := journal.with_suffix(PART)).exists():
+        return "", 0
+    about = json.loads(title)
+    assert part.stat().st_size == about["size_bytes"]
+    numbers = {int.from_bytes(records[at : at + 4], "little") for at in range(0, len(records) - 7, 8)}
+    return about["url"], sum(min(PART_BYTES, about["size_bytes"] - number * PART_BYTES) for number in numbers)
+
+
+def audit(daemon: Daemon, source: Source, found: Found) -> list[tuple[str, str]]:
+    """Return what is wrong with a daemon that came back, as kinds of `Result` and words."""
+    problems = list(_bookkeeping(daemon, "after the start"))
+    daemon.request("POST", "/v1/verify", {"prefix": ""})
+    shards = len(daemon.shards())
+    if shards != len(found.published):
+        problems.append(("lost", f"{len(found.published)} shards were published, {shards} are found sound"))
+    problems += _served(daemon, source)
+    fetched_bytes = daemon.status()["counters"]["origin_bytes"]
+    if fetched_bytes > found.missing_bytes:
+        problems.append(("lost", f"{fetched_bytes} bytes were fetched, {found.missing_bytes} were missing"))
+    problems += [("lost", f"{tar} was published and is gone") for tar in found.published if not tar.exists()]
+    eventually(lambda: not daemon.status()["transfers"])
+    return problems + list(_bookkeeping(daemon, "in the end"))
+
+
+def _served(daemon: Daemon, source: Source) -> list[tuple[str, str]]:
+    problems = []
+    urls = list(source.tars)
+    with RawSession(daemon) as session:
+        session.plan(urls, list(range(len(urls))))
+        for position, url in enumerate(urls):
+            lease = session.take(position)
+            if lease["type"] != "leased":
+                problems.append(("lost", f"{url}: {lease}"))
+            elif Path(lease["path"]).read_bytes() != source.tars[url]:
+                problems.append(("wrong", f"{url}: other bytes than the store's"))
+    return problems
+
+
+def _bookkeeping(daemon: Daemon, when: str) -> list[tuple[str, str]]:
+    """Return how what the daemon believes differs from what lies on the disk."""
+    cache = daemon.cache_dir
+    files = [path for folder in ("shards", "partial", "quarantine") for path in (cache / folder).rglob("*.*")]
+    on_disk_bytes = sum(path.stat().st_size for path in files)
+    used_bytes = daemon.status()["cache"]["used_bytes"]
+    problems = []
+    if used_bytes != on_disk_bytes:
+        names = sorted(f"{path.relative_to(cache)} {path.stat().st_size}" for path in files)
+        problems.append(("wrong", f"{when}, used_bytes is {used_bytes}, {on_disk_bytes} lie on the disk: {names}"))
+    strays = [path for path in cache.rglob("*") if _is_stray(path.relative_to(cache), path)]
+    return problems + [("wrong", f"{when}, {path} lies about") for path in strays]
+
+
+def _is_stray(name: Path, path: Path) -> bool:
+    match name.parts:
+        case ("shards" | "partial" | "quarantine" | "catalogue",) | ("catalogue", *_):
+            return False
+        case ("shards", bucket):
+            return len(bucket) != 2
+        case ("shards", _, file) | ("quarantine", file):
+            other = {TAR: SIDECAR, SIDECAR: TAR}.get(path.suffix)
+            return other is None or not is_key(Path(file).stem) or not path.with_suffix(other).exists()
+        case ("partial", "probe"):
+            return False  # comes and goes
+        case ("partial", file):
+            return path.suffix not in (PART, JOURNAL) or not path.with_suffix(PART).exists() or not is_key(path.stem)
+    return True
+
+
+def die_and_recover(zygote: Zygote, story: Story, death: Death, root: Path, result: Result) -> None:
+    """Live a story to the given death, restart, and count in the result what came of it."""
+    how = f"{story.name}, {death.action.name} at {death.at}" + f" and {death.again}" * bool(death.again)
+    try:
+        life = Life(zygote, story, root)
+        killed = life.live(death)
+        if killed and death.again:
+            killed = life.live(Death(Action.KILL_BEFORE, death.again))
+        result.injected += killed
+        life.recover(result, how)
+    except TimeoutError as exn:
+        result.fail("hangs", f"{how}: {exn!r}")
+    except (*GONE, RuntimeError, AssertionError) as exn:
+        result.fail("untyped", f"{how}: {exn!r}")
+    finally:
+        with suppress(OSError):
+            shutil.rmtree(root)

@@ -1,0 +1,130 @@
+"""Sixty-four readers of ten thousand shards in a cache for some hundred, for ten minutes in which nothing is spared."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from campaign.load.datasets import Datasets
+from campaign.load.remains import Remains, is_quiet, on_disk_bytes
+from campaign.load.sessions import Crowd
+from campaign.load.troubles import Troubles
+from campaign.result import Result
+from support.daemon import Daemon, eventually
+from support.idle_loop import idle_loop
+from support.moody_s3 import Store
+
+_BROKEN_SHARE = 0.05
+_QUIET_S = 120.0
+# On a machine that does other things, some trouble may be longer in coming.
+_PATIENCE_S = 120.0
+_LAG_S = 0.05
+# What the allocator keeps of memory that is free again.
+_SLACK_BYTES = 48 * 1024 * 1024
+_FLAGS = ("--stall-timeout-s", "2", "--log-level", "error", "--max-transfers", "8")
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much there is of everything.
+
+    Attributes:
+        crowd: sessions of readers that speak the protocol themselves.
+        datasets: processes that read a dataset; half of them are killed again and again.
+        duration_s: how long all of them read while everything goes wrong, until each thing has at least once.
+        warm_up_s: how long they do so before, with a store that is well, until the daemon has what it keeps for good.
+    """
+
+    crowd: int = 56
+    datasets: int = 8
+    duration_s: float = 600.0
+    warm_up_s: float = 60.0
+
+    def scaled(self, scale: float) -> Load:
+        """Return a share of it; never so little that nothing would meet anything."""
+        share = min(1.0, scale)
+        return Load(
+            max(10, round(share * self.crowd)),
+            max(2, round(share * self.datasets)),
+            max(10.0, share * self.duration_s),
+            max(5.0, share * self.warm_up_s),
+        )
+
+
+def run(scale: float, folder: Path) -> Iterator[Result]:
+    """Load a daemon for ten minutes, or a share of them, and yield what became of it."""
+    return endure(Load().scaled(scale), folder)
+
+
+def endure(load: Load, folder: Path) -> Iterator[Result]:
+    """Load a daemon; yield what became of each trouble, of what is left behind, and, at last, of its event loop."""
+    with Store() as store, Daemon(folder, *_FLAGS, capacity="16MB", env=store.env) as daemon:
+        asyncio.run(_bear(load, load.warm_up_s, daemon))
+        _settle(daemon)
+        before = Remains.of(daemon)
+        store.break_share(_BROKEN_SHARE)
+        with idle_loop() as idle:
+            results = asyncio.run(_bear(load, load.duration_s, daemon))
+            lag, idle_lag = daemon.status()["loop_lag"], idle.lag()
+        yield Result("load", "answer of the store broken", injected=store.break_share(0.0))
+        yield from results
+        yield _nothing_left(results[0].injected, before, daemon)
+        yield _judge(lag, idle_lag)
+
+
+async def _bear(load: Load, duration_s: float, daemon: Daemon) -> list[Result]:
+    """Have everybody read, and everything go wrong, for a while."""
+    crowd, datasets = Crowd(daemon.socket, load.crowd), Datasets(daemon.socket)
+    troubles = Troubles(daemon.socket, datasets)
+    results = [crowd.torn, datasets.epochs, *troubles.results]
+    for number in range(load.datasets):
+        await asyncio.to_thread(datasets.start, spared=number % 2 == 0)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(act()) for act in (crowd.run, datasets.listen, troubles.run)]
+        await asyncio.sleep(duration_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.to_thread(eventually, lambda: all(each.injected for each in results), limit_s=_PATIENCE_S)
+        for task in tasks:
+            task.cancel()
+    await asyncio.to_thread(datasets.end)
+    return results
+
+
+def _settle(daemon: Daemon) -> float:
+    """Wait until nothing is going on; return how long that took, in seconds. Raises TimeoutError."""
+    begun_s = time.monotonic()
+    eventually(lambda: is_quiet(daemon), limit_s=_QUIET_S)
+    return time.monotonic() - begun_s
+
+
+def _nothing_left(sessions: int, before: Remains, daemon: Daemon) -> Result:
+    left = Result("load", "sessions that came and went: nothing is left", injected=sessions)
+    try:
+        left.recovery_s.append(_settle(daemon))
+    except TimeoutError:
+        left.fail("hangs", f"not quiet after {_QUIET_S:g} s: {daemon.status()}")
+    try:
+        eventually(lambda: Remains.of(daemon).is_as(before))  # files are open for a moment whatever it does
+    except TimeoutError:
+        left.fail("hangs", f"before: {before}; after: {Remains.of(daemon)}")
+    rss_bytes = Remains.of(daemon).rss_bytes
+    left.fault += f" ({before.rss_bytes / 1e6:.0f} → {rss_bytes / 1e6:.0f} MB)"
+    if rss_bytes > before.rss_bytes + _SLACK_BYTES:
+        left.fail("hangs", f"memory does not come back: {before}; {Remains.of(daemon)}")
+    used_bytes, found_bytes = daemon.status()["cache"]["used_bytes"], on_disk_bytes(daemon)
+    if used_bytes != found_bytes:
+        left.fail("wrong", f"{used_bytes} bytes are said to be used, {found_bytes} are")
+    return left
+
+
+def _judge(lag: dict[str, float], idle_lag: dict[str, float]) -> Result:
+    """Hold the daemon's loop against one that has nothing to do on the same machine at the same time."""
+    figures = " / ".join(f"{1e3 * lag[name]:.0f} ({1e3 * idle_lag[name]:.0f})" for name in lag)
+    result = Result("load", f"loop lag in ms, median / 99 % / most (of an idle one): {figures}", injected=1)
+    if lag["p99_s"] > _LAG_S + idle_lag["p99_s"]:
+        result.fail("hangs", f"the event loop comes too late: {lag}, an idle one: {idle_lag}")
+    return result

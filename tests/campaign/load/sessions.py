@@ -1,0 +1,149 @@
+"""Readers that speak the protocol themselves, many in one process, and leave as rudely as they can."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from campaign.result import Result
+from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
+from support.moody_s3 import SHARDS, body, url
+
+Json = dict[str, Any]
+
+# Longer than all tries for one shard together.
+HANG_S = 120.0
+_PIECE = 4_096
+_PLANS = (20, 200, SHARDS)
+_MOST_READ = 40
+_READING_S = 0.2
+
+
+class Talk:
+    """An open session."""
+
+    def __init__(self, websocket: aiohttp.ClientWebSocketResponse) -> None:
+        self._websocket = websocket
+        self._requests = 0
+        self._answers: dict[int, Json] = {}
+
+    async def tell(self, kind: str, **fields: Any) -> None:
+        """Send what has no answer."""
+        await self._websocket.send_str(json.dumps({"type": kind, **fields}))
+
+    async def request(self, kind: str, **fields: Any) -> int:
+        """Send a request; return its id."""
+        self._requests += 1
+        await self.tell(kind, id=self._requests, **fields)
+        return self._requests
+
+    async def answer(self, request: int) -> Json:
+        """Return a request's answer.
+
+        Raises TimeoutError when there is none within `HANG_S`, ConnectionResetError when the daemon ends the session.
+        """
+        async with asyncio.timeout(HANG_S):
+            while request not in self._answers:
+                message = await self._websocket.receive()
+                if message.type is not aiohttp.WSMsgType.TEXT:
+                    raise ConnectionResetError(f"the daemon ended the session: {message}")
+                answer = json.loads(message.data)
+                self._answers[answer["id"]] = answer
+        return self._answers.pop(request)
+
+    async def plan(self, numbers: list[int]) -> None:
+        """Declare that these shards are read, in this order."""
+        for first in range(0, len(numbers), _PIECE):
+            piece = numbers[first : first + _PIECE]
+            shards = [[url(number), None, None, None] for number in piece]
+            order = list(range(first, first + len(piece)))
+            kind, fields = ("extend", {}) if first else ("plan", {"epoch": 0, "reads": len(numbers)})
+            await self.answer(await self.request(kind, shards=shards, order=order, **fields))
+
+
+@asynccontextmanager
+async def talking(path: Path, job: str) -> AsyncIterator[Talk]:
+    """Open a session that has said hello; when the block is left, the connection ends without a goodbye."""
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as client,
+        client.ws_connect(f"http://daemon{SESSION_PATH}", max_msg_size=0) as websocket,
+    ):
+        talk = Talk(websocket)
+        await talk.tell("hello", protocol=PROTOCOL_VERSION, client_version="test", job=job)
+        welcome = await websocket.receive_json()
+        assert welcome["type"] == "welcome", welcome
+        try:
+            yield talk
+        finally:
+            # The daemon may have been first: then there is nothing left to cut.
+            with contextlib.suppress(OSError):
+                websocket.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
+class Crowd:
+    """So many readers, each of which joins, reads for a while, leaves without a word and joins anew.
+
+    Attributes:
+        torn: sessions that ended so, and what was wrong with what they read.
+        read: shards read.
+        refused: shards that came as an error, by its code.
+    """
+
+    def __init__(self, path: Path, readers: int) -> None:
+        self._path = path
+        self._readers = readers
+        self.torn = Result("load", f"sessions of {readers} readers torn off in mid-read")
+        self.read = 0
+        self.refused = 0
+
+    async def run(self) -> None:
+        """Let them come and go until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for seed in range(self._readers):
+                group.create_task(self._live(random.Random(seed), f"crowd-{seed % 8}"))
+
+    async def _live(self, dice: random.Random, job: str) -> None:
+        while True:
+            try:
+                async with talking(self._path, job) as talk:
+                    await self._read(talk, dice)
+                self.torn.injected += 1
+            except TimeoutError:
+                self.torn.fail("hangs", f"{job}: a request was not answered within {HANG_S:g} s")
+            except (OSError, aiohttp.ClientError) as exn:
+                self.torn.fail("untyped", f"{job}: {exn!r}")
+                await asyncio.sleep(_READING_S)
+
+    async def _read(self, talk: Talk, dice: random.Random) -> None:
+        numbers = dice.sample(range(SHARDS), dice.choice(_PLANS))
+        await talk.plan(numbers)
+        ahead = await talk.request("lease", position=0)
+        for position in range(min(dice.randrange(1, _MOST_READ), len(numbers) - 1)):
+            asked, ahead = ahead, await talk.request("lease", position=position + 1)
+            await talk.tell("need", of=asked)
+            await self._check(await talk.answer(asked), numbers[position])
+            await asyncio.sleep(_READING_S * dice.random())
+            await talk.tell("release", lease=asked)
+
+    async def _check(self, answer: Json, number: int) -> None:
+        if answer["type"] == "error":
+            self.refused += 1
+            if answer["error"].get("code") in (None, "error"):
+                self.torn.fail("untyped", str(answer))
+            return
+        try:
+            found = await asyncio.to_thread(Path(answer["path"]).read_bytes)
+        except FileNotFoundError:
+            return  # it went between grant and need, and is asked for again
+        self.read += 1
+        if found != body(number):
+            self.torn.fail("wrong", f"{answer} is not what the store holds")

@@ -1,0 +1,73 @@
+"""`python -m campaign.restart_job '{"urls": …}'`: reads epoch after epoch, and prints a line for every sample.
+
+It ends when its standard input does, or after as many epochs as it is told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from shardcache_client import ShardDataset
+
+MEMBER = "bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to read.
+
+    Attributes:
+        socket: the daemon's.
+        urls: as a dataset takes them.
+        workers: of the DataLoader; 0: none, and no loader.
+        period: epochs that differ; those after them are the same again.
+        epochs: how many to read; None: without end.
+        options: of the dataset.
+    """
+
+    socket: str
+    urls: str
+    workers: int
+    period: int
+    epochs: int | None
+    options: dict[str, Any]
+
+    def endless(self) -> Task:
+        return replace(self, epochs=None)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main() -> None:
+    task = Task(**json.loads(sys.argv[1]))
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    dataset = ShardDataset(task.urls, socket=task.socket, **task.options)
+    samples: Iterable[dict[str, Any]] = dataset
+    if task.workers:
+        samples = DataLoader(dataset, batch_size=None, num_workers=task.workers)
+    for epoch in count() if task.epochs is None else range(task.epochs):
+        dataset.set_epoch(epoch % task.period)
+        for sample in samples:
+            print(sample["__key__"], zlib.crc32(sample[MEMBER]), flush=True)
+        print("epoch", epoch % task.period, flush=True)
+
+
+def _end_with_input() -> None:
+    # Whoever disturbs this job may be killed itself; and in the middle of an epoch there is nothing to tidy up.
+    os.read(0, 1)  # not sys.stdin: a forked worker closes that, and would wait for this thread's lock on it
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""The daemon is killed, stopped and frozen at any moment, while jobs read: every epoch gives the same samples."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from campaign.restart_job import MEMBER, Task
+from campaign.result import Result
+from campaign.watched_job import WatchedJob, expected_epochs
+from support.daemon import Daemon, eventually
+from support.tars import make_tar, random_samples
+from support.throttled_s3 import ThrottledS3
+
+SEED = 5
+SHARDS = 36
+SAMPLES = 16
+MEMBER_BYTES = 8 * 1024
+PERIOD = 3
+# Room for what is in hand and a little more: every epoch needs the daemon, and most of it the store.
+CAPACITY = "4MB"
+FLAGS = ("--part-size", "65536", "--shard-connections", "2")
+LONGEST_CALM_S = 0.8
+LONGEST_FREEZE_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A job: so many workers, and how they read."""
+
+    name: str
+    workers: int
+    options: dict[str, object] = field(default_factory=dict)
+
+
+SHUFFLED = Shape("3 workers, shuffled", 3, {"shuffle": True, "shuffle_window": 3, "seed": SEED})
+ARRIVING = Shape("reading what arrives", 0, {"partial_reads": True})
+
+
+def kill(daemon: Daemon, rng: random.Random) -> str:
+    """End it in the middle of anything."""
+    daemon.kill()
+    daemon.start()
+    return ""
+
+
+def stop(daemon: Daemon, rng: random.Random) -> str:
+    """End it in good order."""
+    status = daemon.stop()
+    daemon.start()
+    return f"exit status {status} after SIGTERM" if status else ""
+
+
+def relieve(daemon: Daemon, rng: random.Random) -> str:
+    """Have it drain, and start the next one in the middle of that."""
+    before = daemon.let_go()
+    before.terminate()
+    time.sleep(rng.random() * 0.5)
+    daemon.start()
+    status = before.wait()
+    return f"exit status {status} after SIGTERM" if status else ""
+
+
+def lose(daemon: Daemon, rng: random.Random) -> str:
+    """End it, and start the next one without its cache."""
+    daemon.kill()
+    shutil.rmtree(daemon.cache_dir)
+    daemon.start()
+    return ""
+
+
+def freeze(daemon: Daemon, rng: random.Random) -> str:
+    """Let it stand still for a while."""
+    daemon.pause()
+    stat = Path(f"/proc/{daemon.pid}/stat")
+    eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+    time.sleep(rng.random() * LONGEST_FREEZE_S)
+    daemon.go_on()
+    return ""
+
+
+Disturb = Callable[[Daemon, random.Random], str]
+PROGRAMME: tuple[tuple[Shape, str, Disturb, int], ...] = (
+    (SHUFFLED, "SIGKILL", kill, 90),
+    (SHUFFLED, "SIGTERM", stop, 70),
+    (SHUFFLED, "SIGTERM, the next at once", relieve, 30),
+    (SHUFFLED, "SIGKILL and the cache lost", lose, 20),
+    (SHUFFLED, "SIGSTOP for up to 1.5 s", freeze, 60),
+    (ARRIVING, "SIGKILL", kill, 60),
+    (ARRIVING, "SIGTERM", stop, 30),
+)
+
+
+def run(scale: float, folder: Path) -> Iterator[Result]:
+    """Yield a result for each fault, of some hundred restarts in all at scale 1."""
+    expected = write_shards(folder / "store" / "bucket")
+    with ThrottledS3(folder / "store", first_byte_s=0.005, connection_bytes_per_s=20e6) as store:
+        (folder / "d").mkdir()
+        with Daemon(folder / "d", *FLAGS, capacity=CAPACITY, env=store.env()) as daemon:
+            for shape in (SHUFFLED, ARRIVING):
+                yield from _disturbed(daemon, shape, expected, scale)
+
+
+def _disturbed(daemon: Daemon, shape: Shape, expected: dict[str, int], scale: float) -> Iterator[Result]:
+    calm = Task(
+        str(daemon.socket), "s3://bucket/index.json", shape.workers, PERIOD, PERIOD, {**shape.options, "timeout_s": 120}
+    )
+    with WatchedJob(calm) as job:
+        epochs = expected_epochs(job, expected, PERIOD)
+    faults = [entry for entry in PROGRAMME if entry[0] is shape]
+    with WatchedJob(calm.endless(), epochs) as job:
+        for number, (_, name, disturb, times) in enumerate(faults):
+            result = Result("restarts", f"{name} ({shape.name})")
+            rng = random.Random(f"{SEED}, {shape.name}, {number}")
+            job.report_to(result)
+            for _ in range(max(1, round(times * scale))):
+                _once(daemon, job, disturb, rng, result)
+            job.finish_epoch(result)
+            yield result
+
+
+def _once(daemon: Daemon, job: WatchedJob, disturb: Disturb, rng: random.Random, result: Result) -> None:
+    """Wait for some moment, disturb, and see the job go on; one time in four, disturb before that is seen."""
+    time.sleep(rng.random() ** 2 * LONGEST_CALM_S)
+    complaint = disturb(daemon, rng)
+    ready_s = time.monotonic()
+    result.injected += 1
+    if complaint:
+        result.fail("untyped", complaint)
+    if rng.random() < 0.75:
+        recovery_s = job.recovery_s(ready_s, result)
+        if recovery_s is not None:
+            result.recovery_s.append(recovery_s)
+
+
+def write_shards(folder: Path) -> dict[str, int]:
+    """Write the shards and their index, so that no order depends on what was read; return checksums by key."""
+    folder.mkdir(parents=True)
+    checksums: dict[str, int] = {}
+    for number in range(SHARDS):
+        samples = random_samples(SAMPLES, {MEMBER: MEMBER_BYTES}, seed=number, first=number * SAMPLES)
+        (folder / f"{number:03d}.tar").write_bytes(make_tar(samples))
+        checksums |= {str(sample["__key__"]): zlib.crc32(sample[MEMBER]) for sample in samples}  # type: ignore[arg-type]
+    rows = [{"url": f"{number:03d}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
+    (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    return checksums

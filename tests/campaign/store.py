@@ -1,0 +1,128 @@
+"""A store that misbehaves in every way that HTTP allows: right shards or typed errors, and all is well afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+from campaign.result import Result
+from campaign.storeplace import HANG_S, PART_BYTES, StorePlace, shard
+from campaign.storereading import Reading
+from support.daemon import eventually
+from support.mischief import Mischief
+
+PART = "store"
+MOST_SHARDS = 24
+_EACH = 125  # of every kind at scale 1
+_MIXED = 600
+_LISTED = 150
+_REPLACED = 60
+# Half of the answers: some parts come at the first try, some later, and some shards not at all.
+_SHARE = 0.5
+
+# Wrong samples are noticed when the shard is whole; who reads it as it arrives has had them by then.
+_WRONG_BYTES = {Mischief.FLIP, Mischief.OTHER_BYTES}
+
+# What a listing can tell to be wrong: it has no checksum, and no ranges.
+_OF_LISTINGS = (
+    *(Mischief.STALL, Mischief.SILENCE, Mischief.LATE, Mischief.DRIP, Mischief.RESET, Mischief.RESET_AT_ONCE),
+    *(Mischief.TRUNCATE, Mischief.HALF_HEAD, Mischief.LENGTH_LESS, Mischief.LENGTH_MORE, Mischief.LENGTH_NONE),
+    *(Mischief.INTERNAL_ERROR, Mischief.SLOW_DOWN, Mischief.TOO_MANY, Mischief.FORBIDDEN, Mischief.TIMEOUT),
+    *(Mischief.ERROR_AS_200, Mischief.EMPTY, Mischief.GARBAGE, Mischief.ENDLESS_HEAD),
+)
+_READS_OF_LISTINGS = 20
+
+
+def run(scale: float, folder: Path) -> Iterator[Result]:
+    """Spoil answers of each kind by itself, then of all kinds at once, then replace shards while they are read."""
+    shards = min(MOST_SHARDS, max(6, int(MOST_SHARDS * scale)))
+    with StorePlace(folder, shards) as place:
+        begin(place)
+        for mischief in Mischief:
+            yield one_kind(place, mischief, _scaled(_EACH, scale))
+        yield all_kinds(place, _scaled(_MIXED, scale))
+        yield listings(place, _scaled(_LISTED, scale))
+        yield dataset(place, _scaled(_MIXED, scale))
+        yield replaced(place, _scaled(_REPLACED, scale))
+
+
+def one_kind(place: StorePlace, mischief: Mischief, least: int) -> Result:
+    """Spoil answers in one way, at least so many."""
+    result = Result(PART, mischief.value)
+    _spoil(place, [mischief], _SHARE, result, least)
+    return result
+
+
+def all_kinds(place: StorePlace, least: int) -> Result:
+    """Spoil answers in all ways at once."""
+    result = Result(PART, "any of these at random")
+    _spoil(place, list(Mischief), 2 * _SHARE / len(Mischief), result, least)
+    return result
+
+
+def listings(place: StorePlace, least: int) -> Result:
+    """Spoil answers to listings: the whole list or a typed error."""
+    result = Result(PART, "any of these, to a listing")
+    before = place.proxy.done.total()
+    while result.injected < least:
+        for mischief in _OF_LISTINGS:
+            place.proxy.fail(mischief, key="", share=_SHARE / len(_OF_LISTINGS))
+        for _ in range(_READS_OF_LISTINGS):
+            place.list(result)
+        place.proxy.heal()
+        result.injected = place.proxy.done.total() - before
+    if not place.list(result):
+        result.fail("lost", "a healed store is not listed")
+    return result
+
+
+def dataset(place: StorePlace, least: int) -> Result:
+    """Let a dataset read while answers are spoiled; what it went on without comes when it is asked for again."""
+    result = Result(PART, "any of these, to samples that are read as they arrive")
+    kinds = [mischief for mischief in Mischief if mischief not in _WRONG_BYTES]
+    before = place.proxy.done.total()
+    while result.injected < least:
+        place.evict()
+        for mischief in kinds:
+            place.proxy.fail(mischief, share=_SHARE / len(kinds))
+        reading = Reading(place, result)
+        reading.epoch()
+        place.proxy.heal()
+        reading.make_up()
+        result.injected = place.proxy.done.total() - before
+    return result
+
+
+def replaced(place: StorePlace, least: int) -> Result:
+    """Replace objects between two of their ranges: what is read is one version or the other."""
+    result, numbers = Result(PART, "the object replaced between two ranges"), range(len(place.keys))
+    for edition in count(1):
+        place.evict()
+        for number in numbers:
+            place.replace(number, shard(number, edition=edition), before=2 * PART_BYTES, result=result)
+        place.recover(result, place.read(result))
+        place.settle()
+        place.recover(result, place.read(result))  # the new edition, and nothing else
+        if result.injected >= least:
+            break
+    return result
+
+
+def begin(place: StorePlace) -> None:
+    """Read all once while nothing is wrong: the daemon sees of what kind the store's ETags are."""
+    eventually(lambda: not place.read(Result(PART, "nothing")), limit_s=HANG_S)
+
+
+def _spoil(place: StorePlace, kinds: Sequence[Mischief], share: float, result: Result, least: int) -> None:
+    before = place.proxy.done.total()
+    while result.injected < least:
+        place.evict()
+        for mischief in kinds:
+            place.proxy.fail(mischief, share=share)
+        place.recover(result, place.read(result))
+        result.injected = place.proxy.done.total() - before
+
+
+def _scaled(full: int, scale: float) -> int:
+    return max(1, round(full * scale))

@@ -1,0 +1,216 @@
+"""A store behind a proxy that spoils its answers, a daemon before it, and readers that hold every byte against it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import botocore.session
+from botocore.config import Config
+
+from campaign.result import Result
+from shardcache.errors import ShardcacheError, ShardTimeoutError
+from shardcache.protocol import ShardRef
+from shardcache_client.daemon.connection import Reader, resolve
+from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.order.plan import Plan
+from support.daemon import Daemon, eventually
+from support.faulty_proxy import FaultyProxy
+from support.seaweedfs import REGION, SeaweedFS
+from support.tars import make_tar, random_samples
+
+PART_BYTES = 64 * 1024
+SAMPLES = 10
+HANG_S = 90.0
+_BUCKET = "campaign"
+_READERS = 8
+_FLAGS = (
+    *("--part-size", str(PART_BYTES), "--attempts", "4", "--stall-timeout-s", "1", "--listing-ttl-s", "0"),
+    *("--log-level", "error"),
+)
+
+
+def shard(number: int, *, edition: int = 0) -> bytes:
+    """Return a tar that takes a little less than four parts; all of them have the same size."""
+    return make_tar(samples(number, edition=edition))
+
+
+def samples(number: int, *, edition: int = 0) -> list[dict[str, bytes | str]]:
+    """Return the samples of a shard."""
+    made = random_samples(SAMPLES, {"bin": 24_000}, seed=edition, first=number * SAMPLES)
+    return [dict(sample) for sample in made]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A shard that did not come, and why."""
+
+    number: int
+    url: str
+    error: ShardcacheError
+
+
+class StorePlace:
+    """Store, proxy and daemon; a context manager.
+
+    Every other shard has a CRC32 in the store; of the rest the ETag is all that is known.
+
+    Attributes:
+        bodies: the shards; `urls` and `keys` go with them.
+    """
+
+    proxy: FaultyProxy
+    daemon: Daemon
+
+    def __init__(self, folder: Path, shards: int, seed: int = 0) -> None:
+        self.bodies = [shard(number) for number in range(shards)]
+        self.keys = [f"{number:04d}.tar" for number in range(shards)]
+        self.urls = [f"s3://{_BUCKET}/{key}" for key in self.keys]
+        self._former: dict[int, bytes] = {}
+        self._due: set[int] = set()
+        self._folder, self._seed = folder, seed
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._server = stack.enter_context(SeaweedFS(self._folder))
+            self._server.make_bucket(_BUCKET)
+            self._plain_client = stack.enter_context(closing(_client(self._server, self._server.endpoint_url)))
+            for number, body in enumerate(self.bodies):
+                self.put(number, body)
+            objects = dict(zip(self.keys, self.bodies, strict=True))
+            other = shard(len(self.bodies))
+            proxy = FaultyProxy(
+                self._server.endpoint_url, objects=objects, other=other, seed=self._seed, late_s=0.3, drip_s=0.05
+            )
+            self.proxy = stack.enter_context(proxy)
+            env = self.proxy.env(self._server.env())
+            self.daemon = stack.enter_context(Daemon(self._folder, *_FLAGS, env=env))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def put(self, number: int, body: bytes) -> None:
+        """Store a shard past the proxy."""
+        client = self._server.client if number % 2 else self._plain_client
+        client.put_object(Bucket=_BUCKET, Key=self.keys[number], Body=body)
+
+    def replace(self, number: int, body: bytes, *, before: int, result: Result) -> None:
+        """Have a shard replaced before the next time that its part from byte `before` on is asked for."""
+
+        def act() -> None:
+            self.put(number, body)
+            self._due.discard(number)
+            result.injected += 1
+
+        self._due.add(number)
+        self._former[number], self.bodies[number] = self.bodies[number], body
+        self.proxy.before(act, key=self.keys[number], start=before)
+
+    def settle(self) -> None:
+        """Replace what was in the cache, so that nobody asked for it, and take the new shards alone for right."""
+        self.proxy.heal()
+        for number in self._due:
+            self.put(number, self.bodies[number])
+        self._due.clear()
+        self._former.clear()
+
+    def store_through_proxy(self, key: str, body: bytes) -> None:
+        """Store an object as a client does that knows of no proxy."""
+        with closing(_client(self._server, self.proxy.endpoint_url)) as client:
+            client.put_object(Bucket=_BUCKET, Key=key, Body=body)
+
+    def stored(self, key: str) -> bytes:
+        """Return what the store has under a key."""
+        body: bytes = self._server.client.get_object(Bucket=_BUCKET, Key=key)["Body"].read()
+        return body
+
+    def evict(self) -> None:
+        """Empty the cache."""
+
+        def empty() -> bool:
+            self.daemon.request("POST", "/v1/evict", {"urls": self.urls})
+            return not json.loads(self.daemon.request("GET", "/v1/status"))["cache"]["shards"]
+
+        eventually(empty, limit_s=HANG_S)
+
+    def read(self, result: Result, numbers: Iterable[int] | None = None) -> list[Failure]:
+        """Read shards by several readers at a time, compare them with the store's, and count what is not right.
+
+        Returns those that did not come; a typed error for them is no harm.
+        """
+        wanted = list(range(len(self.urls)) if numbers is None else numbers)
+        shares = [share for first in range(_READERS) if (share := wanted[first::_READERS])]
+        with ThreadPoolExecutor(_READERS) as pool:
+            return [failure for some in pool.map(lambda share: self._read(result, share), shares) for failure in some]
+
+    def recover(self, result: Result, failures: Sequence[Failure]) -> None:
+        """Heal the store, and take the time until each shard that did not come is read right."""
+        self.proxy.heal()
+        healed_s = time.monotonic()
+        for failure in failures:
+            while again := self.read(result, [failure.number]):
+                if time.monotonic() - healed_s > HANG_S:
+                    result.fail("lost", f"{failure.url} does not come from a healed store: {again[0].error}")
+                    break
+            else:
+                result.recovery_s.append(time.monotonic() - healed_s)
+
+    def list(self, result: Result) -> bool:
+        """Ask the daemon for all shards by their prefix, and return whether they came."""
+        try:
+            found = resolve(self.daemon.socket, Reader("campaign"), [f"s3://{_BUCKET}/"], HANG_S)
+        except ShardcacheError as exn:
+            if type(exn) is ShardcacheError or exn.url is None:
+                result.fail("untyped", f"{result.fault}: {exn!r}")
+            return False
+        if [ref.url for ref in found] != self.urls:
+            result.fail("lost", f"{result.fault}: {len(found)} of {len(self.urls)} shards are listed")
+        return True
+
+    def _read(self, result: Result, numbers: Sequence[int]) -> list[Failure]:
+        session = Session(self.daemon.socket, Reader("campaign"), Patience(HANG_S))
+        try:
+            shards = tuple(ShardRef(self.urls[number]) for number in numbers)
+            session.declare(Plan(0, shards, tuple(range(len(shards))), len(shards)))
+            outcomes = [self._compare(result, session, at, number) for at, number in enumerate(numbers)]
+            return [outcome for outcome in outcomes if outcome is not None]
+        finally:
+            session.close()
+
+    def _compare(self, result: Result, session: Session, position: int, number: int) -> Failure | None:
+        lease = session.lease(position)
+        try:
+            grant = session.wait(lease)
+        except ShardcacheError as exn:
+            self._judge(result, number, exn)
+            return Failure(number, self.urls[number], exn)
+        if Path(grant["path"]).read_bytes() not in (self.bodies[number], self._former.get(number)):
+            result.fail("wrong", f"{result.fault}: {self.urls[number]} was served with wrong bytes")
+        session.release(lease)
+        return None
+
+    def _judge(self, result: Result, number: int, exn: ShardcacheError) -> None:
+        if isinstance(exn, ShardTimeoutError):
+            result.fail("hangs", f"{result.fault}: {exn}")
+        elif type(exn) is ShardcacheError or exn.url != self.urls[number] or not exn.message:
+            result.fail("untyped", f"{result.fault}: {exn!r} for {self.urls[number]}")
+
+
+def _client(server: SeaweedFS, endpoint_url: str) -> Any:
+    """Return a client that stores objects as older ones did: without a checksum."""
+    session = botocore.session.Session()
+    session.set_credentials(server.access_key, server.secret_key)
+    config = Config(s3={"addressing_style": "path"}, request_checksum_calculation="when_required")
+    return session.create_client("s3", region_name=REGION, endpoint_url=endpoint_url, config=config)

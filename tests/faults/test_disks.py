@@ -1,0 +1,213 @@
+"""Disks that fail: typed errors with a remedy, what is cached is served, and all is well again without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from campaign.disks import CALLS, FOLDERS, MOUNTS, Calls, failing_calls
+from campaign.result import Result
+from shardcache.cache.health import Health
+from shardcache.cache.signal import Signal
+from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
+from shardcache.store.files import disk_errors
+from shardcache.store.folder import Folder
+from shardcache.store.layout import Layout
+from support.cache_rig import CacheRig
+from support.mounts import Bind, Tmpfs, may_mount
+from support.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim
+
+needs_cc = pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
+needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
+
+
+@needs_cc
+@pytest.mark.parametrize("fault", CALLS, ids=lambda fault: fault.name)
+def test_a_call_that_fails_costs_an_error_at_most(tmp_path: Path, fault: Calls) -> None:
+    """The first calls fail one after another: right shards or typed errors, and the accounts agree afterwards."""
+    result = failing_calls(fault, 3, tmp_path / "c")
+    assert result.passed, result
+    assert result.injected >= 2, "a catalogue that fails is left alone until the disk is looked at again"
+
+
+@pytest.mark.parametrize("fault", FOLDERS)
+def test_a_folder_that_changes_is_taken_as_it_is(tmp_path: Path, fault: str) -> None:
+    """What went is fetched again, what came back is served again, what changed is found; no restart is needed."""
+    result = FOLDERS[fault](Result("disks", fault), 2, tmp_path / "f")
+    assert result.passed, result
+
+
+@needs_mounts
+@pytest.mark.parametrize("fault", MOUNTS)
+def test_a_filesystem_that_fails_is_told_and_outlived(tmp_path: Path, fault: str) -> None:
+    """Whatever a real filesystem does, the daemon says so, serves what is cached, and goes on by itself."""
+    result = MOUNTS[fault](Result("disks", fault), 1, tmp_path / "m")
+    assert result.passed, result
+
+
+@pytest.fixture
+def ill(tmp_path: Path) -> Iterator[tuple[CacheRig, Shim]]:
+    """A daemon with one shard cached, whose disk fails at every change from now on."""
+    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
+    with CacheRig(tmp_path, env=shim.env()) as rig:
+        assert rig.read(0)
+        shim.arm(Action.FAIL, times=FOR_EVER, ops=CHANGES, error=errno.EIO)
+        yield rig, shim
+
+
+@needs_cc
+def test_status_and_health_tell_of_a_bad_disk_and_its_end(ill: tuple[CacheRig, Shim]) -> None:
+    """`degraded` with cause and remedy, under HTTP 200 and in the page for people; `ok` once the disk is mended."""
+    rig, shim = ill
+    with pytest.raises(DiskFailedError) as caught:
+        rig.read(1)
+    assert caught.value.url == rig.urls[1]
+    assert "dmesg" in caught.value.remedy
+    told = json.loads(rig.daemon.request("GET", "/v1/health"))
+    assert (told["status"], told["disk"]["state"], told["disk"]["error"]["code"]) == (
+        "degraded",
+        "disk_failed",
+        "disk_failed",
+    )
+    assert rig.disk()["since_s"] >= 0
+    shim.disarm()
+    rig.await_state("ok")
+    assert (rig.health(), rig.disk()["error"]) == ("ok", None)
+    assert rig.read(1)
+
+
+@needs_cc
+def test_a_bad_disk_is_logged_once_and_leaves_the_store_alone(ill: tuple[CacheRig, Shim]) -> None:
+    """However often readers ask and plans name what cannot be fetched, the log has a line and nothing is fetched."""
+    rig, shim = ill
+    with pytest.raises(DiskFailedError):
+        rig.read(1)
+    fetched = rig.daemon.status()["counters"]["origin_bytes"]
+    for number in (1, 2, 3, 1, 2, 3):
+        with pytest.raises(DiskFailedError):
+            rig.read(number)
+        assert rig.read(0), "what is cached is served"
+    assert rig.daemon.status()["counters"]["origin_bytes"] == fetched
+    assert rig.daemon.log.read_text().count("disk is not well") == 1
+    shim.disarm()
+    rig.await_state("ok")
+    assert rig.daemon.log.read_text().count("well again") == 1
+
+
+@needs_mounts
+@pytest.mark.parametrize("how", ["fill", "use_up_inodes", "turn_read_only"])
+def test_a_daemon_starts_on_a_bad_disk_and_serves_what_it_holds(tmp_path: Path, how: str) -> None:
+    """A restart in the middle of the trouble makes nothing worse, and loses no sample count."""
+    with Tmpfs(tmp_path / "cache", size_bytes=8_000_000, inodes=600) as disk, CacheRig(tmp_path) as rig:
+        assert rig.read(0)
+        rig.daemon.stop()
+        tar = next((tmp_path / "cache" / "shards").rglob("*.tar"))
+        with tar.open("rb"):  # in use, so that it cannot make room
+            getattr(disk, how)()
+            rig.daemon.start()
+            rig.await_state("disk_full", "disk_failed")
+            assert rig.read(0)
+        disk.turn_writable() if how == "turn_read_only" else disk.relieve()
+        rig.await_state("ok")
+        assert rig.read(1)
+        assert [shard["samples"] for shard in rig.daemon.shards()] == [6, 6]
+
+
+@needs_mounts
+def test_a_folder_is_never_made_on_the_filesystem_below(tmp_path: Path) -> None:
+    """Unmounted, the cache would fill what lies below: that is refused, and the remedy names the mount point."""
+    with Tmpfs(tmp_path / "disk", size_bytes=8_000_000), Bind(tmp_path / "disk", tmp_path / "mnt") as mount:
+        folder = Folder.take(Layout(tmp_path / "mnt" / "cache"), None)
+        assert not folder.probe()
+        mount.detach()
+        with pytest.raises(CacheDirError, match="its path now leads") as caught:
+            folder.probe()
+        assert f"mount {tmp_path / 'mnt'} again" in caught.value.remedy
+        assert not list((tmp_path / "mnt").iterdir())
+        mount.attach()
+        assert not folder.probe(), "it is the very folder that it was"
+        folder.close()
+
+
+class SlowKeeper:
+    """A keeper that lets a look at the disk take until it is told to end."""
+
+    def __init__(self) -> None:
+        self.settling, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def make_room(self) -> None:
+        """Do nothing."""
+
+    async def settle(self, was_away: bool) -> None:
+        """Wait."""
+        self.settling.set()
+        await self.go_on.wait()
+
+
+async def test_a_look_that_began_before_the_failure_says_nothing_of_it(tmp_path: Path) -> None:
+    """The disk fails while it is being looked at: whoever asks then is told what the next look finds."""
+    folder, keeper = Folder.take(Layout(tmp_path / "cache"), None), SlowKeeper()
+    health = Health(folder, Signal())
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        watching = group.create_task(health.run(keeper))
+        await keeper.settling.wait()
+        (tmp_path / "cache").rename(tmp_path / "aside")
+        (tmp_path / "cache").touch()
+        found = group.create_task(health.examine())
+        await asyncio.sleep(0)
+        keeper.go_on.set()
+        assert not await found
+        watching.cancel()
+    folder.close()
+
+
+def test_a_folder_that_was_deleted_is_made_and_held_again(tmp_path: Path) -> None:
+    """The new one is as exclusive as the old one was."""
+    layout = Layout(tmp_path / "cache")
+    folder = Folder.take(layout, None)
+    layout.root.rename(tmp_path / "aside")
+    with pytest.raises(CacheDirError, match="deleted or replaced"):
+        folder.check()
+    assert folder.probe()
+    folder.check()
+    with pytest.raises(CacheDirError, match="another daemon holds"):
+        Folder.take(layout, None)
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "remedy"),
+    [
+        (errno.ENOSPC, DiskFullError, "free space"),
+        (errno.EDQUOT, DiskFullError, "free space"),
+        (errno.EIO, DiskFailedError, "dmesg"),
+        (errno.EROFS, DiskFailedError, "remount,rw"),
+        (errno.ESTALE, DiskFailedError, "dmesg"),
+        (errno.ENOENT, CacheDirError, "mounted"),
+        (errno.EACCES, CacheDirError, "writable"),
+    ],
+)
+def test_every_cause_has_its_class_and_its_remedy(tmp_path: Path, number: int, kind: type, remedy: str) -> None:
+    """What the kernel says becomes what the user can do."""
+    with pytest.raises(kind, match=str(tmp_path)) as caught, disk_errors(tmp_path / "x"):
+        raise OSError(number, "as the kernel has it")
+    assert remedy in caught.value.remedy
+    assert caught.value.retryable
+
+
+def test_a_full_disk_under_the_log_ends_nobody(tmp_path: Path) -> None:
+    """Lines that cannot be written are lost, and nothing else."""
+    with CacheRig(tmp_path) as rig:
+        rig.daemon.stop()
+        rig.daemon.log.unlink()
+        rig.daemon.log.symlink_to("/dev/full")
+        rig.daemon.start()
+        assert rig.read(0)
+        (tmp_path / "cache" / "shards").rename(tmp_path / "aside")
+        assert rig.read(1), "after a change that is logged"
+        assert rig.daemon.stop() == 0

@@ -1,0 +1,125 @@
+"""The daemon and its readers are killed in a sample of all places: `make faults` does it in every one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from campaign import stories
+from campaign.killing import FLAGS, Death, Story, audit, die_and_recover, look
+from campaign.mortals import kill_readers
+from campaign.result import Result
+from support.daemon import Daemon, eventually
+from support.moto_s3 import MotoS3
+from support.shim import HAS_CC, Action
+from support.zygote import Zygote
+
+pytestmark = pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler")
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[Zygote]:
+    """What daemons are forked from."""
+    with Zygote() as zygote:
+        yield zygote
+
+
+@pytest.fixture(scope="module")
+def told(zygote: Zygote, moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
+    """The stories by name."""
+    return {story.name: story for story in stories.stories(zygote, moto_server, tmp_path_factory.mktemp("k"))}
+
+
+DEATHS = [
+    ("first start", Death(Action.KILL_BEFORE, 200)),
+    ("fetch", Death(Action.KILL_BEFORE, 130)),
+    ("fetch", Death(Action.KILL_HALF, 60)),
+    ("fetch from S3", Death(Action.KILL_BEFORE, 140)),
+    ("resume and evict", Death(Action.KILL_BEFORE, 110)),
+    ("resume and evict", Death(Action.KILL_HALF, 50)),
+    ("verify, evict, count", Death(Action.KILL_BEFORE, 90)),
+    ("resume and evict", Death(Action.KILL_AFTER, 120, again=60)),
+]
+
+
+@pytest.mark.parametrize(("name", "death"), DEATHS, ids=lambda value: str(getattr(value, "at", value)))
+def test_a_daemon_that_is_killed_loses_nothing_published(
+    name: str, death: Death, zygote: Zygote, told: dict[str, Story], tmp_path: Path
+) -> None:
+    """What was published is served and not fetched again, parts are used, no byte is miscounted, nothing lies about."""
+    result = Result("kills", name)
+    die_and_recover(zygote, told[name], death, tmp_path / "d", result)
+    assert result.passed, result.first_failure
+
+
+def test_the_audit_notices_what_is_wrong(zygote: Zygote, told: dict[str, Story], tmp_path: Path) -> None:
+    """A shard lost, a byte changed, a file that nobody counts: each shows, so that their absence means something."""
+    story = told["verify, evict, count"]
+    assert story.template is not None
+    shutil.copytree(story.template, tmp_path / "cache")
+    found = look(tmp_path / "cache", story.source)
+    with Daemon(tmp_path, *FLAGS, env=story.source.env, spawn=zygote.spawn) as daemon:
+        lost = min(found.published)
+        lost.rename(tmp_path / "aside")
+        (daemon.cache_dir / "shards" / "00" / "stray.idx").write_bytes(b"x")
+        kinds = {kind for kind, _ in audit(daemon, story.source, found)}
+    assert kinds == {"lost", "wrong"}
+
+
+def test_readers_that_are_killed_leave_no_lease(zygote: Zygote, told: dict[str, Story], tmp_path: Path) -> None:
+    """Killed anywhere in their work, with several shards in hand, their sessions and leases are gone with them."""
+    result = kill_readers(zygote, told["fetch"].source, tmp_path / "r", 4)
+    assert result.passed, result.first_failure
+    assert len(result.recovery_s) == 1
+
+
+@pytest.mark.parametrize("is_at_work", [True, False], ids=["at work", "just begun"])
+async def test_an_indexer_dies_with_its_daemon(is_at_work: bool, tmp_path: Path) -> None:
+    """The next daemon may index the same shard: the file under its name must not be an orphan's any more."""
+    tar = tmp_path / "endless.tar"  # reading it waits for bytes that never come
+    os.mkfifo(tar)
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout
+    indexer = os.pidfd_open(int(await parent.stdout.readline()))
+    writers: list[int] = []
+    try:
+        if is_at_work:
+            await asyncio.to_thread(eventually, lambda: _is_read(tar, writers))
+        parent.kill()
+        await parent.wait()
+        ended, _, _ = await asyncio.to_thread(select.select, [indexer], [], [], 60)
+        assert ended
+    finally:
+        for fd in (indexer, *writers):
+            os.close(fd)
+
+
+def _is_read(fifo: Path, writers: list[int]) -> bool:
+    with suppress(OSError):  # nobody has it open
+        writers.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+    return bool(writers)
+
+
+PARENT = """
+import asyncio, pathlib, sys
+from shardcache.store.indexers import Indexers
+from shardcache.store.indexing import Request
+
+async def main():
+    folder, indexers = pathlib.Path(sys.argv[1]), Indexers(1)
+    await indexers.prepare()
+    print(indexers._idle[0].pid, flush=True)
+    await indexers.index(Request(str(folder / "endless.tar"), str(folder / "x.idx"), {}, "url", True, 0))
+
+asyncio.run(main())
+"""

@@ -1,0 +1,28 @@
+"""`python -m fuzz TARGET [libFuzzer's own arguments]`: give a target inputs that cover ever more of the code.
+
+https://llvm.org/docs/LibFuzzer.html, https://github.com/google/atheris
+"""
+
+from __future__ import annotations
+
+import sys
+
+import atheris
+
+with atheris.instrument_imports(include=["shardcache", "shardcache_client"]):
+    from fuzz.targets import TARGETS
+
+
+def main() -> None:
+    """Run until libFuzzer's limits are reached, or something breaks; never returns."""
+    target = TARGETS[sys.argv.pop(1)]
+
+    def change(data: bytes, most_bytes: int, seed: int) -> bytes:
+        assert target.mutate is not None
+        return target.mutate(data, most_bytes, seed, atheris.Mutate)
+
+    atheris.Setup(sys.argv, target.check, **({"custom_mutator": change} if target.mutate else {}))
+    atheris.Fuzz()
+
+
+main()

@@ -1,0 +1,110 @@
+"""Changing inputs so that they get past what would refuse nearly all of them at the door: checksums, and JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from shardcache.tarindex.headers import BLOCK_BYTES
+from shardcache.tarindex.sidecar import _CRC, _PROLOGUE  # what the file itself consists of
+
+Mutate = Callable[[bytes, int], bytes]
+"""`mutate(data, most_bytes)` changes some bytes somewhere; libFuzzer's own."""
+
+_USTAR = slice(257, 262)
+_SUM = slice(148, 156)
+
+
+def tar(data: bytes, most_bytes: int, seed: int, mutate: Mutate) -> bytes:
+    """Change a tar; three times in four, what still looks like a header gets the checksum that it should have."""
+    changed = bytearray(mutate(data, most_bytes))
+    if seed % 4:
+        for at in range(0, len(changed) - BLOCK_BYTES + 1, BLOCK_BYTES):
+            if changed[at : at + BLOCK_BYTES][_USTAR] == b"ustar":
+                _sum(changed, at)
+    return bytes(changed)
+
+
+def _sum(tar: bytearray, at: int) -> None:
+    block = tar[at : at + BLOCK_BYTES]
+    block[_SUM] = b" " * 8
+    tar[at + _SUM.start : at + _SUM.stop] = b"%06o\0 " % sum(block)
+
+
+def sidecar(data: bytes, most_bytes: int, seed: int, mutate: Mutate) -> bytes:
+    """Change a sidecar; three times in four, its counts and both of its checksums are made to fit again."""
+    changed = bytearray(mutate(data, most_bytes))
+    if seed % 4 == 0 or len(changed) < _PROLOGUE.size:
+        return bytes(changed)
+    magic, *counts, _ = _PROLOGUE.unpack_from(changed)
+    header_end = _PROLOGUE.size + min(counts[0], len(changed))
+    tables = changed[header_end + _CRC.size :]
+    if seed % 4 == 1:  # as many key bytes as there is room for
+        samples, members, names, faults = counts[1:5]
+        rest = len(tables) - 8 * (2 * members + 2 * samples + names + 3 * faults) - 4 * members - counts[6]
+        counts[5] = max(rest, 0) % 2**64
+    _PROLOGUE.pack_into(changed, 0, magic, *counts, zlib.crc32(tables))
+    if len(changed) >= header_end + _CRC.size:
+        _CRC.pack_into(changed, header_end, zlib.crc32(changed[:header_end]))
+    return bytes(changed)
+
+
+_NASTY: tuple[Any, ...] = (
+    None, True, False, 0, 1, 2, 3, -1, 0.5, float("nan"), float("inf"), 2**31, 2**63 - 1, 2**63, 2**64, 10**4000,
+    "", "a", "\0", "\ud800", "\U0001f4a9", "../../etc", "{1..3}", "x" * 5000, [], {}, [[]], [None], {"type": "error"},
+    ["file:///nowhere.tar", None, None, None], [0, 1, 2], "lease", "plan", "release", "need", "more", "leased", "ok",
+)  # fmt: skip
+
+
+def lines(data: bytes, most_bytes: int, seed: int, mutate: Mutate) -> bytes:
+    """Change messages, a line each: their order and number, their fields, or, one time in four, their bytes."""
+    rng = random.Random(seed)
+    if rng.random() < 0.25:
+        return bytes(mutate(data, most_bytes))
+    rows = data.split(b"\n")
+    at = rng.randrange(len(rows))
+    match rng.randrange(5):
+        case 0:
+            rows.insert(rng.randrange(len(rows) + 1), rows[at])
+        case 1:
+            rows.pop(at)
+        case 2:
+            other = rng.randrange(len(rows))
+            rows[at], rows[other] = rows[other], rows[at]
+        case _:
+            rows[at] = _changed(rows[at], rng)
+    return b"\n".join(rows)[:most_bytes]
+
+
+def _changed(row: bytes, rng: random.Random) -> bytes:
+    """Put something nasty, or another field's value, at some place in a message."""
+    try:
+        message = json.loads(row)
+    except (ValueError, RecursionError):
+        return row
+    place, key = _place(message, rng)
+    if place is None:
+        return json.dumps(rng.choice(_NASTY)).encode()
+    match rng.randrange(4):
+        case 0 if isinstance(place, dict):
+            del place[key]
+        case 1:
+            place[key] = rng.randrange(8)
+        case _:
+            place[key] = rng.choice(_NASTY)
+    return json.dumps(message).encode()
+
+
+def _place(value: Any, rng: random.Random) -> tuple[Any, Any]:
+    """Return a container somewhere in a message, and a key of it."""
+    found: tuple[Any, Any] = (None, None)
+    while isinstance(value, dict | list) and value:
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        found = value, rng.choice(keys)
+        value = value[found[1]]
+        if rng.random() < 0.5:
+            break
+    return found

@@ -1,0 +1,238 @@
+"""Any messages, in any order, to a real daemon in this very process: answers, and in the end nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import json
+import logging
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from shardcache.config import Settings
+from shardcache.daemon import _serve
+from shardcache.errors import ProtocolError
+from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
+from shardcache.server.messages import check_indices, parse, shard_of, take, take_strings
+from support.tars import write_shards
+
+Json = dict[str, Any]
+
+SHARDS = 3
+LIMIT_S = 30.0
+
+_COUNTS = ("id", "position", "of", "lease", "beyond", "reads")
+_FIELDS: dict[str, type] = {"type": str, "job": str} | dict.fromkeys(_COUNTS, int)
+_HELLO = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "fuzz", "job": "fuzz"}
+_KEY = b"AAAAAAAAAAAAAAAAAAAAAA=="
+_RAW = b"\0"
+_HALF_CLOSE = b"eof"
+
+
+def message(data: bytes) -> None:
+    """Read bytes as each kind of message: values of the right type come out, or ProtocolError."""
+    with contextlib.suppress(ProtocolError):
+        parsed = parse(data)
+        for field, kind in _FIELDS.items():
+            with contextlib.suppress(ProtocolError):
+                value = take(parsed, field, kind)
+                assert type(value) is kind
+                json.dumps(value, ensure_ascii=False).encode()
+        with contextlib.suppress(ProtocolError):
+            assert all(isinstance(url, str) for url in take_strings(parsed, "urls"))
+        refs = [shard_of(row) for row in take(parsed, "shards", list)]
+        json.dumps([ref.to_json() for ref in refs], ensure_ascii=False).encode()
+        order = take(parsed, "order", list)
+        check_indices(order, SHARDS + len(refs))
+        assert all(0 <= index < SHARDS + len(refs) for index in order)
+
+
+def session(data: bytes) -> None:
+    """Play one session; each line is a message, where `@0` to `@2` stand for the urls of shards that exist.
+
+    An empty line waits for answers, one that begins with a NUL goes over the wire as it is, without a frame, and
+    `eof` closes the sending half. Unless the first line says hello itself, that is said before.
+    """
+    world = _world()
+    world.loop.run_until_complete(world.play(data))
+
+
+@functools.cache
+def _world() -> World:
+    return World()
+
+
+class World:
+    """A daemon, its shards, and what went wrong in it."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
+        self.urls = [f"file://{path}" for path in write_shards(self.folder, SHARDS, 3)]
+        self.socket = self.folder / "s.sock"
+        self.mishaps: list[str] = []
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(lambda _loop, context: self.mishaps.append(str(context)))
+        logging.getLogger().addHandler(_Listener(self.mishaps))
+        self._serving = self.loop.create_task(_serve(self._settings()))
+        self.loop.run_until_complete(self._ready())
+
+    def _settings(self) -> Settings:
+        where = {"cache_dir": self.folder / "cache", "socket": self.socket}
+        limits = {"capacity": "100MB", "min_free": "0", "allow": f"file://{self.folder}/", "log_level": "error"}
+        return Settings.load(where | limits)
+
+    async def _ready(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not self.socket.exists() or (await self.ask("/v1/health")) is None:
+                done, _ = await asyncio.wait([self._serving], timeout=0.01)
+                assert not done, self._serving.exception()
+
+    async def play(self, data: bytes) -> None:
+        """Play one session and wait until it is forgotten."""
+        for number, url in enumerate(self.urls):
+            data = data.replace(b"@%d" % number, url.encode())
+        async with asyncio.timeout(LIMIT_S):
+            wire = await Wire.open(self.socket)
+            with contextlib.suppress(ConnectionError):
+                await wire.say_all(data)
+            await wire.close()
+            while not await self._is_quiet():  # asking gives the daemon its turn
+                pass
+        mishaps, self.mishaps[:] = self.mishaps[:], []
+        assert not mishaps, "\n".join(mishaps)
+
+    async def _is_quiet(self) -> bool:
+        status = await self.ask("/v1/status")
+        return not status["cache"]["pinned_bytes"] and not any(job["sessions"] for job in status["jobs"])
+
+    async def ask(self, path: str) -> Any:
+        """Return the JSON at a path of the admin API."""
+        text = await self._get(path)
+        return json.loads(text) if text else None
+
+    async def _get(self, path: str) -> str:
+        try:
+            reader, writer = await asyncio.open_unix_connection(self.socket)
+        except ConnectionRefusedError:
+            return ""
+        writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert b" 200 " in head.splitlines()[0], head
+        return body.decode()
+
+
+class _Listener(logging.Handler):
+    """Hears of exceptions that nobody caught: aiohttp and asyncio log them."""
+
+    def __init__(self, heard: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._heard = heard
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note it."""
+        self._heard.append(self.format(record))
+
+
+class Wire:
+    """A WebSocket client that sends whatever it is told to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._open = True
+        self._listening = asyncio.create_task(self._listen())
+        self._heard = asyncio.Event()
+
+    @classmethod
+    async def open(cls, path: Path) -> Wire:
+        """Connect and shake hands."""
+        reader, writer = await asyncio.open_unix_connection(path)
+        ask = b"GET %s HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" % SESSION_PATH.encode()
+        writer.write(ask + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %s\r\n\r\n" % _KEY)
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        return cls(reader, writer)
+
+    async def say_all(self, data: bytes) -> None:
+        """Say what `session` describes."""
+        lines = data.split(b"\n")
+        if b"hello" not in lines[0]:
+            self.say(json.dumps(_HELLO).encode())
+        for line in lines:
+            if not line:
+                await self.settle()
+            elif line == _HALF_CLOSE:
+                self.half_close()
+            elif line.startswith(_RAW):
+                self.write(line[1:])
+            else:
+                self.say(line)
+        await self.settle()
+
+    def say(self, text: bytes) -> None:
+        """Send a text frame."""
+        self.write(frame(text))
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        if self._open:
+            self._writer.write(data)
+
+    def half_close(self) -> None:
+        """Say that nothing more will come."""
+        if self._open:
+            self._open = False
+            self._writer.write_eof()
+
+    async def settle(self) -> None:
+        """Wait until nothing more has been heard for as long as it takes to read a file."""
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+        while not self._listening.done():
+            self._heard.clear()
+            try:
+                async with asyncio.timeout(0.003):
+                    await self._heard.wait()
+            except TimeoutError:
+                return
+
+    async def close(self) -> None:
+        """Leave without a word."""
+        self._writer.transport.abort()
+        await self._listening
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head, size_bytes = struct.unpack("!BB", await self._reader.readexactly(2))
+                if size_bytes >= 126:
+                    long = await self._reader.readexactly(2 if size_bytes == 126 else 8)
+                    size_bytes = int.from_bytes(long, "big")
+                payload = await self._reader.readexactly(size_bytes)
+                if head == 0x81:
+                    _check(json.loads(payload))
+                self._heard.set()
+
+
+def frame(payload: bytes, head: int = 0x81) -> bytes:
+    """Return a client's frame, by default of text; it is masked with zeros, which leave it as it is."""
+    size_bytes = len(payload)
+    if size_bytes < 126:
+        size = struct.pack("!B", 0x80 | size_bytes)
+    elif size_bytes < 1 << 16:
+        size = struct.pack("!BH", 0x80 | 126, size_bytes)
+    else:
+        size = struct.pack("!BQ", 0x80 | 127, size_bytes)
+    return bytes([head]) + size + bytes(4) + payload
+
+
+def _check(answer: Json) -> None:
+    assert isinstance(answer.get("type"), str), answer
+    if answer["type"] == "error":
+        assert answer["error"]["code"] and answer["error"]["message"], answer

@@ -1,0 +1,175 @@
+"""Any bytes as a tar: an index that agrees with the standard library's, or a typed error; whole or arriving."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import io
+import itertools
+import os
+import shutil
+import struct
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from shardcache.errors import SampleError, ShardError
+from shardcache.protocol import Arriving
+from shardcache.tarindex import Samples, Tar
+from shardcache.tarindex.headers import BLOCK_BYTES, ZERO_BLOCK
+from shardcache.tarindex.members import Member
+from shardcache.tarindex.samples import group
+from shardcache_client.reading.arriving import ArrivingShard
+from shardcache_client.reading.cutting import Sample, TarBytes, cut
+
+Given = Sample | str | None
+
+URL = "s3://bucket/a.tar"
+
+# What an index may take of memory for each byte of its tar, and beside that.
+_GROWTH, _LEAST_BYTES = 8, 64 * 1024
+
+# What tarfile raises over a tar that it does not like; it has no one class for that.
+_TARFILE_ERRORS = (
+    tarfile.TarError,
+    ValueError,
+    OverflowError,
+    KeyError,
+    IndexError,
+    struct.error,
+    zlib.error,
+    EOFError,
+)
+
+
+def whole(data: bytes) -> None:
+    """Check the walk of a tar that is there."""
+    members = _members(data)
+    if members is None:
+        return
+    _check_spans(members, len(data))
+    samples = group(members)
+    _check_size(samples, len(data))
+    expected = _by_tarfile(data)
+    if expected is not None:
+        found = [(name, sparse or (start, end - start)) for name, start, end, sparse in members]
+        assert found == expected, f"tarfile has {expected}, the index {found}"
+
+
+def arriving(data: bytes) -> None:
+    """Check that no prefix of a tar gives a sample that the whole has not. Its last two bytes say how it comes."""
+    step_bytes, data = 1 + int.from_bytes(data[-2:], "big"), data[:-2]
+    if not data:
+        return
+    members = _members(data, require_end=False)
+    expected = None if members is None else _samples(group(members), data)
+    given = _as_it_arrives(data, step_bytes)
+    if expected is not None:
+        found = list(given)
+        assert found == expected[: len(found)], f"the whole gives {expected}, what arrives {found}"
+        assert len(found) >= len(expected) - 1, f"all but the last of {expected} had arrived, {found} were given"
+        return
+    try:
+        for _ in given:
+            pass
+    except ShardError:
+        pass
+
+
+def _members(data: bytes, *, require_end: bool = True) -> list[Member] | None:
+    def read(at: int, least_bytes: int, most_bytes: int) -> bytes:
+        assert least_bytes <= most_bytes
+        return data[at : at + most_bytes]
+
+    try:
+        return list(Tar(read, len(data), URL, require_end=require_end))
+    except ShardError as exn:
+        assert len(str(exn)) < 8192, "an error that nobody would read"
+        return None
+
+
+def _check_spans(members: list[Member], size_bytes: int) -> None:
+    behind = 0
+    for _, start, end, _ in members:
+        assert behind + BLOCK_BYTES <= start <= end <= size_bytes, f"a member from {start} to {end} of {size_bytes}"
+        behind = end
+
+
+def _check_size(samples: Samples, tar_bytes: int) -> None:
+    taken = len(samples.keys) + sum(map(len, samples.extensions)) + 20 * len(samples.starts) + 16 * len(samples)
+    assert taken <= _GROWTH * tar_bytes + _LEAST_BYTES, f"{tar_bytes} bytes of tar became {taken} of index"
+
+
+def _by_tarfile(data: bytes) -> list[tuple[bytes, bool | tuple[int, int]]] | None:
+    """Return the regular files as tarfile sees them, or None where it does not read on to the end."""
+    found: list[tuple[bytes, bool | tuple[int, int]]] = []
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            for info in tar:
+                if info.isreg():
+                    name = info.name.encode("utf-8", "surrogateescape")
+                    found.append((name, info.issparse() or (info.offset_data, info.size)))
+            ended = data[tar.offset : tar.offset + BLOCK_BYTES] == ZERO_BLOCK
+    except (*_TARFILE_ERRORS, RecursionError):
+        return None
+    return found if ended else None
+
+
+def _samples(tables: Samples, data: bytes) -> list[Given]:
+    tar = cast(TarBytes, data)  # which slices into bytes as a map does
+    return [_sample(cut(tables, tar, URL, number, number + 1)) for number in range(len(tables))]
+
+
+def _sample(given: Iterator[Sample]) -> Given:
+    """Return the one sample, or why it cannot be given, or None where there is none."""
+    try:
+        return next(given, None)
+    except SampleError as exn:
+        return exn.message
+
+
+def _as_it_arrives(data: bytes, step_bytes: int) -> Iterator[Given]:
+    """Read a file of which ever more is there; what is not there yet is noise."""
+    path, ready_bytes = _scratch(), 0
+    path.write_bytes(bytes(len(data)).replace(b"\0", b"U"))
+
+    def more(beyond: int) -> Arriving | None:
+        nonlocal ready_bytes
+        if beyond >= len(data):
+            return None
+        steps = (beyond - ready_bytes) // step_bytes + 1
+        came = data[ready_bytes : ready_bytes + steps * step_bytes]
+        with open(path, "r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), came, ready_bytes)
+        ready_bytes += len(came)
+        return grant()
+
+    def grant() -> Arriving:
+        return Arriving(
+            type="arriving",
+            id=1,
+            lease=1,
+            url=URL,
+            version="v1",
+            path=str(path),
+            inode=path.stat().st_ino,
+            size_bytes=len(data),
+            ready_bytes=ready_bytes,
+        )
+
+    with ArrivingShard(grant(), more) as shard:
+        for number in itertools.count():
+            sample = _sample(shard.samples(number, number + 1))
+            if sample is None:
+                return
+            yield sample
+
+
+@functools.cache
+def _scratch() -> Path:
+    folder = tempfile.mkdtemp(prefix="fuzz-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder) / "arriving"

@@ -1,0 +1,290 @@
+"""What can be wrong with an answer of a store, as changes of a right one. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+_LENGTH, _RANGE, _ETAG = "content-length", "content-range", "etag"
+
+
+class Mischief(enum.StrEnum):
+    """What goes wrong with one answer."""
+
+    STALL = "half of the body, then nothing"
+    SILENCE = "no answer at all"
+    LATE = "a first byte that takes seconds"
+    DRIP = "a body byte by byte"
+    RESET = "half of the body, then a reset"
+    RESET_AT_ONCE = "a reset in place of an answer"
+    TRUNCATE = "half of the body, then a close in good order"
+    HALF_HEAD = "half of the head, then a close in good order"
+    LENGTH_LESS = "a Content-Length less than the body"
+    LENGTH_MORE = "a Content-Length more than the body"
+    LENGTH_ODD = "a Content-Length that is no number"
+    LENGTH_NONE = "no Content-Length, and half of the body"
+    RANGE_SHIFTED = "a Content-Range of other bytes"
+    RANGE_TOTAL = "a Content-Range with another total"
+    RANGE_NONE = "206 without a Content-Range"
+    RANGE_SHORT = "half of the range, with headers that say so"
+    INTERNAL_ERROR = "500 InternalError"
+    SLOW_DOWN = "503 SlowDown"
+    TOO_MANY = "429 TooManyRequests"
+    FORBIDDEN = "403 AccessDenied"
+    NOT_FOUND = "404 NoSuchKey"
+    TIMEOUT = "408 RequestTimeout"
+    CHANGED = "412 PreconditionFailed"
+    NO_SUCH_RANGE = "416 InvalidRange"
+    WHOLE = "200 and the whole object in place of a range"
+    ERROR_AS_200 = "an XML error with status 200"
+    ERROR_AS_206 = "an XML error with status 206"
+    EMPTY = "206 and an empty body"
+    GARBAGE = "bytes that are no HTTP"
+    ENDLESS_HEAD = "headers without an end"
+    FLIP = "a bit flipped"
+    ETAG_OTHER = "another ETag"
+    ETAG_NONE = "no ETag"
+    OTHER_BYTES = "another object's bytes under the right headers"
+    OTHER_OBJECT = "another object's bytes under its own headers"
+    HEAD_LESS = "a HEAD with a size less than it is"
+    HEAD_MORE = "a HEAD with a size more than it is"
+    HEAD_NO_ETAG = "a HEAD without an ETag"
+    HEAD_ETAG = "a HEAD with another ETag"
+    HEAD_NO_LENGTH = "a HEAD without a size"
+    HEAD_ODD_LENGTH = "a HEAD with a size that is no number"
+    HEAD_ODD_DATE = "a HEAD with a date that is none"
+    HEAD_ODD_CHECKSUM = "a HEAD with a checksum that is none"
+    HEAD_SILENCE = "no answer to HEAD"
+    HEAD_RESET = "a reset in place of an answer to HEAD"
+    HEAD_GARBAGE = "an answer to HEAD that is no HTTP"
+    HEAD_INTERNAL_ERROR = "500 to HEAD"
+    HEAD_NOT_FOUND = "404 to HEAD"
+
+    @property
+    def method(self) -> str:
+        """Return the method whose answers it spoils."""
+        return "HEAD" if self.name.startswith("HEAD_") else "GET"
+
+
+class Ending(enum.Enum):
+    """What a connection does after the last byte of an answer."""
+
+    STAY = enum.auto()
+    CLOSE = enum.auto()
+    RESET = enum.auto()
+    HANG = enum.auto()
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer as it goes to the client.
+
+    Attributes:
+        headers: names in lower case.
+        raw: sent in place of head and body, unless None.
+        sent: bytes of the body that are sent, all by default.
+        head_sent: bytes of the head that are sent, all by default.
+        late: whether the first byte takes long.
+        drips: whether the body comes byte by byte.
+    """
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    raw: bytes | None = None
+    sent: int | None = None
+    head_sent: int | None = None
+    late: bool = False
+    drips: bool = False
+    ending: Ending = Ending.STAY
+
+    def head(self) -> bytes:
+        """Return status line and headers."""
+        lines = [f"HTTP/1.1 {self.status} {self.status}", *(f"{name}: {value}" for name, value in self.headers.items())]
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")[: self.head_sent]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a spoiler may draw on.
+
+    Attributes:
+        start: of the range that was asked for.
+        other: the bytes of another object, as many as this one has at least.
+        whole: the bytes of the object itself; empty where they are not known.
+    """
+
+    start: int
+    other: bytes
+    whole: bytes
+
+
+Spoiler = Callable[[Answer, Scene], None]
+
+_REFUSALS = {
+    Mischief.INTERNAL_ERROR: (500, "InternalError"),
+    Mischief.SLOW_DOWN: (503, "SlowDown"),
+    Mischief.TOO_MANY: (429, "TooManyRequests"),
+    Mischief.FORBIDDEN: (403, "AccessDenied"),
+    Mischief.NOT_FOUND: (404, "NoSuchKey"),
+    Mischief.TIMEOUT: (408, "RequestTimeout"),
+    Mischief.CHANGED: (412, "PreconditionFailed"),
+    Mischief.NO_SUCH_RANGE: (416, "InvalidRange"),
+    Mischief.ERROR_AS_200: (200, "InternalError"),
+    Mischief.ERROR_AS_206: (206, "InternalError"),
+    Mischief.HEAD_INTERNAL_ERROR: (500, ""),
+    Mischief.HEAD_NOT_FOUND: (404, ""),
+}
+
+
+def spoil(mischief: Mischief, answer: Answer, scene: Scene) -> None:
+    """Change a right answer into a wrong one."""
+    if mischief in _REFUSALS:
+        _refuse(answer, *_REFUSALS[mischief])
+    else:
+        _SPOILERS[mischief](answer, scene)
+
+
+def _refuse(answer: Answer, status: int, code: str) -> None:
+    answer.status = status
+    answer.body = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode() if code else b""
+    answer.headers = {"content-type": "application/xml", _LENGTH: str(len(answer.body))}
+
+
+def _cut(ending: Ending) -> Spoiler:
+    def spoiler(answer: Answer, _scene: Scene) -> None:
+        answer.sent, answer.ending = len(answer.body) // 2, ending
+
+    return spoiler
+
+
+def _instead(raw: bytes, ending: Ending) -> Spoiler:
+    def spoiler(answer: Answer, _scene: Scene) -> None:
+        answer.raw, answer.ending = raw, ending
+
+    return spoiler
+
+
+def _flag(**values: object) -> Spoiler:
+    def spoiler(answer: Answer, _scene: Scene) -> None:
+        for name, value in values.items():
+            setattr(answer, name, value)
+
+    return spoiler
+
+
+def _half_head(answer: Answer, _scene: Scene) -> None:
+    answer.body, answer.ending = b"", Ending.CLOSE
+    answer.head_sent = len(answer.head()) // 2
+
+
+def _length(factor: float) -> Spoiler:
+    def spoiler(answer: Answer, _scene: Scene) -> None:
+        answer.headers[_LENGTH] = str(int(int(answer.headers[_LENGTH]) * factor))
+        answer.ending = Ending.CLOSE
+
+    return spoiler
+
+
+def _no_length(answer: Answer, scene: Scene) -> None:
+    del answer.headers[_LENGTH]
+    _cut(Ending.CLOSE)(answer, scene)
+
+
+def _range(shift: int, total: int) -> Spoiler:
+    def spoiler(answer: Answer, scene: Scene) -> None:
+        size = int(answer.headers[_RANGE].rpartition("/")[2])
+        first = scene.start + shift
+        answer.headers[_RANGE] = f"bytes {first}-{first + len(answer.body) - 1}/{size + total}"
+
+    return spoiler
+
+
+def _short_range(answer: Answer, scene: Scene) -> None:
+    size = answer.headers[_RANGE].rpartition("/")[2]
+    answer.body = answer.body[: len(answer.body) // 2]
+    answer.headers[_RANGE] = f"bytes {scene.start}-{scene.start + len(answer.body) - 1}/{size}"
+    answer.headers[_LENGTH] = str(len(answer.body))
+
+
+def _without(name: str) -> Spoiler:
+    def spoiler(answer: Answer, _scene: Scene) -> None:
+        answer.headers.pop(name, None)
+
+    return spoiler
+
+
+def _with(name: str, value: str) -> Spoiler:
+    def spoiler(answer: Answer, _scene: Scene) -> None:
+        answer.headers[name] = value
+
+    return spoiler
+
+
+def _whole(answer: Answer, scene: Scene) -> None:
+    answer.status, answer.body = 200, scene.whole
+    answer.headers[_LENGTH] = str(len(scene.whole))
+    answer.headers.pop(_RANGE, None)
+
+
+def _empty(answer: Answer, _scene: Scene) -> None:
+    answer.body, answer.headers[_LENGTH] = b"", "0"
+
+
+def _flip(answer: Answer, _scene: Scene) -> None:
+    middle = len(answer.body) // 2
+    answer.body = answer.body[:middle] + bytes([answer.body[middle] ^ 1]) + answer.body[middle + 1 :]
+
+
+def _other_etag(answer: Answer, _scene: Scene) -> None:
+    answer.headers[_ETAG] = '"' + answer.headers.get(_ETAG, "").strip('"')[::-1] + '"'
+
+
+def _other_bytes(answer: Answer, scene: Scene) -> None:
+    answer.body = scene.other[scene.start :][: len(answer.body)]
+
+
+def _other_object(answer: Answer, scene: Scene) -> None:
+    _other_bytes(answer, scene)
+    _other_etag(answer, scene)
+
+
+_SPOILERS: Mapping[Mischief, Spoiler] = {
+    Mischief.STALL: _cut(Ending.HANG),
+    Mischief.SILENCE: _instead(b"", Ending.HANG),
+    Mischief.LATE: _flag(late=True),
+    Mischief.DRIP: _flag(drips=True),
+    Mischief.RESET: _cut(Ending.RESET),
+    Mischief.RESET_AT_ONCE: _instead(b"", Ending.RESET),
+    Mischief.TRUNCATE: _cut(Ending.CLOSE),
+    Mischief.HALF_HEAD: _half_head,
+    Mischief.LENGTH_LESS: _length(0.5),
+    Mischief.LENGTH_MORE: _length(2),
+    Mischief.LENGTH_ODD: _with(_LENGTH, "many"),
+    Mischief.LENGTH_NONE: _no_length,
+    Mischief.RANGE_SHIFTED: _range(512, 0),
+    Mischief.RANGE_TOTAL: _range(0, 512),
+    Mischief.RANGE_NONE: _without(_RANGE),
+    Mischief.RANGE_SHORT: _short_range,
+    Mischief.WHOLE: _whole,
+    Mischief.EMPTY: _empty,
+    Mischief.GARBAGE: _instead(b"\x00\xff not a word of HTTP \r\n\r\n" * 10, Ending.CLOSE),
+    Mischief.ENDLESS_HEAD: _instead(b"HTTP/1.1 206 OK\r\n" + b"x-more: and more\r\n" * 20_000, Ending.HANG),
+    Mischief.FLIP: _flip,
+    Mischief.ETAG_OTHER: _other_etag,
+    Mischief.ETAG_NONE: _without(_ETAG),
+    Mischief.OTHER_BYTES: _other_bytes,
+    Mischief.OTHER_OBJECT: _other_object,
+    Mischief.HEAD_LESS: _length(0.5),
+    Mischief.HEAD_MORE: _length(2),
+    Mischief.HEAD_NO_ETAG: _without(_ETAG),
+    Mischief.HEAD_ETAG: _other_etag,
+    Mischief.HEAD_NO_LENGTH: _without(_LENGTH),
+    Mischief.HEAD_ODD_LENGTH: _with(_LENGTH, "many"),
+    Mischief.HEAD_ODD_DATE: _with("last-modified", "long ago"),
+    Mischief.HEAD_ODD_CHECKSUM: _with("x-amz-checksum-crc32", "none"),
+    Mischief.HEAD_SILENCE: _instead(b"", Ending.HANG),
+    Mischief.HEAD_RESET: _instead(b"", Ending.RESET),
+    Mischief.HEAD_GARBAGE: _instead(b"\x00\xff not a word of HTTP \r\n\r\n", Ending.CLOSE),
+}

@@ -1,0 +1,108 @@
+"""Filesystems that a test may fill, turn read-only and take away; only root may mount them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_BALLAST = "ballast"
+
+
+def may_mount() -> bool:
+    """Whether this process may: root in a container often may not."""
+    if os.geteuid() != 0:
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        tried = subprocess.run(["mount", "-t", "tmpfs", "none", folder], capture_output=True, check=False)
+        if tried.returncode == 0:
+            _run("umount", folder)
+        return tried.returncode == 0
+
+
+class Tmpfs:
+    """A filesystem in memory, at a folder of its own, with limits; a context manager."""
+
+    def __init__(self, folder: Path, size_bytes: int, inodes: int = 0) -> None:
+        """`inodes` 0 is no limit."""
+        self.folder = folder
+        self._options = f"size={size_bytes},nr_inodes={inodes}"
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True)
+        _run("mount", "-t", "tmpfs", "-o", self._options, "none", str(self.folder))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _run("umount", "--lazy", str(self.folder))
+
+    def free_bytes(self) -> int:
+        """Return what may still be written."""
+        stat = os.statvfs(self.folder)
+        return stat.f_bavail * stat.f_frsize
+
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Leave no more room than that."""
+        with (self.folder / _BALLAST).open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, self.free_bytes() - leave_bytes)
+
+    def use_up_inodes(self) -> None:
+        """Make files until no more can be made."""
+        ballast = self.folder / _BALLAST
+        ballast.mkdir()
+        for number in range(os.statvfs(self.folder).f_ffree):
+            (ballast / str(number)).touch()
+
+    def relieve(self) -> None:
+        """Take back what `fill` or `use_up_inodes` took."""
+        ballast = self.folder / _BALLAST
+        if ballast.is_dir():
+            for path in ballast.iterdir():
+                path.unlink()
+            ballast.rmdir()
+        else:
+            ballast.unlink()
+
+    def turn_read_only(self) -> bool:
+        """Remount it so; False while somebody has a file of it open for writing."""
+        command = ["mount", "-o", "remount,ro", str(self.folder)]
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+    def turn_writable(self) -> None:
+        """Remount it so."""
+        _run("mount", "-o", "remount,rw", str(self.folder))
+
+
+class Bind:
+    """A folder that shows another one while it is attached; a context manager."""
+
+    def __init__(self, source: Path, folder: Path) -> None:
+        self._source = source
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True)
+        self.attach()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.detach()
+
+    def attach(self) -> None:
+        """Mount it."""
+        _run("mount", "--bind", str(self._source), str(self._folder))
+
+    def detach(self) -> None:
+        """Unmount it, whoever has files of it open."""
+        _run("umount", "--lazy", str(self._folder))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)

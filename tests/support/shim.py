@@ -1,0 +1,206 @@
+"""Stands between a daemon and its disk: kills it, or lets a call fail, at the n-th call that changes a file.
+
+The C half, `shim.c`, is compiled at first use and loaded with LD_PRELOAD. Both halves share a control block, so what
+the shim does can be changed while its processes run, and what it counted outlives them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import functools
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+SOURCE = Path(__file__).with_suffix(".c")
+CONTROL_ENV = "SHIM_CONTROL"
+_CHILD_ENV = "SHIM_CHILD"  # set once the victim is known
+HAS_CC = shutil.which("cc") is not None
+
+
+class Op(enum.IntEnum):
+    """Kinds of calls, as numbered in shim.c. OPEN and READ change nothing, and are matched only when asked for."""
+
+    CREATE = 0  # open with O_CREAT or O_TRUNC
+    WRITE = 1
+    TRUNCATE = 2
+    ALLOCATE = 3
+    FSYNC = 4
+    RENAME = 5
+    UNLINK = 6
+    MKDIR = 7
+    RMDIR = 8
+    CHMOD = 9
+    UTIME = 10
+    OPEN = 11
+    READ = 12
+
+
+CHANGES = tuple(op for op in Op if op < Op.OPEN)
+
+
+class Action(enum.IntEnum):
+    """What is done to the calls that are chosen, as numbered in shim.c."""
+
+    COUNT = 0  # nothing
+    KILL_BEFORE = 1
+    KILL_AFTER = 2
+    KILL_HALF = 3  # in the middle of a write or an allocation; before any other call
+    FAIL = 4
+    SHORT = 5  # a write takes half of what it was given, and says so
+
+
+FOR_EVER = 2**62
+
+_PATH_BYTES, _MATCH_BYTES = 512, 128
+# seen, acted, at, times, ops, action, error, victim, holder, logging, last_op, root, match, log
+_CONTROL = struct.Struct(f"=qqqqQiiiiii{_PATH_BYTES}s{_MATCH_BYTES}s{_PATH_BYTES}s")
+_COUNTS = struct.Struct("=qq")
+_ORDERS = struct.Struct("=qqqqQii")  # seen to error
+_LOGGING_AT = struct.calcsize("=qqqqQiiii")
+_LAST_OP_AT = _LOGGING_AT + 4
+_ROOT_AT = _LAST_OP_AT + 4
+_RECORD = struct.Struct("=IIIIqqq")
+
+
+@functools.cache
+def library() -> Path:
+    """Return the path of the compiled shim; compile it where that was not done yet. Raises CalledProcessError."""
+    tag = f"{os.getuid()}-{SOURCE.stat().st_mtime_ns:x}"
+    built = Path(tempfile.gettempdir()) / f"shardcache-shim-{tag}.so"
+    if not built.exists():
+        unfinished = built.with_suffix(f".{os.getpid()}")
+        subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", unfinished, SOURCE, "-ldl"], check=True)
+        unfinished.rename(built)
+    return built
+
+
+class Shim:
+    """The control block of one tree of processes; the first of them to start is the one that dies."""
+
+    def __init__(self, control_path: Path, root: Path) -> None:
+        """Make the block; `root` is the folder whose files count."""
+        self.path = control_path
+        control_path.write_bytes(bytes(_CONTROL.size))
+        with control_path.open("r+b") as file:
+            self._block = mmap.mmap(file.fileno(), _CONTROL.size)
+        self._put_text(_ROOT_AT, str(root), _PATH_BYTES)
+
+    def env(self) -> dict[str, str]:
+        """Return the variables that put a process, and all that it starts, under this shim."""
+        return {"LD_PRELOAD": str(library()), CONTROL_ENV: str(self.path)}
+
+    def arm(
+        self,
+        action: Action,
+        *,
+        at: int = 1,
+        times: int = 1,
+        ops: tuple[Op, ...] = CHANGES,
+        match: str = "",
+        error: int = 0,
+    ) -> None:
+        """Count anew, and act on the calls from the `at`-th to the `at + times - 1`-th.
+
+        Args:
+            match: only calls on paths that hold this text.
+            error: errno with which FAIL lets calls fail.
+        """
+        self._block[_COUNTS.size : _ORDERS.size] = bytes(_ORDERS.size - _COUNTS.size)  # no call matches meanwhile
+        self._put_text(_ROOT_AT + _PATH_BYTES, match, _MATCH_BYTES)
+        mask = sum(1 << op for op in ops)
+        _ORDERS.pack_into(self._block, 0, 0, 0, at, times, mask, action, error)
+
+    def disarm(self) -> None:
+        """Let all calls pass; the counts stay."""
+        self._block[_COUNTS.size : _ORDERS.size] = bytes(_ORDERS.size - _COUNTS.size)
+
+    def log_to(self, path: Path) -> None:
+        """Append a record of each armed call that succeeds to a file; `read_log` reads it."""
+        self._put_text(_ROOT_AT + _PATH_BYTES + _MATCH_BYTES, str(path), _PATH_BYTES)
+        struct.pack_into("=i", self._block, _LOGGING_AT, 1)
+
+    @property
+    def seen(self) -> int:
+        """Matching calls since it was armed."""
+        return self._counts[0]
+
+    @property
+    def acted(self) -> int:
+        """How many calls were acted upon since it was armed."""
+        return self._counts[1]
+
+    @property
+    def last_op(self) -> Op:
+        """Kind of the call that was acted upon last."""
+        return Op(struct.unpack_from("=i", self._block, _LAST_OP_AT)[0])
+
+    @property
+    def _counts(self) -> tuple[int, int]:
+        seen, acted = _COUNTS.unpack_from(self._block)
+        return seen, acted
+
+    def _put_text(self, at: int, text: str, size: int) -> None:
+        encoded = os.fsencode(text)
+        if len(encoded) >= size:
+            raise ValueError(f"{text} is too long for the control block")
+        self._block[at : at + size] = encoded.ljust(size, b"\0")
+
+
+def rule_this_process(control_path: Path) -> None:
+    """Put this process, in which the shim was loaded at its start, under another control block, as its victim.
+
+    What it starts is ruled by the same block, and dies with it.
+    """
+    shim = ctypes.CDLL(str(library()))
+    if shim.shim_use(os.fsencode(control_path)) != 0:
+        raise OSError(f"the shim cannot use {control_path}")
+    shim.shim_be_victim()
+    os.environ |= {"LD_PRELOAD": str(library()), CONTROL_ENV: str(control_path), _CHILD_ENV: "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One logged call.
+
+    Attributes:
+        path, path2: what it was on; of a rename, from and to.
+        offset, length: bytes of a write or an allocation; `length` is the new size of a truncation.
+        flags: of an open.
+        data: what a write wrote.
+    """
+
+    op: Op
+    path: str
+    path2: str
+    offset: int
+    length: int
+    flags: int
+    data: bytes
+
+    @classmethod
+    def read(cls, log: memoryview, at: int) -> tuple[Self, int]:
+        """Return the call whose record begins at an offset of the log, and the offset behind it."""
+        op, *sizes, offset, length, flags = _RECORD.unpack_from(log, at)
+        at += _RECORD.size
+        texts = []
+        for size in sizes:
+            texts.append(bytes(log[at : at + size]))
+            at += size
+        return cls(Op(op), os.fsdecode(texts[0]), os.fsdecode(texts[1]), offset, length, flags, texts[2]), at
+
+
+def read_log(path: Path) -> Iterator[Call]:
+    """Yield the logged calls, in the order in which they were finished."""
+    log, at = memoryview(path.read_bytes()), 0
+    while at < len(log):
+        call, at = Call.read(log, at)
+        yield call

@@ -1,0 +1,166 @@
+"""When a part is late, how many may be asked for twice, and what becomes of the two requests."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.errors import DiskFullError, OriginUnavailableError
+from shardcache.fetch.hedging import Hedging, race
+
+SIZE = 8 * 1024 * 1024
+STORE = "s3://bucket"
+
+
+def taught(times_s: list[float], *, share: float = 0.02, size_bytes: int = SIZE) -> Hedging:
+    """Return what has seen parts that took so long."""
+    hedging = Hedging(share)
+    for time_s in times_s:
+        hedging.took(STORE, size_bytes, time_s)
+    return hedging
+
+
+def test_nothing_is_late_before_enough_was_seen() -> None:
+    """Of fewer than a hundred parts the slowest is no tail."""
+    assert taught([1.0] * 99).patience_s(STORE, SIZE) is None
+    assert taught([1.0] * 100).patience_s(STORE, SIZE) == 1.0
+
+
+def test_late_is_what_one_of_a_hundred_is() -> None:
+    """The nearest-rank 99th percentile, in whatever order the times came."""
+    times_s = [1000.0 + second for second in range(1, 1001)]
+    random.Random(1).shuffle(times_s)
+    assert taught(times_s).patience_s(STORE, SIZE) == 1990.0
+
+
+def test_a_store_of_which_many_answers_hang_is_no_more_patient_for_that() -> None:
+    """With two of a hundred at 30 s the percentile is 30 s; five times what half of them take is late as well."""
+    assert taught([1.0] * 980 + [30.0] * 20).patience_s(STORE, SIZE) == 5.0
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1001, max_size=1300))
+def test_only_the_last_thousand_count(times_s: list[float]) -> None:
+    """A store that became faster or slower is judged by what it is now."""
+    last_s = sorted(times_s[-1000:])
+    assert taught(times_s).patience_s(STORE, SIZE) == min(last_s[989], 5 * last_s[499])
+
+
+def test_a_part_is_compared_with_parts_of_its_size_and_store() -> None:
+    """The small last part of a shard says nothing of the others, nor one store of another."""
+    hedging = taught([1.0] * 100)
+    assert hedging.patience_s(STORE, SIZE // 16) is None
+    assert hedging.patience_s("s3://other", SIZE) is None
+    assert hedging.patience_s(STORE, SIZE + SIZE // 2) == 1.0
+
+
+def test_what_takes_no_time_is_not_late() -> None:
+    """Where parts take milliseconds, a second request would cost more than it saves."""
+    assert taught([0.001] * 200).patience_s(STORE, SIZE) == 0.05
+
+
+def test_a_few_of_a_hundred_requests_are_hedged_and_no_more() -> None:
+    """At 2 % every fiftieth part earns one second request, and a long time of peace no great store of them."""
+    hedging = taught([1.0] * 200)
+    assert [hedging.spend(STORE) for _ in range(5)] == [True] * 4 + [False]
+    rich = taught([1.0] * 100_000)
+    assert sum(rich.spend(STORE) for _ in range(100)) == 8
+
+
+def test_without_a_share_nothing_is_hedged() -> None:
+    """0 turns it off."""
+    assert taught([1.0] * 1000, share=0).patience_s(STORE, SIZE) is None
+
+
+class Rivals:
+    """Two requests that end when they are told to, and note what became of them."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.first_answer: asyncio.Future[None] = loop.create_future()
+        self.second_answer: asyncio.Future[None] = loop.create_future()
+        self.told: list[str] = []
+
+    async def first(self) -> None:
+        """Read, and no more."""
+        try:
+            await self.first_answer
+        except asyncio.CancelledError:
+            self.told.append("first cancelled")
+            raise
+
+    async def second(self, end_first: Callable[[], bool]) -> None:
+        """Read, and write if it is not too late."""
+        try:
+            await self.second_answer
+        except asyncio.CancelledError:
+            self.told.append("second cancelled")
+            raise
+        self.told.append("second writes" if end_first() else "second too late")
+
+
+async def test_the_first_answer_wins_and_the_other_request_is_over() -> None:
+    """Whichever it is; nothing of the loser goes on when the race is over."""
+    rivals = Rivals()
+    rivals.first_answer.set_result(None)
+    assert await race(rivals.first(), rivals.second)
+    assert rivals.told in ([], ["second cancelled"])
+    rivals = Rivals()
+    rivals.second_answer.set_result(None)
+    assert not await race(rivals.first(), rivals.second)
+    assert sorted(rivals.told) == ["first cancelled", "second writes"]
+
+
+@pytest.mark.parametrize("first_comes_first", [True, False])
+async def test_answers_that_come_together_are_one(first_comes_first: bool) -> None:
+    """In the same turn of the loop one of them wins, never both and never neither."""
+    rivals = Rivals()
+    answers = [rivals.first_answer, rivals.second_answer]
+    loop = asyncio.get_running_loop()
+    for answer in answers if first_comes_first else reversed(answers):
+        loop.call_soon(answer.set_result, None)
+    first_won = await race(rivals.first(), rivals.second)
+    assert first_won == ("second writes" not in rivals.told)
+
+
+async def test_a_first_request_that_fails_ends_the_second() -> None:
+    """Its error comes as it is, not in a group."""
+    rivals = Rivals()
+    asyncio.get_running_loop().call_soon(rivals.first_answer.set_exception, OriginUnavailableError("gone"))
+    with pytest.raises(OriginUnavailableError, match="gone"):
+        await race(rivals.first(), rivals.second)
+
+
+async def test_what_writing_the_second_answer_raises_arrives() -> None:
+    """A full disk is an error whoever meets it."""
+    rivals = Rivals()
+
+    async def second(end_first: Callable[[], bool]) -> None:
+        assert end_first()
+        raise DiskFullError("no room")
+
+    with pytest.raises(DiskFullError):
+        await race(rivals.first(), second)
+
+
+async def test_a_second_request_that_comes_to_nothing_leaves_it_to_the_first() -> None:
+    """Whether it was not allowed or failed."""
+    rivals = Rivals()
+
+    async def second(end_first: Callable[[], bool]) -> None:
+        asyncio.get_running_loop().call_soon(rivals.first_answer.set_result, None)
+
+    assert await race(rivals.first(), second)
+
+
+async def test_who_is_cancelled_takes_both_along() -> None:
+    """A download that is given up leaves no request behind."""
+    rivals = Rivals()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await race(rivals.first(), rivals.second)
+    assert sorted(rivals.told) == ["first cancelled", "second cancelled"]
