@@ -37,7 +37,6 @@ _STOP_LIMIT_S = 20.0
 # Blocking work is waiting for the disk, not for a processor: part writes, fsync, SQLite, unlink, inflating.
 _THREADS = 32
 _INDEXERS = 2
-_NICENESS = 10
 
 
 def serve(settings: Settings) -> None:
@@ -70,7 +69,7 @@ async def _serve_at(path: Path, listener: Listener | None, settings: Settings) -
         async with contextlib.AsyncExitStack() as last:
             with contextlib.closing(store):
                 loop = asyncio.get_running_loop()
-                loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk", _give_way))
+                loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
                 try:
                     await _run(settings, store, lambda cache: last.enter_async_context(serving(cache, sock, listener)))
                 finally:
@@ -107,11 +106,6 @@ async def _run(settings: Settings, store: Store, serve_with: Callable[[Cache], A
     finally:
         await indexers.close()
         await origins.close()
-
-
-def _give_way() -> None:
-    """Let this thread take processor time that training has no use for: on Linux each has a niceness of its own."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ class Cache:
         )
         transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group)
         leasing = Leasing(
-            store, transfers, room, holds, planner, names, known, origins, counters, settings.listing_ttl_s
+            store, transfers, room, holds, planner, names, known, origins, counters, health, settings.listing_ttl_s
         )
         readers = Readers(planner, leasing, holds, transfers, counters, changed, turns)
         prefetcher = Prefetcher(planner, readers.ref, names, store, room, transfers, changed, settings.max_transfers)

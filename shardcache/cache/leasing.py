@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from shardcache.cache.arriving import Arriving
+from shardcache.cache.health import Health
 from shardcache.cache.holds import Holds
 from shardcache.cache.known import Known
 from shardcache.cache.names import Names
@@ -56,6 +57,7 @@ class Leasing:
         known: Known,
         origins: Origins,
         counters: Counters,
+        health: Health,
         ttl_s: float,
     ) -> None:
         self._store = store
@@ -67,6 +69,7 @@ class Leasing:
         self._known = known
         self._origins = origins
         self._counters = counters
+        self._health = health
         self._ttl_s = ttl_s
 
     async def recall(self, refs: Iterable[ShardRef]) -> None:
@@ -93,7 +96,7 @@ class Leasing:
                     return found
                 # What the transfer published may be gone again before this task runs: look anew.
                 shard = self._store.shards.get(found.key)
-            elif facts := await self._held(shard):
+            elif facts := await self._held(shard, ref.url):
                 if hit:
                     self._planner.now.found(shard.key)
                 return Published(shard, facts, hit)
@@ -120,8 +123,8 @@ class Leasing:
             log.warning("a damaged shard stays where it is for now", url=exn.url, cause=failure.message)
         self._room.changed.notify()
 
-    async def _held(self, shard: Shard) -> Facts | None:
-        """Hold a shard that is here; None where it turns out to be damaged."""
+    async def _held(self, shard: Shard, url: str) -> Facts | None:
+        """Hold a shard that is here; None where it turns out to be damaged. Raises DiskError where all of them do."""
         self._holds.take(shard)
         held = False
         try:
@@ -133,6 +136,8 @@ class Leasing:
             held = True
             return facts
         except CorruptShardError as exn:
+            await self._health.examine()
+            self._health.check(url)  # a disk that was unmounted says nothing of its shards
             await self.quarantine(shard, exn)
             return None
         finally:

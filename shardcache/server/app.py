@@ -25,7 +25,7 @@ _CLOSE_S = 0.5
 
 def make_app(cache: Cache, listener: Listener | None = None) -> web.Application:
     """Return the application that serves a cache."""
-    app = web.Application(middlewares=[guard, audit, errors_as_json, refuse_new_work])
+    app = web.Application(middlewares=[errors_as_json, guard, audit, refuse_new_work])
     app[CACHE] = cache
     app[AUDIT] = Audit()
     if listener is not None:

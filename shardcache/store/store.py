@@ -40,6 +40,7 @@ class Store:
         self.shards: OrderedDict[str, Shard] = OrderedDict()
         self.leftovers: dict[str, Leftover] = {}
         self._condemned: dict[str, Shard] = {}  # damaged, out of service, still to be set aside
+        self._setting_aside = asyncio.Lock()
 
     def __repr__(self) -> str:
         used, capacity = self.space.used_bytes, self.space.capacity_bytes
@@ -102,12 +103,11 @@ class Store:
 
     async def publish(self, key: str, tar_path: Path, sidecar_path: Path, facts: Facts) -> Shard:
         """Make a verified, indexed shard visible: bytes to disk first, names after, the tar's name last."""
+        if key in self._condemned:
+            await self.set_aside()  # what is moved away later would be this one
         sidecar_bytes = await asyncio.to_thread(self._publish, key, tar_path, sidecar_path)
         shard = Shard(key, facts.size_bytes, sidecar_bytes, time.time(), facts=facts)
         self.shards[key] = shard
-        replaced = self._condemned.pop(key, None)
-        if replaced is not None:
-            self.space.kept_bytes -= replaced.kept_bytes
         return shard
 
     def _publish(self, key: str, tar_path: Path, sidecar_path: Path) -> int:
@@ -248,11 +248,12 @@ class Store:
 
     async def set_aside(self) -> None:
         """Move what was found damaged out of the way. Raises DiskError."""
-        for key, shard in list(self._condemned.items()):
-            leftover = await asyncio.to_thread(self._quarantine, shard)
-            if self._condemned.pop(key, None) is not None:
-                self.space.kept_bytes -= shard.kept_bytes
-                self.leave(leftover)
+        async with self._setting_aside:
+            for key, shard in list(self._condemned.items()):
+                leftover = await asyncio.to_thread(self._quarantine, shard)
+                if self._condemned.pop(key, None) is not None:  # its files may have gone with the folder meanwhile
+                    self.space.kept_bytes -= shard.kept_bytes
+                    self.leave(leftover)
 
     def _quarantine(self, shard: Shard) -> Leftover:
         aside = self.layout.quarantine / (shard.key + TAR)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from campaign import stories
-from campaign.killing import FLAGS, Death, Story, audit, die_and_recover, look
-from campaign.mortals import kill_readers
+from campaign.kills.life import FLAGS, Death, Story, audit, die_and_recover, look
+from campaign.kills.readers import kill_readers
 from campaign.result import Result
 from support.daemon import Daemon, eventually
 from support.moto_s3 import MotoS3

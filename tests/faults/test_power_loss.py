@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from campaign.blackout import BLOCK_BYTES, Chance, Disk, File
-from campaign.killing import Story
+from campaign.kills.life import Story
+from campaign.kills.stories import stories
 from campaign.power import Record, cut
-from campaign.stories import stories
+from campaign.power.disk import BLOCK_BYTES, Chance, Disk, File
 from support.moto_s3 import MotoS3
 from support.shim import HAS_CC, Call, Op
 from support.zygote import Zygote

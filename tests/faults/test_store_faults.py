@@ -9,7 +9,7 @@ import pytest
 
 from campaign import store
 from campaign.result import Result
-from campaign.storeplace import StorePlace
+from campaign.store.place import StorePlace
 from shardcache.errors import CorruptShardError, OriginUnavailableError
 from support.mischief import Mischief
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from campaign.killing import WRITES, Death, Life, Story, die_and_recover
-from campaign.mortals import kill_readers
+from campaign.kills.life import WRITES, Death, Life, Story, die_and_recover
+from campaign.kills.readers import kill_readers
+from campaign.kills.stories import stories
 from campaign.result import Result
-from campaign.stories import stories
 from support.moto_s3 import MotoS3
 from support.shim import Action, read_log
 from support.zygote import Zygote

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from campaign.result import Result
-from campaign.storeplace import HANG_S, StorePlace, samples
+from campaign.store.place import HANG_S, StorePlace, samples
 from shardcache.errors import ShardcacheError, ShardTimeoutError
 from shardcache_client import ShardDataset
 

@@ -1,4 +1,4 @@
-"""`python -m campaign.reader SOCKET SEED URL…`: a reader that takes shards and gives them back until it is killed.
+"""`python -m campaign.kills.reader SOCKET SEED URL…`: a reader of shards, which goes on until it is killed.
 
 It writes a line once it has its first shard.
 """

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from campaign.hostile import Ground, locations, urls
+from campaign.access.hostile import Ground, locations, urls
 from campaign.result import Result
 from shardcache.errors import ShardcacheError
 from support.canary import Canary

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from campaign.killing import AMPLE, FLAGS, GONE, PART_BYTES, Source, Story
+from campaign.kills.life import AMPLE, FLAGS, GONE, PART_BYTES, Source, Story
 from support.daemon import Daemon
 from support.moto_s3 import MotoS3
 from support.raw_session import RawSession

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from campaign.restart_job import MEMBER, Task
+from campaign.restarts.job import MEMBER, Task
+from campaign.restarts.watched import WatchedJob, expected_epochs
 from campaign.result import Result
-from campaign.watched_job import WatchedJob, expected_epochs
 from support.daemon import Daemon, eventually
 from support.tars import make_tar, random_samples
 from support.throttled_s3 import ThrottledS3

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from campaign.restart_job import Task
+from campaign.restarts.job import Task
 from campaign.result import Result
 
-_TESTS = Path(__file__).parents[1]
+_TESTS = Path(__file__).parents[2]
 # Longer than any recovery on a busy machine; what takes longer does not come.
 HANG_S = 90.0
 # A reader that had nothing to read for so long when the daemon was ready again waited for it.
@@ -27,7 +27,7 @@ Epoch = list[tuple[str, int]]  # keys and checksums, in order
 
 
 class WatchedJob:
-    """Runs `campaign.restart_job`; a context manager.
+    """Runs `campaign.restarts.job`; a context manager.
 
     Args:
         epochs: what is to be read; None where that is to be found out.
@@ -50,7 +50,7 @@ class WatchedJob:
     def __enter__(self) -> Self:
         self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "campaign.restart_job", self._task.to_json()],
+            [sys.executable, "-m", "campaign.restarts.job", self._task.to_json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -7,8 +7,8 @@ from itertools import count
 from pathlib import Path
 
 from campaign.result import Result
-from campaign.storeplace import HANG_S, PART_BYTES, StorePlace, shard
-from campaign.storereading import Reading
+from campaign.store.place import HANG_S, PART_BYTES, StorePlace, shard
+from campaign.store.reading import Reading
 from support.daemon import eventually
 from support.mischief import Mischief
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from campaign.killing import AMPLE, FLAGS, Source
+from campaign.kills.life import AMPLE, FLAGS, Source
 from campaign.result import Result
 from support.daemon import Daemon, eventually
 from support.zygote import Zygote
@@ -46,6 +46,6 @@ def kill_readers(zygote: Zygote, source: Source, folder: Path, count: int) -> Re
 
 
 def _start(daemon: Daemon, source: Source, seed: float) -> subprocess.Popen[bytes]:
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    command = (sys.executable, "-m", "campaign.reader", str(daemon.socket), str(seed), *source.tars)
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = (sys.executable, "-m", "campaign.kills.reader", str(daemon.socket), str(seed), *source.tars)
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=env)

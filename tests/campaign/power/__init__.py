@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from campaign.blackout import Chance, Disk
-from campaign.killing import PART_BYTES, Death, Life, Story
+from campaign.kills.life import PART_BYTES, Death, Life, Story
+from campaign.kills.stories import SAMPLES, stories
+from campaign.power.disk import Chance, Disk
 from campaign.result import Result
-from campaign.stories import SAMPLES, stories
 from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ShardcacheError
 from shardcache.origin.base import RemoteObject
