@@ -28,7 +28,7 @@ lint: $(VENV)/.installed-dev  ## check style, types and which module may import 
 bench: $(VENV)/.installed-bench  ## measure against other loaders on this machine (minutes, some 10 GB of disk)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
-faults: $(VENV)/.installed-dev  ## break store, disk, daemon and messages thousands of times on purpose (about half an hour)
+faults: $(VENV)/.installed-dev  ## break store, disk, daemon and messages thousands of times on purpose (about an hour)
 	PYTHONPATH=tests $(BIN)/python -m campaign
 
 clean:  ## remove the virtual environment and what the tools leave

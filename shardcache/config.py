@@ -194,7 +194,7 @@ class Settings(BaseSettings):
     )
     listing_ttl_s: float = Field(60.0, ge=0, description="seconds for which a listing of the store is believed")
     scrub_rate: Annotated[ByteSize, BeforeValidator(_per_second)] = Field(
-        ByteSize(10_000_000),
+        ByteSize(10 * MIB),
         ge=0,
         description="bytes a second at which what is cached is read again and checked; 0 never",
     )

@@ -93,7 +93,7 @@ async def test_an_object_replaced_midway_is_read_whole_from_its_new_version(daem
     assert await asyncio.to_thread(read, daemon, url, partial_reads=False) == samples_of(0, seed=1)
 
 
-@pytest.mark.parametrize("after", [1, 7, 12, 20, 33, 40])
+@pytest.mark.parametrize("after", [7, 33])
 async def test_killed_anywhere_nothing_wrong_is_served(daemon: Daemon, faulty: FaultyS3, after: int) -> None:
     """However far the fetching of six shards had come, a restart gives every sample, and every file checks out."""
     numbers = range(6)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from campaign import stories
 from campaign.kills.life import FLAGS, Death, Story, audit, die_and_recover, look
 from campaign.kills.readers import kill_readers
+from campaign.kills.stories import stories
 from campaign.result import Result
 from support.daemon import Daemon, eventually
 from support.moto_s3 import MotoS3
@@ -35,7 +35,7 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture(scope="module")
 def told(zygote: Zygote, moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
     """The stories by name."""
-    return {story.name: story for story in stories.stories(zygote, moto_server, tmp_path_factory.mktemp("k"))}
+    return {story.name: story for story in stories(zygote, moto_server, tmp_path_factory.mktemp("k"))}
 
 
 DEATHS = [

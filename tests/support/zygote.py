@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -56,8 +57,9 @@ class Forked:
         self._send(signal.SIGTERM)
 
     def _send(self, number: int) -> None:
-        if self._pidfd is not None and not self._ended(0):
-            signal.pidfd_send_signal(self._pidfd, number)
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def _ended(self, timeout_s: float | None) -> bool:
         return self._pidfd is None or bool(select.select([self._pidfd], [], [], timeout_s)[0])

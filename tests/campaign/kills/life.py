@@ -220,6 +220,8 @@ def _is_stray(name: Path, path: Path) -> bool:
             return False
         case ("shards", bucket):
             return len(bucket) != 2
+        case ("quarantine", file) if path.suffix == TAR:
+            return not is_key(Path(file).stem)  # its sidecar follows by a second call
         case ("shards", _, file) | ("quarantine", file):
             other = {TAR: SIDECAR, SIDECAR: TAR}.get(path.suffix)
             return other is None or not is_key(Path(file).stem) or not path.with_suffix(other).exists()

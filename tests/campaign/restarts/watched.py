@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from bisect import bisect_right
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -56,6 +59,7 @@ class WatchedJob:
             stderr=self._log,
             text=True,
             cwd=_TESTS,
+            start_new_session=True,
         )
         self._watching = threading.Thread(target=self._watch)
         self._watching.start()
@@ -64,14 +68,16 @@ class WatchedJob:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(HANG_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        # A worker that was being started when the job ended notices nothing of that, and keeps the pipe open.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
         self._watching.join()
+        self._process.stdout.close()
         self._log.close()
 
     def report_to(self, result: Result) -> None:
