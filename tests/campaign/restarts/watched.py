@@ -21,6 +21,8 @@ from campaign.result import Result
 _TESTS = Path(__file__).parents[2]
 # Longer than any recovery on a busy machine; what takes longer does not come.
 HANG_S = 90.0
+# Workers look every 5 s whether their job still runs.
+_ORPHANED_S = 20.0
 # A reader that had nothing to read for so long when the daemon was ready again waited for it.
 _DRY_S = 0.3
 # So much later than the daemon itself may we notice that it is ready.
@@ -72,8 +74,9 @@ class WatchedJob:
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(HANG_S)
-        # A worker that was being started when the job ended notices nothing of that, and keeps the pipe open.
-        with suppress(ProcessLookupError):
+        self._watching.join(_ORPHANED_S)
+        if self._watching.is_alive():
+            # A worker that was being started when the job ended notices nothing of that, and keeps the pipe open.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._watching.join()
