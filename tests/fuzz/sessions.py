@@ -9,6 +9,7 @@ import functools
 import json
 import logging
 import shutil
+import signal
 import struct
 import tempfile
 from pathlib import Path
@@ -81,6 +82,9 @@ class World:
         logging.getLogger().addHandler(_Listener(self.mishaps))
         self._serving = self.loop.create_task(_serve(self._settings()))
         self.loop.run_until_complete(self._ready())
+        # This loop runs now and then: in between, nobody would read what each signal writes to it, until it is full.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.loop.remove_signal_handler(number)
 
     def _settings(self) -> Settings:
         where = {"cache_dir": self.folder / "cache", "socket": self.socket}
