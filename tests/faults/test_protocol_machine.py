@@ -95,6 +95,8 @@ class Machine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(["plan", "extend", "lease", "more", "explain", "resolve", "dance"]), value=nonsense)
     def talk_nonsense(self, kind: str, value: Any) -> None:
         """A request of wrong types is refused and changes nothing."""
+        if kind == "extend" and value == []:
+            return  # nothing to add is no nonsense
         fields = dict.fromkeys(("shards", "order", "reads", "position", "of", "lease", "beyond", "urls"), value)
         assert self.ask(kind, **fields)["error"]["code"] in ("protocol", "not_found")
 
