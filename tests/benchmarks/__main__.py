@@ -17,11 +17,11 @@ from typing import Any
 
 import click
 import psutil
-from rich.console import Console
 
 from benchmarks import cold, decisions, download, half, handover, hitrates, restart, sharing, shuffle, warm
 from benchmarks.table import Row, render
 from benchmarks.workplace import Workplace
+from support.parts import chosen, console
 
 PARTS = {
     "download": download.measure,
@@ -56,10 +56,10 @@ def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path
     """Compare shardcache with the tools that people use today, on this machine, against a local S3 server."""
     # Whoever stops it by a signal gets the same tidying as with Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    parts = _chosen(only)
+    parts = chosen(only, PARTS)
     rows: list[Row] = []
     try:
-        with _data_folder(root, keep) as folder, Workplace(folder, scale, _console(stderr=True)) as place:
+        with _data_folder(root, keep) as folder, Workplace(folder, scale, console(stderr=True)) as place:
             place.check_space()
             for name in parts:
                 place.say(f"[bold]{name}[/]")
@@ -70,26 +70,12 @@ def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path
     except RuntimeError as exn:
         raise click.ClickException(str(exn)) from exn
     machine = _machine()
-    _console().print(
+    console().print(
         render(rows, f"{machine['cpus']} CPUs, Python {machine['python']}, {1e2 * scale:.0f} % of the data")
     )
     if json_path is not None:
         results = {"machine": machine, "scale": scale, "rows": [row.to_json() for row in rows]}
         json_path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-
-
-def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr)
-    # Into a file or a pipe: nothing there has a width that lines must keep to.
-    return console if console.is_terminal else Console(stderr=stderr, width=160)
-
-
-def _chosen(only: str) -> list[str]:
-    parts = [name.strip() for name in only.split(",")]
-    unknown = [name for name in parts if name not in PARTS]
-    if unknown:
-        raise click.BadParameter(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}", param_hint="--only")
-    return parts
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from campaign.result import Result, render
+from support.parts import chosen, console
 
 # Each is a module with `run(scale, folder) -> Iterator[Result]`.
 PARTS = ("store", "kills", "power", "disks", "direct", "restarts", "access", "load", "fuzz")
@@ -29,35 +29,21 @@ def main(only: str, scale: float, json_path: Path | None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # moto's server tells of every request
     results: list[Result] = []
-    console, log = _console(), _console(stderr=True)
+    out, log = console(), console(stderr=True)
     begun_s = time.monotonic()
-    for name in _chosen(only):
+    for name in chosen(only, PARTS):
         with tempfile.TemporaryDirectory(prefix=f"shardcache-{name}-") as folder:
             for result in importlib.import_module(f"campaign.{name}").run(scale, Path(folder)):
                 results.append(result)
                 log.print(f"{time.monotonic() - begun_s:7.1f} s  {' · '.join(result.cells())}")
                 if result.first_failure:
                     log.print(result.first_failure, markup=False)
-    console.print(render(results, f"faults on purpose, {time.monotonic() - begun_s:,.0f} s"))
+    out.print(render(results, f"faults on purpose, {time.monotonic() - begun_s:,.0f} s"))
     if json_path is not None:
         rows = [result.to_json() for result in results]
         json_path.write_text(json.dumps({"scale": scale, "results": rows}, indent=2) + "\n")
     if not all(result.passed for result in results):
         sys.exit(1)
-
-
-def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr)
-    # Into a file or a pipe: nothing there has a width that lines must keep to.
-    return console if console.is_terminal else Console(stderr=stderr, width=160)
-
-
-def _chosen(only: str) -> list[str]:
-    parts = [name.strip() for name in only.split(",")]
-    unknown = [name for name in parts if name not in PARTS]
-    if unknown:
-        raise click.BadParameter(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}", param_hint="--only")
-    return parts
 
 
 if __name__ == "__main__":

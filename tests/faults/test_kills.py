@@ -7,7 +7,6 @@ import os
 import select
 import shutil
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,27 +14,12 @@ import pytest
 
 from campaign.kills.life import FLAGS, Death, Story, audit, die_and_recover, look
 from campaign.kills.readers import kill_readers
-from campaign.kills.stories import stories
 from campaign.result import Result
 from support.daemon import Daemon, eventually
-from support.moto_s3 import MotoS3
 from support.shim import HAS_CC, Action
 from support.zygote import Zygote
 
 pytestmark = pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler")
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    """What daemons are forked from."""
-    with Zygote() as zygote:
-        yield zygote
-
-
-@pytest.fixture(scope="module")
-def told(zygote: Zygote, moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
-    """The stories by name."""
-    return {story.name: story for story in stories(zygote, moto_server, tmp_path_factory.mktemp("k"))}
 
 
 DEATHS = [

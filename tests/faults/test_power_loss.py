@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from campaign.kills.life import Story
-from campaign.kills.stories import stories
 from campaign.power import Record, cut
 from campaign.power.disk import BLOCK_BYTES, Chance, Disk, File
-from support.moto_s3 import MotoS3
 from support.shim import HAS_CC, Call, Op
 from support.zygote import Zygote
 
 needs_cc = pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler")
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    """What daemons are forked from."""
-    with Zygote() as zygote:
-        yield zygote
-
-
-@pytest.fixture(scope="module")
-def told(zygote: Zygote, moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
-    """The stories by name."""
-    return {story.name: story for story in stories(zygote, moto_server, tmp_path_factory.mktemp("k"))}
 
 
 @needs_cc
