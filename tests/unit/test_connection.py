@@ -26,6 +26,7 @@ from shardcache.errors import (
 )
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, ShardRef
 from shardcache_client.daemon.connection import Connection, Reader, resolve
+from shardcache_client.daemon.websocket import FarewellError, WebSocket
 from shardcache_client.topology import Topology
 from support.peer import Peer, scripted
 
@@ -111,6 +112,25 @@ def test_a_socket_that_is_not_ours(path: Path) -> None:
         with unprivileged(), pytest.raises(DaemonError, match="group") as caught:
             Connection(path, READER)
     assert not isinstance(caught.value, NoDaemonError)
+
+
+def test_the_last_words_of_one_that_has_left_are_heard(path: Path) -> None:
+    """What was said before the goodbye arrives, then the goodbye, though nobody is there to take an answer to it."""
+    left = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.say(type="last")
+        peer.websocket.ping()
+        peer.websocket.close(1001)
+        left.set()
+
+    with scripted(path, script):
+        websocket = WebSocket(path, "/v1/session", 30.0)
+        assert left.wait(30)
+        message = websocket.receive(soon())
+        assert message is not None and json.loads(message) == {"type": "last"}
+        with pytest.raises(FarewellError):
+            websocket.receive(soon())
 
 
 def test_a_daemon_that_refuses_our_protocol(path: Path) -> None:

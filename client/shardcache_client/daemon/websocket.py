@@ -143,7 +143,8 @@ class WebSocket:
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
                 self._take(event)
-        self._flush()  # answers to pings and to a close
+        with suppress(ConnectionError):  # it has left without waiting for it: what it said before is here
+            self._flush()  # answers to pings and to a close
         return True
 
     def _take(self, frame: Frame) -> None:
