@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import threading
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from shardcache import __version__, logs
+from shardcache import __version__, garbage, logs
 from shardcache.cache.allow import AllowList
 from shardcache.cache.facade import Cache
 from shardcache.config import Settings
@@ -52,19 +51,18 @@ def serve(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     path = socket_path(settings.socket)
     await predecessor_gone(path, _STOP_LIMIT_S)
+    garbage.collect_seldom()
     with listening(settings.http, settings.http_token_file) as listener:
         await _serve_at(path, listener, settings)
 
 
 async def _serve_at(path: Path, listener: Listener | None, settings: Settings) -> None:
     sock = bind_socket(path, settings.group)
-    gc.disable()  # recovery makes many objects that all stay; looking through them would only take time
     try:
-        store = await asyncio.to_thread(
-            Store.open, settings.cache_dir, settings.capacity, settings.min_free, settings.group
-        )
-        gc.freeze()
-        gc.enable()
+        with garbage.building():
+            store = await asyncio.to_thread(
+                Store.open, settings.cache_dir, settings.capacity, settings.min_free, settings.group
+            )
         # The server goes last: a daemon that is started before the folder is free is told that this one is stopping.
         async with contextlib.AsyncExitStack() as last:
             with contextlib.closing(store):
@@ -96,7 +94,7 @@ async def _run(settings: Settings, store: Store, serve_with: Callable[[Cache], A
             drain = await serve_with(cache)
             with _stop_signals() as stop:
                 log.info("ready", version=__version__, socket=str(socket_path(settings.socket)), store=repr(store))
-                group.create_task(origins.prepare())
+                group.create_task(_prepare(origins))
                 group.create_task(indexers.prepare())
                 await stop.wait()
             log.info("stopping")
@@ -106,6 +104,11 @@ async def _run(settings: Settings, store: Store, serve_with: Callable[[Cache], A
     finally:
         await indexers.close()
         await origins.close()
+
+
+async def _prepare(origins: Origins) -> None:
+    await origins.prepare()
+    garbage.spare()  # what botocore knows of S3 is tens of thousands of objects
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from shardcache.cache.holds import Holds
 from shardcache.cache.jobs import Job, Jobs, StallClock
 from shardcache.cache.leasing import Leasing, Published
 from shardcache.cache.names import Names
+from shardcache.cache.planned import Planned, PlannedShards
 from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers import Class, Transfer, Transfers
@@ -25,6 +26,7 @@ _OF_A_FORMER_PLAN = -1
 
 # More than any reader has use for: each is a file that it has open.
 _MOST_LEASES = 4096
+_FORGOTTEN_AT_ONCE = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +70,7 @@ class Reader:
     job: Job
     owner: Readers
     refs: dict[str, ShardRef] = field(default_factory=dict)
-    _names: list[str] = field(default_factory=list)  # the plan's table of shards
+    _shards: list[Planned] = field(default_factory=list)  # the plan's table
     _course: list[str] = field(default_factory=list)
     _asked: dict[int, Lease] = field(default_factory=dict)  # those that are waited for
     _leases: dict[int, Lease] = field(default_factory=dict)  # those that were granted
@@ -82,17 +84,17 @@ class Reader:
     @property
     def shard_count(self) -> int:
         """Number of shards that the plan's indices may name."""
-        return len(self._names)
+        return len(self._shards)
 
-    def declare(self, reads: int) -> None:
+    async def declare(self, reads: int) -> None:
         """Begin a plan, with no shards yet; `reads` of all its positions belong to the present epoch."""
         if self._asked:
             raise ProtocolError("a new plan has to wait for the leases that were asked for")
-        self.refs, self._names, self._course = {}, [], []
         for lease in self._leases.values():
             lease.position = _OF_A_FORMER_PLAN
         self.job.shards_planned += reads
         self.owner.planner.now.declare(self)
+        await self._forget_plan()
 
     async def extend(self, shards: Sequence[ShardRef], order: Sequence[int]) -> None:
         """Add to the plan: more shards, and positions that index into all of them."""
@@ -103,12 +105,12 @@ class Reader:
 
     def _add_shards(self, shards: Sequence[ShardRef]) -> None:
         for ref in shards:
-            name = Names.of(ref)
-            self._names.append(name)
-            self.refs[name] = ref
+            planned = self.owner.planned.of(ref)
+            self._shards.append(planned)
+            self.refs[planned.name] = planned.ref
 
     def _add_positions(self, order: Sequence[int]) -> None:
-        names = [self._names[index] for index in order]
+        names = [self._shards[index].name for index in order]
         self._course += names
         self.owner.planner.now.extend(self, names)
 
@@ -222,6 +224,16 @@ class Reader:
         self.owner.remove(self)
         while self._leases:
             await self._let_go(self._leases.popitem()[1])
+        await self._forget_plan()
+
+    async def _forget_plan(self) -> None:
+        """Let go of it bit by bit; and now, for an error's traceback may hold on to a reader that has left."""
+        self._course.clear()
+        while self._shards:
+            for planned in self._shards[-_FORGOTTEN_AT_ONCE:]:
+                self.refs.pop(planned.name, None)
+            del self._shards[-_FORGOTTEN_AT_ONCE:]
+            await asyncio.sleep(0)
 
     async def _let_go(self, lease: Lease) -> None:
         lease.look()
@@ -287,6 +299,7 @@ class Readers:
         self.transfers = transfers
         self.changed = changed
         self.turns = turns
+        self.planned = PlannedShards()
         self._counters = counters
         self._readers: set[Reader] = set()
         self._jobs = Jobs()

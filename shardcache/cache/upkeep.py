@@ -36,16 +36,21 @@ class Upkeep:
 
     async def shards(self, prefix: str = "", sight: Sight = lambda _: True) -> AsyncIterator[tuple[Shard, Facts]]:
         """Yield the published shards whose url starts with `prefix`; set damaged ones aside on the way."""
+
+        def is_meant(facts: Facts) -> bool:
+            return facts.url.startswith(prefix) and sight(facts.url)
+
         for number, shard in enumerate(list(self._store.shards.values())):
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # a hundred thousand of them would hold up every reader
+            if shard.facts is not None and not is_meant(shard.facts):
+                continue  # without a look at its file
             try:
                 facts = await self._store.facts(shard)
             except CorruptShardError as exn:
                 await self._damage.found(shard, exn)
                 continue
-            is_meant = facts.url.startswith(prefix) and sight(facts.url)
-            if is_meant and self._store.shards.get(shard.key) is shard:
+            if is_meant(facts) and self._store.shards.get(shard.key) is shard:
                 yield shard, facts
 
     async def evict(self, patterns: Sequence[str], sight: Sight = lambda _: True) -> Event:
@@ -54,9 +59,7 @@ class Upkeep:
         evicted: list[str] = []
         kept: list[Event] = []
         freed_bytes = 0
-        async for shard, facts in self.shards(sight=sight):
-            if facts.url not in wanted:
-                continue
+        async for shard, facts in self.shards(sight=lambda url: url in wanted and sight(url)):
             if shard.leases:
                 kept.append({"url": facts.url, "reason": f"in use by {shard.leases} reader(s)"})
             elif await self._room.evict(shard):

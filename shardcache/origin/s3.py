@@ -13,10 +13,13 @@ from shardcache.config import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.origin.base import MD5, Checksum, Flow, Received, RemoteObject, stream_ranges
 from shardcache.origin.http_range import check_range, fill, no_version, range_header
-from shardcache.origin.s3_direct import DirectReads
+from shardcache.origin.s3_direct import DirectRequests
 from shardcache.origin.s3_session import Sessions
 
-_CHECKSUMS = {"ChecksumCRC32C": "crc32c", "ChecksumCRC64NVME": "crc64nvme", "ChecksumCRC32": "crc32"}
+_CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
+
+Headers = Mapping[str, str]
+"""Of an answer; names in lower case."""
 
 
 class S3Origin:
@@ -24,7 +27,7 @@ class S3Origin:
 
     def __init__(self, table: OriginTable, max_connections: int) -> None:
         self._sessions = Sessions(table, max_connections)
-        self._direct = DirectReads(table)
+        self._direct = DirectRequests(table)
         self._verify_etag = table.verify_etag
 
     async def stat(self, url: str) -> RemoteObject:
@@ -32,18 +35,13 @@ class S3Origin:
         bucket, key = split(url)
         where = {"Bucket": bucket, "Key": key}
         async with self._sessions.use(url) as fs:
-            try:
-                head = await fs._call_s3("head_object", ChecksumMode="ENABLED", **where)
-            except OSError as exn:
-                if not isinstance(exn.__cause__, ClientError):
-                    raise
-                # An answer to HEAD has no body, hence no reason: a GET that fails alike says which it is.
-                answer = await fs._call_s3("get_object", Range="bytes=0-0", **where)
-                answer["Body"].close()
-                raise
-            version = _version(head, url)
+            head = await self._direct.head(fs, where, url)
+            if head is None:
+                head = await _head_by_sdk(fs, where)
+                self._direct.refused(url)
+            version = _etag(head.get("etag"), url)
             checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
-            return RemoteObject(url, version, int(head["ContentLength"]), checksum)
+            return RemoteObject(url, version, int(head["content-length"]), checksum)
 
     async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
         """As `Origin.read_into`; one GET with If-Match."""
@@ -61,7 +59,7 @@ class S3Origin:
                 if _version(answer, obj.url) != obj.version:
                     raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
                 await fill(buffer, body.read, flow, obj.url)
-            self._direct.refused(obj)
+            self._direct.refused(obj.url)
 
     def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
         """As `Origin.stream`."""
@@ -105,8 +103,26 @@ def split(url: str) -> tuple[str, str]:
     return bucket, key
 
 
+async def _head_by_sdk(fs: Any, where: Mapping[str, str]) -> Headers:
+    try:
+        answer = await fs._call_s3("head_object", ChecksumMode="ENABLED", **where)
+    except OSError as exn:
+        if not isinstance(exn.__cause__, ClientError):
+            raise
+        # An answer to HEAD has no body, hence no reason: a GET that fails alike says which it is.
+        answer = await fs._call_s3("get_object", Range="bytes=0-0", **where)
+        answer["Body"].close()
+        raise
+    headers: Headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    return headers
+
+
 def _version(answer: Mapping[str, Any], url: str) -> str:
-    etag = str(answer.get("ETag", "")).strip('"')
+    return _etag(answer.get("ETag"), url)
+
+
+def _etag(field: str | None, url: str) -> str:
+    etag = (field or "").strip('"')
     if not etag:
         raise no_version(url)
     return etag
@@ -116,26 +132,27 @@ def _status(answer: Mapping[str, Any]) -> int:
     return int(answer["ResponseMetadata"]["HTTPStatusCode"])
 
 
-def _checksum(head: Mapping[str, Any]) -> Checksum | None:
+def _checksum(head: Headers) -> Checksum | None:
     """Return the object's checksum, unless it is or may be one of the checksums of its uploaded parts."""
-    in_parts = "-" in head["ETag"]
-    if head.get("ChecksumType", "COMPOSITE" if in_parts else "FULL_OBJECT") != "FULL_OBJECT":
+    in_parts = "-" in head["etag"]
+    if head.get("x-amz-checksum-type", "COMPOSITE" if in_parts else "FULL_OBJECT") != "FULL_OBJECT":
         return None
-    for field, algorithm in _CHECKSUMS.items():
-        value = head.get(field, "")
+    for algorithm in _CHECKSUMS:
+        value = head.get(f"x-amz-checksum-{algorithm}", "")
         if value and "-" not in value:
             return Checksum(algorithm, int.from_bytes(base64.b64decode(value), "big"))
     return None
 
 
-def _presumed_md5(head: Mapping[str, Any]) -> Checksum | None:
+def _presumed_md5(head: Headers) -> Checksum | None:
     """Return what the ETag says of the bytes, unless S3 tells that it says nothing.
 
     See "Object" in the API reference of S3: the ETag is an MD5 of what was neither uploaded in parts, which shows in
     its form, nor encrypted with a key of KMS or the customer's; in a directory bucket it never is.
     """
-    etag = head["ETag"].strip('"')
-    encrypted = head.get("ServerSideEncryption", "AES256") != "AES256" or "SSECustomerAlgorithm" in head
-    if encrypted or head.get("StorageClass") == "EXPRESS_ONEZONE" or not re.fullmatch("[0-9a-f]{32}", etag):
+    etag = head["etag"].strip('"')
+    own_key = "x-amz-server-side-encryption-customer-algorithm" in head
+    encrypted = own_key or head.get("x-amz-server-side-encryption", "AES256") != "AES256"
+    if encrypted or head.get("x-amz-storage-class") == "EXPRESS_ONEZONE" or not re.fullmatch("[0-9a-f]{32}", etag):
         return None
     return Checksum(MD5, int(etag, 16))

@@ -1,12 +1,13 @@
-"""Parts of S3 objects by signed urls, past the SDK: it makes the url, `Wire` reads the bytes.
+"""What S3 objects are, and parts of them, by signed urls, past the SDK: it makes the url, `Wire` asks.
 
-The SDK's own way to a body costs a processor twice as much. It stays for everything else, and for every store or
-answer that is not as plain as a ranged read of a public cloud's bucket.
+The SDK's own way to a body costs a processor twice as much, and its way to a HEAD four times. It stays for everything
+else, and for every store or answer that is not as plain as those of a public cloud's bucket.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -23,14 +24,15 @@ from shardcache.origin.wire import Wire
 log = structlog.get_logger()
 
 _PLAIN_OPTIONS = {"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}
+_NEEDED = {"etag", "content-length"}
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404}
 _PATIENCE = 3
 _SIGNED_FOR_S = 600
 _MOST_SIGNED = 64
 
 
-class DirectReads:
-    """Reads parts directly as long as the store plays along."""
+class DirectRequests:
+    """Asks directly as long as the store plays along."""
 
     def __init__(self, table: OriginTable) -> None:
         # Options that change requests in ways which a signed url does not know: the SDK shall make every request.
@@ -38,6 +40,25 @@ class DirectReads:
         self._refused = 0
         self._signed: dict[str, tuple[str, float]] = {}
         self._wire: Wire | None = None
+
+    async def head(self, fs: Any, where: dict[str, str], url: str) -> Mapping[str, str] | None:
+        """Return the headers that the store answers to a HEAD with, names in lower case; None where the SDK has to ask.
+
+        Raises OriginUnavailableError, and what botocore and the network raise.
+        """
+        if not self._enabled:
+            return None
+        params = {**where, "ChecksumMode": "ENABLED"}
+        signed = await fs.s3.generate_presigned_url("head_object", Params=params, ExpiresIn=_SIGNED_FOR_S)
+        wire = self._wired(fs, signed)
+        if wire is None:
+            return None
+        head = await wire.head(signed, {"x-amz-checksum-mode": "ENABLED"})
+        if head.status in _REFUSALS:
+            return None
+        if head.status >= 300:
+            raise error_of(head.status, f"the store answered a HEAD with status {head.status}", url)
+        return head.headers if head.headers.keys() >= _NEEDED else None
 
     async def read(
         self, fs: Any, where: dict[str, str], obj: RemoteObject, start: int, buffer: memoryview, flow: Flow
@@ -49,13 +70,12 @@ class DirectReads:
         if not self._enabled:
             return False
         url = await self._signed_url(fs, where, obj)
-        if self._wire is None:
-            self._enabled = not get_environ_proxies(url)
-            self._wire = Wire(_ca_file(fs))
-            return await self.read(fs, where, obj, start, buffer, flow)
+        wire = self._wired(fs, url)
+        if wire is None:
+            return False
         stop = start + len(buffer)
         headers = {"Range": range_header(start, stop), "If-Match": f'"{obj.version}"'}
-        head = await self._wire.read(url, headers, buffer, flow)
+        head = await wire.read(url, headers, buffer, flow)
         if head.status in _REFUSALS:
             self._signed.clear()
             return False  # its reason is in the body, and maybe it is only the signed url that is refused
@@ -71,6 +91,13 @@ class DirectReads:
         self._refused = 0
         return True
 
+    def _wired(self, fs: Any, url: str) -> Wire | None:
+        """Return connections to the store; None where the environment names a proxy, which is the SDK's matter."""
+        if self._wire is None:
+            self._enabled = not get_environ_proxies(url)
+            self._wire = Wire(_ca_file(fs))
+        return self._wire if self._enabled else None
+
     async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
         """Return one url for all parts of an object, for a while: signing takes a millisecond."""
         now_s = time.monotonic()
@@ -82,11 +109,11 @@ class DirectReads:
             self._signed[obj.url] = (url, now_s)
         return url
 
-    def refused(self, obj: RemoteObject) -> None:
-        """Note that the SDK could read what this could not; after a few times, leave everything to the SDK."""
+    def refused(self, url: str) -> None:
+        """Note that the SDK got what this did not; after a few times, leave everything to the SDK."""
         self._refused += 1
         if self._enabled and self._refused >= _PATIENCE:
-            log.info("the store takes no signed urls; reading through the SDK", url=obj.url)
+            log.info("the store takes no signed urls; asking through the SDK", url=url)
             self._enabled = False
 
     async def close(self) -> None:
@@ -98,7 +125,7 @@ class DirectReads:
 def keep_signature_v4(signature_version: str, **_context: Any) -> str | None:
     """Sign urls as requests are signed; botocore would fall back to version 2 in the older regions.
 
-    A handler of botocore's event `choose-signer.s3.GetObject`.
+    A handler of botocore's events `choose-signer.s3.…`.
     """
     return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None
 

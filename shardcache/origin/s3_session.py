@@ -74,7 +74,8 @@ class Sessions:
                 fs = S3FileSystem(session=boto_session, **self._options)
                 fs.retries = 1  # whoever downloads retries, and counts it
                 client = await fs.set_session()
-                client.meta.events.register_first("choose-signer.s3.GetObject", keep_signature_v4)
+                for operation in ("GetObject", "HeadObject"):
+                    client.meta.events.register_first(f"choose-signer.s3.{operation}", keep_signature_v4)
                 session = self._present = _Session(fs, client)
         session.users += 1
         return session

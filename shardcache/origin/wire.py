@@ -1,4 +1,4 @@
-"""HTTP/1.1 ranged reads, from the socket straight into the caller's buffer.
+"""HTTP/1.1 ranged reads, from the socket straight into the caller's buffer, and questions that have no body.
 
 General clients hand a body out in chunks of their own making, each copied twice before it is where it belongs; that
 takes more of a processor than everything else on a shard's way. This one knows a single kind of answer, a body of
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
-from shardcache.origin.base import Flow
+from shardcache.origin.base import Flow, Free
 
 _HEAD_BYTES = 64 * 1024
 _CONNECT_TIMEOUT_S = 10.0
@@ -48,10 +48,19 @@ class Wire:
         Raises OSError when the connection fails or the answer is no HTTP. When this is cancelled or fails, nothing is
         written to the buffer any more.
         """
+        return await self._request("GET", url, headers, buffer, flow)
+
+    async def head(self, url: str, headers: Mapping[str, str]) -> Head:
+        """HEAD a url. Raises as `read` does."""
+        return await self._request("HEAD", url, headers, None, Free())
+
+    async def _request(
+        self, method: str, url: str, headers: Mapping[str, str], buffer: memoryview | None, flow: Flow
+    ) -> Head:
         parts = urlsplit(url)
         server = (parts.scheme, parts.netloc)
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        lines = [f"GET {target} HTTP/1.1", f"Host: {parts.netloc}", "Accept-Encoding: identity"]
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {parts.netloc}", "Accept-Encoding: identity"]
         request = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode()
         idle = self._idle.setdefault(server, [])
         while idle:
@@ -83,7 +92,7 @@ class Wire:
 
     @staticmethod
     async def _ask(
-        connection: _Connection, request: bytes, buffer: memoryview, flow: Flow, idle: list[_Connection]
+        connection: _Connection, request: bytes, buffer: memoryview | None, flow: Flow, idle: list[_Connection]
     ) -> Head:
         try:
             head = await connection.ask(request, buffer, flow)
@@ -116,8 +125,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._resting = False
         self._lost: Exception | None = None
 
-    async def ask(self, request: bytes, buffer: memoryview, flow: Flow) -> Head:
-        """Send a request and return its answer."""
+    async def ask(self, request: bytes, buffer: memoryview | None, flow: Flow) -> Head:
+        """Send a request and return its answer; without a buffer, one to which there is no body."""
         await flow.ready()
         if self._lost is not None:
             raise StaleError("the connection is closed")
@@ -133,7 +142,7 @@ class _Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close at once and forget the buffer."""
-        self._body, self._flow, self._buffer = None, None, memoryview(b"")
+        self._body, self._flow, self._buffer = None, None, None
         self._transport.abort()
 
     async def _answer(self, flow: Flow) -> Head | Exception:
@@ -208,6 +217,9 @@ class _Connection(asyncio.BufferedProtocol):
             status, headers = _parse(bytes(self._head[:end]))
         except ValueError:
             self._end(ConnectionError("the answer is no HTTP"))
+            return 0
+        if self._buffer is None:
+            self._end(Head(status, headers, complete=stop == body_start))
             return 0
         size = len(self._buffer)
         plain = "transfer-encoding" not in headers and "content-encoding" not in headers

@@ -16,7 +16,7 @@ NEVER = math.inf
 # Until a session has read its first shard it is taken to be as fast as the others, or else as this.
 _GUESS_S = 1.0
 _NO_USES: dict[Course, int] = {}
-_BATCH = 512
+_BATCH = 64
 
 Use = tuple[float, Course, int]
 """When a shard is needed next, on which course, and at which of its positions."""

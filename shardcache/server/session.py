@@ -195,7 +195,7 @@ class Session:
             raise ProtocolError("'extend' needs a plan that it extends")
         shards, order = await self._piece(message, 0 if new else self._reader.shard_count)
         if new:
-            self._reader.declare(take(message, "reads", int))
+            await self._reader.declare(take(message, "reads", int))
             self._planned = True
         await self._reader.extend(shards, order)
         return {"type": "ok"}

@@ -205,6 +205,18 @@ async def test_bad_answers_may_be_asked_for_again(fault: Fault, faulty: FaultyS3
     assert await read(origins, obj, 100, 50_000) == DATA[100:50_000]
 
 
+async def test_a_store_that_takes_no_signed_urls_is_asked_through_the_sdk(faulty: FaultyS3, origins: Origins) -> None:
+    """It gives the same answers, and is soon spared the question that it does not like."""
+    faulty.access_key = "test"  # which it looks for in the header alone
+    url = faulty.put("a.tar", DATA)
+    found = [await origins.origin(url).stat(url) for _ in range(3)]
+    assert {obj.size_bytes for obj in found} == {len(DATA)}
+    before = len(faulty.seen)
+    assert await read(origins, found[0], 0, 10) == DATA[:10]
+    await origins.origin(url).stat(url)
+    assert [method for method, *_ in faulty.seen[before:]] == ["GET", "HEAD"]
+
+
 async def test_another_etag_in_the_answer_is_a_change(faulty: FaultyS3, origins: Origins) -> None:
     """A store that ignores If-Match is caught by the ETag it sends."""
     obj = await origins.origin("s3://x").stat(faulty.put("a.tar", DATA))

@@ -241,9 +241,9 @@ def test_a_shard_that_does_not_come(path: Path) -> None:
         peer.stay()
 
     with scripted(path, first, second) as heard:
-        session = Session(path, READER, Patience(limit_s=1))
+        session = Session(path, READER, Patience(limit_s=3))
         session.declare(PLAN)
-        with pytest.raises(ShardTimeoutError, match="within 1 s: waiting for space in the cache") as caught:
+        with pytest.raises(ShardTimeoutError, match="within 3 s: waiting for space in the cache") as caught:
             session.wait(session.lease(0))
         assert session.wait(session.lease(1))["url"] == SHARDS[1].url
         session.close()

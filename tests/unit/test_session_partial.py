@@ -188,7 +188,7 @@ def test_waiting_for_more_shows_in_the_log_and_ends(path: Path, caplog: pytest.L
         peer.stay()
 
     with scripted(path, first, second), caplog.at_level(logging.WARNING, "shardcache"):
-        session = open_session(path, patience=Patience(limit_s=1, first_report_s=0.05))
+        session = open_session(path, patience=Patience(limit_s=3, first_report_s=0.05))
         lease = session.lease(0)
         session.wait(lease)
         with pytest.raises(ShardTimeoutError, match="downloading") as caught:
@@ -310,7 +310,7 @@ def test_a_daemon_that_does_not_answer_a_piece(path: Path) -> None:
         peer.stay()
 
     with scripted(path, first, second) as heard:
-        session = open_session(path, LONG, Patience(limit_s=2.0))
+        session = open_session(path, LONG, Patience(limit_s=3))
         session.extend()
         session.wait(session.lease(0))
         session.close()
