@@ -11,14 +11,25 @@ from hypothesis import settings
 
 from shardcache.origin.registry import Origins
 from support.buckets import Bucket, fresh_bucket, use_aws
+from support.daemon import Daemon
 from support.faulty_s3 import FaultyS3
 from support.moto_s3 import MotoS3
 from support.seaweedfs import SeaweedFS
+from support.zygote import Zygote
 
 # How long an example takes says more of the machine's other users than of the code. A change is judged by examples that
 # the next one is judged by, too; new ones are looked for by people, who can keep what they find.
 settings.register_profile("shardcache", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("shardcache")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def zygote() -> Iterator[Zygote]:
+    """What daemons are forked from unless a test says otherwise: to start from nothing takes each of them a second."""
+    with Zygote() as zygote:
+        usual, Daemon.usual_spawn = Daemon.usual_spawn, zygote.spawn
+        yield zygote
+        Daemon.usual_spawn = usual
 
 
 @pytest.fixture(scope="session")

@@ -144,7 +144,7 @@ def test_a_killed_worker_leaves_no_lease(daemon: Daemon, urls: str) -> None:
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
-    eventually(lambda: daemon.leases() == 0, limit_s=5)
+    eventually(lambda: daemon.leases() == 0)
     assert sessions_of(daemon, "killed") == 0
 
 

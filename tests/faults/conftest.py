@@ -1,8 +1,6 @@
-"""What daemons are killed in: their stories, and the process that they are forked from."""
+"""What daemons are killed in."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
@@ -10,13 +8,6 @@ from campaign.kills.life import Story
 from campaign.kills.stories import stories
 from support.moto_s3 import MotoS3
 from support.zygote import Zygote
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    """What daemons are forked from."""
-    with Zygote() as zygote:
-        yield zygote
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from support.daemon import Daemon
 from support.faulty_s3 import Fault, FaultyS3
 from support.raw_session import RawSession
 from support.tars import make_tar, random_samples
-from support.zygote import Zygote
 
 SHARDS = 3
 SAMPLES = 5
@@ -36,17 +35,10 @@ def urls(tmp_path: Path) -> list[str]:
     return [f"file://{folder}/{number}.tar" for number in range(SHARDS)]
 
 
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    """What daemons are forked from: these tests start many."""
-    with Zygote() as zygote:
-        yield zygote
-
-
 @pytest.fixture
-def daemon(tmp_path: Path, urls: list[str], zygote: Zygote) -> Iterator[Daemon]:
+def daemon(tmp_path: Path, urls: list[str]) -> Iterator[Daemon]:
     """A daemon that has read everything and was killed, so that the catalogue's log is not folded in."""
-    daemon = Daemon(tmp_path, "--listing-ttl-s", "0", spawn=zygote.spawn)
+    daemon = Daemon(tmp_path, "--listing-ttl-s", "0")
     with daemon:
         assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
     yield daemon

@@ -201,7 +201,7 @@ def test_a_killed_reader_leaves_nothing_of_all_it_held(tmp_path: Path, urls: lis
         eventually(lambda: in_use(daemon) == set(urls[:WINDOW]), limit_s=30)
         reader.kill()
         reader.join()
-        eventually(lambda: not in_use(daemon), limit_s=5.0)
+        eventually(lambda: not in_use(daemon))
 
 
 def hold(socket: Path, urls: list[str]) -> None:

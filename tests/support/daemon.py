@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 30.0
@@ -51,7 +51,10 @@ class Daemon:
     Attributes:
         root: folder of the socket, the cache and the log; keep its path short, a socket's has at most 107 bytes.
         socket, cache_dir, log: below `root`.
+        usual_spawn: how daemons are started that are not told otherwise.
     """
+
+    usual_spawn: ClassVar[Spawn] = staticmethod(spawn)
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class Daemon:
         *flags: str,
         capacity: str = "1GB",
         env: Mapping[str, str] | None = None,
-        spawn: Spawn = spawn,
+        spawn: Spawn | None = None,
     ) -> None:
         """Prepare one; `flags` go to `serve`, `env` comes on top of this process's environment."""
         self.root = root
@@ -68,7 +71,7 @@ class Daemon:
         self.log = root / "daemon.log"
         self._flags = ("--capacity", capacity, "--min-free", "0", *flags)
         self._env = {**os.environ, **(env or {})}
-        self._spawn = spawn
+        self._spawn = spawn or Daemon.usual_spawn
         self._process: Process | None = None
 
     def __repr__(self) -> str:
