@@ -76,7 +76,8 @@ class Zygote:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._process is not None:
-            self._process.communicate()
+            with self._process:
+                self._process.kill()  # the end of its input would not do: other forks may hold the other end of that
             self._process = None
 
     def spawn(self, args: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
