@@ -96,18 +96,20 @@ class Reader:
         self.owner.planner.now.declare(self)
         await self._forget_plan()
 
-    async def extend(self, shards: Sequence[ShardRef], order: Sequence[int]) -> None:
+    def planned(self, ref: ShardRef) -> Planned:
+        """Return the shard as plans name it."""
+        return self.owner.shards.of(ref)
+
+    async def extend(self, shards: Sequence[Planned], order: Sequence[int]) -> None:
         """Add to the plan: more shards, and positions that index into all of them."""
-        await self.owner.leasing.recall(shards)
+        await self.owner.leasing.recall(planned.ref for planned in shards)
         await self.owner.turns.take(shards, self._add_shards)
         await self.owner.turns.take(order, self._add_positions)
         self.owner.changed.notify()
 
-    def _add_shards(self, shards: Sequence[ShardRef]) -> None:
-        for ref in shards:
-            planned = self.owner.planned.of(ref)
-            self._shards.append(planned)
-            self.refs[planned.name] = planned.ref
+    def _add_shards(self, shards: Sequence[Planned]) -> None:
+        self._shards += shards
+        self.refs.update((planned.name, planned.ref) for planned in shards)
 
     def _add_positions(self, order: Sequence[int]) -> None:
         names = [self._shards[index].name for index in order]
@@ -299,7 +301,7 @@ class Readers:
         self.transfers = transfers
         self.changed = changed
         self.turns = turns
-        self.planned = PlannedShards()
+        self.shards = PlannedShards()
         self._counters = counters
         self._readers: set[Reader] = set()
         self._jobs = Jobs()

@@ -14,9 +14,10 @@ from aiohttp import WSMsgType, web
 from shardcache import __version__
 from shardcache.cache.allow import Peer
 from shardcache.cache.facade import Cache
+from shardcache.cache.planned import Planned
 from shardcache.cache.readers import Lease, Reader
 from shardcache.errors import ProtocolError, ShardcacheError
-from shardcache.protocol import MAX_REQUEST_BYTES, SPOKEN, Release, ShardRef, Spoken, agree
+from shardcache.protocol import MAX_REQUEST_BYTES, SPOKEN, Release, Spoken, agree
 from shardcache.redact import redact
 from shardcache.server.drain import DRAIN
 from shardcache.server.messages import check_indices, parse, shard_of, take, take_strings
@@ -200,13 +201,15 @@ class Session:
         await self._reader.extend(shards, order)
         return {"type": "ok"}
 
-    async def _piece(self, message: Json, known_shards: int) -> tuple[list[ShardRef], list[int]]:
+    async def _piece(self, message: Json, known_shards: int) -> tuple[list[Planned], list[int]]:
         """Return what is added to a plan: shards, and positions as indices into all that it has then."""
         rows, order = take(message, "shards", list), take(message, "order", list)
-        shards: list[ShardRef] = []
-        await self._cache.turns.take(rows, lambda some: shards.extend(map(shard_of, some)))
-        await self._cache.turns.take(order, lambda some: check_indices(some, known_shards + len(rows)))
-        await self._cache.check_allowed(shards, self._peer)
+        shards: list[Planned] = []
+        planned = self._reader.planned
+        await self._cache.turns.take(rows, lambda some: shards.extend(planned(shard_of(row)) for row in some))
+        rows.clear()  # the plans of many readers wait for their turn side by side
+        await self._cache.turns.take(order, lambda some: check_indices(some, known_shards + len(shards)))
+        await self._cache.check_allowed([shard.ref for shard in shards], self._peer)
         return shards, order
 
     async def _lease(self, message: Json, request_id: int) -> Json:
