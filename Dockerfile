@@ -1,0 +1,33 @@
+# syntax=docker/dockerfile:1
+# The daemon:  docker build -t registry.example.com/shardcache:0.1.0 .
+# Further stores (gcsfs, adlfs, …):  --build-arg EXTRA="gcsfs adlfs"
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS build
+ARG EXTRA=""
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY shardcache shardcache
+COPY client client
+# Wheels first, all of them; the environment is then made of nothing but these. No pip stays in it.
+# hadolint ignore=DL3013
+RUN pip wheel --no-cache-dir --wheel-dir /wheels -c constraints.txt '.[daemon]' ${EXTRA} \
+ && python -m venv --without-pip /opt/shardcache \
+ && pip --python /opt/shardcache install --no-cache-dir --no-index --find-links /wheels 'shardcache[daemon]' ${EXTRA}
+
+FROM ${BASE}
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="shardcache" \
+      org.opencontainers.image.description="A per-node daemon that pulls tar shards from object storage ahead of need" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# A fixed id: it owns the folders on the node, and training pods have it among their supplementalGroups.
+RUN groupadd --gid 52780 shardcache \
+ && useradd --uid 52780 --gid 52780 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin shardcache
+COPY --from=build /opt/shardcache /opt/shardcache
+ENV PATH=/opt/shardcache/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 52780:52780
+ENTRYPOINT ["shardcache"]
+CMD ["serve"]
