@@ -8,10 +8,10 @@ TYPED := shardcache client/shardcache_client tests/support
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint bench faults clean
+.PHONY: help demo test platforms lint docs bench faults clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-6s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
 
 demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a store of its own, and check what they got
 	$(BIN)/shardcache demo
@@ -19,11 +19,18 @@ demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a sto
 test: $(VENV)/.installed-dev  ## run the tests
 	$(BIN)/python -m pytest
 
+platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus
+	$(BIN)/python -m pytest -m '' tests/platforms
+
 lint: $(VENV)/.installed-dev  ## check style, types and which module may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-docs  ## build the documentation site into build/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-trees docs build/docs
+	@echo "open build/docs/index.html"
 
 bench: $(VENV)/.installed-bench  ## measure against other loaders on this machine (minutes, some 10 GB of disk)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks

@@ -164,6 +164,10 @@ class Settings(BaseSettings):
         "5%",  # type: ignore[assignment]
         description="free space that the cache's filesystem always keeps",
     )
+    max_pinned: Size = Field(
+        "80%",  # type: ignore[assignment]
+        description="most that pinned shards may take together: a size, or a share of the capacity",
+    )
     socket: Path | None = Field(None, description="Unix socket where jobs and tools reach the daemon [default: found]")
     group: str | None = Field(
         None, description="group that may use the socket and read the cache [default: the daemon's own]"

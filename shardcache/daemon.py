@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import structlog
 
@@ -23,16 +23,21 @@ from shardcache.origin.registry import Origins
 from shardcache.protocol import socket_path
 from shardcache.server.app import serving
 from shardcache.server.drain import Drain
-from shardcache.server.listen import bind_socket, unlink_socket
+from shardcache.server.handed import Handed
+from shardcache.server.listen import listening_at
+from shardcache.server.manager import Manager
 from shardcache.server.predecessor import predecessor_gone
+from shardcache.server.standing import standing
 from shardcache.server.tcp import Listener, listening
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
+from shardcache.telemetry import tracing
 
 log = structlog.get_logger()
 
 # Daemons that were told to stop end by then, whatever hangs; service managers usually allow 90 s, Kubernetes 30 s.
 _STOP_LIMIT_S = 20.0
+_MARGIN_S = 5.0
 # Blocking work is waiting for the disk, not for a processor: part writes, fsync, SQLite, unlink, inflating.
 _THREADS = 32
 _INDEXERS = 2
@@ -44,39 +49,47 @@ def serve(settings: Settings) -> None:
     Raises SocketInUseError, CacheDirError and ConfigError before it serves anyone.
     """
     logs.configure(settings.log_level, settings.log_format)
+    manager, handed = Manager.take(os.environ, os.getpid()), Handed.take(os.environ, os.getpid())
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(settings))
+        runner.run(_serve(settings, manager, handed))
 
 
-async def _serve(settings: Settings) -> None:
-    path = socket_path(settings.socket)
-    await predecessor_gone(path, _STOP_LIMIT_S)
+async def _serve(settings: Settings, manager: Manager, handed: Handed) -> None:
+    path = handed.path(settings.socket)
+    if path is None:
+        path = socket_path(settings.socket)
+        await predecessor_gone(path, _STOP_LIMIT_S)
+    log.info("starting", socket=str(path), handed_over=handed.unix is not None)
     garbage.collect_seldom()
-    with listening(settings.http, settings.http_token_file) as listener:
-        await _serve_at(path, listener, settings)
+    with (
+        listening(settings.http, settings.http_token_file, handed.tcp) as listener,
+        listening_at(path, settings.group, handed.unix) as sock,
+    ):
+        await _serve_at(sock, listener, settings, manager)
 
 
-async def _serve_at(path: Path, listener: Listener | None, settings: Settings) -> None:
-    sock = bind_socket(path, settings.group)
-    try:
-        with garbage.building():
-            store = await asyncio.to_thread(
-                Store.open, settings.cache_dir, settings.capacity, settings.min_free, settings.group
-            )
-        # The server goes last: a daemon that is started before the folder is free is told that this one is stopping.
-        async with contextlib.AsyncExitStack() as last:
-            with contextlib.closing(store):
-                loop = asyncio.get_running_loop()
-                loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
-                try:
-                    await _run(settings, store, lambda cache: last.enter_async_context(serving(cache, sock, listener)))
-                finally:
-                    await loop.shutdown_default_executor()  # no thread may write where the next daemon does
-    finally:
-        unlink_socket(path, sock)
+async def _serve_at(sock: socket.socket, listener: Listener | None, settings: Settings, manager: Manager) -> None:
+    with garbage.building():
+        store = await manager.have_patience(
+            "Looking for what the cache folder holds.",
+            lambda: Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group),
+        )
+    # The server goes last: a daemon that is started before the folder is free is told that this one is stopping.
+    async with contextlib.AsyncExitStack() as last:
+        with contextlib.closing(store):
+            loop = asyncio.get_running_loop()
+            loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
+            try:
+                await _run(
+                    settings, store, manager, lambda cache: last.enter_async_context(serving(cache, sock, listener))
+                )
+            finally:
+                await loop.shutdown_default_executor()  # no thread may write where the next daemon does
 
 
-async def _run(settings: Settings, store: Store, serve_with: Callable[[Cache], Awaitable[Drain]]) -> None:
+async def _run(
+    settings: Settings, store: Store, manager: Manager, serve_with: Callable[[Cache], Awaitable[Drain]]
+) -> None:
     counters = Counters()
     origins = Origins(settings.origin, max_connections=settings.max_connections, fence=AllowList(settings.allow))
     downloader = Downloader(
@@ -89,16 +102,22 @@ async def _run(settings: Settings, store: Store, serve_with: Callable[[Cache], A
     )
     indexers = Indexers(_INDEXERS)
     try:
-        async with asyncio.TaskGroup() as group:
-            cache = Cache(settings, store, origins, downloader, counters, indexers, group)
+        async with tracing() as traces, asyncio.TaskGroup() as group:
+            cache = Cache(settings, store, origins, downloader, counters, indexers, group, traces)
             drain = await serve_with(cache)
             with _stop_signals() as stop:
-                log.info("ready", version=__version__, socket=str(socket_path(settings.socket)), store=repr(store))
+                log.info("ready", version=__version__, store=repr(store))
+                await manager.tell(READY=1)
+                watching = group.create_task(
+                    manager.watch(lambda: standing(cache.health()["disk"], store, len(drain.sessions))), name="manager"
+                )
                 group.create_task(_prepare(origins))
                 group.create_task(indexers.prepare())
                 await stop.wait()
             log.info("stopping")
             _end_by_force(_STOP_LIMIT_S)
+            watching.cancel()
+            await manager.ask_for_time(_STOP_LIMIT_S + _MARGIN_S, STOPPING=1, STATUS="Stopping.")
             await drain.run()
             cache.stop()
     finally:

@@ -210,6 +210,12 @@ class CacheDirError(DiskError):
     code = "cache_dir"
 
 
+class CacheFormatError(CacheDirError):
+    """The cache folder has a format that this release does not know."""
+
+    code = "cache_format"
+
+
 class DaemonError(ShardcacheError):
     """The daemon cannot be talked to."""
 
@@ -300,6 +306,11 @@ def _told(text: str) -> str:
         text = text[:_MOST_CHARS] + "…"
     # What a server or a file system said may hold bytes that are no characters, which no JSON can carry.
     return redact(text.encode(errors="backslashreplace").decode())
+
+
+def codes(kind: type[ShardcacheError]) -> frozenset[str]:
+    """Return the codes of a class and all below it."""
+    return frozenset(kind._subclasses())
 
 
 def from_json(data: dict[str, Any]) -> ShardcacheError:

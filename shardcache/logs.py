@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from contextlib import AbstractContextManager
 from typing import Any, TextIO, cast
 
 import structlog
@@ -14,28 +15,64 @@ from structlog.typing import EventDict, Processor
 
 from shardcache.redact import printable, redact
 
+_LEVELS = logging.getLevelNamesMapping()
+_MOST_CHARS = 512
+
+
+class _Threshold:
+    """Drops lines below a level that may change at any time."""
+
+    def __init__(self) -> None:
+        self.level = "info"
+
+    def __call__(self, _logger: Any, method: str, event: EventDict) -> EventDict:
+        """Return the event of a line that is to be written."""
+        if _LEVELS.get(method.upper(), logging.ERROR) < _LEVELS[self.level.upper()]:
+            raise structlog.DropEvent
+        return event
+
+
+threshold = _Threshold()
+
+
+def about(**facts: object) -> AbstractContextManager[None]:
+    """Have what is logged in a block, and in the tasks that it starts, name a job, a shard, a user."""
+    shown = {name: redact(value)[:_MOST_CHARS] if isinstance(value, str) else value for name, value in facts.items()}
+    return structlog.contextvars.bound_contextvars(**shown)
+
 
 def configure(level: str, form: str) -> None:
     """Write log lines of at least `level` to stderr, as `text` for people or as `json`, one object a line.
 
-    A line has no secrets of urls, and a traceback no values of variables: these may be anybody's credentials.
+    `threshold.level` is the level from then on. A line names what it is `about`. It has no secrets of urls, and a
+    traceback no values of variables: these may be anybody's credentials.
     """
+    threshold.level = level
     shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
         _on_one_line,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    written = _json() if form == "json" else _text()
     structlog.configure(
-        processors=[*shared, *(_json() if form == "json" else _text()), _redacted],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        processors=[threshold, *shared, *written, _redacted],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
     # What libraries have to say below a warning is of no use to who runs a node; some of them log whole requests.
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(name)s: %(message)s"))
+    handler.setFormatter(
+        _Formatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
+        )
+    )
+    handler.addFilter(_is_above_threshold)
     handler.addFilter(_is_no_bad_request)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.captureWarnings(capture=True)
 
 
 def _json() -> list[Processor]:
@@ -54,6 +91,10 @@ def _on_one_line(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 def _redacted(_logger: Any, _method: str, line: Any) -> str:
     return redact(str(line))
+
+
+def _is_above_threshold(record: logging.LogRecord) -> bool:
+    return record.levelno >= _LEVELS[threshold.level.upper()]
 
 
 def _is_no_bad_request(record: logging.LogRecord) -> bool:
@@ -75,8 +116,8 @@ class _Stderr:
             sys.stderr.flush()
 
 
-class _Formatter(logging.Formatter):
-    """Formats what libraries log."""
+class _Formatter(structlog.stdlib.ProcessorFormatter):
+    """Formats what libraries log as all else."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line, traceback included."""

@@ -193,6 +193,12 @@ def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str
     return base / SYSTEM_SOCKET.name
 
 
+def from_here(url: str) -> str:
+    """Return the whole path where a url is that of a file below this process's folder; the daemon has its own."""
+    is_file = "://" not in url and os.path.isfile(url)  # noqa: PTH113  # a pattern may be longer than any path
+    return str(Path(url).absolute()) if is_file else url
+
+
 def _may_make(folder: Path) -> bool:
     nearest = folder if folder.exists() else folder.parent
     return os.access(nearest, os.W_OK | os.X_OK)

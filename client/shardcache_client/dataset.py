@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map  # torch documents it as what to extend
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import socket_path
+from shardcache.protocol import from_here, socket_path
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
@@ -123,7 +123,7 @@ class ShardDataset(IterableDataset[Any]):
         self._parent_ranks: Ranks | None = None
         self._stream: EpochStream | None = None
         where = socket_path(socket)
-        patterns = [urls] if isinstance(urls, str) else list(urls)
+        patterns = [from_here(url) for url in ([urls] if isinstance(urls, str) else urls)]
         self._agreed = OneManifest(patterns, self._explicit_ranks, timeout_s)
         resolve = resolver(fallback)
         self.manifest = self._agreed.settle(lambda: Manifest.of(resolve(where, Reader(self._job), patterns, timeout_s)))

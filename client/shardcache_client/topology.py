@@ -83,15 +83,23 @@ def _number(env: Mapping[str, str], name: str) -> int:
         ) from None
 
 
+def _slurm_id(env: Mapping[str, str]) -> str:
+    """Return the job's id, for an element of an array that of the array and its own number."""
+    if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
+        return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
+    return env["SLURM_JOB_ID"]
+
+
 def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> str:
     """Return a name under which the daemon lists this job.
 
-    $SHARDCACHE_JOB, else Slurm's job name and id, else torchrun's run id where one was chosen, else the script.
+    $SHARDCACHE_JOB, else Slurm's job name and the id that `squeue` shows, else torchrun's run id where one was chosen,
+    else the script.
     """
     if env.get("SHARDCACHE_JOB"):
         return env["SHARDCACHE_JOB"]
     if env.get("SLURM_JOB_ID"):
-        return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{env['SLURM_JOB_ID']}"
+        return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{_slurm_id(env)}"
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's own default is the word "none"
     if run_id != "none":
         return run_id

@@ -25,6 +25,6 @@ class Damage:
             return False
         shard.damage = exn
         if shard.leases:
-            log.error("a damaged shard is being read", url=exn.url, leases=shard.leases)
+            log.error("a damaged shard is being read", shard=exn.url, leases=shard.leases)
         await self._leasing.quarantine(shard, exn)
         return True

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from shardcache.cache.accounts import Accounts
 from shardcache.cache.allow import AllowList, Peer
 from shardcache.cache.counting import Counting
 from shardcache.cache.damage import Damage
@@ -19,6 +20,8 @@ from shardcache.cache.manifests import Manifests
 from shardcache.cache.names import Names
 from shardcache.cache.overview import Overview
 from shardcache.cache.pages import Pages
+from shardcache.cache.pinning import Pinning
+from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
 from shardcache.cache.prefetch import Prefetcher
 from shardcache.cache.readers import Reader, Readers
@@ -28,9 +31,11 @@ from shardcache.cache.scrubbing import Scrubber
 from shardcache.cache.signal import Signal
 from shardcache.cache.stocktaking import Stocktaking
 from shardcache.cache.transfers import Transfer, Transfers
+from shardcache.cache.tuning import Tuning
 from shardcache.cache.turns import Turns
 from shardcache.cache.upkeep import Upkeep
 from shardcache.cache.warming import Warming
+from shardcache.cache.watching.glance import Glance
 from shardcache.config import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
@@ -39,6 +44,7 @@ from shardcache.origin.urls import INDEX_SUFFIX
 from shardcache.protocol import ShardRef
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
+from shardcache.telemetry import Traces
 
 Json = dict[str, Any]
 
@@ -55,6 +61,7 @@ class Cache:
         counters: Counters,
         indexers: Indexers,
         group: asyncio.TaskGroup,
+        traces: Traces | None = None,
     ) -> None:
         names, changed, known = Names(store.shards), Signal(), Known(store.catalogue)
         turns = self.turns = Turns()
@@ -62,18 +69,20 @@ class Cache:
         pages = Pages(store, planner, names, changed)
         holds = Holds(store, planner, pages, changed)
         health = Health(store.folder, changed)
-        room = Room(store, planner, pages, names, counters, health, changed)
+        pins = Pins(store, planner, changed, turns, settings.max_pinned)
+        room = Room(store, planner, pages, names, counters, health, pins, changed)
         ingester = Ingester(store, room, known, indexers)
         fetcher = Fetcher(
             store, origins, downloader, room, holds, planner, names, counters, ingester, health, settings.part_size
         )
-        transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group)
+        accounts = Accounts(counters, traces)
+        transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group, accounts.transferred)
         leasing = Leasing(
             store, transfers, room, holds, planner, names, known, origins, counters, health, settings.listing_ttl_s
         )
-        readers = Readers(planner, leasing, holds, transfers, counters, changed, turns)
-        prefetcher = Prefetcher(planner, readers.ref, names, store, room, transfers, changed, settings.max_transfers)
-        stocktaking = Stocktaking(store, room, fetcher.is_under_way)
+        readers = Readers(planner, leasing, holds, transfers, counters, changed, turns, accounts.waited)
+        prefetcher = Prefetcher(planner, names, store, room, transfers, changed, settings.max_transfers)
+        stocktaking = Stocktaking(store, room, pins, fetcher.is_under_way)
         damage = Damage(health, leasing)
         scrubber = Scrubber(store, health, damage, changed, settings.scrub_rate, settings.scrub_pause_s)
         self._watching = [
@@ -82,8 +91,10 @@ class Cache:
             group.create_task(health.run(stocktaking), name="health"),
             group.create_task(scrubber.run(), name="scrub"),
             group.create_task(known.rebuild(store), name="catalogue"),
+            group.create_task(pins.run(), name="pins"),
         ]
         self.layout = store.layout
+        self.measures = counters.measures
         self._allow = AllowList(settings.allow)
         self._manifests = Manifests(
             origins, downloader, store.catalogue, known, self._allow, turns, settings.listing_ttl_s
@@ -95,8 +106,12 @@ class Cache:
         self._health = health
         self._scrubber = scrubber
         self._overview = Overview(store, planner, names, transfers, readers, prefetcher, downloader, counters)
-        self._upkeep = Upkeep(store, room, holds, damage)
+        self.glance = Glance(store, planner, names, transfers, readers, turns, self._overview.reason)
+        self._upkeep = Upkeep(store, room, holds, pins, damage)
         self._warming = Warming(store, transfers, leasing, origins, downloader, settings.max_transfers)
+        self._pins = pins
+        self._pinning = Pinning(pins, self._warming)
+        self._tuning = Tuning(settings, store, room, downloader)
         self._counting = Counting(store, transfers, leasing, known, origins, downloader, settings.max_transfers)
 
     def __repr__(self) -> str:
@@ -136,25 +151,47 @@ class Cache:
 
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield what is published below a url prefix, of what the user may see."""
-        async for shard, facts in self._upkeep.shards(prefix, self._sight(peer)):
+        async for shard, facts in self._upkeep.shards(prefix, self.sight(peer)):
             yield {
                 "url": facts.url,
                 "version": facts.version,
                 "size_bytes": facts.size_bytes,
                 "samples": facts.samples,
                 "leases": shard.leases,
+                "pinned": shard.pinned,
                 "used_at_s": shard.used_at_s,
             }
 
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove what matches and the user may see, where nobody reads it."""
-        return await self._upkeep.evict(patterns, self._sight(peer))
+        """Remove what matches and the user may see, where nobody reads it and nobody pinned it."""
+        return await self._upkeep.evict(patterns, self.sight(peer))
+
+    async def pin(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
+        """Pin all that the patterns name and fetch it, telling events. Raises CapacityError, DiskError, OriginError."""
+        await self._pinning.pin(await self.resolve(patterns, peer), peer, tell)
+
+    async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
+        """Take back the user's pins of what matches; who runs the daemon takes back everybody's. Raises DiskError."""
+        return await self._pinning.unpin(patterns, peer, self.sight(peer))
+
+    def pins(self, peer: Peer) -> AsyncIterator[Json]:
+        """Yield what is pinned, of what the user may see."""
+        return self._pinning.rows(self.sight(peer))
 
     def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Read every shard below a url prefix again, yielding events."""
-        return self._upkeep.verify(prefix, self._sight(peer))
+        return self._upkeep.verify(prefix, self.sight(peer))
 
-    def _sight(self, peer: Peer) -> Callable[[str], bool]:
+    def settings(self) -> list[Json]:
+        """Return the settings that `set` changes."""
+        return self._tuning.rows()
+
+    async def set(self, name: str, text: str, peer: Peer) -> Json:
+        """Change a setting until the daemon ends. Raises NotAllowedError, ConfigError, CapacityError."""
+        return await self._tuning.set(name, text, peer)
+
+    def sight(self, peer: Peer) -> Callable[[str], bool]:
+        """Return what tells whether a user may see a url."""
         return lambda url: self._allow.shows(url, peer)
 
     def reason(self, transfer: Transfer) -> str:
@@ -163,7 +200,8 @@ class Cache:
 
     def status(self, peer: Peer) -> Json:
         """Return what the cache holds and does now."""
-        return self._overview.page(self._sight(peer)) | {"disk": self._disk(), "scrub": self._scrubber.to_json()}
+        own = {"disk": self._disk(), "scrub": self._scrubber.to_json(), "pins": self._pins.to_json()}
+        return self._overview.page(self.sight(peer)) | own
 
     def health(self) -> Json:
         """Return `status`, `ok` or `degraded`, and what is wrong: degraded, it serves what is cached."""

@@ -16,7 +16,7 @@ from shardcache.cache.holds import Holds
 from shardcache.cache.ingesting import Ingester
 from shardcache.cache.names import Names
 from shardcache.cache.planner import Planner
-from shardcache.cache.room import AFTER_ALL_PLANS, NOW, Room
+from shardcache.cache.room import NOW, Room
 from shardcache.cache.standstill import check_progress
 from shardcache.cache.transfers import Class, PostponedError, Transfer
 from shardcache.cache.waiting import Stage
@@ -104,7 +104,7 @@ class Fetcher:
                 if transfer.waits:
                     raise
                 raise PostponedError from exn
-            log.warning("the disk failed and is well; trying the shard again", url=url, cause=exn.message)
+            log.warning("the disk failed and is well; trying the shard again", cause=exn.message)
         try:
             return await self._fetch(transfer)
         except DiskError as exn:
@@ -128,7 +128,7 @@ class Fetcher:
                 if isinstance(exn, CorruptShardError) and isinstance(failure, CorruptShardError):
                     raise
                 failure = exn
-                log.info("fetching the shard anew", url=transfer.ref.url, version=obj.version, cause=exn.message)
+                log.info("fetching the shard anew", version=obj.version, cause=exn.message)
         assert failure is not None
         raise failure
 
@@ -196,7 +196,7 @@ class Fetcher:
             if not any(each.waits for each in self._claims[key].transfers):
                 raise PostponedError
             all_transfers = [each for claim in self._claims.values() for each in claim.transfers]
-            check_progress(transfer, all_transfers, self._holds.shards, self._store.space.capacity_bytes)
+            check_progress(transfer, all_transfers, self._holds.shards, self._store.space)
             await self._room.change()
 
     async def _download(self, reservation: Reservation, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
@@ -256,6 +256,6 @@ class Fetcher:
             case Class.WAITING:
                 return NOW
             case Class.PLANNED:
-                return min(self._planner.now.next_use_s(key), AFTER_ALL_PLANS)
+                return min(self._planner.now.next_use_s(key), self._room.due_s(key))
             case Class.WARM:
-                return AFTER_ALL_PLANS
+                return self._room.due_s(key)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import structlog
@@ -48,6 +49,7 @@ class Health:
         self._suspicion.set()  # nothing is known yet
         self._looked = Signal()
         self._looking = False
+        self._asked_s: float | None = None
 
     def __repr__(self) -> str:
         return f"Health({'well' if self.error is None else self.error.code!r})"
@@ -67,11 +69,16 @@ class Health:
         return self.error is None
 
     def to_json(self) -> dict[str, Any]:
-        """Return `state` (`ok`, or the error's code), `error` and for how long it has been so, in seconds."""
-        since_s = round(time.monotonic() - self._since_s, 3)
+        """Return `state` (`ok`, or the error's code), `error` and for how long it has been so, in seconds.
+
+        `silent_s` tells for how long a question to the disk has had no answer: one that hangs gives not even an error.
+        """
+        now_s = time.monotonic()
+        silent_s = 0.0 if self._asked_s is None else now_s - self._asked_s
+        times = {"since_s": round(now_s - self._since_s, 3), "silent_s": round(silent_s, 3)}
         if self.error is None:
-            return {"state": "ok", "error": None, "since_s": since_s}
-        return {"state": self.error.code, "error": self.error.to_json(), "since_s": since_s}
+            return {"state": "ok", "error": None, **times}
+        return {"state": self.error.code, "error": self.error.to_json(), **times}
 
     async def run(self, keeper: Keeper) -> None:
         """Watch until cancelled."""
@@ -92,7 +99,7 @@ class Health:
         self._suspicion.clear()
         self._looking = True
         try:
-            changed = await self._probe(keeper) if suspected else await asyncio.to_thread(self._folder.look)
+            changed = await (self._probe(keeper) if suspected else self._ask(self._folder.look))
             await keeper.settle(changed or self.error is not None)
         except DiskError as exn:
             self._turn(exn)
@@ -103,10 +110,17 @@ class Health:
 
     async def _probe(self, keeper: Keeper) -> bool:
         try:
-            return await asyncio.to_thread(self._folder.probe)
+            return await self._ask(self._folder.probe)
         except DiskFullError:
             await keeper.make_room()
-        return await asyncio.to_thread(self._folder.probe)
+        return await self._ask(self._folder.probe)
+
+    async def _ask(self, question: Callable[[], bool]) -> bool:
+        self._asked_s = time.monotonic()
+        try:
+            return await asyncio.to_thread(question)
+        finally:
+            self._asked_s = None
 
     def _turn(self, error: DiskError | None) -> None:
         former, self.error = self.error, error

@@ -43,7 +43,8 @@ class Holds:
         if not shard.leases:
             self.shards.discard(shard)
             if self._is_here(shard):
-                self._planner.now.freed(shard.key)
+                if not shard.stays:
+                    self._planner.now.freed(shard.key)
                 self._pages.idle(shard)
         self._changed.notify()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,11 +62,13 @@ class StallClock:
     """Runs while one reader has nothing to read.
 
     Attributes:
+        over: told of each wait that ends.
         waits: what it waits with, the longest first; none while it reads.
         stalled_s: how long it has stood still altogether.
     """
 
     job: Job
+    over: Callable[[Wait, Job], None]
     waits: list[Wait] = field(default_factory=list)
     stalled_s: float = 0.0
     _charged_until_s: float = 0.0
@@ -82,6 +84,7 @@ class StallClock:
         if wait in self.waits:
             self.charge()
             self.waits.remove(wait)
+            self.over(wait, self.job)
 
     def charge(self) -> None:
         """Charge what it has run since the last time to what is waited for."""
@@ -92,7 +95,7 @@ class StallClock:
         self.stalled_s += now_s - since_s
         self.job.stall_s += now_s - since_s
         stages, known_s = self.waits[0].stages, 0.0
-        for stage, spent_s in stages.spent_s(since_s, now_s) if stages else ():
+        for stage, spent_s in stages.spent_s(since_s, now_s).items() if stages else ():
             self.job.waited_s[_CAUSES[stage]] += spent_s
             known_s += spent_s
         self.job.waited_s[_CAUSES[Stage.ASKING]] += now_s - since_s - known_s

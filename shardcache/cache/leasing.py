@@ -114,13 +114,13 @@ class Leasing:
         """Take a damaged shard out of service; the next who asks has it fetched again."""
         if self._store.shards.get(shard.key) is not shard:
             return  # evicted, or set aside, and perhaps fetched again, while it was looked at
-        log.error("cached shard is damaged and set aside", url=exn.url, cause=exn.message)
+        log.error("cached shard is damaged and set aside", shard=exn.url, cause=exn.message)
         self._counters.corrupt += 1
         self._room.forget(shard.key)
         try:
             await self._store.quarantine(shard)
         except DiskError as failure:  # out of service all the same
-            log.warning("a damaged shard stays where it is for now", url=exn.url, cause=failure.message)
+            log.warning("a damaged shard stays where it is for now", shard=exn.url, cause=failure.message)
         self._room.changed.notify()
 
     async def _held(self, shard: Shard, url: str) -> Facts | None:
@@ -162,7 +162,7 @@ class Leasing:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
                 obj = await self._origins.origin(url).stat(url)
         except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
-            log.warning("the store does not say if there is a newer version; serving the last", url=url, cause=str(exn))
+            log.warning("the store tells of no newer version; serving the last", shard=url, cause=str(exn))
         else:
             key = shard_key(url, obj.version)
         self._names.learn(name, key, time.monotonic())

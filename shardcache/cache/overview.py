@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -19,6 +20,7 @@ from shardcache.cache.waiting import Stage
 from shardcache.errors import DiskError
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
+from shardcache.plan.schedule import Schedule
 from shardcache.redact import HIDDEN, redact
 from shardcache.store.files import free_bytes
 from shardcache.store.store import Store
@@ -58,14 +60,15 @@ class Overview:
                 "capacity_bytes": space.capacity_bytes,
                 "used_bytes": space.used_bytes,
                 "free_bytes": self._free_bytes(),
-                "pinned_bytes": self._pinned_bytes(),
+                "pinned_bytes": self._in_hand_bytes(),
+                "leases": sum(shard.leases for shard in self._readers.holds.shards),
                 "arriving_bytes": space.promised_bytes,
                 "shards": len(self._store.shards),
             },
             "counters": self._counters.to_json() | {"paused": self._downloader.pauses},
             "origins": [asdict(load) for load in self._downloader.loads()],
             "transfers": [self._transfer(transfer, sight) for transfer in self._transfers.all()],
-            "jobs": [self._job(job) for job in self._readers.jobs()],
+            "jobs": self._jobs(),
         }
 
     def reason(self, transfer: Transfer) -> str:
@@ -73,11 +76,12 @@ class Overview:
         stage, space = transfer.stages.present, self._store.space
         if stage is not Stage.SPACE:
             return stage.value
-        amounts = (space.capacity_bytes, self._pinned_bytes(), space.promised_bytes)
-        capacity, pinned, arriving = map(humanize.naturalsize, amounts)
+        amounts = (space.capacity_bytes, self._in_hand_bytes(), space.pinned_bytes, space.promised_bytes)
+        capacity, in_hand, pinned, arriving = map(humanize.naturalsize, amounts)
+        pins = f", {pinned} are pinned," if space.pinned_bytes else ""
         return (
-            f"{stage.value}: of its {capacity} readers have {pinned} in hand, and {arriving} are promised to what "
-            "comes; it needs room for shuffle_window + 1 shards a reader, two without shuffling (--capacity)"
+            f"{stage.value}: of its {capacity} readers have {in_hand} in hand{pins} and {arriving} are promised to "
+            "what comes; it needs room for shuffle_window + 1 shards a reader, two without shuffling (--capacity)"
         )
 
     def _free_bytes(self) -> int | None:
@@ -86,8 +90,8 @@ class Overview:
         except DiskError:  # the page tells of it in another place
             return None
 
-    def _pinned_bytes(self) -> int:
-        return sum(shard.kept_bytes for shard in self._store.shards.values() if shard.leases)
+    def _in_hand_bytes(self) -> int:
+        return sum(shard.kept_bytes for shard in self._readers.holds.shards)
 
     def _transfer(self, transfer: Transfer, sight: Callable[[str], bool]) -> Json:
         now, url = self._planner.now, transfer.ref.url
@@ -98,24 +102,24 @@ class Overview:
             | {"needed_in_s": _ahead(now.next_use_s(self._names.key(transfer.name)), now.now_s)}
         )
 
-    def _job(self, job: Job) -> Json:
-        readers = [reader for reader in self._readers if reader.job is job]
+    def _jobs(self) -> list[Json]:
+        now, coming = self._planner.now, [transfer.name for transfer in self._transfers.all()]
+        readers: defaultdict[tuple[str, int], list[Reader]] = defaultdict(list)
+        for reader in self._readers:
+            readers[reader.job.key].append(reader)
+        return [self._job(job, readers[job.key], now, coming) for job in self._readers.jobs()]
+
+    def _job(self, job: Job, readers: list[Reader], now: Schedule, coming: list[str]) -> Json:
         for reader in readers:
             reader.charge()
         stages = [stage for reader in readers if (stage := reader.waiting_for) is not None]
+        needs_s = (now.covered_until_s(reader, self._prefetcher.is_cared_for, coming) for reader in readers)
         return job.to_json() | {
-            "shards_per_s": round(sum(self._planner.now.shards_per_s(reader) for reader in readers), 4),
-            "ahead_s": self._ahead_s(readers),
+            "shards_per_s": round(sum(map(now.shards_per_s, readers)), 4),
+            "ahead_s": _ahead(min(needs_s, default=math.inf), now.now_s),  # none when all that is planned is here
             "waiting": len(stages),
             "waiting_for": max(set(stages), key=stages.count).value if stages else None,
         }
-
-    def _ahead_s(self, readers: Iterable[Reader]) -> float | None:
-        """Return how long until the first reader needs what is not here, None when all that is planned is."""
-        now = self._planner.now
-        coming = [transfer.name for transfer in self._transfers.all()]
-        needs_s = (now.covered_until_s(reader, self._prefetcher.is_cared_for, coming) for reader in readers)
-        return _ahead(min(needs_s, default=math.inf), now.now_s)
 
 
 def _ahead(moment_s: float, now_s: float) -> float | None:

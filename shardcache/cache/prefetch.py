@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 
 import structlog
 
 from shardcache.cache.names import Names
 from shardcache.cache.planner import Planner
+from shardcache.cache.readers import Reader
 from shardcache.cache.room import LOOK_AGAIN_S, Room
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers import Class, Transfer, Transfers
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import ShardRef
+from shardcache.logs import about
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
 
@@ -27,7 +27,6 @@ class Prefetcher:
     def __init__(
         self,
         planner: Planner,
-        ref: Callable[[str], ShardRef],
         names: Names,
         store: Store,
         room: Room,
@@ -36,7 +35,6 @@ class Prefetcher:
         max_transfers: int,
     ) -> None:
         self._planner = planner
-        self._ref = ref
         self._names = names
         self._store = store
         self._room = room
@@ -66,19 +64,21 @@ class Prefetcher:
             missing = now.next_missing(self.is_cared_for)
             if missing is None:
                 return None
-            name, needed_at_s = missing
-            ref = self._ref(name)
+            name, needed_at_s, reader, position = missing
+            assert isinstance(reader, Reader)  # each is its own key in the schedule
+            ref = reader.ref(position)
             size_bytes = self._names.size_bytes(name) or ref.size_bytes
             # What is needed later than the soonest missing shard has even less claim to the room.
             if size_bytes is not None and self._must_wait(footprint_bytes(size_bytes), needed_at_s):
                 early_s = needed_at_s - now.now_s - self._planner.lead_s
                 return min(early_s, LOOK_AGAIN_S) if early_s > 0 else LOOK_AGAIN_S
-            self._transfers.start(name, ref, Class.PLANNED)
+            with about(job=reader.job.name, uid=reader.job.uid):
+                self._transfers.start(name, ref, Class.PLANNED)
         return LOOK_AGAIN_S
 
     def _must_wait(self, size_bytes: int, needed_at_s: float) -> bool:
         """Whether there is no room now; what can never have any is started, to fail and be out of the others' way."""
-        possible = size_bytes <= self._store.space.capacity_bytes
+        possible = size_bytes <= self._store.space.unpinned_bytes
         return possible and not self._room.could_fit(size_bytes, needed_at_s)
 
     @staticmethod

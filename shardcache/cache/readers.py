@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shardcache.cache.arriving import Arriving
@@ -69,15 +70,14 @@ class Reader:
 
     job: Job
     owner: Readers
-    refs: dict[str, ShardRef] = field(default_factory=dict)
     _shards: list[Planned] = field(default_factory=list)  # the plan's table
-    _course: list[str] = field(default_factory=list)
+    _course: array[int] = field(default_factory=lambda: array("I"))  # for each position, where in that table
     _asked: dict[int, Lease] = field(default_factory=dict)  # those that are waited for
     _leases: dict[int, Lease] = field(default_factory=dict)  # those that were granted
     _clock: StallClock = field(init=False)
 
     def __post_init__(self) -> None:
-        self._clock = StallClock(self.job)
+        self._clock = StallClock(self.job, self.owner.waited)
 
     # The plan
 
@@ -103,29 +103,24 @@ class Reader:
     async def extend(self, shards: Sequence[Planned], order: Sequence[int]) -> None:
         """Add to the plan: more shards, and positions that index into all of them."""
         await self.owner.leasing.recall(planned.ref for planned in shards)
-        await self.owner.turns.take(shards, self._add_shards)
+        self._shards += shards
         await self.owner.turns.take(order, self._add_positions)
         self.owner.changed.notify()
 
-    def _add_shards(self, shards: Sequence[Planned]) -> None:
-        self._shards += shards
-        self.refs.update((planned.name, planned.ref) for planned in shards)
-
     def _add_positions(self, order: Sequence[int]) -> None:
-        names = [self._shards[index].name for index in order]
-        self._course += names
-        self.owner.planner.now.extend(self, names)
+        self._course.extend(order)
+        self.owner.planner.now.extend(self, [self._shards[index].name for index in order])
 
     # Leases
 
     async def lease(self, number: int, position: int, *, partial: bool) -> Lease:
         """Return the shard at a position of the plan, leased. Raises all that fetching it may raise."""
-        ref = self._ref(position)
+        ref = self.ref(position)
         if number in self._asked or number in self._leases:
             raise ProtocolError(f"request {number} asked for a lease already")
         if len(self._asked) + len(self._leases) >= _MOST_LEASES:
             raise ProtocolError(f"a reader may have {_MOST_LEASES} leases at a time")
-        lease = Lease(number, position, Wait(self.job.key, partial=partial, in_hand=self.in_hand))
+        lease = Lease(number, position, Wait(self.job.key, partial=partial, in_hand=self.in_hand, url=ref.url))
         self._asked[number] = lease
         try:
             found = await self.owner.leasing.acquire(ref, Class.PLANNED, lease.wait)
@@ -187,8 +182,9 @@ class Reader:
         lease = self._lease(number)
         if lease.arriving is None or lease.position == _OF_A_FORMER_PLAN:
             raise ProtocolError(f"lease {number} is not of a shard that is arriving")
-        transfer = self.transfer(lease.position)
-        wait = Wait(self.job.key, stages=None if transfer is None else transfer.stages, in_hand=self.in_hand)
+        transfer, url = self.transfer(lease.position), lease.wait.url
+        stages = None if transfer is None else transfer.stages
+        wait = Wait(self.job.key, stages=stages, in_hand=self.in_hand, url=url)
         self._stand_still(wait, transfer)
         try:
             await lease.arriving.beyond(beyond_bytes, wait)
@@ -230,12 +226,10 @@ class Reader:
 
     async def _forget_plan(self) -> None:
         """Let go of it bit by bit; and now, for an error's traceback may hold on to a reader that has left."""
-        self._course.clear()
+        del self._course[:]
         while self._shards:
-            for planned in self._shards[-_FORGOTTEN_AT_ONCE:]:
-                self.refs.pop(planned.name, None)
             del self._shards[-_FORGOTTEN_AT_ONCE:]
-            await asyncio.sleep(0)
+            await self.owner.turns.wait()
 
     async def _let_go(self, lease: Lease) -> None:
         lease.look()
@@ -254,10 +248,11 @@ class Reader:
             raise ProtocolError(f"there is no lease {number}")
         return lease
 
-    def _ref(self, position: int) -> ShardRef:
+    def ref(self, position: int) -> ShardRef:
+        """Return the shard at a position of the plan. Raises ProtocolError where it has none."""
         if not 0 <= position < len(self._course):
             raise ProtocolError(f"the plan has no position {position}")
-        return self.refs[self._course[position]]
+        return self._shards[self._course[position]].ref
 
     # What it is at
 
@@ -269,7 +264,7 @@ class Reader:
 
     def transfer(self, position: int) -> Transfer | None:
         """Return the transfer that the shard at a position waits for, if there is one."""
-        return self.owner.transfers.get(Names.of(self._ref(position)))
+        return self.owner.transfers.get(Names.of(self.ref(position)))
 
     def charge(self) -> None:
         """Bring its job's account of waiting up to date."""
@@ -294,6 +289,7 @@ class Readers:
         counters: Counters,
         changed: Signal,
         turns: Turns,
+        waited: Callable[[Wait, Job], None],
     ) -> None:
         self.planner = planner
         self.leasing = leasing
@@ -301,6 +297,7 @@ class Readers:
         self.transfers = transfers
         self.changed = changed
         self.turns = turns
+        self.waited = waited
         self.shards = PlannedShards()
         self._counters = counters
         self._readers: set[Reader] = set()
@@ -326,10 +323,6 @@ class Readers:
         """Count a lease."""
         self._counters.hits += hit
         self._counters.misses += not hit
-
-    def ref(self, name: str) -> ShardRef:
-        """Return a shard that some reader's plan names."""
-        return next(reader.refs[name] for reader in self._readers if name in reader.refs)
 
     def jobs(self) -> list[Job]:
         """Return the jobs, oldest first."""

@@ -7,11 +7,13 @@ import contextlib
 import sys
 import time
 
+import humanize
 import structlog
 
 from shardcache.cache.health import Health
 from shardcache.cache.names import Names
 from shardcache.cache.pages import Pages
+from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
 from shardcache.errors import CapacityError, DiskFullError
@@ -22,7 +24,7 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-# When a shard is needed by somebody who waits for it, and when one that somebody warms: later than what any plan names,
+# When a shard is needed by somebody who waits for it, and when one that is only warmed: later than what any plan names,
 # and sooner than what none does.
 NOW = float("-inf")
 AFTER_ALL_PLANS = sys.float_info.max
@@ -48,6 +50,7 @@ class Room:
         names: Names,
         counters: Counters,
         health: Health,
+        pins: Pins,
         changed: Signal,
     ) -> None:
         self.changed = changed
@@ -57,6 +60,7 @@ class Room:
         self._names = names
         self._counters = counters
         self._health = health
+        self._pins = pins
         self._lock = asyncio.Lock()
         self.short_bytes = 0
         self._evicted: dict[str, None] = {}
@@ -64,6 +68,7 @@ class Room:
         now = planner.now
         for shard in store.shards.values():
             now.arrived(shard.key, shard.kept_bytes)
+        pins.recall()
 
     async def try_reserve(self, reservation: Reservation, size_bytes: int, needed_at_s: float) -> bool:
         """Grow the reservation by `size_bytes` if that can be done now, evicting if need be."""
@@ -94,13 +99,51 @@ class Room:
             async with asyncio.timeout(LOOK_AGAIN_S):
                 await self.changed.wait()
 
+    async def resize(self, capacity_bytes: int) -> int:
+        """Give the cache another capacity, and return how many bytes had to go for it.
+
+        Raises CapacityError where it could not hold what stays, with what that is; the capacity is then as it was.
+        """
+        async with self._lock:
+            self._look_again()
+            self._pins.check_capacity(capacity_bytes)
+            self._check_holds(capacity_bytes)
+            space, former_bytes = self._store.space, self._store.space.capacity_bytes
+            kept_bytes, space.capacity_bytes = space.kept_bytes, capacity_bytes
+            try:
+                while (excess_bytes := space.used_bytes - capacity_bytes) > 0:
+                    if not await self._free(excess_bytes, NOW):
+                        self._check_holds(capacity_bytes)
+                        raise CapacityError(
+                            f"{humanize.naturalsize(excess_bytes)} are still open in some process",
+                            remedy="end the process that reads them (lsof names it), or try again",
+                        )
+            except BaseException:
+                space.capacity_bytes = former_bytes
+                raise
+        self.changed.notify()
+        return kept_bytes - space.kept_bytes
+
+    def _check_holds(self, capacity_bytes: int) -> None:
+        """Raise CapacityError unless what stays would fit in such a capacity."""
+        space, shards = self._store.space, self._store.shards.values()
+        read_bytes = sum(shard.kept_bytes for shard in shards if shard.leases and not shard.pinned)
+        if read_bytes + space.pinned_bytes + space.promised_bytes > capacity_bytes:
+            sizes = (capacity_bytes, space.pinned_bytes, read_bytes, space.promised_bytes)
+            wanted, pinned, read, arriving = map(humanize.naturalsize, sizes)
+            raise CapacityError(
+                f"{wanted} cannot hold what stays: {pinned} are pinned, {read} in readers' hands, {arriving} promised "
+                "to what arrives",
+                remedy="choose more, unpin shards, or try again when jobs have ended",
+            )
+
     def _look_again(self) -> None:
         """Let what was still open a while ago be chosen once more."""
         limit_s = time.monotonic() - LOOK_AGAIN_S
         for key in [key for key, since_s in self._still_open.items() if since_s <= limit_s]:
             del self._still_open[key]
             shard = self._store.shards.get(key)
-            if shard is not None and not shard.leases:
+            if shard is not None and not shard.stays:
                 self._planner.now.freed(key)
 
     def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
@@ -112,16 +155,21 @@ class Room:
         leftovers = sum(leftover.size_bytes for leftover in self._store.leftovers.values())
         return self._victims(shortfall - leftovers, needed_at_s) is not None
 
+    def due_s(self, key: str) -> float:
+        """Return when a shard that nobody plans to read is to be here: a pinned one right after what is needed soon."""
+        return self._planner.now.now_s + self._planner.lead_s if self._pins.names(key) else AFTER_ALL_PLANS
+
     def arrived(self, shard: Shard) -> None:
         """Take a newly published shard into account."""
         if shard.key in self._evicted:
             del self._evicted[shard.key]
             self._counters.regrets += 1
         self._planner.now.arrived(shard.key, shard.kept_bytes)
+        self._pins.arrived(shard)
         self._pages.idle(shard)
 
     async def evict(self, shard: Shard) -> bool:
-        """Remove a shard that no lease holds; False when a process still has it open."""
+        """Remove a shard that neither lease nor pin keeps; False when a process still has it open."""
         self._planner.now.held(shard.key)  # so that nobody else chooses it meanwhile
         removed = False
         try:
@@ -130,6 +178,7 @@ class Room:
             if not removed:
                 self._still_open[shard.key] = time.monotonic()
         if removed:
+            log.debug("evicted", shard=shard.key if shard.facts is None else shard.facts.url)
             self._counters.evictions += 1
             self.forget(shard.key)
         return removed
@@ -143,6 +192,7 @@ class Room:
         """Tell plan and names that a shard is no longer here."""
         self._still_open.pop(key, None)
         self._planner.now.gone(key)
+        self._pins.gone(key)
         self._pages.gone(key)
         self._names.forget(key)
         self.changed.notify()
@@ -158,24 +208,31 @@ class Room:
 
     async def _evict_if_idle(self, key: str) -> None:
         shard = self._store.shards.get(key)  # a lease may have come while another victim was removed
-        if shard is not None and not shard.leases and await self.evict(shard):
+        if shard is not None and not shard.stays and await self.evict(shard):
             self._remember(key)
 
     def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:
         return self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
 
     def check_possible(self, size_bytes: int, url: str) -> None:
-        """Raise CapacityError or DiskFullError when even an otherwise empty cache could not hold `size_bytes`."""
+        """Raise CapacityError or DiskFullError when `size_bytes` would not fit if all went that is not pinned."""
         space = self._store.space
         if size_bytes > space.capacity_bytes:
             raise CapacityError(
                 f"the shard takes {size_bytes} bytes, the whole cache holds {space.capacity_bytes}", url=url
             )
-        on_disk_bytes = space.used_bytes - space.unwritten_bytes
+        if size_bytes > space.unpinned_bytes:
+            raise CapacityError(
+                f"the shard takes {size_bytes} bytes, and pins leave {space.unpinned_bytes} of the cache's "
+                f"{space.capacity_bytes}",
+                url=url,
+                remedy="take pins back with `shardcache unpin`, or give the cache more with `shardcache set capacity`",
+            )
+        on_disk_bytes = space.used_bytes - space.unwritten_bytes - space.pinned_bytes
         if self._store.shortfall_bytes(size_bytes) > on_disk_bytes + space.promised_bytes:
             raise DiskFullError(
                 f"the filesystem of {self._store.layout.root} has no {size_bytes} bytes to give above "
-                f"the {space.min_free_bytes} that stay free",
+                f"the {space.min_free_bytes} that stay free, whatever goes that is not pinned",
                 url=url,
                 remedy="free space there, or lower --min-free",
             )

@@ -14,37 +14,39 @@ from shardcache.cache.transfers import Transfer
 from shardcache.cache.waiting import Stage, Wait
 from shardcache.errors import CapacityError
 from shardcache.store.shard import Shard
-from shardcache.store.space import footprint_bytes
+from shardcache.store.space import Space, footprint_bytes
 
 
-def check_progress(transfer: Transfer, others: Collection[Transfer], in_use: Collection[Shard], capacity: int) -> None:
+def check_progress(transfer: Transfer, others: Collection[Transfer], in_use: Collection[Shard], space: Space) -> None:
     """Raise CapacityError when nobody can go on and it is this transfer that has to give up: the one that came last.
 
     Args:
         others: every transfer that may wait for space, this one included.
         in_use: the shards that are held by whomever.
-        capacity: bytes that the cache may hold.
+        space: what the cache may hold, and what of that is pinned.
     """
     stuck = [each for each in others if each.stages.present is Stage.SPACE and each.longest_wait()]
     if not stuck or transfer is not max(stuck, key=lambda each: each.stages.present_since_s):
         return
     waits = [wait for each in stuck for wait in each.waits if wait.since_s is not None]
-    if _may_fit(stuck, in_use, capacity) or _may_be_given_back(waits, in_use):
+    staying_bytes = space.pinned_bytes + sum(shard.kept_bytes for shard in in_use if not shard.pinned)
+    if _may_fit(stuck, staying_bytes, space.capacity_bytes) or _may_be_given_back(waits, in_use):
         return
-    pinned = humanize.naturalsize(sum(shard.kept_bytes for shard in in_use))
+    staying, capacity = map(humanize.naturalsize, (staying_bytes, space.capacity_bytes))
+    pinned = f" or pinned ({humanize.naturalsize(space.pinned_bytes)})" if space.pinned_bytes else ""
     raise CapacityError(
-        f"{pinned} of the cache's {humanize.naturalsize(capacity)} are in hand, and all who have them, {len(waits)} "
-        "reader(s), wait for room for another shard: none can go on",
+        f"{staying} of the cache's {capacity} are in hand{pinned}, and all who have them, {len(waits)} reader(s), wait "
+        "for room for another shard: none can go on",
         url=transfer.ref.url,
         remedy="give the cache room for readers x (shuffle_window + 1) shards: raise --capacity, or lower "
-        "shuffle_window or the number of workers",
+        f"shuffle_window or the number of workers{', or unpin shards' if pinned else ''}",
     )
 
 
-def _may_fit(stuck: Collection[Transfer], in_use: Collection[Shard], capacity: int) -> bool:
-    """Whether one of them has room once all is gone that nobody holds, and all that is arriving has come and gone."""
+def _may_fit(stuck: Collection[Transfer], staying_bytes: int, capacity_bytes: int) -> bool:
+    """Whether one of them has room once all is gone that may go, and all that is arriving has come and gone."""
     wanted_bytes = min(footprint_bytes(each.total_bytes or 0) for each in stuck)
-    return sum(shard.kept_bytes for shard in in_use) + wanted_bytes <= capacity
+    return staying_bytes + wanted_bytes <= capacity_bytes
 
 
 def _may_be_given_back(waits: Collection[Wait], in_use: Collection[Shard]) -> bool:

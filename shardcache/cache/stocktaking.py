@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from shardcache.cache.pins import Pins
 from shardcache.cache.room import Room
 from shardcache.store.stock import Stock, take_stock
 from shardcache.store.store import Store
@@ -21,9 +22,10 @@ class Stocktaking:
         is_arriving: whether a shard is on its way, so that its files are nobody else's business.
     """
 
-    def __init__(self, store: Store, room: Room, is_arriving: Callable[[str], bool]) -> None:
+    def __init__(self, store: Store, room: Room, pins: Pins, is_arriving: Callable[[str], bool]) -> None:
         self._store = store
         self._room = room
+        self._pins = pins
         self._is_arriving = is_arriving
 
     async def make_room(self) -> None:
@@ -43,6 +45,7 @@ class Stocktaking:
         stock = await asyncio.to_thread(take_stock, store.layout, store.known(), tuple(store.leftovers.values()))
         gone = [key for key in stock.gone if self._forget(key)]
         back = self._welcome(stock)
+        self._pins.note()  # their file may have gone with the folder
         if gone or back:
             log.warning("the cache folder has changed", gone=len(gone), shards_back=back)
 

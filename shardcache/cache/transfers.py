@@ -17,6 +17,7 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
 from shardcache.cache.waiting import Stage, Stages, Wait
 from shardcache.errors import OriginUnavailableError, ShardcacheError
+from shardcache.logs import about
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
 from shardcache.store.shard import Shard
@@ -99,6 +100,7 @@ class Transfers:
 
     Args:
         hurry: called when one has become more urgent.
+        over: told of each that ends, and of its error.
     """
 
     def __init__(
@@ -108,12 +110,14 @@ class Transfers:
         planner: Planner,
         changed: Signal,
         group: asyncio.TaskGroup,
+        over: Callable[[Transfer, ShardcacheError | None], None],
     ) -> None:
         self._fetch = fetch
         self._hurry = hurry
         self._planner = planner
         self._changed = changed
         self._group = group
+        self._over = over
         self._by_name: dict[str, Transfer] = {}
         self.failures = Failures()
 
@@ -162,7 +166,8 @@ class Transfers:
         if transfer is None:
             transfer = self._by_name[name] = Transfer(name, ref, wanted)
             transfer.outcome.add_done_callback(_retrieve)
-            transfer.task = self._group.create_task(self._run(transfer), name=f"fetch {ref.url}")
+            with about(shard=ref.url):
+                transfer.task = self._group.create_task(self._run(transfer), name=f"fetch {ref.url}")
         transfer.wanted = min(transfer.wanted, wanted)
         return transfer
 
@@ -180,9 +185,12 @@ class Transfers:
     async def _run(self, transfer: Transfer) -> None:
         postponed = False
         try:
+            log.debug("fetching", wanted=transfer.klass.name.lower())
             shard = await self._fetch(transfer)
+            log.debug("fetched", size_bytes=shard.size_bytes)
             for name in self.failures.succeeded(transfer.name):
                 self._planner.now.missed(name)
+            self._over(transfer, None)
             transfer.outcome.set_result(shard)
         except PostponedError:
             # No word of it to anyone: nothing has changed that could make another try succeed.
@@ -191,7 +199,7 @@ class Transfers:
         except ShardcacheError as exn:
             self._fail(transfer, exn)
         except Exception as exn:  # the daemon's top-level guard: one bad shard must not end all jobs
-            log.exception("a fetch met a bug", url=transfer.ref.url)
+            log.exception("a fetch met a bug")
             self._fail(transfer, ShardcacheError(f"the daemon failed: {exn!r}", url=transfer.ref.url))
         finally:
             del self._by_name[transfer.name]
@@ -203,8 +211,9 @@ class Transfers:
 
     def _fail(self, transfer: Transfer, exn: ShardcacheError) -> None:
         self.failures.failed(transfer.name, exn)
+        self._over(transfer, exn)
         if not transfer.waits:
-            log.warning("could not fetch ahead", url=transfer.ref.url, cause=exn.message)
+            log.warning("could not fetch ahead", cause=exn.message)
         transfer.outcome.set_exception(exn)
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from shardcache.cache.damage import Damage
 from shardcache.cache.holds import Holds
+from shardcache.cache.matching import Matching
+from shardcache.cache.pins import Pins, pinned_by
 from shardcache.cache.room import Room
 from shardcache.errors import CorruptShardError
-from shardcache.origin.listing import expand_braces
-from shardcache.origin.urls import is_glob
-from shardcache.redact import redact
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 
@@ -28,10 +25,11 @@ _AT_ONCE = 256
 class Upkeep:
     """Looks after one store."""
 
-    def __init__(self, store: Store, room: Room, holds: Holds, damage: Damage) -> None:
+    def __init__(self, store: Store, room: Room, holds: Holds, pins: Pins, damage: Damage) -> None:
         self._store = store
         self._room = room
         self._holds = holds
+        self._pins = pins
         self._damage = damage
 
     async def shards(self, prefix: str = "", sight: Sight = lambda _: True) -> AsyncIterator[tuple[Shard, Facts]]:
@@ -55,19 +53,23 @@ class Upkeep:
 
     async def evict(self, patterns: Sequence[str], sight: Sight = lambda _: True) -> Event:
         """Remove what matches the urls, patterns or prefixes, and say what stayed and why."""
-        wanted = await asyncio.to_thread(_Wanted, list(map(redact, patterns)))
+        matching = await asyncio.to_thread(Matching, patterns)
         evicted: list[str] = []
         kept: list[Event] = []
         freed_bytes = 0
-        async for shard, facts in self.shards(sight=lambda url: url in wanted and sight(url)):
-            if shard.leases:
-                kept.append({"url": facts.url, "reason": f"in use by {shard.leases} reader(s)"})
+        async for shard, facts in self.shards(sight=lambda url: url in matching and sight(url)):
+            if shard.stays:
+                kept.append({"url": facts.url, "reason": self._why_it_stays(shard, facts)})
             elif await self._room.evict(shard):
                 evicted.append(facts.url)
                 freed_bytes += shard.kept_bytes
             else:
                 kept.append({"url": facts.url, "reason": "some process still has it open"})
         return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
+
+    def _why_it_stays(self, shard: Shard, facts: Facts) -> str:
+        pin = self._pins.get(facts.url) if shard.pinned else None
+        return f"in use by {shard.leases} reader(s)" if pin is None else pinned_by(pin)
 
     async def verify(self, prefix: str = "", sight: Sight = lambda _: True) -> AsyncIterator[Event]:
         """Read every shard again and set aside what is wrong; yield events."""
@@ -104,21 +106,3 @@ class Upkeep:
         if error is not None:
             await self._damage.found(shard, error)
         return error
-
-
-class _Wanted:
-    """What urls, brace patterns, globs and prefixes that end in a slash match together."""
-
-    def __init__(self, patterns: Sequence[str]) -> None:
-        """Blocks: a brace pattern may stand for millions. Raises ConfigError."""
-        texts = [text for pattern in patterns for text in expand_braces(pattern)]
-        self._prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
-        self._regexes = [re.compile(fnmatch.translate(text)) for text in texts if is_glob(text)]
-        self._urls = frozenset(text for text in texts if not is_glob(text))
-
-    def __contains__(self, url: str) -> bool:
-        return (
-            url in self._urls
-            or url.startswith(self._prefixes)
-            or any(regex.match(url) is not None for regex in self._regexes)
-        )

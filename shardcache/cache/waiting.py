@@ -6,6 +6,7 @@ import enum
 import itertools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
@@ -42,12 +43,24 @@ class Stages:
         """Begin a stage."""
         self._begun.append((stage, time.monotonic()))
 
-    def spent_s(self, since_s: float, until_s: float) -> Iterator[tuple[Stage, float]]:
-        """Yield each stage that fell between two moments, and how much of it did."""
+    @property
+    def begun_s(self) -> float:
+        """When the first one began."""
+        return self._begun[0][1]
+
+    def between(self, since_s: float, until_s: float) -> Iterator[tuple[Stage, float, float]]:
+        """Yield each stage that fell between two moments, and from when to when it did; some come more than once."""
         for (stage, begun_s), (_, ended_s) in itertools.pairwise([*self._begun, (Stage.DISK, math.inf)]):
-            overlap_s = min(until_s, ended_s) - max(since_s, begun_s)
-            if overlap_s > 0:
-                yield stage, overlap_s
+            first_s, last_s = max(since_s, begun_s), min(until_s, ended_s)
+            if first_s < last_s:
+                yield stage, first_s, last_s
+
+    def spent_s(self, since_s: float, until_s: float) -> dict[Stage, float]:
+        """Return how much of the time between two moments fell into each stage."""
+        spent_s: defaultdict[Stage, float] = defaultdict(float)
+        for stage, first_s, last_s in self.between(since_s, until_s):
+            spent_s[stage] += last_s - first_s
+        return spent_s
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +73,7 @@ class Wait:
         partial: whether it would read a shard that is still arriving.
         stages: those of the transfer that it waits for, once there is one.
         in_hand: tells how many shards the reader keeps in place meanwhile.
+        url: of the shard; empty for what is no reader's.
     """
 
     party: Hashable | None = None
@@ -67,3 +81,4 @@ class Wait:
     partial: bool = False
     stages: Stages | None = None
     in_hand: Callable[[], int] = int
+    url: str = ""

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from shardcache.cache.leasing import Leasing, Published
-from shardcache.cache.rounds import Outcome, Round, Tell, ask_all
+from shardcache.cache.rounds import Event, Outcome, Round, Tell, ask_all
 from shardcache.cache.transfers import Class, Transfers
 from shardcache.cache.waiting import Wait
 from shardcache.errors import CapacityError
 from shardcache.fetch.download import Downloader
+from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.store.store import Store
+
+Use = Callable[[Published], Awaitable[None]]
+
+
+async def _no_use(_found: Published) -> None:
+    """Leave a shard at being here."""
 
 
 class Warming:
@@ -41,26 +48,40 @@ class Warming:
         Raises CapacityError when the shards together are larger than the cache.
         """
         await self._leasing.recall(refs)
-        sized = await self._sized(dict.fromkeys(refs))
+        sized = await self.ask(refs)
         self._check_capacity(sized)
-        sums = await Round(sized, ("fetched", "cached"), self._transfers, tell).run(self._fetch, self._max_transfers)
-        await tell({"event": "done", **sums})
+        await tell({"event": "done", **await self.fetch(sized, tell)})
 
-    async def _fetch(self, ref: ShardRef) -> Outcome:
+    async def fetch(self, refs: Sequence[ShardRef], tell: Tell, use: Use = _no_use) -> Event:
+        """Fetch the shards, telling every event but the last, whose sums are returned; `use` gets each, while held."""
+
+        async def visit(ref: ShardRef) -> Outcome:
+            return await self._fetch(ref, use)
+
+        return await Round(refs, ("fetched", "cached"), self._transfers, tell).run(visit, self._max_transfers)
+
+    async def _fetch(self, ref: ShardRef, use: Use) -> Outcome:
         found = await self._leasing.acquire(ref, Class.WARM, Wait())
         assert isinstance(found, Published)  # nobody asked for the beginning of one
-        await self._leasing.release(found.shard)
+        try:
+            await use(found)
+        finally:
+            await self._leasing.release(found.shard)
         size_bytes, details = found.facts.origin_bytes, {"size_bytes": found.facts.size_bytes}
         if found.hit:
             return Outcome("cached", size_bytes, details=details)
         return Outcome("fetched", size_bytes, size_bytes, details)
 
-    async def _sized(self, refs: Iterable[ShardRef]) -> list[ShardRef]:
-        """Return the refs with the sizes that patterns leave open: a bar without an end tells nothing."""
-        wanted = list(refs)
-        unsized = (ref.url for ref in wanted if ref.size_bytes is None)
-        found = await ask_all(unsized, self._origins, self._downloader)
-        return [replace(ref, size_bytes=found[ref.url].size_bytes) if ref.url in found else ref for ref in wanted]
+    async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
+        """Return each ref once, with the size that its pattern left open: a bar without an end tells nothing.
+
+        Args:
+            versions: whether versions are asked for, too.
+        """
+        wanted = list(dict.fromkeys(refs))
+        unknown = [ref.url for ref in wanted if ref.size_bytes is None or (versions and ref.version is None)]
+        found = await ask_all(unknown, self._origins, self._downloader)
+        return [_told(ref, found.get(ref.url), versions=versions) for ref in wanted]
 
     def _check_capacity(self, refs: Sequence[ShardRef]) -> None:
         known_bytes = sum(ref.size_bytes or 0 for ref in refs)
@@ -70,3 +91,9 @@ class Warming:
                 f"the shards take {known_bytes} bytes together, the whole cache holds {capacity_bytes}",
                 remedy="raise --capacity, or warm fewer shards",
             )
+
+
+def _told(ref: ShardRef, obj: RemoteObject | None, *, versions: bool) -> ShardRef:
+    if obj is None:
+        return ref
+    return replace(ref, size_bytes=obj.size_bytes, version=ref.version or (obj.version if versions else None))

@@ -8,9 +8,14 @@ import click
 
 from shardcache import __version__
 from shardcache.cli.common import INTERRUPTED, report
+from shardcache.cli.dashboard import dashboard
 from shardcache.cli.demo.command import demo
+from shardcache.cli.doctor.command import doctor
 from shardcache.cli.index import index
+from shardcache.cli.pin import pin, unpin
+from shardcache.cli.probe import probe
 from shardcache.cli.serve import serve
+from shardcache.cli.set import set_
 from shardcache.cli.shards import evict, ls
 from shardcache.cli.status import status
 from shardcache.cli.top import top
@@ -39,7 +44,7 @@ class App(click.Group):
 
 @click.group(
     cls=App,
-    commands=[serve, status, top, warm, index, ls, evict, verify, demo],
+    commands=[serve, status, top, dashboard, warm, index, ls, pin, unpin, evict, verify, set_, doctor, probe, demo],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done; 1 what was asked failed; 2 usage; 3 no daemon at the socket.",
 )

@@ -53,6 +53,16 @@ def disk(page: Row) -> Text | None:
     return None
 
 
+def pins(page: Row) -> str | None:
+    """Tell how much is pinned; None where nothing is."""
+    state = page.get("pins")
+    if not state or not state["shards"]:
+        return None
+    missing = f", {state['missing']:,} of them not here" if state["missing"] else ""
+    held = f"{size(state['size_bytes'])} of at most {size(state['limit_bytes'])}"
+    return f"{count(state['shards'], 'shard')}{missing} · {held}"
+
+
 def scrub(page: Row) -> str | None:
     """Tell how far the reading again of all that is cached has come; None where that is turned off."""
     state = page.get("scrub")

@@ -54,6 +54,27 @@ class AdminClient:
         """Remove what matches from the cache; return what went, what stayed and why."""
         return await self._json("POST", "/v1/evict", json={"urls": urls})
 
+    async def unpin(self, urls: list[str]) -> Json:
+        """Take back pins of what matches; return what is pinned no longer, what still is and why."""
+        return await self._json("POST", "/v1/unpin", json={"urls": urls})
+
+    async def settings(self) -> list[Json]:
+        """Return the settings that can be changed, with their present values."""
+        answer: list[Json] = (await self._json("GET", "/v1/settings"))["settings"]
+        return answer
+
+    async def set(self, name: str, value: str) -> Json:
+        """Change a setting; return its row, with what it was before."""
+        return await self._json("POST", "/v1/settings", json={"name": name, "value": value})
+
+    def pins(self) -> Lines:
+        """Yield what is pinned."""
+        return self._lines("GET", "/v1/pins")
+
+    def pin(self, urls: list[str]) -> Lines:
+        """Pin the shards of `urls`, and yield events until each is in the cache or has failed."""
+        return self._until_done("/v1/pin", {"urls": urls})
+
     def shards(self, prefix: str) -> Lines:
         """Yield the cached shards whose url starts with `prefix`."""
         return self._lines("GET", "/v1/shards", params={"prefix": prefix})

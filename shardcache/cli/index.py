@@ -14,7 +14,7 @@ import click
 from shardcache import shardlist
 from shardcache.cli.common import fail, json_option, print_events, socket_option
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import ShardRef
+from shardcache.protocol import ShardRef, from_here
 
 Json = dict[str, Any]
 
@@ -63,7 +63,7 @@ def index(urls: tuple[str, ...], output: Path, relative_to: str | None, as_json:
     """
     if as_json and output == _STDOUT:
         raise click.UsageError("--json and -o - both print to standard output")
-    shards = asyncio.run(_count(list(urls), socket, output, as_json))
+    shards = asyncio.run(_count([from_here(url) for url in urls], socket, output, as_json))
     if shards is None:
         fail()
     text = shardlist.write(shards, relative_to)

@@ -38,6 +38,8 @@ def _facts(page: Row) -> Table:
     facts.add_row("cache", Text(str(cache["dir"])))
     facts.add_row("", cells.bar(cache["used_bytes"], cache["capacity_bytes"]))
     facts.add_row("", cells.fill(cache))
+    if pins := cells.pins(page):
+        facts.add_row("pinned", pins)
     if trouble := cells.disk(page):
         facts.add_row(Text("disk", "red"), trouble)
     facts.add_row("store", f"{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')}")

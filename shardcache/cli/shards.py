@@ -43,12 +43,13 @@ def _show_shards(rows: list[dict[str, Any]]) -> None:
 
     from shardcache.cli.output import make_console, make_table, size
 
-    table = make_table("url", "size", "samples", "leases", "last used", numbers=("size", "samples", "leases"))
+    numbers = ("size", "samples", "leases")
+    table = make_table("url", *numbers, "pinned", "last used", numbers=numbers)
     now_s = time.time()
     for row in sorted(rows, key=itemgetter("url")):
         used = humanize.naturaltime(max(0.0, now_s - row["used_at_s"]))
-        numbers = (size(row["size_bytes"]), f"{row['samples']:,}", f"{row['leases']:,}")
-        table.add_row(Text(row["url"]), *numbers, used)
+        counts = (size(row["size_bytes"]), f"{row['samples']:,}", f"{row['leases']:,}")
+        table.add_row(Text(row["url"]), *counts, "pinned" if row.get("pinned") else "", used)
     make_console().print(table)
 
 
@@ -60,7 +61,7 @@ def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     """Remove shards from the cache; the store is never touched.
 
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against what is cached. A shard
-    that is being read stays. Exits 1 when a shard stayed or nothing matched.
+    that is being read, or pinned, stays. Exits 1 when a shard stayed or nothing matched.
     """
     answer = asyncio.run(_evict(list(urls), socket))
     if as_json:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from shardcache.cli.common import fail, json_option, print_events, socket_option
+from shardcache.protocol import from_here
 
 
 @click.command()
@@ -23,7 +24,7 @@ def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard. With
     --json, one line of JSON an event. Ctrl-C stops the waiting.
     """
-    failed = asyncio.run(_warm(list(urls), socket, as_json))
+    failed = asyncio.run(_warm([from_here(url) for url in urls], socket, as_json))
     if failed:
         fail()
 

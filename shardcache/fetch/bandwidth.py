@@ -35,8 +35,7 @@ class Bandwidth:
 
     def __init__(self, limit_bytes_per_s: int | None) -> None:
         self._limited = limit_bytes_per_s is not None
-        self._most_bytes = max(1, (limit_bytes_per_s or 0) // _GRANTS_PER_S)
-        self._limiter = AsyncLimiter(_BURST_GRANTS * self._most_bytes, _BURST_GRANTS / _GRANTS_PER_S)
+        self._set_pace(limit_bytes_per_s or 0)
         self._paid_bytes: float = 0  # let through and not granted; negative is what came without a grant
         self._payment: asyncio.Event | None = None  # under way: whoever orders first makes it for all
         self._orders: list[_Order] = []
@@ -44,6 +43,16 @@ class Bandwidth:
 
     def __repr__(self) -> str:
         return f"<Bandwidth {f'{self._most_bytes * _GRANTS_PER_S} bytes/s' if self._limited else 'unlimited'}>"
+
+    def change(self, limit_bytes_per_s: int | None) -> None:
+        """Have another limit, None for none; what waits already is let through at the former pace."""
+        self._limited = limit_bytes_per_s is not None
+        if limit_bytes_per_s is not None:
+            self._set_pace(limit_bytes_per_s)
+
+    def _set_pace(self, bytes_per_s: int) -> None:
+        self._most_bytes = max(1, bytes_per_s // _GRANTS_PER_S)
+        self._limiter = AsyncLimiter(_BURST_GRANTS * self._most_bytes, _BURST_GRANTS / _GRANTS_PER_S)
 
     async def grant(self, claim: Claim, wanted_bytes: float) -> float:
         """Wait for leave to read, and return how many bytes: `wanted_bytes` or fewer; any number without a limit."""

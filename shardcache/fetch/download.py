@@ -69,6 +69,10 @@ class Downloader:
         """Return how much is asked of each store, and how much it takes."""
         return self._slots.loads()
 
+    def limit(self, bytes_per_s: int | None) -> None:
+        """Let all downloads together take so much from now on; None for no limit."""
+        self._bandwidth.change(bytes_per_s)
+
     def reconsider(self) -> None:
         """Let bids count that have become more urgent; by itself that happens when a part begins or ends."""
         self._slots.deal()

@@ -113,10 +113,12 @@ class Requests:
                 self._counters.hedged_bytes += 0 if won else tap.received_bytes
         return won
 
-    @staticmethod
-    async def _read(part: Part, buffer: memoryview, tap: Tap) -> None:
+    async def _read(self, part: Part, buffer: memoryview, tap: Tap) -> None:
         async with tap.limit():
             await part.origin.read_into(part.obj, part.start, buffer[: part.size_bytes], tap)
+        measures, store, took_s = self._counters.measures, part.claim.store, tap.worked.elapsed_s
+        measures.part.of(store).observe(took_s)
+        measures.first_byte.of(store).observe(took_s if tap.first_byte_s is None else tap.first_byte_s)
 
     def _count(self, received_bytes: int) -> None:
         self._counters.origin_bytes += received_bytes

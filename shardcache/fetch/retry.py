@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from shardcache.errors import OriginUnavailableError
+from shardcache.errors import OriginError, OriginUnavailableError
 from shardcache.metrics import Counters
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Retry:
 
     Attributes:
         attempts: tries in all.
-        counters: where retries are counted.
+        counters: where it is counted what was tried again, and what was given up.
     """
 
     attempts: int
@@ -56,6 +56,13 @@ class Retry:
         Tries again only after OriginUnavailableError: against nothing else would it help. Raises the last try's
         error, which says how many there were.
         """
+        try:
+            return await self._call(attempt)
+        except OriginError as exn:
+            self.counters.measures.given_up[exn.code] += 1
+            raise
+
+    async def _call(self, attempt: Callable[[], Awaitable[T]]) -> T:
         for failures in range(1, self.attempts):
             try:
                 return await attempt()

@@ -20,6 +20,7 @@ class Tap:
     Attributes:
         leave_bytes: granted and not used yet; negative where more came.
         received_bytes: that came so far.
+        first_byte_s: how long it had worked when the first of them came; None before that.
         worked: how long it has read, times of rest apart.
     """
 
@@ -32,6 +33,7 @@ class Tap:
         self._has_slot.set()
         self.leave_bytes: float = 0
         self.received_bytes = 0
+        self.first_byte_s: float | None = None
         self.worked = Stopwatch()
 
     @asynccontextmanager
@@ -64,6 +66,8 @@ class Tap:
     def received(self, count: int) -> None:
         """Note that so many bytes came in."""
         self._watch.received(count)
+        if self.first_byte_s is None:
+            self.first_byte_s = self.worked.elapsed_s
         self.received_bytes += count
         self._left_bytes -= count
         self.leave_bytes -= count

@@ -18,6 +18,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import ShardChangedError
 from shardcache.origin.base import Flow, RemoteObject
 from shardcache.origin.http_range import check_range, no_version, range_header, wrong_length
+from shardcache.origin.s3_signing import SIGNED_FOR_S, Signer
 from shardcache.origin.status import error_of
 from shardcache.origin.wire import Wire
 
@@ -27,7 +28,7 @@ _PLAIN_OPTIONS = {"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}
 _NEEDED = {"etag", "content-length"}
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404}
 _PATIENCE = 3
-_SIGNED_FOR_S = 600
+_CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
 _MOST_SIGNED = 64
 
 
@@ -38,6 +39,7 @@ class DirectRequests:
         # Options that change requests in ways which a signed url does not know: the SDK shall make every request.
         self._enabled = set(table.storage_options) <= _PLAIN_OPTIONS
         self._refused = 0
+        self._signer = Signer()
         self._signed: dict[str, tuple[str, float]] = {}
         self._wire: Wire | None = None
 
@@ -49,11 +51,11 @@ class DirectRequests:
         if not self._enabled:
             return None
         params = {**where, "ChecksumMode": "ENABLED"}
-        signed = await fs.s3.generate_presigned_url("head_object", Params=params, ExpiresIn=_SIGNED_FOR_S)
+        signed = await self._signer.url(fs, "head_object", params, _CHECKSUM_MODE)
         wire = self._wired(fs, signed)
         if wire is None:
             return None
-        head = await wire.head(signed, {"x-amz-checksum-mode": "ENABLED"})
+        head = await wire.head(signed, _CHECKSUM_MODE)
         if head.status in _REFUSALS:
             return None
         if head.status >= 300:
@@ -99,11 +101,11 @@ class DirectRequests:
         return self._wire if self._enabled else None
 
     async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
-        """Return one url for all parts of an object, for a while: signing takes a millisecond."""
+        """Return one url for all parts of an object, for a while."""
         now_s = time.monotonic()
         url, signed_at_s = self._signed.get(obj.url, ("", 0.0))
-        if not url or now_s - signed_at_s > _SIGNED_FOR_S / 2:
-            url = await fs.s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_SIGNED_FOR_S)
+        if not url or now_s - signed_at_s > SIGNED_FOR_S / 2:
+            url = await self._signer.url(fs, "get_object", where, {})
             if len(self._signed) >= _MOST_SIGNED:
                 self._signed.clear()
             self._signed[obj.url] = (url, now_s)

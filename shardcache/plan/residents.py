@@ -19,7 +19,7 @@ from shardcache.plan.sieve import Sieve
 from shardcache.plan.timeline import NEVER, Timeline
 
 _SLACK = 64
-_BATCH = 256
+_BATCH = 32
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Protocol
 
 from shardcache.plan.residents import Residents
-from shardcache.plan.timeline import NEVER, Timeline
+from shardcache.plan.timeline import NEVER, Missing, Timeline
 
 
 class Aliases(Protocol):
@@ -138,8 +138,8 @@ class Schedule:
         use = self._timeline.next_use(self._aliases.names(key))
         return NEVER if use is None else use[0]
 
-    def next_missing(self, cared_for: Callable[[str], bool]) -> tuple[str, float] | None:
-        """Return the shard to fetch next, by name, and when it is needed; None when there is nothing to fetch.
+    def next_missing(self, cared_for: Callable[[str], bool]) -> Missing | None:
+        """Return the shard to fetch next; None when there is nothing to fetch.
 
         Args:
             cared_for: whether a shard is here, or coming, or not worth a try.
@@ -149,6 +149,10 @@ class Schedule:
     def upcoming(self) -> Iterator[str]:
         """Yield the name of the shard that each session takes next."""
         return self._timeline.upcoming()
+
+    def ahead(self, session: Hashable, until_s: float, most: int) -> Iterator[tuple[float, int, str]]:
+        """Yield when a session needs which shard, by position and name, in order; up to a time, and `most` at most."""
+        return self._timeline.ahead(session, until_s, most)
 
     def covered_until_s(self, session: Hashable, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
         """Return when a session needs the first shard that is not here, NEVER when all that it planned are.

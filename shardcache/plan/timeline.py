@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from typing import NamedTuple
 
 from shardcache.plan.course import Course
 
@@ -20,6 +21,19 @@ _BATCH = 64
 
 Use = tuple[float, Course, int]
 """When a shard is needed next, on which course, and at which of its positions."""
+
+
+class Missing(NamedTuple):
+    """A shard that some session needs and that is not here.
+
+    Attributes:
+        position: where in the session's plan it is.
+    """
+
+    name: str
+    needed_at_s: float
+    session: Hashable
+    position: int
 
 
 class Timeline:
@@ -149,22 +163,37 @@ class Timeline:
         for course, position in self._uses.get(name, _NO_USES).items():
             course.frontier = min(course.frontier, position)
 
-    def next_missing(self, present: Callable[[str], bool]) -> tuple[str, float] | None:
-        """Return the missing shard that is needed soonest and when, or None when all are present."""
+    def next_missing(self, present: Callable[[str], bool]) -> Missing | None:
+        """Return the missing shard that is needed soonest, or None when all are present."""
         soonest, soonest_s = None, NEVER
-        for course in self._courses.values():
+        for session, course in self._courses.items():
             # The gap is at the frontier or behind it, so that most courses need no look at what is present.
             if course.start_s + course.pace_s * course.frontier < soonest_s:
                 need_s = self._first_gap(course, present)
                 if need_s is not None and need_s < soonest_s:
-                    soonest, soonest_s = course.names[course.frontier], need_s
-        return None if soonest is None else (soonest, soonest_s)
+                    soonest_s, at = need_s, course.frontier
+                    soonest = Missing(course.names[at], need_s, session, at)
+        return soonest
 
     def upcoming(self) -> Iterator[str]:
         """Yield for each session the shard that it takes or waits for next."""
         for course in self._courses.values():
             if course.cursor + 1 < len(course.names):
                 yield course.names[course.cursor + 1]
+
+    def ahead(self, session: Hashable, until_s: float, most: int) -> Iterator[tuple[float, int, str]]:
+        """Yield when a session needs what, in order, from the shard in its hands to a time, and no more than `most`.
+
+        Each is told by its time, its position in the plan, and its name.
+        """
+        course = self._courses.get(session)
+        if course is None:
+            return
+        for position in range(course.cursor, min(course.cursor + most, len(course.names))):
+            use_s = course.start_s + course.pace_s * position
+            if use_s > until_s:
+                return
+            yield use_s, position, course.names[position]
 
     def covered_until(self, session: Hashable, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
         """Return when a session needs the first shard that is not here; NEVER when all are.

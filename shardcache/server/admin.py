@@ -120,6 +120,39 @@ async def evict(request: web.Request) -> web.Response:
     return web.json_response(await request.app[CACHE].evict(urls, peer_of(request)))
 
 
+@routes.get("/v1/pins")
+async def pins(request: web.Request) -> web.StreamResponse:
+    """Stream what is pinned, a line each."""
+    return await _stream(request, request.app[CACHE].pins(peer_of(request)))
+
+
+@routes.post("/v1/pin")
+async def pin(request: web.Request) -> web.StreamResponse:
+    """Pin what `urls` name and fetch it, streaming events, a line each."""
+    return await _tell(request, request.app[CACHE].pin)
+
+
+@routes.post("/v1/unpin")
+async def unpin(request: web.Request) -> web.Response:
+    """Take back pins of what `urls` match."""
+    urls = take_strings(await _body(request), "urls")
+    return web.json_response(await request.app[CACHE].unpin(urls, peer_of(request)))
+
+
+@routes.get("/v1/settings")
+async def settings(request: web.Request) -> web.Response:
+    """Return the settings that can be changed while the daemon runs, with their present values."""
+    return web.json_response({"settings": request.app[CACHE].settings()})
+
+
+@routes.post("/v1/settings")
+async def change_setting(request: web.Request) -> web.Response:
+    """Change the setting called `name` to what `value` says, written as in a flag."""
+    body = await _body(request)
+    name, value = take(body, "name", str), take(body, "value", str)
+    return web.json_response(await request.app[CACHE].set(name, value, peer_of(request)))
+
+
 @routes.post("/v1/verify")
 async def verify(request: web.Request) -> web.StreamResponse:
     """Read the shards below `prefix` again, streaming events, a line each."""

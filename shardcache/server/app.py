@@ -14,8 +14,12 @@ from shardcache.cache.facade import Cache
 from shardcache.protocol import SESSION_PATH
 from shardcache.server.admin import LOOP_LAG, STARTED_AT_S, errors_as_json, routes
 from shardcache.server.audit import AUDIT, Audit, audit
+from shardcache.server.dashboard.files import STATIC_PATH, Files
+from shardcache.server.dashboard.live import LIVE, LIVE_PATH, Live, live
 from shardcache.server.drain import DRAIN, Drain, refuse_new_work
+from shardcache.server.listen import BACKLOG
 from shardcache.server.looplag import LoopLag
+from shardcache.server.metrics import add_metrics
 from shardcache.server.session import CACHE, handle_session
 from shardcache.server.tcp import LISTENER, Listener, guard, harden, serving_tcp
 
@@ -35,9 +39,19 @@ def make_app(cache: Cache, listener: Listener | None = None) -> web.Application:
     app[LOOP_LAG] = LoopLag()
     app.on_response_prepare.append(harden)
     app.add_routes(routes)
+    add_metrics(app)
     app.router.add_get(SESSION_PATH, handle_session)
+    _add_dashboard(app)
     app.cleanup_ctx.append(_measuring)
     return app
+
+
+def _add_dashboard(app: web.Application) -> None:
+    page = Files()
+    app[LIVE] = Live(app[CACHE], app[CACHE].glance)
+    app.router.add_get("/", page.page)
+    app.router.add_get(STATIC_PATH + "{version}/{name}", page.static)
+    app.router.add_get(LIVE_PATH, live)
 
 
 @asynccontextmanager
@@ -50,7 +64,7 @@ async def serving(cache: Cache, sock: socket.socket, listener: Listener | None =
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)
     await runner.setup()
     try:
-        await web.SockSite(runner, sock).start()
+        await web.SockSite(runner, sock, backlog=BACKLOG).start()
         async with serving_tcp(runner, listener):
             yield app[DRAIN]
     finally:

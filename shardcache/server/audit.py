@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import structlog
 from aiohttp import web
 
-from shardcache.protocol import SESSION_PATH
 from shardcache.server.peer import peer_of
 
 log = structlog.get_logger()
@@ -34,6 +34,15 @@ class Audit:
         if lines <= _LINES:
             log.info(event, uid=uid, **fields)
 
+    @contextmanager
+    def session(self, uid: int) -> Iterator[None]:
+        """Log that a reader's session begins, and at the end of the block that it ends."""
+        self.note("session begins", uid)
+        try:
+            yield
+        finally:
+            self.note("session ends", uid)
+
     def _end_period(self, now_s: float) -> None:
         for uid, lines in self._lines.items():
             if lines > _LINES:
@@ -49,16 +58,7 @@ AUDIT = web.AppKey("AUDIT", Audit)
 async def audit(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Note who connects a session and when it ends, and who has something done; reading is not noted."""
-    is_session = request.path == SESSION_PATH
-    if not is_session and request.method == "GET":
-        return await handler(request)
-    uid, notes = peer_of(request).uid, request.app[AUDIT]
-    if not is_session:
-        notes.note("asked", uid, what=request.path.rpartition("/")[2])
-        return await handler(request)
-    notes.note("session begins", uid)
-    try:
-        return await handler(request)
-    finally:
-        notes.note("session ends", uid)
+    """Note who has something done; reading is not noted, and of sessions they tell themselves."""
+    if request.method != "GET":
+        request.app[AUDIT].note("asked", peer_of(request).uid, what=request.path.rpartition("/")[2])
+    return await handler(request)

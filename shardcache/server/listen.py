@@ -6,12 +6,32 @@ import contextlib
 import os
 import shutil
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from shardcache.errors import ConfigError, DaemonError, SocketInUseError
 
 _MODE = 0o660  # the owner and the group may connect; whoever may connect may use the cache
-_BACKLOG = 1024
+# As many readers as a node may have come back at once after a restart.
+BACKLOG = 1024
+
+
+@contextmanager
+def listening_at(path: Path, group: str | None, handed: socket.socket | None = None) -> Iterator[socket.socket]:
+    """Lend a socket that listens at `path`: the one handed over, or one made here, whose name goes at the end.
+
+    Raises what `bind_socket` raises.
+    """
+    if handed is not None:
+        with handed:
+            yield handed
+        return
+    sock = bind_socket(path, group)
+    try:
+        yield sock
+    finally:
+        unlink_socket(path, sock)
 
 
 def bind_socket(path: Path, group: str | None) -> socket.socket:
@@ -48,7 +68,7 @@ def _bind(path: Path, group: str | None) -> socket.socket:
         sock.bind(os.fspath(path))
         _give_to(path, group)
         path.chmod(_MODE)  # before listen: nobody connects while the mode is still the umask's
-        sock.listen(_BACKLOG)
+        sock.listen(BACKLOG)
         sock.setblocking(False)
     except BaseException:
         sock.close()

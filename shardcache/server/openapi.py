@@ -31,6 +31,7 @@ _OF_URLS = {
     502: "The store does not give what was asked.",
     507: "The cache or its disk has no room for it.",
 }
+_OF_DISK = {507: "The cache or its disk does not allow it."}
 
 
 @cache
@@ -62,7 +63,17 @@ def _paths() -> Json:
         },
         "/v1/warm": {"post": _of_urls("Fetch what the urls name.", NDJSON, _lines("Event"), _OF_URLS)},
         "/v1/index": {"post": _of_urls("Count the samples of what the urls name.", NDJSON, _lines("Event"), _OF_URLS)},
-        "/v1/evict": {"post": _of_urls("Remove what the urls match, unless it is in use.", JSON, _ref("Evicted"))},
+        "/v1/pin": {"post": _of_urls("Fetch what the urls name, and have it stay.", NDJSON, _lines("Event"), _OF_URLS)},
+        "/v1/unpin": {"post": _of_urls("Let what the urls match go again.", JSON, _ref("Unpinned"), _OF_DISK)},
+        "/v1/pins": {"get": _operation("What is pinned.", NDJSON, _lines("Pin"))},
+        "/v1/settings": {
+            "get": _operation("What can be set while the daemon runs.", JSON, _object({"settings": _list(_SETTING)})),
+            "post": _operation("Set one of these until the daemon ends.", JSON, _SETTING, _STOPPING | _OF_DISK)
+            | {"requestBody": {"required": True, "content": {JSON: {"schema": _change()}}}},
+        },
+        "/v1/evict": {
+            "post": _of_urls("Remove what the urls match, unless it is in use or pinned.", JSON, _ref("Evicted"))
+        },
         "/v1/verify": {
             "post": _operation("Read the shards below a prefix again.", NDJSON, _lines("Event"), _STOPPING)
             | _body({"prefix": {"type": "string"}})
@@ -118,11 +129,25 @@ _NUMBER_OR_NULL: Json = {"type": ["number", "null"]}
 _COUNTS: Json = {"type": "object", "additionalProperties": _COUNT}
 
 
+_SETTING: Json = _object({"name": _TEXT, "value": {"type": ["string", "integer", "null"]}, "description": _TEXT})
+
+
+def _change() -> Json:
+    """Describe a change: each setting's value is written as its flag takes it."""
+    formats = {"capacity": "amount", "max_bandwidth": "rate", "log_level": "log-level"}
+    return {
+        "oneOf": [
+            _object({"name": {"const": name}, "value": {"type": "string", "format": form}})
+            for name, form in formats.items()
+        ]
+    }
+
+
 def _schemas() -> Json:
     error = {"code": _TEXT, "message": _TEXT, "url": _TEXT_OR_NULL, "remedy": _TEXT, "parents": _list(_TEXT)}
     shard = {"url": _TEXT, "version": _TEXT, "size_bytes": _COUNT, "samples": _COUNT, "leases": _COUNT}
     disk = {"state": _TEXT, "error": {"anyOf": [_ref("Error"), {"type": "null"}]}, "since_s": _NUMBER}
-    disk |= {"short_bytes": _COUNT}
+    disk |= {"short_bytes": _COUNT, "silent_s": _NUMBER}
     kept = _object({"url": _TEXT, "reason": _TEXT})
     return {
         "Failure": _object({"error": _ref("Error")}),
@@ -130,7 +155,9 @@ def _schemas() -> Json:
         "Health": _object({"status": {"enum": ["ok", "degraded", "draining"]}, "disk": _ref("Disk")}),
         "Disk": _object(disk),
         "Status": _status(),
-        "Shard": _object(shard | {"used_at_s": _NUMBER}),
+        "Shard": _object(shard | {"pinned": {"type": "boolean"}, "used_at_s": _NUMBER}),
+        "Pin": _object({"url": _TEXT, "size_bytes": _COUNT, "here": {"type": "boolean"}, "uids": _list(_COUNT)}),
+        "Unpinned": _object({"unpinned": _list(_TEXT), "kept": _list(kept)}),
         "Evicted": _object({"evicted": _list(_TEXT), "kept": _list(kept), "freed_bytes": _COUNT}),
         "Event": _event(),
     }
@@ -157,6 +184,7 @@ def _status() -> Json:
             "loop_lag": {"type": "object", "additionalProperties": _NUMBER},
             "disk": _ref("Disk"),
             "scrub": _object(scrub),
+            "pins": _object(dict.fromkeys(("shards", "missing", "size_bytes", "limit_bytes"), _COUNT)),
             "cache": _object(cache),
             "counters": _COUNTS,
             "origins": _list(_object(store)),
@@ -167,7 +195,7 @@ def _status() -> Json:
 
 
 def _event() -> Json:
-    """Describe what `warm`, `index` and `verify` tell; the kind says which of the fields are there."""
+    """Describe what `warm`, `pin`, `index` and `verify` tell; the kind says which of the fields are there."""
     counts = ("shards", "done_shards", "samples", "number", "fetched", "cached", "known", "failed", "corrupt")
     sizes = ("bytes", "done_bytes", "size_bytes", "origin_bytes")
     fields = {

@@ -17,8 +17,10 @@ from shardcache.cache.facade import Cache
 from shardcache.cache.planned import Planned
 from shardcache.cache.readers import Lease, Reader
 from shardcache.errors import ProtocolError, ShardcacheError
+from shardcache.logs import about
 from shardcache.protocol import MAX_REQUEST_BYTES, SPOKEN, Release, Spoken, agree
 from shardcache.redact import redact
+from shardcache.server.audit import AUDIT
 from shardcache.server.drain import DRAIN
 from shardcache.server.messages import check_indices, parse, shard_of, take, take_strings
 from shardcache.server.news import News
@@ -49,18 +51,21 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
     """Serve one connection until either side ends it."""
     socket = web.WebSocketResponse(timeout=_CLOSE_S, max_msg_size=MAX_REQUEST_BYTES, compress=False)
     await socket.prepare(request)
-    peer, cache, sessions = peer_of(request), request.app[CACHE], request.app[DRAIN].sessions
+    peer, cache, notes = peer_of(request), request.app[CACHE], request.app[AUDIT]
+    sessions = request.app[DRAIN].sessions
     sessions.add(socket)
     try:
         hello = await _hello(socket)
-        protocol = _agreed(hello)
-        reader = cache.join(take(hello, "job", str), peer.uid)
-        try:
-            await _welcome(socket, protocol, str(cache.layout.root))
-            await Session(socket, cache, reader, peer).run()
-        finally:
-            await reader.close()
+        protocol, job = _agreed(hello), take(hello, "job", str)
+        with about(job=job, uid=peer.uid), notes.session(peer.uid):
+            reader = cache.join(job, peer.uid)
+            try:
+                await _welcome(socket, protocol, str(cache.layout.root))
+                await Session(socket, cache, reader, peer).run()
+            finally:
+                await reader.close()
     except ShardcacheError as exn:
+        notes.note("session refused", peer.uid, cause=exn.message)
         await _send(socket, {"type": "error", "id": None, "error": exn.to_json()})
         await socket.close()
     finally:

@@ -20,7 +20,9 @@ from shardcache.server.limited import Limit
 from shardcache.server.peer import PEER
 from shardcache.server.token import Token
 
-_READABLE = frozenset({"/v1/health", "/v1/status", "/v1/shards", "/v1/openapi.json"})
+_READABLE = frozenset(
+    {"/v1/health", "/v1/status", "/v1/shards", "/v1/openapi.json", "/metrics", "/dashboard/live"},
+)
 _CONNECTIONS = 64
 _LIMIT_S = 60.0
 _NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
@@ -51,24 +53,29 @@ LISTENER: web.AppKey[Listener] = web.AppKey("LISTENER", Listener)
 
 
 @contextmanager
-def listening(http: str | None, token_file: Path | None) -> Iterator[Listener | None]:
-    """Bind what `--http` asks for; None where it is not given.
+def listening(
+    http: str | None, token_file: Path | None, handed: tuple[socket.socket, ...] = ()
+) -> Iterator[Listener | None]:
+    """Bind what `--http` asks for, or take what a service manager has bound; None where it is neither.
 
-    Raises ConfigError for what is no address, for a token file that will not do, and for an address beyond the loopback
-    without a token; DaemonError when it cannot be bound.
+    Raises ConfigError for both at once, for what is no address, for a token file that will not do, and for an address
+    beyond the loopback without a token; DaemonError when it cannot be bound.
     """
-    if http is None:
+    if http is None and not handed:
         yield None
         return
+    if http is not None and handed:
+        raise ConfigError("a TCP socket is handed over, and there is --http", remedy="leave --http out")
     token = None if token_file is None else Token.read(token_file)
-    addresses = _addresses(http)
+    addresses = _addresses(http) if http is not None else [sock.getsockname()[:2] for sock in handed]
     if token is None and not all(ipaddress.ip_address(address).is_loopback for address, _ in addresses):
         raise ConfigError(
-            f"{http} can be reached from other machines, and there is no token",
+            f"{http or addresses} can be reached from other machines, and there is no token",
             remedy="give --http-token-file, or listen at 127.0.0.1",
         )
     with contextlib.ExitStack() as bound:
-        yield Listener(tuple(bound.enter_context(_bind(http, address)) for address in addresses), token)
+        sockets = handed if http is None else (_bind(http, address) for address in addresses)
+        yield Listener(tuple(bound.enter_context(sock) for sock in sockets), token)
 
 
 @asynccontextmanager
@@ -106,8 +113,14 @@ async def guard(
 async def harden(request: web.Request, response: web.StreamResponse) -> None:
     """Add what keeps browsers from doing harm with an answer; for `Application.on_response_prepare`."""
     if not _is_local(request):
-        response.headers.update(_HEADERS)
+        for name, text in _HEADERS.items():
+            response.headers.setdefault(name, text)  # the dashboard's files never change, and say so
         response.force_close()
+
+
+def is_page(path: str) -> bool:
+    """Tell whether a path is of the dashboard's page, which holds no data: a browser can bring no token to it."""
+    return path == "/" or path.startswith("/dashboard/static/")
 
 
 def _is_local(request: web.Request) -> bool:
@@ -120,11 +133,12 @@ def _is_local(request: web.Request) -> bool:
 def _refusal(request: web.Request, token: Token | None) -> web.Response | None:
     if token is None and not _is_loopback_name(request.host):
         return _refused(403, f"{request.host!a} is no name of this node's loopback")
-    if token is not None and not token.is_in(request):
+    page = is_page(request.path)
+    if token is not None and not page and not token.is_in(request):
         return _refused(401, "a request by TCP needs the token", {"WWW-Authenticate": "Bearer"})
     if request.method not in ("GET", "HEAD"):
         return _refused(405, "what comes by TCP may read only", {"Allow": "GET, HEAD"})
-    if request.path not in _READABLE or "Upgrade" in request.headers:
+    if not (page or request.path in _READABLE) or "Upgrade" in request.headers:
         return _refused(403, "this is not to be had by TCP")
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from shardcache.errors import CacheDirError, DiskError, DiskFailedError, DiskFullError
@@ -65,6 +65,17 @@ def fsync_path(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def replace_file(path: Path, new: Path, lines: Iterable[str]) -> None:
+    """Write a text file that has, whatever happens, all of its old or all of its new lines, which are made at `new`."""
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    fsync_path(path.parent)
 
 
 def unlink_quietly(*paths: Path) -> None:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import grp
 import os
-import shutil
 from pathlib import Path
 from typing import Self
 
 from shardcache.errors import CacheDirError
+from shardcache.store import folder_format
 from shardcache.store.files import disk_errors, unlink_quietly
 from shardcache.store.layout import Layout
 
+_OWN_MODE = 0o750
 _MODE = 0o2750  # set-group-id: files inherit the group that may read the cache
 _PROBE_BYTES = 4096
 
@@ -36,11 +38,15 @@ class Folder:
     def take(cls, layout: Layout, group: str | None) -> Self:
         """Make the folder where it is not there, and hold it.
 
-        Raises CacheDirError when it cannot be made or another daemon holds it, DiskFullError, DiskFailedError.
+        Raises CacheDirError when it cannot be made or another daemon holds it, CacheFormatError when a newer release
+        wrote it, DiskFullError, DiskFailedError.
         """
         with disk_errors(layout.root):
+            folder_format.check(layout)
             _make_folders(layout, group)
-            return cls(layout, group, _lock(layout.root))
+            folder = cls(layout, group, _lock(layout.root))
+            folder_format.mark(layout)
+            return folder
 
     def look(self) -> bool:
         """Find out what can be told without writing, and raise it as `probe` does; False: nothing was changed."""
@@ -89,11 +95,14 @@ class Folder:
             if all(folder.is_dir() for folder in self._layout.folders()):
                 return False
             _make_folders(self._layout, self._group)
+            folder_format.mark(self._layout)
             return True
         self._check_mount()
+        folder_format.check(self._layout)
         _make_folders(self._layout, self._group)
         held, self._fd = self._fd, _lock(self._layout.root)
         os.close(held)
+        folder_format.mark(self._layout)
         return True
 
     def _is_held(self) -> bool:
@@ -128,11 +137,19 @@ def _write_and_sync(path: Path) -> None:
 
 
 def _make_folders(layout: Layout, group: str | None) -> None:
+    gid = None if group is None else grp.getgrnam(group).gr_gid
     for folder in layout.folders():
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
-        if group is not None:
-            shutil.chown(folder, group=group)
-            folder.chmod(_MODE)
+        folder.mkdir(parents=True, exist_ok=True, mode=_OWN_MODE)
+        if gid is not None:
+            _open_to(folder, gid)
+
+
+def _open_to(folder: Path, gid: int) -> None:
+    if folder.stat().st_gid == gid == os.getegid():  # files get that group anyway, and a sandbox may refuse the bit
+        folder.chmod(_OWN_MODE)
+    else:
+        os.chown(folder, -1, gid)
+        folder.chmod(_MODE)
 
 
 def _lock(root: Path) -> int:

@@ -5,8 +5,11 @@
 <root>/partial/<key>.part     a shard that is arriving, with <key>.journal for its finished parts
 <root>/partial/<key>.tar, .idx    on their way to being published
 <root>/partial/probe          written and removed again to find out if the disk is well
+<root>/partial/pins, format   on their way to their places
 <root>/quarantine/<key>.tar   found damaged; kept for a look, first to go when space is needed
 <root>/catalogue/             diskcache; may be deleted at any time
+<root>/pins                   what is pinned, a line each
+<root>/format                 the number of the format that all of this has
 """
 
 from __future__ import annotations
@@ -63,6 +66,16 @@ class Layout:
         """Folder of the diskcache."""
         return self.root / "catalogue"
 
+    @property
+    def pins(self) -> Path:
+        """File of what is pinned."""
+        return self.root / "pins"
+
+    @property
+    def format(self) -> Path:
+        """File that tells the format of the folder."""
+        return self.root / "format"
+
     def bucket(self, key: str) -> Path:
         """Folder of one published shard; 256 of them keep directories short."""
         return self.shards / key[:2]
@@ -78,6 +91,10 @@ class Layout:
     def in_progress(self, key: str, suffix: str) -> Path:
         """Path of one of a shard's unpublished files."""
         return self.partial / (key + suffix)
+
+    def unfinished(self, path: Path) -> Path:
+        """Path at which the next content of one of the folder's own files is written."""
+        return self.partial / path.name
 
     def folders(self) -> list[Path]:
         """Every folder that must exist, parents first."""

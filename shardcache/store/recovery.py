@@ -59,7 +59,7 @@ def _scan_bucket(folder: Path) -> list[Shard]:
 
 def find_leftovers(layout: Layout) -> list[Leftover]:
     """Return interrupted downloads that may be gone on with, and quarantined shards; sweep the rest. Blocks."""
-    _sweep_away(layout.probe)
+    _sweep_away(layout.probe, layout.unfinished(layout.pins), layout.unfinished(layout.format))
     parts = _sweep(layout.partial, whole=PART, beside=JOURNAL)
     tars = _sweep(layout.quarantine, whole=TAR, beside=SIDECAR)
     return [interrupted(path) for path in parts] + [quarantined(path) for path in tars]

@@ -67,6 +67,7 @@ class Shard:
 
     Attributes:
         leases: readers that use it now; it stays while there are any.
+        pinned: whether it stays until somebody unpins it.
         used_at_s: end of its last use, seconds since the epoch.
         facts: its sidecar's header; None from a restart until it is first needed.
         damage: what was found wrong with its bytes, whoever still reads them.
@@ -77,8 +78,14 @@ class Shard:
     sidecar_bytes: int
     used_at_s: float
     leases: int = 0
+    pinned: bool = False
     facts: Facts | None = None
     damage: CorruptShardError | None = None
+
+    @property
+    def stays(self) -> bool:
+        """Whether it may not go to make room."""
+        return self.pinned or self.leases > 0
 
     @property
     def kept_bytes(self) -> int:

@@ -27,6 +27,7 @@ class Space:
         kept_bytes: published shards with their sidecars, idle partials and quarantine.
         promised_bytes: open reservations, whether already on disk or not.
         unwritten_bytes: the part of `promised_bytes` that the filesystem does not count as used yet.
+        pinned_bytes: the part of `kept_bytes` that stays until it is unpinned.
     """
 
     capacity_bytes: int
@@ -34,6 +35,12 @@ class Space:
     kept_bytes: int = 0
     promised_bytes: int = 0
     unwritten_bytes: int = 0
+    pinned_bytes: int = 0
+
+    @property
+    def unpinned_bytes(self) -> int:
+        """The part of the capacity that readers' shards may come and go in."""
+        return max(0, self.capacity_bytes - self.pinned_bytes)
 
     @property
     def used_bytes(self) -> int:

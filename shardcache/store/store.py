@@ -21,6 +21,7 @@ from shardcache.store.files import disk_errors, free_bytes, fsync_path, total_by
 from shardcache.store.folder import Folder
 from shardcache.store.layout import SIDECAR, TAR, Layout
 from shardcache.store.openfiles import is_open_elsewhere
+from shardcache.store.pinfile import Pin, read_pins
 from shardcache.store.recovery import Leftover, find_leftovers, find_shards, quarantined
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import Reservation, Space
@@ -39,6 +40,7 @@ class Store:
         self.catalogue = catalogue
         self.shards: OrderedDict[str, Shard] = OrderedDict()
         self.leftovers: dict[str, Leftover] = {}
+        self.pins: Sequence[Pin] = ()  # as a former run left them
         self._condemned: dict[str, Shard] = {}  # damaged, out of service, still to be set aside
         self._setting_aside = asyncio.Lock()
 
@@ -50,7 +52,8 @@ class Store:
     def open(cls, root: Path, capacity: Amount, min_free: Amount, group: str | None = None) -> Self:
         """Take the folder and find what a former run left in it. Blocks.
 
-        Raises CacheDirError when the folder cannot be written or another daemon holds it.
+        Raises CacheDirError when the folder cannot be written or another daemon holds it, CacheFormatError when a newer
+        release wrote it.
         """
         layout = Layout(root.absolute())
         folder = Folder.take(layout, group)
@@ -71,6 +74,7 @@ class Store:
             self.space.kept_bytes += shard.kept_bytes
         for leftover in find_leftovers(self.layout):
             self.leave(leftover)
+        self.pins = read_pins(self.layout)
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -182,14 +186,17 @@ class Store:
         keys = list(reversed(self.shards))
         for at in range(0, len(keys), _AT_ONCE):
             some = [shard for key in keys[at : at + _AT_ONCE] if (shard := self.shards.get(key)) is not None]
-            yield await asyncio.to_thread(self._sound_facts, some)
+            yield [facts for facts in await self.peek(some) if facts is not None]
 
-    def _sound_facts(self, shards: Sequence[Shard]) -> list[Facts]:
-        found = []
-        for shard in shards:
-            with contextlib.suppress(CorruptShardError):  # its first reader will learn of it
-                found.append(self._read_facts(shard))
-        return found
+    async def peek(self, shards: Sequence[Shard]) -> list[Facts | None]:
+        """Return what the sidecars of shards say, in one go; None for damaged ones: their first readers will learn."""
+        return await asyncio.to_thread(lambda: [self._peek(shard) for shard in shards])
+
+    def _peek(self, shard: Shard) -> Facts | None:
+        try:
+            return self._read_facts(shard)
+        except CorruptShardError:
+            return None
 
     async def check(self, shard: Shard) -> None:
         """Read the whole shard and its sidecar again. Raises CorruptShardError naming the first damaged piece."""

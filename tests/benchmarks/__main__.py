@@ -18,7 +18,7 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks import cold, decisions, download, half, handover, hitrates, restart, sharing, shuffle, warm
+from benchmarks import cold, dashboard, decisions, download, half, handover, hitrates, restart, sharing, shuffle, warm
 from benchmarks.table import Row, render
 from benchmarks.workplace import Workplace
 from support.parts import chosen, console
@@ -34,6 +34,7 @@ PARTS = {
     "shuffle": shuffle.measure,
     "sharing": sharing.measure,
     "restart": restart.measure,
+    "dashboard": dashboard.measure,
 }
 
 

@@ -109,7 +109,7 @@ class Crowd:
         schedule.waits(reader.session, reader.position)
         schedule.reads(reader.session, reader.position)
         missing = schedule.next_missing(self._here.__contains__)
-        if missing is None or not self._exchange(*missing):
+        if missing is None or not self._exchange(missing.name, missing.needed_at_s):
             return None
         return 1e6 * (time.perf_counter() - started_s)
 

@@ -138,7 +138,13 @@ def test_a_lost_catalogue_costs_no_download(lose: Callable[[Path], None], daemon
         assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS
         assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
         assert daemon.status()["counters"]["origin_bytes"] == 0
-    assert {path.name for path in daemon.cache_dir.iterdir()} == {"shards", "partial", "quarantine", "catalogue"}
+    assert {path.name for path in daemon.cache_dir.iterdir()} == {
+        "shards",
+        "partial",
+        "quarantine",
+        "catalogue",
+        "format",
+    }
 
 
 @pytest.mark.parametrize("lose", LOSSES[:5], ids=lambda lose: lose.__name__)

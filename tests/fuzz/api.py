@@ -32,6 +32,10 @@ _SETTINGS = settings(
 )
 
 schemathesis.openapi.format("shard-pattern", patterns)
+# Values of settings; a capacity in which nothing has to go for it.
+schemathesis.openapi.format("amount", st.integers(1, 999).map("{}TB".format))
+schemathesis.openapi.format("rate", st.one_of(st.just("none"), st.integers(1, 999).map("{}MB/s".format)))
+schemathesis.openapi.format("log-level", st.sampled_from(["debug", "info", "warning", "error"]))
 
 
 @schemathesis.deserializer("application/x-ndjson")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 
 
@@ -209,7 +209,7 @@ class _UnixConnection(http.client.HTTPConnection):
             raise
 
 
-def eventually(condition: Callable[[], bool], *, limit_s: float = 30.0) -> None:
+def eventually(condition: Callable[[], bool], *, limit_s: float = 30.0, pause_s: float = 0.02) -> None:
     """Return once the condition holds; raise TimeoutError when it does not within the limit.
 
     For what another process does in its own time and tells nobody.
@@ -218,4 +218,4 @@ def eventually(condition: Callable[[], bool], *, limit_s: float = 30.0) -> None:
     while not condition():
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"{condition!r} did not come true within {limit_s:g} s")
-        time.sleep(0.02)
+        time.sleep(pause_s)

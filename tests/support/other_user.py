@@ -39,6 +39,20 @@ else:
     answer = connection.getresponse()
     print(json.dumps([answer.status, [json.loads(line) for line in answer.read().splitlines()]]))
 """
+# What the command imports comes first, too.
+_IMPORT = """
+import contextlib, io, tomllib
+from shardcache.cli.app import app
+from shardcache.cli.doctor import runner
+"""
+_COMMAND = """
+os.chdir("/")
+for name in [name for name in os.environ if name.startswith("SHARDCACHE_")]:
+    del os.environ[name]
+with contextlib.redirect_stdout(io.StringIO()) as out:
+    code = app(task, standalone_mode=False)
+print(json.dumps([code, json.loads(out.getvalue())]))
+"""
 _READ = """
 try:
     os.close(os.open(task, os.O_RDONLY))
@@ -66,9 +80,14 @@ class OtherUser:
         """Tell whether the user may open a file."""
         return bool(self._run(_READ, str(path)))
 
-    def _run(self, script: str, task: object) -> Any:
+    def doctor(self, *args: str | Path) -> tuple[int, Any]:
+        """Run `shardcache doctor` without what would be measured; return its exit code and the JSON that it prints."""
+        code, report = self._run(_COMMAND, ["doctor", "--quick", "--json", *map(str, args)], before=_IMPORT)
+        return code, report
+
+    def _run(self, script: str, task: object, *, before: str = "") -> Any:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", _BECOME + script],
+            [sys.executable, "-I", "-c", before + _BECOME + script],
             input=json.dumps([self.uid, self.gid, self.groups, task]),
             capture_output=True,
             text=True,

@@ -30,7 +30,11 @@ class _UnixConnection(HTTPConnection):
     def _new_conn(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(_LIMIT_S)
-        sock.connect(os.fspath(self.path))
+        try:
+            sock.connect(os.fspath(self.path))
+        except BaseException:
+            sock.close()
+            raise
         return sock
 
 

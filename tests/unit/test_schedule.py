@@ -113,7 +113,7 @@ def test_a_fast_job_needs_a_far_position_before_a_slow_one_a_near_one() -> None:
     schedule.extend("slow", [*"vwxyz"])
     for shard in "abcdv":
         schedule.arrived(shard, 1)
-    assert schedule.next_missing({*"abcdv"}.__contains__) == ("e", 4.0)
+    assert schedule.next_missing({*"abcdv"}.__contains__) == ("e", 4.0, "fast", 4)
 
 
 @dataclass

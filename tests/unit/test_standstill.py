@@ -12,7 +12,7 @@ from shardcache.cache.waiting import Stage, Wait
 from shardcache.errors import CapacityError
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
-from shardcache.store.space import footprint_bytes
+from shardcache.store.space import Space, footprint_bytes
 
 MB = 1_000_000
 
@@ -35,7 +35,7 @@ def gives_up(transfers: list[Transfer], in_use: list[Shard], capacity: int) -> l
     found = []
     for transfer in transfers:
         try:
-            check_progress(transfer, transfers, in_use, capacity)
+            check_progress(transfer, transfers, in_use, Space(capacity))
             found.append(False)
         except CapacityError:
             found.append(True)
@@ -52,7 +52,7 @@ async def test_the_error_says_what_would_be_enough() -> None:
     """It counts the readers, and names the arithmetic and the options."""
     transfers = [waiting(1), waiting(2)]
     with pytest.raises(CapacityError, match=r"30\.0 MB of the cache's 35\.0 MB .* 2 reader") as caught:
-        check_progress(transfers[1], transfers, held(1, 1, 1), 35 * MB)
+        check_progress(transfers[1], transfers, held(1, 1, 1), Space(35 * MB))
     assert "readers x (shuffle_window + 1)" in caught.value.remedy and "--capacity" in caught.value.remedy
     assert caught.value.url == "s3://bucket/a.tar"
 

@@ -61,7 +61,9 @@ def test_next_missing_is_the_soonest_needed(plans: Plans, present: set[str]) -> 
         assert not missing
     else:
         assert found[1] == pytest.approx(min(missing.values()))
-        assert missing[found[0]] == pytest.approx(found[1])
+        assert missing[found.name] == pytest.approx(found.needed_at_s)
+        plan, at, _ = plans[found.session]
+        assert plan[found.position] == found.name and found.position >= at
 
 
 @given(PLANS, st.lists(st.tuples(st.booleans(), SHARDS), max_size=12))
@@ -214,3 +216,16 @@ def test_a_new_plan_keeps_the_pace_and_a_new_session_takes_that_of_the_others() 
     timeline.declare("another")
     timeline.extend("another", ["v", "w"])
     assert use_s(timeline, "y") == use_s(timeline, "w") == 5.0
+
+
+@given(PLANS, st.floats(0.0, 20.0), st.integers(0, 9))
+def test_what_is_ahead_is_the_plan_from_the_cursor_on(plans: Plans, until_s: float, most: int) -> None:
+    """In reading order, each at its own time, no further than was asked for; of who has no plan, nothing."""
+    timeline = timeline_of(plans)
+    for session, (shards, cursor, pace_s) in enumerate(plans):
+        uses = [((at - cursor) * pace_s, at, shards[at]) for at in range(cursor, len(shards))]
+        wanted = [use for use in uses if use[0] <= until_s][:most]
+        found = list(timeline.ahead(session, until_s, most))
+        assert [use[1:] for use in found] == [use[1:] for use in wanted]
+        assert [use[0] for use in found] == pytest.approx([use[0] for use in wanted])
+    assert list(timeline.ahead("nobody", until_s, most)) == []

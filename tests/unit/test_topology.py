@@ -50,6 +50,7 @@ def test_explicit_ranks_come_in_pairs() -> None:
     [
         ({"SHARDCACHE_JOB": "mine", "SLURM_JOB_ID": "7"}, ["train.py"], "mine"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "vit"}, ["train.py"], "vit-7"),
+        ({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, ["train.py"], "slurm-5_2"),
         ({"TORCHELASTIC_RUN_ID": "run-5"}, ["train.py"], "run-5"),
         ({"TORCHELASTIC_RUN_ID": "none"}, ["/home/me/train.py"], "train.py"),
         ({}, ["-c"], "python"),

@@ -24,7 +24,7 @@ SHARD = Shard("key", 1, 1, 0.0)
 async def waited(fetch: Callable[[Transfer], Awaitable[Shard]], *, ahead: bool = False) -> Shard | Arriving:
     """Return what a reader gets, of a transfer of its own or of one that was begun ahead of it."""
     async with asyncio.TaskGroup() as group:
-        transfers = Transfers(fetch, lambda: None, Planner(Names()), Signal(), group)
+        transfers = Transfers(fetch, lambda: None, Planner(Names()), Signal(), group, lambda *_: None)
         if ahead:
             transfers.start("a", REF, Class.PLANNED)
         return await transfers.wait("a", REF, Class.PLANNED, Wait())
@@ -96,7 +96,7 @@ async def test_a_reader_that_leaves_cancels_nothing() -> None:
         return SHARD
 
     async with asyncio.TaskGroup() as group:
-        transfers = Transfers(fetch, lambda: None, Planner(Names()), Signal(), group)
+        transfers = Transfers(fetch, lambda: None, Planner(Names()), Signal(), group, lambda *_: None)
         leaving = group.create_task(transfers.wait("a", REF, Class.PLANNED, Wait()))
         staying = group.create_task(transfers.wait("a", REF, Class.PLANNED, Wait()))
         await begun.wait()

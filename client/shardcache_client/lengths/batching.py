@@ -52,9 +52,9 @@ def batch_by_length(
         on_error: called with the SampleError of a sample longer than `max_tokens`. See `handlers`.
         timeout_s: how long a rank waits for the others to have read their buffers.
 
-    Raises, when iterating for the most part:
-        ConfigError: an argument makes no sense; or the ranks share no key-value store by which to agree; or one of them
-            has no samples at all.
+    Raises:
+        ConfigError: an argument makes no sense; or, when iterating, the ranks share no key-value store by which to
+            agree, or one of them has no samples at all.
         RankTimeoutError, RanksError: a rank does not answer.
     """
     if max_tokens < 1 or sort_buffer < 1:

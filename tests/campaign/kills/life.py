@@ -216,7 +216,7 @@ def _bookkeeping(daemon: Daemon, when: str) -> list[tuple[str, str]]:
 
 def _is_stray(name: Path, path: Path) -> bool:
     match name.parts:
-        case ("shards" | "partial" | "quarantine" | "catalogue",) | ("catalogue", *_):
+        case ("shards" | "partial" | "quarantine" | "catalogue",) | ("catalogue", *_) | ("format" | "pins",):
             return False
         case ("shards", bucket):
             return len(bucket) != 2

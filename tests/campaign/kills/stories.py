@@ -73,6 +73,13 @@ def look_after(daemon: Daemon, source: Source) -> None:
     daemon.request("POST", "/v1/index", {"urls": urls})
 
 
+def pin(daemon: Daemon, source: Source) -> None:
+    """Pin what is here and what is not, and take some of it back."""
+    urls = list(source.tars)
+    daemon.request("POST", "/v1/pin", {"urls": urls})
+    daemon.request("POST", "/v1/unpin", {"urls": urls[:2]})
+
+
 def idle(daemon: Daemon, source: Source) -> None:
     """Do nothing but start."""
 
@@ -106,6 +113,13 @@ def damaged(cache: Path, copy: Path) -> Path:
     return copy
 
 
+def older(cache: Path, copy: Path) -> Path:
+    """Return a copy of a cache folder as releases left it that wrote no format."""
+    shutil.copytree(cache, copy)
+    (copy / "format").unlink()
+    return copy
+
+
 def stories(zygote: Zygote, server: MotoS3, folder: Path) -> list[Story]:
     """Return all of them, their stores and templates made below `folder`."""
     local, remote = on_disk(folder / "store"), on_s3(server)
@@ -115,6 +129,8 @@ def stories(zygote: Zygote, server: MotoS3, folder: Path) -> list[Story]:
     some = f"{3.6 * len(tar(0)):.0f}"  # three shards and the parts of a fourth
     return [
         Story("first start", local, None, idle, AMPLE, CHANGES, stride=5),  # 256 folders are made
+        Story("take over", local, older(whole, folder / "older"), idle, AMPLE, WITHOUT_FOLDERS),
+        Story("pin", local, half, pin, AMPLE, WITHOUT_FOLDERS),
         Story("fetch", local, empty, fetch, AMPLE, WITHOUT_FOLDERS),
         Story("fetch from S3", remote, empty, fetch, AMPLE, WITHOUT_FOLDERS),
         Story("resume and evict", local, half, fetch, some, WITHOUT_FOLDERS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,8 +62,16 @@ def run(scale: float, folder: Path) -> Iterator[Result]:
 
 
 def endure(load: Load, folder: Path) -> Iterator[Result]:
-    """Load a daemon; yield what became of each trouble, of what is left behind, and, at last, of its event loop."""
-    with Store() as store, Daemon(folder, *_FLAGS, capacity="16MB", env=store.env) as daemon:
+    """Load a daemon; yield what became of each trouble, of what is left behind, and, at last, of its event loop.
+
+    As on a node, where one is always free, the daemon has a core for itself: its loop would else wait for the store and
+    the readers, who take all that there is.
+    """
+    own, others = _cores()
+    with contextlib.ExitStack() as stack, _on(others):
+        store = stack.enter_context(Store())
+        with _on(own):
+            daemon = stack.enter_context(Daemon(folder, *_FLAGS, capacity="16MB", env=store.env))
         asyncio.run(_bear(load, load.warm_up_s, daemon))
         _settle(daemon)
         before = Remains.of(daemon)
@@ -92,6 +101,24 @@ async def _bear(load: Load, duration_s: float, daemon: Daemon) -> list[Result]:
             task.cancel()
     await asyncio.to_thread(datasets.end)
     return results
+
+
+def _cores() -> tuple[set[int], set[int]]:
+    """Return the daemon's core, and those of everybody else; on a machine with only one they share it."""
+    cores = os.sched_getaffinity(0)
+    own = {min(cores)}
+    return own, cores - own or own
+
+
+@contextlib.contextmanager
+def _on(cores: set[int]) -> Iterator[None]:
+    """Keep the calling thread, and all that it starts in the block, on some cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def _settle(daemon: Daemon) -> float:

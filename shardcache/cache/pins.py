@@ -1,0 +1,269 @@
+"""What people want to stay: pinned urls, and which shard each of them keeps in place.
+
+A pin is of a url, whatever version the store has: when another one arrives, that stays in place of the former. It holds
+whether its shard is here or still to come, for each of the users who made it, until the last of them takes it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import humanize
+import structlog
+
+from shardcache.cache.planner import Planner
+from shardcache.cache.signal import Signal
+from shardcache.cache.turns import Turns
+from shardcache.config import Amount
+from shardcache.errors import CapacityError, DiskError
+from shardcache.store.pinfile import Pin, write_pins
+from shardcache.store.shard import Shard
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
+
+# Each time, all pins are written: when new versions of a whole dataset come, one after the other, not at each.
+_COLLECT_S = 5.0
+
+
+class Pins:
+    """All pins, in step with the cache: a pinned shard that is here is marked so, counted, and never chosen to go.
+
+    Args:
+        most: what pins may take together; a share is one of the capacity.
+    """
+
+    def __init__(self, store: Store, planner: Planner, changed: Signal, turns: Turns, most: Amount) -> None:
+        self._store = store
+        self._planner = planner
+        self._changed = changed
+        self._turns = turns
+        self._most = most
+        self._pins: dict[str, Pin] = {}
+        self._urls: dict[str, str] = {}
+        self._here: dict[str, Shard] = {}
+        self._size_bytes = 0
+        self._unsaved = asyncio.Event()
+        self._is_failing = False
+        self._changing = asyncio.Lock()  # people's changes: each is checked against what the one before it left
+        self._saving = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"Pins({len(self._pins)}, {self._size_bytes} of {self.limit_bytes} bytes)"
+
+    def __iter__(self) -> Iterator[Pin]:
+        return iter(list(self._pins.values()))
+
+    def get(self, url: str) -> Pin | None:
+        """Return the pin of a url, if there is one."""
+        return self._pins.get(url)
+
+    def names(self, key: str) -> bool:
+        """Tell whether a version of a shard is pinned, be it here or not."""
+        return key in self._urls
+
+    def is_here(self, pin: Pin) -> bool:
+        """Tell whether the pinned shard is in the cache."""
+        return pin.key in self._here
+
+    @property
+    def limit_bytes(self) -> int:
+        """What pins may take together."""
+        return self._most.of(self._store.space.capacity_bytes)
+
+    def to_json(self) -> dict[str, int]:
+        """Return how many shards are pinned, how many of them are not here, what all take and what they may."""
+        sizes = {"size_bytes": self._size_bytes, "limit_bytes": self.limit_bytes}
+        return {"shards": len(self._pins), "missing": len(self._pins) - len(self._here), **sizes}
+
+    def recall(self) -> None:
+        """Take up what a former run left."""
+        for pin in self._store.pins:
+            shard = self._store.shards.get(pin.key)
+            self._apply(pin.url, pin if shard is None else replace(pin, size_bytes=shard.kept_bytes))
+        if self._size_bytes > self.limit_bytes:
+            log.warning("more is pinned than may be, and all of it stays", **self.to_json())
+
+    # What people do
+
+    async def add(self, wanted: Sequence[Pin]) -> set[str]:
+        """Make pins, each for the users that it names; return the urls that nobody had pinned before.
+
+        Raises CapacityError when all together would take more than they may, DiskError when it cannot be written down:
+        then nothing has changed.
+        """
+        async with self._changing:
+            new: dict[str, Pin] = {}
+            await self._turns.take(wanted, lambda some: new.update((pin.url, self._joined(pin)) for pin in some))
+            former = [pin for url in new if (pin := self._pins.get(url)) is not None]
+            self._check_growth(sum(pin.size_bytes for pin in new.values()) - sum(pin.size_bytes for pin in former))
+            await self._change(list(new.values()), self._joined)
+            return set(new) - {pin.url for pin in former}
+
+    async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:
+        """Take back one user's share in pins, all users' where none is named; return what is left of each, by its url.
+
+        Raises DiskError when it cannot be written down: then nothing has changed.
+        """
+        async with self._changing:
+            return await self._change(pins, lambda pin: _without(self._pins.get(pin.url), uid))
+
+    def check_capacity(self, capacity_bytes: int) -> None:
+        """Raise CapacityError where a cache of that size would leave too little beside what is pinned."""
+        self._check(self._size_bytes, self._most.of(capacity_bytes))
+
+    def _check_growth(self, growth_bytes: int) -> None:
+        if growth_bytes > 0:
+            self._check(self._size_bytes + growth_bytes, self.limit_bytes)
+
+    @staticmethod
+    def _check(pinned_bytes: int, limit_bytes: int) -> None:
+        if pinned_bytes > limit_bytes:
+            pinned, limit = map(humanize.naturalsize, (pinned_bytes, limit_bytes))
+            raise CapacityError(
+                f"{pinned} pinned are more than the {limit} that pins may take: the rest is for what comes and goes",
+                remedy="pin less, take pins back with `shardcache unpin` (`shardcache pin` lists them), give the cache "
+                "more with `shardcache set capacity`, or pins a larger share of it with --max-pinned",
+            )
+
+    # What becomes of shards
+
+    def arrived(self, shard: Shard) -> None:
+        """Keep a shard that has come, if its url is pinned; the version that stayed until now may go."""
+        url = self._urls.get(shard.key) if shard.facts is None else shard.facts.url
+        pin = None if url is None else self._pins.get(url)
+        if pin is None:
+            return
+        present = replace(pin, key=shard.key, size_bytes=shard.kept_bytes)
+        try:
+            self._check_growth(present.size_bytes - pin.size_bytes)
+        except CapacityError as exn:
+            log.warning("a shard is larger than when it was pinned, and is not any more", shard=url, cause=exn.message)
+            self._apply(pin.url, None)
+            self.note()
+        else:
+            self._apply(pin.url, present)
+        if present.key != pin.key:  # what it takes is known again at the next start by looking at it
+            self.note()
+
+    def gone(self, key: str) -> None:
+        """Note that a shard is no longer here; its pin waits for it to come again."""
+        shard = self._here.pop(key, None)
+        if shard is not None:
+            shard.pinned = False
+            self._store.space.pinned_bytes -= shard.kept_bytes
+
+    def note(self) -> None:
+        """Have all pins written down soon."""
+        self._unsaved.set()
+
+    async def run(self) -> None:
+        """Write down what changes with the shards that come; until cancelled, and what is left then."""
+        try:
+            while True:
+                await self._unsaved.wait()
+                await self._try_to_save()
+                await asyncio.sleep(_COLLECT_S)
+        finally:
+            await self._try_to_save()
+
+    async def save(self) -> None:
+        """Write down now what came with shards lately. Raises DiskError; then that is tried again later."""
+        if self._unsaved.is_set():
+            await self._save()
+
+    async def _try_to_save(self) -> None:
+        try:
+            await self.save()
+        except DiskError as exn:  # tried again later
+            if not self._is_failing:
+                log.warning("the pins cannot be written down", cause=exn.message)
+            self._is_failing = True
+
+    def _joined(self, pin: Pin) -> Pin:
+        former = self._pins.get(pin.url)
+        if former is None:
+            return pin
+        # A version that is here stays until the one that the store has now has come.
+        return replace(former if former.key in self._here else pin, uids=former.uids | pin.uids)
+
+    async def _change(self, pins: Sequence[Pin], become: Callable[[Pin], Pin | None]) -> dict[str, Pin | None]:
+        """Have pins become what they are to be, and write that down; return what they are then, by their urls.
+
+        What becomes of each is asked at the moment of its change: its shard may have come in between.
+        """
+        former: dict[str, Pin | None] = {}
+        present: dict[str, Pin | None] = {}
+
+        def change(some: Sequence[Pin]) -> None:
+            for pin in some:
+                was, now = self._pins.get(pin.url), become(pin)
+                present[pin.url] = now
+                if was != now:
+                    former.setdefault(pin.url, was)
+                    self._apply(pin.url, now)
+
+        await self._turns.take(pins, change)
+        if former:
+            try:
+                await self._save()
+            except DiskError:
+                await self._turns.take(list(former.items()), self._restore)
+                raise
+        return present
+
+    def _restore(self, pins: Sequence[tuple[str, Pin | None]]) -> None:
+        for url, pin in pins:
+            self._apply(url, pin)
+
+    async def _save(self) -> None:
+        async with self._saving:
+            self._unsaved.clear()
+            pins = tuple(self._pins.values())
+            try:
+                await asyncio.to_thread(write_pins, self._store.layout, pins)
+            except DiskError:
+                self._unsaved.set()
+                raise
+            self._is_failing = False
+
+    def _apply(self, url: str, pin: Pin | None) -> None:
+        former = self._pins.get(url)
+        if former is not None:
+            self._size_bytes -= former.size_bytes
+            self._urls.pop(former.key, None)
+            if pin is None or pin.key != former.key:
+                self._let_go(former.key)
+        if pin is None:
+            self._pins.pop(url, None)
+        else:
+            self._size_bytes += pin.size_bytes
+            self._pins[url], self._urls[pin.key] = pin, url
+            self._keep(pin.key)
+
+    def _keep(self, key: str) -> None:
+        shard = self._store.shards.get(key)
+        if shard is not None and not shard.pinned:
+            shard.pinned, self._here[key] = True, shard
+            self._store.space.pinned_bytes += shard.kept_bytes
+            self._planner.now.held(key)
+
+    def _let_go(self, key: str) -> None:
+        shard = self._here.get(key)
+        if shard is not None:
+            self.gone(key)
+            if not shard.leases:
+                self._planner.now.freed(key)
+            self._changed.notify()
+
+
+def _without(pin: Pin | None, uid: int | None) -> Pin | None:
+    uids = frozenset() if pin is None or uid is None else pin.uids - {uid}
+    return replace(pin, uids=uids) if pin is not None and uids else None
+
+
+def pinned_by(pin: Pin) -> str:
+    """Return who pins a shard, in words for people."""
+    return f"pinned by user {', '.join(map(str, sorted(pin.uids)))}; `shardcache unpin` takes that back"

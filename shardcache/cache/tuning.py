@@ -1,0 +1,108 @@
+"""The settings that a running daemon takes, each of which holds until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import structlog
+from pydantic import TypeAdapter, ValidationError
+
+from shardcache.cache.allow import Peer
+from shardcache.cache.room import Room
+from shardcache.config import Amount, Settings
+from shardcache.errors import ConfigError, NotAllowedError
+from shardcache.fetch.download import Downloader
+from shardcache.logs import threshold
+from shardcache.store.files import total_bytes
+from shardcache.store.store import Store
+
+log = structlog.get_logger()
+
+Json = dict[str, Any]
+# Given what was read from the user's text; returns what else there is to tell of the change.
+Apply = Callable[[Any], Awaitable[Json]]
+
+_NONE = "none"  # what takes a limit away
+
+
+class Tuning:
+    """Reads and changes them, by the names that they have in `Settings`."""
+
+    def __init__(self, settings: Settings, store: Store, room: Room, downloader: Downloader) -> None:
+        self._settings = settings
+        self._store = store
+        self._room = room
+        self._downloader = downloader
+        self._max_bandwidth: int | None = settings.max_bandwidth
+        self._apply: dict[str, Apply] = {
+            "capacity": self._set_capacity,
+            "max_bandwidth": self._set_max_bandwidth,
+            "log_level": self._set_log_level,
+        }
+
+    def rows(self) -> list[Json]:
+        """Return name, present value and meaning of each."""
+        present = {
+            "capacity": self._store.space.capacity_bytes,
+            "max_bandwidth": self._max_bandwidth,
+            "log_level": threshold.level,
+        }
+        return [
+            {"name": name, "value": present[name], "description": Settings.model_fields[name].description}
+            for name in self._apply
+        ]
+
+    async def set(self, name: str, text: str, peer: Peer) -> Json:
+        """Change one, whose value is written as in a flag; return its row, the `former` value and what had to be done.
+
+        Raises NotAllowedError for whoever does not run the daemon, ConfigError for another setting or a value that it
+        does not take, CapacityError where the cache cannot shrink so far.
+        """
+        if not peer.is_trusted:
+            raise NotAllowedError(
+                "only the daemon's own user and root change its settings", remedy="ask the node's operator, or use sudo"
+            )
+        if name not in self._apply:
+            raise ConfigError(
+                f"{_flag(name)} cannot be changed while the daemon runs",
+                remedy=f"choose of {', '.join(map(_flag, self._apply))}, or start the daemon anew with another value",
+            )
+        former = self._row(name)["value"]
+        told = await self._apply[name](_read(name, text))
+        row = self._row(name)
+        log.info("setting changed", name=name, value=row["value"], former=former, uid=peer.uid)
+        return row | {"former": former} | told
+
+    def _row(self, name: str) -> Json:
+        return next(row for row in self.rows() if row["name"] == name)
+
+    async def _set_capacity(self, amount: Amount) -> Json:
+        filesystem_bytes = await asyncio.to_thread(total_bytes, self._store.layout.root)
+        return {"freed_bytes": await self._room.resize(amount.of(filesystem_bytes))}
+
+    async def _set_max_bandwidth(self, limit_bytes_per_s: int | None) -> Json:
+        self._max_bandwidth = limit_bytes_per_s
+        self._downloader.limit(limit_bytes_per_s)
+        return {}
+
+    async def _set_log_level(self, level: str) -> Json:
+        threshold.level = level
+        return {}
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _read(name: str, text: str) -> Any:
+    field = Settings.model_fields[name]
+    kind: Any = Annotated[field.annotation, field]
+    try:
+        return TypeAdapter(kind).validate_python(None if text == _NONE else text)
+    except ValidationError as exn:
+        reason = exn.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ConfigError(
+            f"{text!r} is no {_flag(name)}: {reason}", remedy="see `shardcache set` for what can be set"
+        ) from None

@@ -1,0 +1,105 @@
+"""What a page that stays open is told of the cache.
+
+It is looked at once a second at most, however many pages are open, and not at all when none is. Map and lanes, which
+are the most work and say the least of this very second, take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+from shardcache.cache.names import Names
+from shardcache.cache.planner import Planner
+from shardcache.cache.readers import Readers
+from shardcache.cache.transfers import Transfer, Transfers
+from shardcache.cache.turns import Turns
+from shardcache.cache.watching.lanes import Lane, Lanes, gaps
+from shardcache.cache.watching.mosaic import Mosaic
+from shardcache.redact import HIDDEN, redact
+from shardcache.store.store import Store
+
+Json = dict[str, Any]
+Sight = Callable[[str], bool]
+
+# A little less than pages wait, so that none is told the same twice.
+_PERIOD_S = 0.9
+
+
+class Glance:
+    """Who waits, what is needed in the next minutes, and what is here.
+
+    Attributes:
+        looks: how often it was looked at.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        planner: Planner,
+        names: Names,
+        transfers: Transfers,
+        readers: Readers,
+        turns: Turns,
+        reason: Callable[[Transfer], str],
+    ) -> None:
+        self.looks = 0
+        self._transfers = transfers
+        self._reason = reason
+        self._mosaic = Mosaic(store, planner, turns)
+        self._ahead = Lanes(store, planner, names, transfers, readers, turns)
+        self._lanes: list[Lane] = []
+        self._looking = asyncio.Lock()
+        self._looked_at_s = -math.inf
+
+    def __repr__(self) -> str:
+        return f"Glance({self._mosaic!r}, looks={self.looks})"
+
+    async def look(self) -> int:
+        """Look at everything, unless somebody just did; return the number of the last look."""
+        async with self._looking:
+            if time.monotonic() - self._looked_at_s >= _PERIOD_S:
+                if self.looks % 2 == 0 or not self._mosaic.complete:
+                    await self._mosaic.look()
+                if self.looks % 2 or not self.looks:
+                    self._lanes = await self._ahead.look()
+                self._looked_at_s = time.monotonic()
+                self.looks += 1
+            return self.looks
+
+    def outlook(self, sight: Sight) -> Json:
+        """Return who waits, each job's next minutes and what is missing in them, as of the last look."""
+        return {
+            "waits": list(self._waits(sight)),
+            "lanes": [lane.to_json(sight) for lane in self._lanes],
+            "gaps": [use.to_json(sight) for use in gaps(self._lanes)],
+        }
+
+    async def changes(self, mark: str, sight: Sight) -> Json:
+        """Return what changed on the map since a mark, see `Mosaic.changes`."""
+        return await self._mosaic.changes(mark, sight)
+
+    def _waits(self, sight: Sight) -> Iterator[Json]:
+        """Yield for each shard and job how many of its readers have nothing to read without it, since when and why."""
+        for transfer in self._transfers.all():
+            readers: Counter[Hashable] = Counter()
+            since_s: dict[Hashable, float] = {}
+            for wait in transfer.waits:
+                if wait.since_s is not None:
+                    readers[wait.party] += 1
+                    since_s[wait.party] = min(wait.since_s, since_s.get(wait.party, math.inf))
+            url = transfer.ref.url
+            for party, count in readers.items():
+                job, uid = party if isinstance(party, tuple) else (None, None)
+                yield {
+                    "job": job,
+                    "uid": uid,
+                    "readers": count,
+                    "for_s": round(time.monotonic() - since_s[party], 1),
+                    "url": redact(url) if sight(url) else HIDDEN,
+                    "reason": self._reason(transfer),
+                }

@@ -1,0 +1,51 @@
+"""The node's clock against the store's: S3 refuses what was signed more than 15 minutes off."""
+
+from __future__ import annotations
+
+import time
+from email.utils import parsedate_to_datetime
+
+import aiohttp
+
+from shardcache.cli.doctor.findings import Finding, failed, ok, skipped, warning
+from shardcache.cli.output import duration
+
+_NAME = "store.clock"
+_LIMIT = aiohttp.ClientTimeout(total=10)
+_S3_TAKES_S = 15 * 60
+# A Date header counts whole seconds, and answers take their time.
+_IN_STEP_S = 30.0
+_REMEDY = "timedatectl set-ntp true   # or: chronyc makestep"
+
+
+async def examine(server: str, subject: str, *, signs: bool) -> Finding:
+    """Ask a server for the time, without credentials; whatever it answers has a date.
+
+    Args:
+        server: url of its root.
+        subject: what the finding is about.
+        signs: whether requests are signed with the time.
+    """
+    try:
+        async with aiohttp.ClientSession(trust_env=True, timeout=_LIMIT) as http:
+            began_s = time.time()
+            async with http.head(server, allow_redirects=False) as answer:
+                elapsed_s = time.time() - began_s
+                date = answer.headers.get("Date", "")
+        # Midway between request and answer, and midway through the second that the header names.
+        skew_s = began_s + elapsed_s / 2 - (parsedate_to_datetime(date).timestamp() + 0.5)
+    except (aiohttp.ClientError, OSError, ValueError) as exn:
+        return skipped(_NAME, f"the server does not tell the time ({exn or type(exn).__name__})", subject=subject)
+    return _judge(skew_s, subject, signs=signs)
+
+
+def _judge(skew_s: float, subject: str, *, signs: bool) -> Finding:
+    found = f"{duration(abs(skew_s))} {'ahead of' if skew_s > 0 else 'behind'} the store"
+    figures = {"skew_s": round(skew_s, 1)}
+    if abs(skew_s) < _IN_STEP_S:
+        return ok(_NAME, "in step with the store", subject=subject, figures=figures)
+    if signs and abs(skew_s) >= _S3_TAKES_S:
+        cause = "the store refuses requests signed more than 15 minutes off (RequestTimeTooSkewed)"
+        return failed(_NAME, found, cause, _REMEDY, subject=subject, figures=figures)
+    cause = "one of the two clocks is wrong; from 15 minutes on, S3 refuses signed requests"
+    return warning(_NAME, found, cause, _REMEDY, subject=subject, figures=figures)

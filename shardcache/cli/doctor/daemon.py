@@ -1,0 +1,53 @@
+"""The daemon that answers: whether it and this installation understand each other, and whether it is well."""
+
+from __future__ import annotations
+
+from shardcache import __version__
+from shardcache.cli.doctor.blocking import in_thread
+from shardcache.cli.doctor.case import Case
+from shardcache.cli.doctor.findings import Finding, failed, of_error, ok, skipped
+from shardcache.cli.output import duration
+from shardcache.errors import DaemonError, NoDaemonError
+from shardcache.protocol import SPOKEN
+from shardcache_client.daemon.connection import Connection, Reader
+
+_SILENT_S = 10.0
+# The daemon shows it among its jobs.
+_JOB = "shardcache doctor"
+
+
+async def examine(case: Case) -> list[Finding]:
+    """Say hello as a training process does, and read the daemon's own opinion of its disk."""
+    if case.running is None and isinstance(case.silence, NoDaemonError):
+        return [skipped("daemon.version", "no daemon answers")]
+    return [await in_thread(_version, case), *_health(case)]
+
+
+def _version(case: Case) -> Finding:
+    name = "daemon.version"
+    try:
+        Connection(case.socket, Reader(_JOB)).close()
+    except DaemonError as exn:
+        if case.running is None and exn.code == "daemon":
+            return skipped(name, "the socket is not for you")
+        return of_error(name, exn, "training processes of this installation are refused alike")
+    theirs = __version__ if case.running is None else case.running.page["version"]
+    return ok(name, f"daemon {theirs} and client {__version__} speak {SPOKEN}")
+
+
+def _health(case: Case) -> list[Finding]:
+    if case.running is None:
+        return []
+    name, page = "daemon.health", case.running.page
+    disk = page.get("disk") or {}
+    if disk.get("silent_s", 0) > _SILENT_S:
+        found = f"the cache's disk has not answered for {duration(disk['silent_s'])}"
+        cause = "a device or a network file system hangs; what needs the disk waits for it"
+        return [failed(name, found, cause, "dmesg | tail -50   # then mend or unmount it")]
+    if error := disk.get("error"):
+        cause = "what is cached is served, nothing new is fetched"
+        return [failed(name, error["message"], cause, error["remedy"])]
+    if page.get("draining"):
+        cause = "it was told to stop, and lets its readers finish"
+        return [failed(name, "the daemon is stopping", cause, "wait until the next one is started")]
+    return [ok(name, "it serves, and its disk takes and keeps bytes")]

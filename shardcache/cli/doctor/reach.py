@@ -1,0 +1,160 @@
+"""How a store answers: the object's version, the time to the first byte, and what all connections get together."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from shardcache.cli.doctor.findings import Finding, of_error, ok, warning
+from shardcache.cli.output import duration, size
+from shardcache.errors import OriginUnavailableError, ShardcacheError
+from shardcache.origin.base import Free, Origin, RemoteObject
+
+_STAT_LIMIT_S = 20.0
+_SAMPLES = 3
+_SAMPLE_BYTES = 64 * 1024
+_MOST_BYTES = 128 * 1024**2
+_LIMIT_S = 5.0
+# What is over sooner says nothing of the rate, and of a slow one not before connections have got under way.
+_TELLING_S = 0.05
+_TELLING_SLOW_S = 1.0
+_SLOW_FIRST_BYTE_S = 1.0
+_SLOW_RATE = 20e6
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """How to measure: so many connections, parts of so many bytes."""
+
+    connections: int
+    part_bytes: int
+
+
+async def stat(origin: Origin, url: str) -> RemoteObject:
+    """Return the object's version. Raises what `Origin.stat` does, and OriginUnavailableError when nobody answers."""
+    try:
+        async with asyncio.timeout(_STAT_LIMIT_S):
+            return await origin.stat(url)
+    except TimeoutError:
+        raise OriginUnavailableError(f"the store does not answer within {_STAT_LIMIT_S:g} s", url=url) from None
+
+
+async def examine(origin: Origin, obj: RemoteObject, subject: str, pull: Pull | None) -> list[Finding]:
+    """Read some bytes of an object that is there; without `pull`, only the first ones."""
+    try:
+        async with asyncio.timeout(_STAT_LIMIT_S):
+            first_byte_s = await _first_byte_s(origin, obj)
+    except TimeoutError:
+        error = OriginUnavailableError("the store says that the object is there, and sends none of it", url=obj.url)
+        return [of_error("store.reach", error, subject=subject)]
+    except ShardcacheError as exn:
+        cause = "the store tells of the object, and does not let it be read"
+        return [of_error("store.reach", exn, cause, subject=subject)]
+    reach = _reach(obj, first_byte_s, subject)
+    if pull is None or not obj.size_bytes:
+        return [reach]
+    return [reach, await _speed(origin, obj, subject, pull)]
+
+
+def _reach(obj: RemoteObject, first_byte_s: float, subject: str) -> Finding:
+    name = "store.reach"
+    found = f"first byte after {duration(first_byte_s)}; the shard tried has {size(obj.size_bytes)}"
+    figures = {"first_byte_s": round(first_byte_s, 4), "size_bytes": obj.size_bytes}
+    if not obj.ranges:
+        cause = "the server takes no ranged requests, so each shard comes over one connection and from its beginning"
+        remedy = "serve it from a server with ranges, such as nginx"
+        return warning(name, found, cause, remedy, subject=subject, figures=figures)
+    if first_byte_s >= _SLOW_FIRST_BYTE_S:
+        cause = "the store is far away or busy; more requests at the same time make up for it"
+        remedy = "shardcache serve --max-connections 32 --shard-connections 16"
+        return warning(name, found, cause, remedy, subject=subject, figures=figures)
+    return ok(name, found, subject=subject, figures=figures)
+
+
+async def _first_byte_s(origin: Origin, obj: RemoteObject) -> float:
+    """Return the median over some short reads; the first of which may have to connect."""
+    return statistics.median([await _one_first_byte_s(origin, obj) for _ in range(_SAMPLES)])
+
+
+async def _one_first_byte_s(origin: Origin, obj: RemoteObject) -> float:
+    began_s, first_s = time.monotonic(), 0.0
+
+    def received(_count: int) -> None:
+        nonlocal first_s
+        first_s = first_s or time.monotonic()
+
+    buffer = memoryview(bytearray(max(1, min(_SAMPLE_BYTES, obj.size_bytes))))
+    if obj.ranges and obj.size_bytes:
+        await origin.read_into(obj, 0, buffer, Free(received))
+    else:
+        async with aclosing(origin.stream(obj, buffer, Free(received))) as parts:
+            await anext(parts, None)
+    return (first_s or time.monotonic()) - began_s
+
+
+async def _speed(origin: Origin, obj: RemoteObject, subject: str, pull: Pull) -> Finding:
+    name, done_bytes = "store.speed", 0
+
+    def received(count: int) -> None:
+        nonlocal done_bytes
+        done_bytes += count
+
+    began_s = time.monotonic()
+    try:
+        async with asyncio.timeout(_LIMIT_S), asyncio.TaskGroup() as group:
+            for puller in _pullers(origin, obj, pull, Free(received)):
+                group.create_task(puller)
+    except TimeoutError:
+        pass  # it has had its time, and what came is counted
+    except ExceptionGroup as exn:
+        errors, others = exn.split(ShardcacheError)
+        if errors is None or others is not None:
+            raise
+        return of_error(name, next(_leaves(errors)), f"after {size(done_bytes)}", subject=subject)
+    return _judge(done_bytes, time.monotonic() - began_s, pull, subject)
+
+
+def _pullers(origin: Origin, obj: RemoteObject, pull: Pull, flow: Free) -> Iterator[Coroutine[None, None, None]]:
+    if not obj.ranges:
+        yield _stream(origin, obj, pull, flow)
+        return
+    starts = iter(range(0, min(obj.size_bytes, _MOST_BYTES), pull.part_bytes))
+    for _ in range(pull.connections):
+        yield _take_parts(origin, obj, starts, pull, flow)
+
+
+async def _stream(origin: Origin, obj: RemoteObject, pull: Pull, flow: Free) -> None:
+    async with aclosing(origin.stream(obj, memoryview(bytearray(pull.part_bytes)), flow)) as parts:
+        async for _ in parts:
+            pass
+
+
+async def _take_parts(origin: Origin, obj: RemoteObject, starts: Iterator[int], pull: Pull, flow: Free) -> None:
+    buffer = memoryview(bytearray(pull.part_bytes))
+    for start in starts:
+        await origin.read_into(obj, start, buffer[: obj.size_bytes - start], flow)
+
+
+def _judge(done_bytes: int, elapsed_s: float, pull: Pull, subject: str) -> Finding:
+    name, rate = "store.speed", done_bytes / elapsed_s
+    figures = {"bytes_per_s": round(rate), "read_bytes": done_bytes, "elapsed_s": round(elapsed_s, 3)}
+    found = f"{size(rate)}/s by up to {pull.connections} connections ({size(done_bytes)} in {duration(elapsed_s)})"
+    if elapsed_s < (_TELLING_S if rate >= _SLOW_RATE else _TELLING_SLOW_S):
+        return ok(name, f"{found}: too short to tell much", subject=subject, figures=figures)
+    if rate < _SLOW_RATE:
+        cause = "training that reads more than this a second will wait for the network"
+        remedy = "compare with --max-connections 32; look at the link (ethtool), a proxy, and the store's region"
+        return warning(name, found, cause, remedy, subject=subject, figures=figures)
+    return ok(name, found, subject=subject, figures=figures)
+
+
+def _leaves(group: ExceptionGroup[ShardcacheError]) -> Iterator[ShardcacheError]:
+    for exn in group.exceptions:
+        if isinstance(exn, ExceptionGroup):
+            yield from _leaves(exn)
+        else:
+            yield exn

@@ -1,0 +1,124 @@
+"""How fast the cache's disk takes and gives bytes, past the page cache."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from shardcache.cli.doctor.blocking import in_thread
+from shardcache.cli.doctor.case import Case
+from shardcache.cli.doctor.findings import Finding, failed, ok, skipped, warning
+from shardcache.cli.doctor.mounts import nearest
+from shardcache.cli.output import size
+from shardcache.config import Settings
+
+_BLOCK_BYTES = 4 * 1024**2
+_MOST_BYTES = 256 * 1024**2
+_LIMIT_S = 2.0
+# Below these a node is better off without a cache, or has a disk that is ill: a single hard disk does better.
+_SLOW_WRITE = 100e6
+_SLOW_READ = 100e6
+
+
+async def examine(case: Case) -> list[Finding]:
+    """Write a file without a name for two seconds at most, and read it back."""
+    name = "disk.write"
+    if case.quick:
+        return [skipped(name, "not measured with --quick")]
+    if case.cache_dir is None or not case.is_operators:
+        return [skipped(name, "the cache folder is not yours to write to")]
+    return await in_thread(_measure, nearest(case.cache_dir), case.settings)
+
+
+def _measure(folder: Path, settings: Settings | None) -> list[Finding]:
+    most_bytes = _to_spare(folder, settings)
+    if not most_bytes:
+        return [skipped("disk.write", "too little is free to measure")]
+    try:
+        with _nameless(folder) as (fd, past_cache):
+            written_bytes, written_s = _write(fd, most_bytes)
+            read_bytes, read_s = _read(fd, written_bytes)
+    except OSError as exn:
+        cause = exn.strerror or str(exn)
+        return [failed("disk.write", f"{folder} takes no bytes", cause, "see the cache's other findings, and dmesg")]
+    how = "O_DIRECT" if past_cache else "fsync, then read after the page cache was dropped"
+    return [
+        _judge("disk.write", written_bytes / written_s, _SLOW_WRITE, f"written with {how}"),
+        _judge("disk.read", read_bytes / read_s, _SLOW_READ, f"read with {how}"),
+    ]
+
+
+def _to_spare(folder: Path, settings: Settings | None) -> int:
+    """Return how much may be written: never so much that a daemon would make room for it."""
+    stat = os.statvfs(folder)
+    kept_bytes = 0 if settings is None else settings.min_free.of(stat.f_blocks * stat.f_frsize)
+    spare_bytes = max(0, stat.f_bavail * stat.f_frsize - kept_bytes) // 4
+    return min(_MOST_BYTES, spare_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+
+
+@contextlib.contextmanager
+def _nameless(folder: Path) -> Iterator[tuple[int, bool]]:
+    """Yield a file that goes with its descriptor, and whether it is read and written past the page cache."""
+    fd = _open(folder)
+    try:
+        flags = os.O_RDWR | os.O_CLOEXEC
+        direct = None
+        with contextlib.suppress(OSError):  # no O_DIRECT on this filesystem, or no /proc
+            direct = os.open(f"/proc/self/fd/{fd}", flags | os.O_DIRECT)
+        try:
+            yield (fd, False) if direct is None else (direct, True)
+        finally:
+            if direct is not None:
+                os.close(direct)
+    finally:
+        os.close(fd)
+
+
+def _open(folder: Path) -> int:
+    with contextlib.suppress(OSError):  # not every filesystem has files without a name
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fd, path = tempfile.mkstemp(prefix="doctor-", dir=folder)
+    Path(path).unlink()
+    return fd
+
+
+def _write(fd: int, most_bytes: int) -> tuple[int, float]:
+    """Return how much was written, and how long it took until all of it was on the disk."""
+    with mmap.mmap(-1, _BLOCK_BYTES) as block:  # aligned, as O_DIRECT wants it
+        block.write(os.urandom(_BLOCK_BYTES))  # a disk that compresses would flatter itself
+        began_s = time.monotonic()
+        done_bytes = _blocks(most_bytes, began_s, lambda offset: os.pwritev(fd, [block], offset))
+        os.fsync(fd)
+        return done_bytes, time.monotonic() - began_s
+
+
+def _read(fd: int, most_bytes: int) -> tuple[int, float]:
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    with mmap.mmap(-1, _BLOCK_BYTES) as block:
+        began_s = time.monotonic()
+        done_bytes = _blocks(most_bytes, began_s, lambda offset: os.preadv(fd, [block], offset))
+        return done_bytes, time.monotonic() - began_s
+
+
+def _blocks(most_bytes: int, began_s: float, step: Callable[[int], int]) -> int:
+    """Go through the file block by block, for so long as it may take; return how far that went."""
+    done_bytes = 0
+    while done_bytes < most_bytes and time.monotonic() - began_s < _LIMIT_S:
+        done_bytes += step(done_bytes)
+    return done_bytes
+
+
+def _judge(name: str, bytes_per_s: float, slow_bytes_per_s: float, how: str) -> Finding:
+    found = f"{size(bytes_per_s)}/s in one stream, {how}"
+    figures = {"bytes_per_s": round(bytes_per_s)}
+    if bytes_per_s >= slow_bytes_per_s:
+        return ok(name, found, figures=figures)
+    cause = "this is slower than one hard disk: a network volume, a throttled one, or a disk that others keep busy"
+    return warning(
+        name, found, cause, "iostat -x 1 5   # who keeps it busy; else a local NVMe: --cache-dir", figures=figures
+    )

@@ -1,0 +1,119 @@
+// The jobs: what each does now, and its next five minutes as a strip.
+
+import { brush, byId, colour, make, say, sync, table } from "./dom.js";
+import { byJob, isStalled, keyOf } from "./waiting.js";
+import { basename, count, duration, neededIn, number, pace } from "./words.js";
+
+const HORIZON_S = 300;
+const PRESENCES = [["here", "here"], ["coming", "on its way"], ["missing", "missing"]];
+const MARK = 4;
+
+const jobKey = (job) => keyOf(job.name, job.uid);
+const sum = (counts) => counts.reduce((total, value) => total + value, 0);
+
+const COLUMNS = [
+  { header: true, fill: (cell, { job }) => lines(cell, job.name, `user ${job.uid}`) },
+  { name: "now", fill: fillNow },
+  { name: "number", fill: (cell, { job }) => say(cell, number(job.sessions)) },
+  { name: "number", fill: (cell, { job }) => say(cell, `${number(job.shards_done)} of ${number(job.shards_planned)}`) },
+  { name: "number", fill: (cell, { job }) => say(cell, pace(job.shards_per_s)) },
+  { name: "number", fill: (cell, { job }) => say(cell, job.ahead_s === null ? "all" : neededIn(job.ahead_s)) },
+  { name: "number", fill: fillWaited },
+  { name: "lane", fill: fillLane },
+];
+
+export function showJobs({ jobs, waits, lanes }) {
+  const laneOf = new Map(lanes.map((lane) => [jobKey(lane), lane])), waitOf = byJob(waits);
+  const present = jobs.filter((job) => job.sessions > 0).map((job) => {
+    const key = jobKey(job);
+    return { key, job, lane: laneOf.get(key), wait: waitOf.get(key) };
+  });
+  table(byId("job-rows"), present, ({ key }) => key, COLUMNS, "No job is connected.");
+  showPast(jobs.filter((job) => job.sessions === 0));
+  legend();
+}
+
+function lines(cell, first, second) {
+  if (!cell.firstChild) cell.append(make("span"), make("span", { class: "small" }));
+  say(cell.children[0], first);
+  say(cell.children[1], second);
+}
+
+function fillNow(cell, { job, wait }) {
+  const waits = wait !== undefined || job.waiting > 0;
+  if (wait !== undefined) {
+    const { longest } = wait;
+    const what = `${number(job.waiting)} waiting, up to ${duration(longest.for_s)}`;
+    lines(cell, what, `${basename(longest.url)}: ${longest.reason}`);
+  } else if (waits) lines(cell, `${number(job.waiting)} waiting`, job.waiting_for);
+  else lines(cell, "reading", "");
+  cell.title = wait?.longest.url ?? "";
+  cell.firstElementChild.classList.toggle("waits", waits);
+  cell.parentElement.classList.toggle("stalled", wait !== undefined && isStalled(wait));
+}
+
+function fillWaited(cell, { job }) {
+  const causes = Object.entries(job.waited).filter(([, seconds]) => seconds >= 0.05);
+  const most = causes.sort(([, a], [, b]) => b - a)[0];
+  lines(cell, duration(job.stall_s), most ? `mostly ${most[0].replace(/_s$/, "")}` : "");
+  cell.title = causes.map(([cause, seconds]) => `${cause.replace(/_s$/, "")}: ${duration(seconds)}`).join(", ");
+}
+
+function fillLane(cell, { job, lane }) {
+  if (!cell.firstChild) {
+    cell.append(make("canvas", { "aria-hidden": "true" }), make("span", { class: "visually-hidden" }));
+  }
+  const [canvas, text] = cell.children;
+  if (lane === undefined) { say(text, "not looked at yet"); return; }
+  const { here, coming, failed } = lane.counts;
+  const counts = { here, coming, missing: lane.counts.missing.map((value, at) => value + failed[at]) };
+  const words = PRESENCES.map(([name, word]) => `${number(sum(counts[name]))} ${word}`).join(", ");
+  say(text, `needed: ${words}`);
+  const next = lane.soonest.map((use) => `${duration(use.in_s)}: ${basename(use.url)} (${use.presence})`).join("\n");
+  const guess = job.shards_per_s ? "" : "\nthe pace is a guess until a shard is read";
+  cell.title = `needed in the next ${duration(lane.looked_s)}: ${words}${guess}\n\n${next}`;
+  draw(canvas, counts, lane.looked_s);
+}
+
+/** Bars as high as shards are needed, by where these are; below them a mark where one is missing or on its way. */
+function draw(canvas, counts, looked) {
+  const area = brush(canvas);
+  if (area === null) return;
+  const { context, width, height } = area, bins = counts.here.length, step = width / bins, room = height - MARK - 2;
+  const totals = counts.here.map((here, at) => here + counts.coming[at] + counts.missing[at]);
+  const most = Math.max(1, ...totals);
+  context.fillStyle = colour("--track");
+  context.fillRect(0, room, width * Math.min(1, looked / HORIZON_S), 1);
+  const tones = Object.fromEntries(PRESENCES.map(([name]) => [name, colour(`--${name}`)]));
+  totals.forEach((total, at) => {
+    let top = room;
+    for (const [name] of PRESENCES) {
+      const tall = total ? Math.max(counts[name][at] ? 2 : 0, (counts[name][at] / most) * (room - 2)) : 0;
+      top -= tall;
+      context.fillStyle = tones[name];
+      context.fillRect(at * step, top, Math.max(1, step - 1), tall);
+    }
+    const worst = counts.missing[at] ? "missing" : counts.coming[at] ? "coming" : null;
+    if (worst === null) return;
+    context.fillStyle = tones[worst];
+    context.fillRect(at * step, height - MARK, Math.max(1, step - 1), worst === "missing" ? MARK : MARK / 2);
+  });
+}
+
+function showPast(jobs) {
+  const [summary, list] = byId("past").children;
+  byId("past").hidden = jobs.length === 0;
+  say(summary, `${count(jobs.length, "job")} that went`);
+  sync(list, jobs, jobKey, () => make("li"), (item, job) => {
+    const read = `${number(job.shards_done)} of ${number(job.shards_planned)} shards`;
+    say(item, `${job.name} (user ${job.uid}): read ${read}, waited ${duration(job.stall_s)}`);
+  });
+}
+
+function legend() {
+  sync(byId("lane-legend"), PRESENCES, ([name]) => name, ([name, word]) => {
+    const swatch = make("span", { class: "swatch" });
+    swatch.style.background = `var(--${name})`;
+    return make("li", {}, swatch, word);
+  }, () => {});
+}

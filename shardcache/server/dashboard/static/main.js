@@ -1,0 +1,76 @@
+// The page: it follows the daemon and shows what it hears.
+
+import { byId, onRedraw, reachScrolled, say } from "./dom.js";
+import { showComing } from "./coming.js";
+import { showJobs } from "./jobs.js";
+import { CacheMap } from "./map.js";
+import { Rates } from "./rates.js";
+import { showStores } from "./stores.js";
+import { TokenError, follow, setToken, takeToken } from "./stream.js";
+import { showSummary } from "./summary.js";
+
+const rates = new Rates(byId("rate"), byId("rate-text"));
+const map = new CacheMap();
+let last = null;
+
+function show(moment) {
+  byId("main").hidden = false;
+  showSummary(moment, rates);
+  showJobs(moment);
+  showComing(moment);
+  showStores(moment);
+  reachScrolled();
+}
+
+function hear(name, data) {
+  if (name === "moment") {
+    last = data;
+    rates.take(data);
+    show(data);
+  } else if (name === "map") map.take(data);
+}
+
+function tell(connected) {
+  byId("link").classList.toggle("live", connected);
+  say(byId("link-text"), connected ? "live" : "the daemon does not answer; trying again");
+}
+
+async function run() {
+  takeToken();
+  for (;;) {
+    try {
+      await follow(hear, tell, () => map.mark);
+    } catch (error) {
+      if (!(error instanceof TokenError)) throw error;
+      setToken(await askToken());
+    }
+  }
+}
+
+let asked = false;
+
+/** Show the form for the token; return what was typed. */
+function askToken() {
+  const form = byId("token"), field = byId("token-text");
+  byId("main").hidden = true;
+  form.hidden = false;
+  say(byId("token-wrong"), asked ? "That was not the daemon's token." : "");
+  asked = true;
+  field.value = "";
+  field.focus();
+  return new Promise((done) => {
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      form.hidden = true;
+      done(field.value.trim());
+    }, { once: true });
+  });
+}
+
+onRedraw(() => {
+  if (last !== null) show(last);
+  rates.draw();
+  map.arrange();
+});
+
+run();

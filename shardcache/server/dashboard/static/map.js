@@ -1,0 +1,171 @@
+// The map of the cache: a cell a shard, in the order of their names, by when each is needed next.
+
+import { brush, byId, colour, make, say, sync } from "./dom.js";
+import { number, size } from "./words.js";
+
+// The daemon's bands, see shardcache/cache/mosaic.py: -1 is in readers' hands.
+const BANDS = [
+  [-1, "being read", "--band-hand"],
+  [0, "within a minute", "--band-0"],
+  [1, "within 5 minutes", "--band-1"],
+  [2, "within 15 minutes", "--band-2"],
+  [3, "within the hour", "--band-3"],
+  [4, "later", "--band-4"],
+  [5, "by no plan", "--band-none"],
+];
+const LARGEST = 18, SMALLEST = 3, TALLEST = 300;
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+
+export class CacheMap {
+  constructor() {
+    this.mark = "";
+    this.shards = 0;
+    this.cells = new Map(); // by number: { number, band, url, bytes, pinned }
+    this.order = [];
+    this.chosen = null; // a cell's number
+    this.wanted = "";
+    this.canvas = byId("map");
+    this.canvas.addEventListener("pointermove", (event) => this.choose(this.at(event.offsetX, event.offsetY)));
+    this.canvas.addEventListener("keydown", (event) => this.key(event));
+    byId("find").addEventListener("submit", (event) => event.preventDefault());
+    byId("find-text").addEventListener("input", (event) => this.find(event.target.value.trim()));
+  }
+
+  /** Take what changed. */
+  take({ mark, whole, shards, cells, gone }) {
+    let moved = whole || gone.length > 0;
+    if (whole) this.cells.clear();
+    for (const number of gone) this.cells.delete(number);
+    for (const [number, band, url, bytes, pinned] of cells) {
+      moved ||= !this.cells.has(number);
+      this.cells.set(number, { number, band, url, bytes, pinned });
+    }
+    this.mark = mark;
+    this.shards = shards;
+    if (moved) this.order = [...this.cells.values()].sort((a, b) => (a.url < b.url ? -1 : 1));
+    else if (cells.length) this.order = this.order.map(({ number }) => this.cells.get(number));
+    if (moved || cells.length) this.arrange();
+  }
+
+  /** Lay all cells out and draw them. */
+  arrange() {
+    const width = this.canvas.clientWidth, cells = Math.max(1, this.order.length);
+    if (!width) return;
+    const fitting = Math.floor(Math.sqrt((width * TALLEST) / cells));
+    this.step = Math.max(SMALLEST, Math.min(LARGEST, fitting));
+    this.columns = Math.max(1, Math.floor(width / this.step));
+    this.canvas.style.height = `${Math.ceil(cells / this.columns) * this.step + 2}px`;
+    this.draw();
+    this.count();
+  }
+
+  draw() {
+    const area = brush(this.canvas);
+    if (area === null) return;
+    const { context } = area, inner = this.step - (this.step > 4 ? 1 : 0.5);
+    const ink = colour("--pin"), colours = new Map(BANDS.map(([band, , name]) => [band, colour(name)]));
+    this.order.forEach((cell, index) => {
+      context.globalAlpha = this.wanted && !cell.url.includes(this.wanted) ? 0.15 : 1;
+      context.fillStyle = colours.get(cell.band);
+      const x = (index % this.columns) * this.step, y = Math.floor(index / this.columns) * this.step;
+      context.fillRect(x, y, inner, inner);
+      if (cell.pinned) pin(context, x, y, inner, ink);
+    });
+    context.globalAlpha = 1;
+    const index = this.index();
+    if (index < 0) return;
+    context.strokeStyle = colour("--ink");
+    context.lineWidth = 2;
+    context.strokeRect((index % this.columns) * this.step, Math.floor(index / this.columns) * this.step, inner, inner);
+  }
+
+  count() {
+    const totals = new Map(BANDS.map(([band]) => [band, [0, 0]]));
+    for (const { band, bytes } of this.order) {
+      const total = totals.get(band);
+      total[0] += 1;
+      total[1] += bytes;
+    }
+    sync(byId("band-rows"), BANDS, ([band]) => String(band), newBand, (row, [band]) => {
+      const [shards, bytes] = totals.get(band);
+      say(row.children[1], number(shards));
+      say(row.children[2], size(bytes));
+    });
+    const kept = this.order.filter((cell) => cell.pinned), bytes = kept.reduce((total, cell) => total + cell.bytes, 0);
+    say(byId("pinned"), kept.length ? `${number(kept.length)} pinned, ${size(bytes)}, each with a marked corner` : "");
+    if (this.chosen === null && !this.wanted) this.describe();
+  }
+
+  index() { return this.chosen === null ? -1 : this.order.findIndex((cell) => cell.number === this.chosen); }
+
+  at(x, y) { return Math.floor(y / this.step) * this.columns + Math.min(this.columns - 1, Math.floor(x / this.step)); }
+
+  key(event) {
+    const arrow = ARROWS[event.key];
+    if (event.key === "Escape") this.choose(-1);
+    else if (event.key === "Home") this.choose(0);
+    else if (event.key === "End") this.choose(this.order.length - 1);
+    else if (arrow) this.choose(this.chosen === null ? 0 : this.beside(arrow));
+    else return;
+    event.preventDefault();
+  }
+
+  beside([across, down]) {
+    return Math.max(0, Math.min(this.order.length - 1, this.index() + across + down * this.columns));
+  }
+
+  choose(index) {
+    const number = this.order[index]?.number ?? null;
+    if (number === this.chosen) return;
+    this.chosen = number;
+    this.draw();
+    this.describe();
+  }
+
+  find(text) {
+    this.wanted = text;
+    this.draw();
+    this.describe();
+  }
+
+  /** Say what is chosen, what was found, or how much of the cache is shown. */
+  describe() {
+    const cell = this.cells.get(this.chosen);
+    say(byId("cell"), cell ? nameOf(cell) : this.wanted ? this.found() : this.share());
+  }
+
+  found() {
+    const found = this.order.filter(({ url }) => url.includes(this.wanted));
+    if (!found.length) return "no such shard is here";
+    return `${number(found.length)} found, the first ${found[0].url}, needed ${wordOf(found[0].band)}`;
+  }
+
+  share() {
+    const hint = "A cell is a shard: point at one, or walk there with the arrow keys, for its name.";
+    const shown = this.order.length;
+    return shown < this.shards ? `${number(shown)} of ${number(this.shards)} shards are shown. ${hint}` : hint;
+  }
+}
+
+function nameOf({ url, bytes, band, pinned }) {
+  return `${url} · ${size(bytes)} · needed ${wordOf(band)}${pinned ? " · pinned" : ""}`;
+}
+
+/** A pinned shard's mark: the corner of its cell. */
+function pin(context, x, y, side, ink) {
+  const reach = Math.max(2, side * 0.45);
+  context.fillStyle = ink;
+  context.beginPath();
+  context.moveTo(x + side, y);
+  context.lineTo(x + side, y + reach);
+  context.lineTo(x + side - reach, y);
+  context.fill();
+}
+
+const wordOf = (wanted) => (wanted === -1 ? "now: it is being read" : BANDS.find(([band]) => band === wanted)[1]);
+
+function newBand([, word, name]) {
+  const swatch = make("span", { class: "swatch" });
+  swatch.style.background = `var(${name})`;
+  return make("tr", {}, make("th", { scope: "row" }, swatch, word), make("td"), make("td"));
+}

@@ -1,0 +1,68 @@
+// Bytes a second from the stores, over the last two minutes.
+
+import { brush, colour } from "./dom.js";
+import { size } from "./words.js";
+
+const KEPT = 120;
+const MARGIN = 16;
+
+export class Rates {
+  constructor(canvas, text) {
+    this.canvas = canvas;
+    this.text = text;
+    this.values = [];
+    this.former = null;
+  }
+
+  /** The last one. */
+  get now() { return this.values.at(-1) ?? 0; }
+
+  /** Take a moment's counter; what lies between two moments of different daemons is no rate. */
+  take({ uptime_s, counters }) {
+    const former = this.former;
+    this.former = { at: uptime_s, bytes: counters.origin_bytes };
+    if (former === null || former.at === uptime_s) return;
+    if (former.at > uptime_s) { this.values = []; return; }
+    this.values.push(Math.max(0, (counters.origin_bytes - former.bytes) / (uptime_s - former.at)));
+    this.values.splice(0, this.values.length - KEPT);
+    this.draw();
+  }
+
+  draw() {
+    const area = brush(this.canvas), most = Math.max(0, ...this.values);
+    this.text.textContent = `now ${size(this.now)}/s, at most ${size(most)}/s in the last ${this.values.length} s`;
+    if (area === null) return;
+    const { context, width, height } = area, top = ceiling(most), room = height - MARGIN;
+    grid(context, width, room, top);
+    const x = (index) => width - ((this.values.length - 1 - index) * width) / (KEPT - 1);
+    const y = (value) => MARGIN + (room - MARGIN) * (1 - value / top);
+    context.beginPath();
+    this.values.forEach((value, index) => context.lineTo(x(index), y(value)));
+    context.strokeStyle = colour("--rate");
+    context.lineWidth = 1.5;
+    context.stroke();
+    context.lineTo(width, room);
+    context.lineTo(x(0), room);
+    context.fillStyle = colour("--rate-area");
+    context.fill();
+  }
+}
+
+function grid(context, width, room, top) {
+  context.fillStyle = colour("--quiet");
+  context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  context.fillText(`${size(top)}/s`, 0, MARGIN - 5);
+  context.fillText("2 min ago", 0, room + 13);
+  context.textAlign = "right";
+  context.fillText("now", width, room + 13);
+  context.textAlign = "left";
+  context.fillStyle = colour("--line");
+  for (const share of [0, 0.5, 1]) context.fillRect(0, Math.round(MARGIN + (room - MARGIN) * share), width, 1);
+}
+
+/** The next of 1, 2 and 5 times a power of ten: an axis that seldom moves. */
+function ceiling(value) {
+  if (value < 1000) return 1000;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 5, 10].find((step) => step * power >= value);
+}

@@ -1,0 +1,20 @@
+// Who has nothing to read, a job each.
+
+// A reader that waits for less has most likely been served by now; one that waits for so long is stalled.
+const SHORT_S = 1;
+const STALLED_S = 10;
+
+export const keyOf = (name, uid) => JSON.stringify([name, uid]);
+export const isLong = ({ longest }) => longest.for_s >= SHORT_S;
+export const isStalled = ({ longest }) => longest.for_s >= STALLED_S;
+
+/** Waits by job, as { job, uid, readers, longest }; the job that waits longest first. */
+export function byJob(waits) {
+  const found = new Map();
+  for (const wait of [...waits].sort((a, b) => b.for_s - a.for_s)) {
+    const key = keyOf(wait.job, wait.uid), former = found.get(key);
+    if (former) former.readers += wait.readers;
+    else found.set(key, { job: wait.job, uid: wait.uid, readers: wait.readers, longest: wait });
+  }
+  return found;
+}

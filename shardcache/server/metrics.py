@@ -1,0 +1,62 @@
+"""`/metrics`, for Prometheus and whatever reads its formats."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Metric, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from shardcache.server.admin import LOOP_LAG
+from shardcache.server.drain import DRAIN
+from shardcache.server.metrics_families import measured, told
+from shardcache.server.peer import peer_of
+from shardcache.server.session import CACHE
+from shardcache.server.vitals import vitals
+
+# The threads of the disk all hang when that does, which is what the metrics are to tell.
+_WRITER = web.AppKey("WRITER", ThreadPoolExecutor)
+
+
+class Scrape(Collector):
+    """What is told at one moment."""
+
+    def __init__(self, found: Sequence[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families of samples."""
+        return self._found
+
+
+def add_metrics(app: web.Application) -> None:
+    """Have an application answer `/metrics`."""
+    app[_WRITER] = ThreadPoolExecutor(1, "metrics")
+    app.router.add_get("/metrics", metrics)
+    app.on_cleanup.append(_end_writer)
+
+
+async def _end_writer(app: web.Application) -> None:
+    app[_WRITER].shutdown(wait=False)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Return every metric, as text or, where that is asked for, as OpenMetrics."""
+    app, cache = request.app, request.app[CACHE]
+    page = cache.status(peer_of(request)) | {"draining": app[DRAIN].began, "process": vitals()}
+    measures = list(measured(cache.measures, app[LOOP_LAG].since_start))
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+
+    def written() -> bytes:
+        registry = CollectorRegistry()
+        registry.register(Scrape([*told(page), *measures]))
+        ProcessCollector(registry=registry)
+        return encode(registry)
+
+    # A thousand lines take longer than the event loop has for one answer.
+    body = await asyncio.get_running_loop().run_in_executor(app[_WRITER], written)
+    return web.Response(body=body, headers={"Content-Type": content_type})

@@ -1,0 +1,143 @@
+"""Takes the dashboard's pictures for docs/: `cd tests && python -m pictures [FOLDER]`. Needs Chromium and 5 GB of disk.
+
+Four jobs go through a dataset that is larger than the cache, most of which was full before; the rest comes from a store
+that is far away. Then a fifth job comes, and is faster than the network.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardcache.protocol import ShardRef
+from support.chromium import Tab, chromium, tab
+from support.daemon import Daemon
+from support.hollow import make_hollow_shards
+from support.ports import free_port
+from support.raw_session import RawSession
+from support.throttled_s3 import ThrottledS3
+
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+STORE_BYTES_PER_S = 30e6
+SHARD_BYTES = 64 * 1024 * 1024
+SHARDS, HERE, CAPACITY = 6_000, 4_500, "400GB"
+WATCHED_S, STALLED_S = 75.0, 6.0
+URL = "s3://{}/train-{:06d}.tar"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One that reads: so many readers, each of which takes so many seconds for a shard."""
+
+    name: str
+    readers: int
+    shard_s: float
+    bucket: str = "imagenet"
+
+
+JOBS = (
+    Job("resnet-sweep-1", 4, 8.0),
+    Job("resnet-sweep-2", 4, 11.0),
+    Job("clip-pretrain", 8, 14.0),
+    Job("dino", 2, 5.0),
+)
+LATECOMER = Job("video-pretrain", 8, 2.0, "kinetics")
+
+
+class Node:
+    """A daemon at whose socket jobs come and go."""
+
+    def __init__(self, daemon: Daemon, here: Sequence[ShardRef]) -> None:
+        self._daemon = daemon
+        self._here = list(here)
+        self._stop = threading.Event()
+
+    @contextmanager
+    def running(self, *jobs: Job) -> Iterator[None]:
+        """Let jobs read until the block is left."""
+        readers = [
+            threading.Thread(target=self._read, args=(job, number)) for job in jobs for number in range(job.readers)
+        ]
+        for reader in readers:
+            reader.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for reader in readers:
+                reader.join()
+
+    def _read(self, job: Job, number: int) -> None:
+        """Read a part of the dataset, as if the job had been at it for a while: what is needed first is here."""
+        rng, here = random.Random(f"{job.name}/{number}"), self._here if job.bucket == JOBS[0].bucket else []
+        missing = [ShardRef(URL.format(job.bucket, index)) for index in range(len(here), SHARDS)]
+        first = [rng.choice(here) for _ in range(round(150 / job.shard_s))] if here else []
+        part = first + rng.sample([*here, *missing], SHARDS)[number :: job.readers]
+        with RawSession(self._daemon, job.name) as session:
+            rows = [ref.to_json() for ref in part]
+            session.ask("plan", epoch=0, shards=rows, order=list(range(len(rows))), reads=len(rows))
+            for position in range(len(rows)):
+                granted = session.take(position)
+                if granted["type"] == "error" or self._stop.wait(job.shard_s * rng.uniform(0.7, 1.3)):
+                    return
+                session.send(type="release", lease=granted["lease"])
+
+
+def main() -> None:
+    """Take them."""
+    with ExitStack() as stack:
+        folder = Path(sys.argv[1] if sys.argv[1:] else stack.enter_context(tempfile.TemporaryDirectory()))
+        port, store = free_port(), stack.enter_context(_store(folder / "store"))
+        urls = [URL.format(JOBS[0].bucket, index) for index in range(HERE)]
+        here = make_hollow_shards(folder / "cache", urls, SHARD_BYTES)
+        # What holds nothing would not stand up to being read again.
+        flags = ("--http", f"127.0.0.1:{port}", "--scrub-rate", "0", "--part-size", "1MiB")
+        node = Node(stack.enter_context(Daemon(folder, *flags, capacity=CAPACITY, env=store.env())), here)
+        page = stack.enter_context(tab(stack.enter_context(chromium())))
+        with node.running(*JOBS):
+            page.look()
+            page.open(f"http://127.0.0.1:{port}/")
+            page.until("document.querySelector('.live') && true")
+            time.sleep(WATCHED_S)  # until the chart has something to show
+            _photograph(page, "dashboard")
+            with node.running(LATECOMER):
+                page.until("document.querySelector('#verdict.stalled') && true")
+                time.sleep(STALLED_S)
+                _photograph(page, "dashboard-waiting")
+
+
+@contextmanager
+def _store(folder: Path) -> Iterator[ThrottledS3]:
+    """Serve datasets all of whose shards are one file, most of it a hole."""
+    folder.mkdir()
+    info = tarfile.TarInfo("sample.jpg")
+    info.size = SHARD_BYTES - 4 * tarfile.BLOCKSIZE
+    (one := folder / "one.tar").write_bytes(info.tobuf())
+    with one.open("r+b") as file:
+        file.truncate(SHARD_BYTES)
+    for bucket in (JOBS[0].bucket, LATECOMER.bucket):
+        (folder / bucket).mkdir()
+        for index in range(SHARDS):
+            (folder / bucket / Path(URL.format(bucket, index)).name).hardlink_to(one)
+    with ThrottledS3(folder, total_bytes_per_s=STORE_BYTES_PER_S) as store:
+        yield store
+
+
+def _photograph(page: Tab, name: str) -> None:
+    for suffix, dark in (("", False), ("-dark", True)):
+        page.look(dark=dark)
+        page.until(f"matchMedia('(prefers-color-scheme: dark)').matches === {str(dark).lower()}")
+        time.sleep(2.0)  # it is drawn anew with what comes next
+        page.picture(PICTURES / f"{name}{suffix}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""The dashboard in a real Chromium, while a job reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from websockets.sync.client import ClientConnection
+
+from support.chromium import PROGRAM, Tab, chromium, tab
+from support.daemon import Daemon
+from support.gated_store import GatedStore
+from support.ports import free_port
+from support.raw_session import RawSession
+from support.tars import make_tar, random_samples
+
+pytestmark = [
+    pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium"),
+    pytest.mark.timeout(400),  # a browser on a busy machine
+]
+
+# A job's name, and a part of a url, that would run where a page took text for markup.
+MARKUP = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
+TOKEN = "0123456789abcdef0123456789abcdef"
+FOCUS = "document.activeElement.id || document.activeElement.className || document.activeElement.tagName"
+# Relative luminance of a colour, 0 to 1 (WCAG 2.2).
+LIGHTNESS = """(() => {
+    const [r, g, b] = getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map((c) => c / 255);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+})()"""
+THRICE = """import(document.querySelector('script').src.replace('main.js', 'dom.js')).then(({ sync, say, make }) => {
+    const list = make('ul');
+    for (const items of ['aab', 'ab', 'aba']) sync(list, [...items], (name) => name, () => make('li'), say);
+    return [...list.children].map((child) => child.textContent);
+})"""
+AXE = "axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations)"
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A daemon with a page, a job that reads from it, and a store that holds back what comes next."""
+
+    daemon: Daemon
+    store: GatedStore
+    reader: RawSession
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://127.0.0.1:{self.port}/"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[ClientConnection]:
+    """One Chromium for all tests."""
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """Its first shards are here; the job has one in hands and waits for another, which the store holds back."""
+    port = free_port()
+    with GatedStore() as store:
+        names = [f"train-{number:06d}.tar" for number in range(6)]
+        urls = [
+            store.put(name, make_tar(random_samples(20, {"bin": 9_000}, first=20 * n))) for n, name in enumerate(names)
+        ]
+        for name in names[:4]:
+            store.let(name)
+        for name in names[4:]:
+            store.let(name, 1)  # what tells size and version
+        daemon = Daemon(
+            tmp_path_factory.mktemp("d"), "--http", f"127.0.0.1:{port}", "--part-size", "65536", "--allow", "http://"
+        )
+        with daemon, RawSession(daemon, MARKUP) as reader:
+            reader.plan(urls, list(range(6)))
+            reader.take(0)
+            yield Scene(daemon, store, reader, port)
+
+
+@contextmanager
+def opened(browser: ClientConnection, scene: Scene, **look: bool | int) -> Iterator[Tab]:
+    """Open the page; hand it out once it is live and has drawn its map."""
+    with tab(browser) as page:
+        page.look(**look)  # type: ignore[arg-type]
+        page.open(scene.url)
+        page.until("document.querySelector('.live') && document.querySelector('#band-rows tr') && true")
+        yield page
+
+
+def test_what_the_job_does_is_shown_and_goes_live(browser: ClientConnection, scene: Scene) -> None:
+    """The job reads; then it waits, and the page says so, for which shard, and since when; the store lets go, and it
+    reads again. Nothing is asked of any other server, and the console has nothing to complain of."""
+    with opened(browser, scene) as page:
+        page.until("document.querySelector('#job-rows .now').innerText.includes('reading')")
+        page.until("document.querySelector('#verdict-text').innerText.startsWith('Nobody waits')")
+        page.until("document.querySelector('#coming-rows').innerText.includes('train-000004.tar')")
+        waiting = threading.Thread(target=scene.reader.take, args=(4,))
+        waiting.start()
+        page.until("document.querySelector('#verdict-text').innerText.includes('1 of 1 reader waits: downloading')")
+        page.until("/waiting, up to .*train-000004.tar/s.test(document.querySelector('#job-rows .now').innerText)")
+        assert "train-000004.tar: downloading" in str(page.evaluate("document.querySelector('#waits').innerText"))
+        page.until("document.querySelector('#verdict.stalled') && true")
+        assert "train-000004.tar" in str(page.evaluate("document.querySelector('#coming-rows').innerText"))
+        scene.store.let("train-000004.tar")
+        waiting.join()
+        page.until("document.querySelector('#verdict-text').innerText.startsWith('Nobody waits')")
+        assert {url.partition("/dashboard")[0].rstrip("/") for url in page.requested} == {scene.url.rstrip("/")}
+        assert page.complaints == []
+
+
+def test_what_others_wrote_is_shown_as_text(browser: ClientConnection, scene: Scene) -> None:
+    """A job that is named like a script is shown by that name, and runs nothing."""
+    with opened(browser, scene) as page:
+        page.until(f"document.querySelector('#job-rows th').innerText.includes({MARKUP[:30]!r})")
+        assert page.evaluate("document.querySelectorAll('#main script, #main img').length") == 0
+        assert page.evaluate("document.title") == "shardcache"
+
+
+def test_what_is_called_alike_has_a_row_each(browser: ClientConnection, scene: Scene) -> None:
+    """Shards that one may not see all have the same name; their rows neither merge nor pile up."""
+    with opened(browser, scene) as page:
+        assert page.evaluate(THRICE) == ["a", "b", "a"]
+
+
+def test_the_map_can_be_walked_and_searched(browser: ClientConnection, scene: Scene) -> None:
+    """Arrow keys go from shard to shard, Escape leaves; what is typed is found; the table counts every cell."""
+    with opened(browser, scene) as page:
+        page.until(
+            "[...document.querySelectorAll('#band-rows td:nth-child(2)')].reduce((n, c) => n + +c.innerText, 0) >= 4"
+        )
+        page.evaluate("document.querySelector('#map').focus()")
+        for key in ("ArrowRight", "ArrowRight"):
+            page.press(key)
+        page.until("document.querySelector('#cell').innerText.includes('train-000001.tar')")
+        page.press("Escape")
+        page.until("!document.querySelector('#cell').innerText.includes('train-')")
+        page.evaluate("document.querySelector('#find-text').focus()")
+        page.type("000003")
+        page.until("/^1 found.*train-000003.tar/.test(document.querySelector('#cell').innerText)")
+        assert page.complaints == []
+
+
+def test_the_keyboard_reaches_everything(browser: ClientConnection, scene: Scene) -> None:
+    """The first stop skips to the jobs; search field and map follow; each shows that it has the focus."""
+    with opened(browser, scene) as page:
+        stops = []
+        for _ in range(3):
+            page.press("Tab")
+            stops.append(page.evaluate(FOCUS))
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", stops
+        assert stops == ["skip", "find-text", "map"]
+        page.evaluate("document.querySelector('.skip').focus()")
+        page.press("Enter")
+        page.until("document.activeElement.id === 'jobs'")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 420])
+def test_axe_finds_nothing_serious(browser: ClientConnection, scene: Scene, dark: bool, width: int) -> None:
+    """Names, roles, contrast, tables and landmarks, in light and dark, wide and narrow; nothing hangs out sideways, and
+    nothing moves."""
+    script = (files("axe_core_python") / "axe.min.js").read_text()
+    with opened(browser, scene, dark=dark, width=width) as page:
+        page.evaluate(script)
+        found = page.evaluate(AXE)
+        assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert (page.evaluate(LIGHTNESS) < 0.2) == dark
+        assert page.evaluate("document.getAnimations().length") == 0
+
+
+def test_a_page_that_is_behind_a_token_asks_for_it(browser: ClientConnection, tmp_path: Path, scene: Scene) -> None:
+    """A wrong one is refused, the right one opens the page; one that the address brings is taken out of it."""
+    (token_file := tmp_path / "token").write_text(TOKEN)
+    token_file.chmod(0o600)
+    port = free_port()
+    with Daemon(tmp_path, "--http", f"127.0.0.1:{port}", "--http-token-file", str(token_file)), tab(browser) as page:
+        page.open(f"http://127.0.0.1:{port}/")
+        for token in ("not-the-token", TOKEN):
+            page.until("document.activeElement.id === 'token-text' && document.activeElement.value === ''")
+            page.type(token)
+            page.press("Enter")
+        page.until("!document.querySelector('#main').hidden")
+        assert TOKEN not in "".join(page.requested)
+        page.open("about:blank")
+        page.open(f"http://127.0.0.1:{port}/#token={TOKEN}")
+        page.until("document.querySelector('#main') && !document.querySelector('#main').hidden")
+        assert page.evaluate("location.hash") == "" and TOKEN not in "".join(page.requested)
+
+
+def test_it_says_that_the_daemon_is_away_and_goes_on_when_it_is_back(browser: ClientConnection, tmp_path: Path) -> None:
+    """Across a restart, without a reload."""
+    port = free_port()
+    daemon = Daemon(tmp_path, "--http", f"127.0.0.1:{port}")
+    with daemon, tab(browser) as page:
+        page.open(f"http://127.0.0.1:{port}/")
+        page.until("document.querySelector('.live') && true")
+        daemon.kill()
+        page.until("document.querySelector('#link-text').innerText.includes('does not answer')")
+        daemon.start()
+        page.until("document.querySelector('#link-text').innerText === 'live'")

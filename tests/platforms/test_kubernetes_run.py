@@ -1,0 +1,190 @@
+"""Daemons and a training job on two nodes, carried out from the very manifests, confined as these say."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.images import HostImage
+from support.moto_s3 import MotoS3
+from support.pods import Container, Node, Pod, why_not
+from support.rendered import KUBERNETES, by_kind, kustomized
+from support.tars import make_tar, random_samples
+
+WHY_NOT = why_not()
+
+pytestmark = [
+    pytest.mark.platform,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
+]
+SHARDS, SAMPLES = 6, 40
+URLS = "s3://training-data/train/{000000..000005}.tar"
+TOKEN = "0123456789abcdef0123456789abcdef"
+IMAGE = {"shardcache": "shardcache", "python": "", "torchrun": "torch.distributed.run"}
+ENV = {"PATH": "/image:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
+OWN_STATUS = """
+import os
+open("/var/cache/shardcache/of-its-own", "w").close()
+os.unlink("/var/cache/shardcache/of-its-own")
+try:
+    open("/usr/of-its-own", "w")
+except OSError as exn:
+    print("root:", exn.strerror)
+print(open("/proc/self/status").read())
+"""
+
+
+class Cluster:
+    """What is applied to it: the site's manifests, and the secrets that the site makes by hand."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._site = kustomized(KUBERNETES / "examples" / "site")
+        self._job = kustomized(KUBERNETES / "examples" / "training")
+        self.image = HostImage(root / "image", IMAGE, "shardcache")
+        self.image.make()
+
+    def node(self, number: int, credentials: Mapping[str, str]) -> Node:
+        """Return a node of its own address, whose daemon has these credentials."""
+        objects = {
+            thing["metadata"]["name"]: dict(thing["data"])
+            for thing in (*self._site, *self._job)
+            if thing["kind"] == "ConfigMap"
+        }
+        for data in objects.values():
+            # The example's disk is larger than this machine's.
+            data.update({file: text.replace("3TB", "1GB").replace('"5%"', '"0%"') for file, text in data.items()})
+        objects |= {"shardcache-credentials": dict(credentials), "shardcache-metrics": {"token": TOKEN}}
+        return Node(self._root / f"node-{number}", f"127.83.7.{number}", objects)
+
+    @contextmanager
+    def daemon(self, node: Node, name: str = "shardcache") -> Iterator[Container]:
+        """Yield the DaemonSet's container on a node, once its startup probe has succeeded."""
+        template = by_kind(self._site)["DaemonSet"]["spec"]["template"]
+        with Pod(name, template["spec"], node, self.image, ENV).start() as container:
+            container.wait_until_started()
+            yield container
+
+    def trainer(self, node: Node, index: int) -> Container:
+        """Return the started container of the Job's pod with this index, with one process in place of eight."""
+        spec = by_kind(self._job)["Job"]["spec"]["template"]["spec"]
+        (container,) = spec["containers"]
+        env = [variable for variable in container["env"] if variable["name"] != "GPUS"]
+        fewer = {**container, "env": [{"name": "GPUS", "value": "1"}, *env]}
+        given = ENV | {"JOB_COMPLETION_INDEX": str(index)}
+        return Pod(f"train-{index}", {**spec, "containers": [fewer]}, node, self.image, given).start()
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[MotoS3]:
+    """An S3 server with the bucket that the example trains on."""
+    with MotoS3() as s3:
+        s3.make_bucket("training-data")
+        for n in range(SHARDS):
+            samples = random_samples(SAMPLES, {"jpg": 3000}, seed=n, first=n * SAMPLES)
+            labelled = [{**sample, "cls": b"%d" % (k % 10)} for k, sample in enumerate(samples)]
+            s3.put("training-data", f"train/{n:06d}.tar", make_tar(labelled))
+        yield s3
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """An empty cluster."""
+    return Cluster(tmp_path_factory.mktemp("cluster"))
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster, store: MotoS3) -> Iterator[dict[Node, Container]]:
+    """Two nodes with a daemon each."""
+    first, second = (cluster.node(number, store.env()) for number in (1, 2))
+    with cluster.daemon(first) as one, cluster.daemon(second) as two:
+        yield {first: one, second: two}
+
+
+def status(daemon: Container) -> Any:
+    """Return what `shardcache status --json` says within the container."""
+    return json.loads(daemon.exec("shardcache", "status", "--json").stdout)
+
+
+def test_the_daemon_is_confined(nodes: dict[Node, Container]) -> None:
+    """It runs as its own user without a capability, under seccomp, writes its cache, and nothing of its image."""
+    daemon = next(iter(nodes.values()))
+    lines = dict(line.split(":", 1) for line in daemon.exec("python", "-c", OWN_STATUS).stdout.splitlines() if line)
+    found = {
+        name: lines[name].split() for name in ("Uid", "Gid", "Groups", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
+    }
+    assert found == {
+        "Uid": ["52780"] * 4,
+        "Gid": ["52780"] * 4,
+        "Groups": ["52780"],
+        "CapEff": ["0" * 16],
+        "CapBnd": ["0" * 16],
+        "NoNewPrivs": ["1"],
+        "Seccomp": ["2"],
+    }
+    assert lines["root"].strip() == "Read-only file system"
+
+
+def test_a_job_on_two_nodes_trains(cluster: Cluster, nodes: dict[Node, Container], store: MotoS3) -> None:
+    """Both pods read every sample between them, through the socket and the cache folder, each node each byte once."""
+    (first, second), daemons = nodes, list(nodes.values())
+    index = daemons[0].exec("sh", "-c", f"shardcache index '{URLS}' -o /tmp/index.json && cat /tmp/index.json")
+    store.put("training-data", "train/index.json", index.stdout[index.stdout.index("{") :].encode())
+    with cluster.trainer(first, 0) as leader, cluster.trainer(second, 1) as other:
+        assert (leader.wait(), other.wait()) == (0, 0), leader.log() + other.log()
+        assert f"epoch 1: {SHARDS * SAMPLES} samples on 2 ranks" in leader.log()
+    listed = store.client.list_objects_v2(Bucket="training-data")["Contents"]
+    for daemon in daemons:
+        found = status(daemon)
+        assert found["cache"]["shards"] > 0
+        counters = found["counters"]
+        assert counters["origin_bytes"] - counters["hedged_bytes"] <= sum(thing["Size"] for thing in listed)
+
+
+def test_metrics_are_for_who_has_the_token(nodes: dict[Node, Container]) -> None:
+    """The pod's address gives metrics to the PodMonitor's token."""
+    node = next(iter(nodes))
+    request = urllib.request.Request(f"http://{node.ip}:9300/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert b"shardcache_" in answer.read()
+
+
+def test_a_daemon_that_hangs_is_found(nodes: dict[Node, Container]) -> None:
+    """The liveness probe fails while the daemon answers nobody, and succeeds again once it does."""
+    daemon = next(iter(nodes.values()))
+    assert daemon.probe("liveness") and daemon.probe("readiness")
+    daemon.signal(signal.SIGSTOP)
+    try:
+        assert not daemon.probe("liveness")
+    finally:
+        daemon.signal(signal.SIGCONT)
+    assert daemon.probe("liveness")
+
+
+def test_a_new_pod_serves_what_the_old_one_cached(cluster: Cluster, store: MotoS3) -> None:
+    """SIGTERM ends a pod well; the next one finds the cache, and is live and ready though no store answers."""
+    node = cluster.node(3, store.env())
+    with cluster.daemon(node, "old") as old:
+        assert old.exec("shardcache", "warm", URLS).returncode == 0
+        old.signal(signal.SIGTERM)
+        assert old.wait() == 0, old.log()
+    with cluster.daemon(cluster.node(3, NOWHERE), "new") as new:
+        assert new.probe("liveness") and new.probe("readiness")
+        assert status(new)["cache"]["shards"] == SHARDS
+
+
+def test_a_pod_waits_for_the_daemon(cluster: Cluster, store: MotoS3) -> None:
+    """On a node without a daemon the job's pod does not start, and makes no folder in the daemon's place."""
+    node = cluster.node(4, store.env())
+    with pytest.raises(FileNotFoundError):
+        cluster.trainer(node, 0)
+    assert not node.path("/run/shardcache").exists()

@@ -1,0 +1,203 @@
+"""Jobs of a real Slurm, on two nodes of two tasks, by the scripts of deploy/slurm as they are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from support.cli import clean_environment
+from support.daemon import Daemon, eventually
+from support.moto_s3 import MotoS3
+from support.slurm import JOB_LIMIT_S, NODES, PAUSE_S, Job, Slurm, why_not
+from support.tars import make_tar, random_samples
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+JOB = Path(__file__).with_name("slurm_job.py")
+SHARDS = 6
+SAMPLES = 12
+TASKS = 4
+KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+LIMIT_S = 60.0
+WHY_NOT = why_not()
+
+pytestmark = [
+    pytest.mark.platform,
+    pytest.mark.timeout(2 * JOB_LIMIT_S),
+    pytest.mark.skipif(WHY_NOT is not None, reason=f"Slurm: {WHY_NOT}"),
+]
+
+SITE = """
+socket={disk}/s.sock
+job_folder={disk}/shardcache-$SLURM_JOB_ID
+start_daemon=(touch {disk}/told-to-start)
+tell() {{
+    echo "$SLURM_JOB_ID: $*" >>{disk}/told
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Slurm]:
+    """A cluster that has the scripts of deploy/slurm, but for what a site is told to edit."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name:
+        root = Path(name)
+        scripts = root / "scripts"
+        shutil.copytree(ROOT / "deploy" / "slurm", scripts)
+        with Slurm(root, scripts) as running:
+            (scripts / "site.sh").write_text(SITE.format(disk=running.node_disk))
+            yield running
+
+
+@pytest.fixture(scope="class")
+def daemons(cluster: Slurm, moto_server: MotoS3) -> Iterator[dict[str, Daemon]]:
+    """The daemon that each node has as a service."""
+    with ExitStack() as stack:
+        env = moto_server.env()
+        yield {node: stack.enter_context(Daemon(cluster.disk(node), env=env)) for node in NODES}
+
+
+@pytest.fixture(scope="module")
+def urls(moto_server: MotoS3) -> str:
+    """An index file of shards in S3."""
+    moto_server.make_bucket("slurm")
+    rows = [{"url": f"{number}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
+    for number, row in enumerate(rows):
+        samples = random_samples(SAMPLES, {"jpg": 100}, first=number * SAMPLES)
+        moto_server.put("slurm", str(row["url"]), make_tar([sample | {"cls": b"1"} for sample in samples]))
+    return moto_server.put("slurm", "index.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
+
+
+@pytest.fixture
+def out(cluster: Slurm) -> Iterator[Path]:
+    """A folder that all nodes share; no job of the test outlives it."""
+    with tempfile.TemporaryDirectory(dir=cluster.root) as name:
+        yield Path(name)
+        cluster.cancel_all()
+
+
+def submit(cluster: Slurm, example: str, *command: str | Path, env: dict[str, str] | None = None) -> Job:
+    """Submit a job by one of the examples."""
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    # Slurm names its nodes n1 and n2, which no name server knows.
+    own = clean_environment({"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "PATH": path, **(env or {})})
+    return cluster.submit(cluster.root / "scripts" / example, sys.executable, *map(str, command), env=own)
+
+
+def own_daemon_env(cluster: Slurm, moto_server: MotoS3) -> dict[str, str]:
+    """Return what a job with its own daemon is told: the node's disk, the daemon's options, credentials."""
+    return {"NODE_DISK": str(cluster.node_disk), "SHARDCACHE_CAPACITY": "1GB", "SHARDCACHE_MIN_FREE": "0"} | (
+        moto_server.env()
+    )
+
+
+def wait_until_all_hold(job: Job, out: Path) -> None:
+    """Return when every task of a job has a sample in its hands. Raises AssertionError when the job ends before."""
+
+    def do_they() -> bool:
+        assert job.state() in ("PENDING", "RUNNING"), job.said()
+        return len(list(out.iterdir())) == TASKS
+
+    eventually(do_they, limit_s=JOB_LIMIT_S, pause_s=PAUSE_S)
+
+
+def check_nothing_left(cluster: Slurm, job: Job) -> None:
+    """No process of a job, and none of its folders on any node; every node takes the next job."""
+    assert cluster.processes() == []
+    assert [path for node in NODES for path in cluster.disk(node).glob(f"shardcache-{job.number}*")] == []
+    eventually(lambda: cluster.node_states() == ["idle"] * len(NODES), limit_s=LIMIT_S, pause_s=PAUSE_S)
+
+
+class TestSiteDaemon:
+    """The site runs a daemon on each node."""
+
+    def test_a_job_reads_through_one_daemon_a_node(
+        self, cluster: Slurm, daemons: dict[str, Daemon], urls: str, out: Path
+    ) -> None:
+        """Four tasks share each epoch, every sample once; a node fetches no shard twice and keeps no lease."""
+        job = submit(cluster, "site-daemon.sbatch", JOB, urls, out)
+        assert job.wait() == "COMPLETED", job.said()
+        tasks = [json.loads(path.read_text()) for path in out.iterdir()]
+        assert len(tasks) == TASKS
+        for epoch in range(2):
+            assert [len(task[epoch]) for task in tasks] == [len(KEYS) // TASKS] * TASKS
+            assert sorted(chain.from_iterable(task[epoch] for task in tasks)) == KEYS
+        for daemon in daemons.values():
+            status, shards = daemon.status(), daemon.shards()
+            assert 0 < len(shards) <= SHARDS
+            assert status["counters"]["origin_bytes"] == sum(shard["size_bytes"] for shard in shards)
+            assert f"train-{job.number}" in [each["name"] for each in status["jobs"]]
+            eventually(lambda daemon=daemon: daemon.sessions() == daemon.leases() == 0, limit_s=LIMIT_S)
+        check_nothing_left(cluster, job)
+
+    def test_a_job_that_is_cancelled_gives_back_its_leases(
+        self, cluster: Slurm, daemons: dict[str, Daemon], urls: str, out: Path
+    ) -> None:
+        """Tasks that held shards when scancel came leave no session, lease or process; the daemons go on."""
+        job = submit(cluster, "site-daemon.sbatch", JOB, urls, out, "hold")
+        wait_until_all_hold(job, out)
+        assert all(daemon.leases() for daemon in daemons.values())
+        job.cancel()
+        assert job.wait() == "CANCELLED"
+        for daemon in daemons.values():
+            eventually(lambda daemon=daemon: daemon.sessions() == daemon.leases() == 0, limit_s=LIMIT_S)
+        check_nothing_left(cluster, job)
+
+
+def test_a_job_brings_its_own_daemons(cluster: Slurm, moto_server: MotoS3, urls: str, out: Path) -> None:
+    """PyTorch over four tasks reads every sample once an epoch; the daemons go, and the cache that is kept stays."""
+    env = own_daemon_env(cluster, moto_server) | {"KEEP_CACHE": f"{cluster.node_disk}/kept"}
+    job = submit(cluster, "own-daemon.sbatch", EXAMPLES / "with_torchrun.py", urls, "--out", out / "keys", env=env)
+    assert job.wait() == "COMPLETED", job.said()
+    epochs = list(map(json.loads, (out / "keys").read_text().splitlines()))
+    assert len(epochs) == 3
+    for epoch in epochs:
+        assert sorted(key for rank in epoch["ranks"] for keys in rank for key in keys) == KEYS
+    for node in NODES:
+        assert list((cluster.disk(node) / "kept").rglob("*.tar"))
+    check_nothing_left(cluster, job)
+
+
+def test_a_cancelled_job_takes_its_own_daemons_with_it(
+    cluster: Slurm, moto_server: MotoS3, urls: str, out: Path
+) -> None:
+    """After scancel neither daemon nor cache is left on any node."""
+    env = own_daemon_env(cluster, moto_server)
+    job = submit(cluster, "own-daemon.sbatch", JOB, urls, out, "hold", env=env)
+    wait_until_all_hold(job, out)
+    job.cancel()
+    assert job.wait() == "CANCELLED"
+    check_nothing_left(cluster, job)
+
+
+def test_a_job_whose_daemons_do_not_start_ends(cluster: Slurm, moto_server: MotoS3, urls: str, out: Path) -> None:
+    """It says in which log the reason is, and does not wait for what will never come."""
+    env = own_daemon_env(cluster, moto_server) | {"SHARDCACHE_PART_SIZE": "much"}
+    job = submit(cluster, "own-daemon.sbatch", JOB, urls, out, env=env)
+    assert job.wait() == "FAILED"
+    assert f"shardcache-{job.number}-*.log" in job.said()
+    logs = (cluster.root / "scripts").glob(f"shardcache-{job.number}-*.log")
+    assert "part_size" in "".join(log.read_text() for log in logs)
+    check_nothing_left(cluster, job)
+
+
+def test_prolog_and_epilog_cost_no_node(cluster: Slurm) -> None:
+    """Without a daemon a job runs all the same, and what killed daemons of users left goes with it."""
+    folder = f"{cluster.node_disk}/shardcache-$SLURM_JOB_ID"
+    told = cluster.run(
+        "srun", "--nodes=2", "sh", "-c", f'mkdir "{folder}" && touch "{folder}/left"; echo $SHARDCACHE_SOCKET'
+    )
+    assert told.split() == [f"{cluster.node_disk}/s.sock"] * len(NODES)
+    for node in NODES:
+        eventually(lambda node=node: not list(cluster.disk(node).glob("shardcache-*")), limit_s=LIMIT_S)
+        assert (cluster.disk(node) / "told-to-start").exists()
+        assert "no daemon answers" in (cluster.disk(node) / "told").read_text()
+    eventually(lambda: cluster.node_states() == ["idle"] * len(NODES), limit_s=LIMIT_S, pause_s=PAUSE_S)

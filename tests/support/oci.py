@@ -1,0 +1,156 @@
+"""A container of a pod's spec as an OCI runtime is told it: user, capabilities, system calls, mounts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+# What container engines on Debian apply where a pod asks for RuntimeDefault; of golang-github-containers-common.
+SECCOMP_PROFILE = Path("/usr/share/containers/seccomp.json")
+# What those engines leave to a container of which nothing is dropped.
+_DEFAULT_CAPABILITIES = frozenset(
+    ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID")
+)
+_NAMESPACES = ("pid", "mount", "ipc", "uts")
+_ARCHES = ("amd64", "x86", "x32")
+_HIDDEN = ("/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/sys/firmware")
+_FIXED = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A folder of the node in a container."""
+
+    source: Path
+    target: str
+    read_only: bool = False
+    propagation: str = "rprivate"
+
+    def to_json(self) -> Json:
+        """Return it as the runtime specification has it."""
+        options = ["rbind", self.propagation, "ro" if self.read_only else "rw"]
+        return {"type": "bind", "source": str(self.source), "destination": self.target, "options": options}
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Who a container's processes are, and what they may.
+
+    Attributes:
+        gids: supplementary groups.
+        capabilities: by their names without CAP_; a process of another user than root gets none of them.
+    """
+
+    uid: int
+    gid: int
+    gids: tuple[int, ...]
+    capabilities: frozenset[str]
+    read_only_root: bool
+    may_gain_privileges: bool
+    confined: bool
+
+    @classmethod
+    def of(cls, pod: Mapping[str, Any], container: Mapping[str, Any]) -> Security:
+        """Read it from the securityContext of a pod's spec and of one of its containers.
+
+        Raises ValueError for a container that must not be root, and is or may be.
+        """
+        both: Json = {**pod.get("securityContext", {}), **container.get("securityContext", {})}
+        uid = both.get("runAsUser", 0)
+        if both.get("runAsNonRoot") and uid == 0:
+            raise ValueError(f"the container {container['name']} must not run as root, and does")
+        changes = both.get("capabilities", {})
+        dropped = set(changes.get("drop", ()))
+        kept = frozenset() if "ALL" in dropped else _DEFAULT_CAPABILITIES - dropped
+        groups = [*both.get("supplementalGroups", ()), *([both["fsGroup"]] if "fsGroup" in both else ())]
+        return cls(
+            uid,
+            both.get("runAsGroup", 0),
+            tuple(groups),
+            kept | frozenset(changes.get("add", ())),
+            bool(both.get("readOnlyRootFilesystem")),
+            both.get("allowPrivilegeEscalation", True),
+            both.get("seccompProfile", {}).get("type") == "RuntimeDefault",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a container runs."""
+
+    args: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def runtime_config(root: Path, process: Process, security: Security, mounts: Iterable[Mount]) -> Json:
+    """Return a container's `config.json`. It shares the node's network, and has its own processes, mounts and IPC."""
+    folders = [mount.to_json() for mount in mounts]
+    given = {folder["destination"] for folder in folders}
+    capabilities = sorted(f"CAP_{name}" for name in security.capabilities)
+    effective = capabilities if security.uid == 0 else []
+    sets = {"bounding": capabilities, "effective": effective, "permitted": effective}
+    linux: Json = {"namespaces": [{"type": kind} for kind in _NAMESPACES]}
+    linux |= {"maskedPaths": _HIDDEN, "readonlyPaths": _FIXED}
+    if security.confined:
+        linux["seccomp"] = _seccomp(security.capabilities)
+    return {
+        "ociVersion": "1.0.2",
+        "root": {"path": str(root), "readonly": security.read_only_root},
+        "hostname": root.parent.name,
+        "process": {
+            "args": process.args,
+            "env": [f"{name}={value}" for name, value in process.env.items()],
+            "cwd": "/",
+            "user": {"uid": security.uid, "gid": security.gid, "additionalGids": security.gids},
+            "capabilities": sets,
+            "noNewPrivileges": not security.may_gain_privileges,
+        },
+        "mounts": [mount for mount in _KERNEL if mount["destination"] not in given] + folders,
+        "linux": linux,
+    }
+
+
+def _filesystem(kind: str, target: str, *options: str) -> Json:
+    return {"type": kind, "source": kind, "destination": target, "options": ["nosuid", *options]}
+
+
+_KERNEL = (
+    _filesystem("proc", "/proc", "noexec", "nodev"),
+    _filesystem("sysfs", "/sys", "noexec", "nodev", "ro"),
+    _filesystem("tmpfs", "/dev", "strictatime", "mode=755", "size=65536k"),
+    _filesystem("devpts", "/dev/pts", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"),
+    _filesystem("tmpfs", "/dev/shm", "noexec", "nodev", "mode=1777", "size=65536k"),
+    _filesystem("mqueue", "/dev/mqueue", "noexec", "nodev"),
+)
+
+
+def _seccomp(capabilities: frozenset[str]) -> Json:
+    """Return the engines' profile, cut to what holds for these capabilities on this processor."""
+    profile = json.loads(SECCOMP_PROFILE.read_text())
+    held = {f"CAP_{name}" for name in capabilities}
+    rules = [rule for rule in profile["syscalls"] if _holds(rule, held)]
+    return {
+        "defaultAction": profile["defaultAction"],
+        "defaultErrnoRet": profile["defaultErrnoRet"],
+        "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
+        "syscalls": [_rule(rule) for rule in rules],
+    }
+
+
+def _holds(rule: Mapping[str, Any], held: set[str]) -> bool:
+    wanted, refused = rule.get("includes") or {}, rule.get("excludes") or {}
+    if held & set(refused.get("caps", ())) or set(_ARCHES[:1]) & set(refused.get("arches", ())):
+        return False
+    return set(wanted.get("caps", ())) <= held and (
+        not wanted.get("arches") or bool(set(_ARCHES) & set(wanted["arches"]))
+    )
+
+
+def _rule(rule: Mapping[str, Any]) -> Json:
+    kept = {name: rule[name] for name in ("names", "action", "args") if rule.get(name)}
+    return kept | ({"errnoRet": rule["errnoRet"]} if rule.get("errnoRet") is not None else {})

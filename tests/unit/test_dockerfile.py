@@ -1,0 +1,24 @@
+"""The image's recipe: clean by its linter, small, and not root's."""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_linter_has_nothing_to_say() -> None:
+    """hadolint finds no bad habit in the Dockerfile."""
+    hadolint = Path(sysconfig.get_path("scripts")) / "hadolint"
+    done = subprocess.run([hadolint, "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_all_that_is_copied_is_sent_to_the_build() -> None:
+    """What the Dockerfile copies from the project is there, and not left out by .dockerignore."""
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    lines = [line.split()[1:] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
+    copied = {name for line in lines if not line[0].startswith("--from") for name in line[:-1]}
+    assert copied == sent and all((ROOT / name).exists() for name in copied)

@@ -1,0 +1,30 @@
+"""Which filesystem a path is on, by lines of mountinfo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardcache.cli.doctor.mounts import Mount, mount_of
+
+TABLE = (
+    "22 1 254:0 / / rw,relatime - ext4 /dev/vda rw",
+    "30 22 0:40 / /data rw,relatime shared:1 - nfs4 server:/export rw,vers=4.2",
+    "31 22 259:1 / /data rw,relatime - xfs /dev/nvme0n1 rw",
+    r"32 22 0:41 / /mnt/two\040words rw - fuse.sshfs me@there: rw",
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "mount"),
+    [
+        ("/nowhere/yet", Mount(Path("/"), "ext4", "/dev/vda")),
+        ("/data/cache", Mount(Path("/data"), "xfs", "/dev/nvme0n1")),
+        ("/database", Mount(Path("/"), "ext4", "/dev/vda")),
+        ("/mnt/two words/x", Mount(Path("/mnt/two words"), "fuse.sshfs", "me@there:")),
+    ],
+)
+def test_the_nearest_mount_that_nothing_hides(path: str, mount: Mount) -> None:
+    """The longest folder that holds the path, whole names only; of two on one folder, the later hides the earlier."""
+    assert mount_of(Path(path), TABLE) == mount
