@@ -123,7 +123,10 @@ class Store:
         answer = web.StreamResponse(status=status, headers=headers)
         answer.content_length = len(wanted)
         answer.last_modified = facts.st_mtime
-        await answer.prepare(request)
+        try:
+            await answer.prepare(request)
+        except ConnectionResetError:
+            return answer  # whoever asked has left, as the campaign's do
         if request.method == "GET" and request.transport is not None:
             await self._send(request.transport, file, wanted)
         return answer
