@@ -28,8 +28,10 @@ _INDEXES = 60
 _ENTRIES = 20
 _REQUESTS = 1500
 
+_PAGE = ("GET", "/")  # the dashboard, which holds no data and asks for them by itself
 _PATHS = (
     *("/v1/warm", "/v1/evict", "/v1/session", "/v1/verify", "/v1/index", "/", "//v1/evict", "/v1/%65vict", "*"),
+    *("/v1/pin", "/v1/unpin", "/v1/settings", "/v1/pins"),
     *("/v1/../v1/evict", "/v1/evict?x", "http://x/v1/evict", "/v1/evict/", "/v1/status/../evict", "/v1/session?x=1"),
 )
 
@@ -180,7 +182,7 @@ def _requests(field: Field, count: int) -> Result:
             [{}, {"Upgrade": "websocket", "Connection": "Upgrade"}, {"X-HTTP-Method-Override": "POST"}]
         )
         status = _send(result, field.tcp_port, method, path, headers)
-        if status is not None and status < 400:
+        if status is not None and status < 400 and (method, path) != _PAGE:
             result.fail("wrong", f"{method} {path} {headers}: {status}")
     if field.daemon.shards() != before:
         result.fail("wrong", "the cache is another")
