@@ -73,14 +73,14 @@ def every_option() -> Iterator[tuple[str, str, str]]:
     group = click.Context(app, info_name="shardcache", **app.context_settings)
     for name, command in app.commands.items():
         for param in command.get_params(click.Context(command, parent=group, info_name=name)):
-            if isinstance(param, click.Option) and param.name != "help":
+            if isinstance(param, click.Option) and "--help" not in param.opts:
                 yield name, f"{name}-{param.opts[0].lstrip('-')}", " ".join([*param.opts, *param.secondary_opts])
 
 
 def test_every_command_and_option_is_on_its_page(site: Site) -> None:
     """Whoever looks up an option finds it, with all its spellings and what it does."""
     options = list(every_option())
-    assert len(options) > 80
+    assert len(options) > 60
     for command, anchor, spellings in options:
         assert f'<section id="{command}">' in site["commands"]
         entry = site.text("commands", anchor)
