@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
@@ -61,11 +61,12 @@ class Signer:
         """
         if fs is not self._fs:
             self._fs, self._kinds = fs, {}
-        bucket = params["Bucket"]
-        kind, credentials = self._kinds.get((operation, bucket)), await _credentials(fs)
+        place = operation, params["Bucket"]
+        kind, credentials = self._kinds.get(place), await _credentials(fs)
         if kind is None or (kind.region is None) != (credentials is None):
             url: str = await fs.s3.generate_presigned_url(operation, Params=params, ExpiresIn=SIGNED_FOR_S)
-            self._kinds.setdefault((operation, bucket), _kind(url, params["Key"], credentials))
+            if place not in self._kinds:
+                self._kinds[place] = _kind(url, params["Key"], credentials)
             return url
         return kind.url(_METHODS[operation], params["Key"], headers, credentials)
 
@@ -78,7 +79,7 @@ def _quoted(key: str) -> str:
 def _kind(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Kind | None:
     """Return what a url of the SDK shows; None where there is more to it than this module knows."""
     root, _, query = url.partition("?")
-    if not root.endswith("/" + _quoted(key)) or "#" in root or urlsplit(root).query:
+    if not root.endswith("/" + _quoted(key)) or "#" in root:
         return None
     root = root.removesuffix(_quoted(key))
     fields = {name.removeprefix(_PREFIX): values[0] for name, values in parse_qs(query).items()}
