@@ -17,7 +17,7 @@ from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.order.deal import Dealing, check
+from shardcache_client.order.deal import Dealing, SampleDeal, check
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.partition import Cut, Even, taken_in_turns
 from shardcache_client.order.rounds import Shuffle
@@ -171,9 +171,9 @@ class ShardDataset(IterableDataset[Any]):
     def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
         source, start = self._source, Resumption(epoch)
         if states and states[0].epoch == epoch:
-            start = resume(states, self._cut(topology), topology)
             if states[0].counted != source.deal.counted:
                 source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
+            start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
         return EpochStream(source, Reader(self._job, topology), start, Tally.at(start.place, self._on_error))
 
     def _explain(self, topology: Topology) -> None:
@@ -220,7 +220,8 @@ class ShardDataset(IterableDataset[Any]):
 
         Args:
             batches: taken from the loader since the iteration began. The dataset must know the loader's batch_size. All
-                of them make the state that of the beginning of the next epoch.
+                of them make the state that of the beginning of the next epoch; or of the end of this one where other
+                ranks have a batch more or fewer (`even=None`), so that theirs can be loaded with it.
         """
         topology = self.topology()
         if batches is not None:
@@ -240,13 +241,15 @@ class ShardDataset(IterableDataset[Any]):
         That is the next iteration, unless `set_epoch` says another epoch.
 
         The run may have other ranks and workers than the one that took the state: what is left of the epoch is dealt to
-        them. All that is needed then is the state of one rank with all its workers, for ranks take their batches
-        together; with those of several ranks in a list each is believed for itself.
+        them. The state of one rank with all its workers is enough, for ranks take their batches together; with those of
+        several ranks in a list each counts for itself. Where `even` is None, ranks differ by a sample: then one rank's
+        state is enough until one of its workers has come to the end of its share, and an error asks for the others'.
 
         Args:
             state: what `state_dict` returned, or whatever holds such states, as a StatefulDataLoader's own.
 
-        Raises ConfigError when there is no state in it, or one of another dataset.
+        Raises ConfigError when there is no state in it, or one of another dataset; the next iteration, when it does not
+        tell where all readers were.
         """
         self._bookmark.load(state, worker=_loader() is not None)
         self._stream = None
@@ -266,11 +269,16 @@ class ShardDataset(IterableDataset[Any]):
             )
         left = [stream.samples_left for stream in streams]
         taken = taken_in_turns(left, self._dealing.batch_size, batches)
-        if taken == left:
+        if taken == left and self._ends_with(streams[0], crew[0]):
             fresh = [self._stream_of(bookmark.epoch_begun + 1, reader, ()) for reader in crew]
             streams, taken = fresh, [0] * workers
         places = [stream.tally.place.after(count) for stream, count in zip(streams, taken, strict=True)]
         return {"workers": [self._state(*each).to_json() for each in zip(streams, crew, places, strict=True)]}
+
+    def _ends_with(self, stream: EpochStream, reader: Topology) -> bool:
+        """Whether the epoch is over on all ranks when it is on one, rather than a batch later on some."""
+        deal = stream.deal
+        return isinstance(deal, SampleDeal) and deal.ends_together(self._cut(reader), stream.start.phases)
 
     def _state(self, stream: EpochStream, reader: Topology, place: Place) -> State:
         return State(
