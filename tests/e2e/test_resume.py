@@ -181,7 +181,7 @@ def test_one_ranks_state_is_enough(make: Make) -> None:
 
 
 def test_a_rank_that_ends_sooner_says_nothing_of_the_others(make: Make) -> None:
-    """Of 23 and 24 samples in batches of 23, one rank has one batch, the other two: after the first the epoch is not over.
+    """Of 23 and 24 samples in batches of 23, one rank has one batch, the other two: after the first one is left.
 
     By the state of the first rank alone the other would lose its last sample; by both states it reads just that.
     """

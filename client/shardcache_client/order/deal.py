@@ -156,6 +156,11 @@ class Dealing:
     batch_size: int = 1
     samples_per_epoch: int | None = None
 
+    @property
+    def needs_counts(self) -> bool:
+        """Whether several ranks can be dealt nothing as long as samples are not counted; see `check`."""
+        return self.even is not None and self.samples_per_epoch is None
+
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
         """Return how a manifest is dealt.
 
