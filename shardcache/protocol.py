@@ -8,7 +8,8 @@ A session, in order (every request has an `id`, its answer carries the same one)
 
     client  hello    {protocol, oldest_protocol, client_version, job, rank, world_size, worker, workers, pid}
     daemon  welcome  {protocol, version, cache_dir}
-    client  resolve  {id, urls}                          → manifest {id, shards: [[url, version, size, samples]…]}
+    client  resolve  {id, urls}                          → manifest {id, shards: [[url, version, size, samples]…],
+                                                           remembered}
     client  plan     {id, epoch, shards, order, reads}   → ok {id}
     client  extend   {id, shards, order}                 → ok {id}
     client  lease    {id, position, partial}             → leased {id, lease, url, version, path, index_path, …}
@@ -38,6 +39,8 @@ over already, `need` and `release` say nothing: an error may have crossed them o
 
 What is published is read again now and then. When a shard that a reader has in hand turns out to be damaged, the next
 `leased` or `arriving` has a list `damaged` of errors, each naming a shard: what was read of it may be wrong.
+
+Of a manifest's sample counts, `remembered` are known to this daemon alone; the others stand in an index file.
 
 A `waiting` has `done_bytes` and `total_bytes` only while the shard is being fetched.
 

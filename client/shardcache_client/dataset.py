@@ -17,8 +17,7 @@ from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.order.deal import Dealing, check
-from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.deal import Deal, Dealing, SampleDeal, check
 from shardcache_client.order.partition import Cut, Even, taken_in_turns
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.state import Place, Resumption, State, resume
@@ -126,7 +125,7 @@ class ShardDataset(IterableDataset[Any]):
         patterns = [from_here(url) for url in ([urls] if isinstance(urls, str) else urls)]
         self._agreed = OneManifest(patterns, self._explicit_ranks, timeout_s)
         resolve = resolver(fallback)
-        self.manifest = self._agreed.settle(lambda: Manifest.of(resolve(where, Reader(self._job), patterns, timeout_s)))
+        self.manifest = self._agreed.settle(lambda: resolve(where, Reader(self._job), patterns, timeout_s))
         shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
         self._dealing = Dealing(shuffling, even, batch_size, samples_per_epoch)
         self._source = Source(
@@ -149,36 +148,51 @@ class ShardDataset(IterableDataset[Any]):
 
         Raises TypeError, as Python's protocols want it, while that is not known.
         """
-        size = self._source.deal.rank_size(self.topology())
+        size = self._deal().rank_size(self.topology())
         if size is None:
-            raise TypeError(
-                f"the samples of {self.manifest.uncounted} shards are not counted yet: "
-                "`shardcache index URL... -o index.json` counts them, and index.json is the url then"
-            )
+            raise TypeError(f"the number of samples is not known: {self._why_not_counted()}")
         return size
 
     def __iter__(self) -> Iterator[Any]:
         if self._source.handover is not None:
             _let_collate_pass_buffers()
         topology = self.topology()
-        check(self._source.deal, topology, self._dealing.even)
-        self._agreed.compare(self.manifest, topology)
+        deal = self._deal()
+        check(deal, topology, self._dealing.even)
+        self._agreed.compare(self.manifest, topology, counted=deal.counted)
         epoch = self._bookmark.begin(_loader())
         self._stream = self._stream_of(epoch, topology, self._bookmark.states)
         self._explain(topology)
         return iter(self._stream)
 
     def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
-        source, start = self._source, Resumption(epoch)
+        source, start = replace(self._source, deal=self._deal()), Resumption(epoch)
         if states and states[0].epoch == epoch:
-            start = resume(states, self._cut(topology), topology)
             if states[0].counted != source.deal.counted:
                 source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
+            start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
         return EpochStream(source, Reader(self._job, topology), start, Tally.at(start.place, self._on_error))
+
+    def _deal(self) -> Deal:
+        """Return how the ranks deal: by sample counts only where all of them are sure to have the same ones."""
+        deal, ranks = self._source.deal, self._ranks()
+        if not deal.counted or self._dealing.needs_counts or ranks.world_size == 1:
+            return deal
+        shared = self._agreed.settled or self.manifest.counts_listed
+        return deal if shared else self._dealing.deal(self.manifest, counted=False)
+
+    def _why_not_counted(self) -> str:
+        uncounted, shards = self.manifest.uncounted, len(self.manifest)
+        known = "this node has counted the samples, and the other ranks' nodes may not have"
+        return (
+            f"{f'{uncounted} of {shards} shards were never counted' if uncounted else known}. "
+            "`shardcache index URL... -o index.json` counts them once, and index.json is the url then"
+            + ("" if uncounted else "; or initialise torch.distributed before the dataset is made")
+        )
 
     def _explain(self, topology: Topology) -> None:
         """Say once what it means that samples are not counted, and who has nothing to read for that."""
-        if self._source.deal.counted or topology.reader:
+        if self._deal().counted or topology.reader:
             return
         with self._board.edit() as notes:
             if notes.setdefault("explained", False):
@@ -186,11 +200,9 @@ class ShardDataset(IterableDataset[Any]):
             notes["explained"] = True
         idle = max(0, topology.readers - len(self.manifest))
         log.warning(
-            "%d of %d shards were never counted, so whole shards are dealt to the workers%s; len() is not known. "
-            "`shardcache index URL... -o index.json` counts them once, and index.json is the url then",
-            self.manifest.uncounted,
-            len(self.manifest),
-            f", and {idle} of {topology.readers} have none" if idle else "",
+            "whole shards are dealt to the workers%s, and len() is not known: %s",
+            f", of which {idle} of {topology.readers} have none" if idle else "",
+            self._why_not_counted(),
         )
 
     # Epochs and resuming
@@ -220,7 +232,8 @@ class ShardDataset(IterableDataset[Any]):
 
         Args:
             batches: taken from the loader since the iteration began. The dataset must know the loader's batch_size. All
-                of them make the state that of the beginning of the next epoch.
+                of them make the state that of the beginning of the next epoch; or of the end of this one where other
+                ranks have a batch more or fewer (`even=None`), so that theirs can be loaded with it.
         """
         topology = self.topology()
         if batches is not None:
@@ -240,13 +253,15 @@ class ShardDataset(IterableDataset[Any]):
         That is the next iteration, unless `set_epoch` says another epoch.
 
         The run may have other ranks and workers than the one that took the state: what is left of the epoch is dealt to
-        them. All that is needed then is the state of one rank with all its workers, for ranks take their batches
-        together; with those of several ranks in a list each is believed for itself.
+        them. The state of one rank with all its workers is enough, for ranks take their batches together; with those of
+        several ranks in a list each counts for itself. Where `even` is None, ranks differ by a sample: then one rank's
+        state is enough until one of its workers has come to the end of its share, and an error asks for the others'.
 
         Args:
             state: what `state_dict` returned, or whatever holds such states, as a StatefulDataLoader's own.
 
-        Raises ConfigError when there is no state in it, or one of another dataset.
+        Raises ConfigError when there is no state in it, or one of another dataset; the next iteration, when it does not
+        tell where all readers were.
         """
         self._bookmark.load(state, worker=_loader() is not None)
         self._stream = None
@@ -266,11 +281,16 @@ class ShardDataset(IterableDataset[Any]):
             )
         left = [stream.samples_left for stream in streams]
         taken = taken_in_turns(left, self._dealing.batch_size, batches)
-        if taken == left:
+        if taken == left and self._ends_with(streams[0], crew[0]):
             fresh = [self._stream_of(bookmark.epoch_begun + 1, reader, ()) for reader in crew]
             streams, taken = fresh, [0] * workers
         places = [stream.tally.place.after(count) for stream, count in zip(streams, taken, strict=True)]
         return {"workers": [self._state(*each).to_json() for each in zip(streams, crew, places, strict=True)]}
+
+    def _ends_with(self, stream: EpochStream, reader: Topology) -> bool:
+        """Whether the epoch is over on all ranks when it is on one, rather than a batch later on some."""
+        deal = stream.deal
+        return isinstance(deal, SampleDeal) and deal.ends_together(self._cut(reader), stream.start.phases)
 
     def _state(self, stream: EpochStream, reader: Topology, place: Place) -> State:
         return State(

@@ -16,7 +16,7 @@ from shardcache.cache.holds import Holds
 from shardcache.cache.ingesting import Ingester
 from shardcache.cache.known import Known
 from shardcache.cache.leasing import Leasing
-from shardcache.cache.manifests import Manifests
+from shardcache.cache.manifests import Manifests, Resolved
 from shardcache.cache.names import Names
 from shardcache.cache.overview import Overview
 from shardcache.cache.pages import Pages
@@ -125,7 +125,7 @@ class Cache:
 
     # Reading
 
-    async def resolve(self, patterns: Sequence[str], peer: Peer) -> list[ShardRef]:
+    async def resolve(self, patterns: Sequence[str], peer: Peer) -> Resolved:
         """Return the shards that a user's patterns name. Raises OriginError of every kind."""
         return await self._manifests.resolve(patterns, peer)
 
@@ -141,13 +141,13 @@ class Cache:
 
     async def warm(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Fetch all that the patterns name, telling events. Raises CapacityError and OriginError."""
-        await self._warming.warm(await self.resolve(patterns, peer), tell)
+        await self._warming.warm((await self.resolve(patterns, peer)).refs, tell)
 
     async def index(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Count the samples of all that the patterns name, telling events. Raises OriginError."""
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
-        refs = await self._manifests.resolve(patterns, peer, fresh=True)
-        await self._counting.count(refs, tell, listed=listed)
+        found = await self._manifests.resolve(patterns, peer, fresh=True)
+        await self._counting.count(found.refs, tell, listed=listed)
 
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield what is published below a url prefix, of what the user may see."""
@@ -168,7 +168,7 @@ class Cache:
 
     async def pin(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Pin all that the patterns name and fetch it, telling events. Raises CapacityError, DiskError, OriginError."""
-        await self._pinning.pin(await self.resolve(patterns, peer), peer, tell)
+        await self._pinning.pin((await self.resolve(patterns, peer)).refs, peer, tell)
 
     async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
         """Take back the user's pins of what matches; who runs the daemon takes back everybody's. Raises DiskError."""

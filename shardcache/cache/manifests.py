@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import structlog
@@ -32,6 +33,19 @@ _FILLED = 1_000
 _INDEX_TTL_S = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The shards that patterns stand for.
+
+    Attributes:
+        refs: in the order of the patterns.
+        remembered: sample counts among them that this daemon knows from fetching the shards; another may not.
+    """
+
+    refs: list[ShardRef]
+    remembered: int
+
+
 class Manifests:
     """Resolves patterns; believes a listing for `ttl_s` and keeps the last one for when the store is away."""
 
@@ -55,7 +69,7 @@ class Manifests:
         self._listed: dict[str, tuple[float, list[ShardRef]]] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def resolve(self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False) -> list[ShardRef]:
+    async def resolve(self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False) -> Resolved:
         """Return the shards of every pattern, in the order given, with the sample counts that are known.
 
         Args:
@@ -73,7 +87,8 @@ class Manifests:
         # An index file may point anywhere.
         await self._turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
         pieces = [refs[first : first + _FILLED] for first in range(0, len(refs), _FILLED)]
-        return [ref for piece in pieces for ref in await self._known.fill(piece)]
+        filled = [ref for piece in pieces for ref in await self._known.fill(piece)]
+        return Resolved(filled, _counted(filled) - _counted(refs))
 
     def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
         for pattern in patterns:
@@ -112,6 +127,10 @@ class Manifests:
     def _lifetime_s(self, pattern: str) -> float:
         """An index file costs one request, and may just have been brought up to date for the job that asks."""
         return min(self._ttl_s, _INDEX_TTL_S) if pattern.endswith(INDEX_SUFFIX) else self._ttl_s
+
+
+def _counted(refs: list[ShardRef]) -> int:
+    return sum(ref.samples is not None for ref in refs)
 
 
 def _is_secret(url: str) -> bool:

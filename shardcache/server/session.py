@@ -176,7 +176,8 @@ class Session:
             case "resolve":
                 urls = take_strings(message, "urls")
                 async with self._resolving:  # each may be millions of shards
-                    return {"type": "manifest", "shards": await self._cache.resolve(urls, self._peer)}
+                    found = await self._cache.resolve(urls, self._peer)
+                    return {"type": "manifest", "shards": found.refs, "remembered": found.remembered}
             case "plan" | "extend" as kind:
                 return await self._plan(message, new=kind == "plan")
             case "lease":

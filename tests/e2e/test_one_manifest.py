@@ -120,6 +120,56 @@ def test_an_error_of_rank_0_is_that_of_all(nodes: list[Daemon], source: Path, tm
     assert ["NotFoundError" in rank["error"] for rank in told] == [True, True]
 
 
+@pytest.mark.parametrize("options", [{"even": None}, {"samples_per_epoch": 14}])
+def test_ranks_deal_alike_whatever_their_daemons_know(tmp_path: Path, options: dict[str, Any]) -> None:
+    """One node's daemon has counted all shards, the other's none, and nothing connects the ranks: both deal shards.
+
+    Dealt samples by the one and shards by the other, the two would lose some and read others twice. The counts of an
+    index file are the same for all: by them both deal samples.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardcache-deal-") as name:
+        source = Path(name, "source")
+        source.mkdir()
+        for number, count in enumerate((9, 1, 1, 3)):
+            samples = random_samples(count, first=100 * number)
+            (source / f"{number}.tar").write_bytes(make_tar(samples))
+        rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate((9, 1, 1, 3))]
+        (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+        roots = [Path(name, each) for each in ("knows", "new")]
+        for root in roots:
+            root.mkdir()
+        with Daemon(roots[0]) as knows, Daemon(roots[1]) as new:
+            url = f"file://{source}/{{0..3}}.tar"
+            keys = keys_of(ShardDataset(url, socket=knows.socket))
+            ranks = [
+                ShardDataset(url, socket=node.socket, rank=rank, world_size=2, **options)
+                for rank, node in enumerate([knows, new])
+            ]
+            assert [ds.manifest.uncounted for ds in ranks] == [0, 4]
+            for epoch in range(2):
+                read = [keys_of(ds) for ds in ranks]
+                for ds in ranks:
+                    ds.set_epoch(epoch + 1)
+                if options == {"even": None}:
+                    assert [len(each) for each in read] == [10, 4]
+                    assert sorted(read[0] + read[1]) == keys
+                else:
+                    assert [len(each) for each in read] == [7, 7]
+                    assert set(read[0]) <= set(keys[:10])
+            with pytest.raises(TypeError, match="shardcache index"):
+                len(ShardDataset(url, socket=knows.socket, rank=0, world_size=2, even=None))
+            indexed = [
+                ShardDataset(f"file://{source}/index.json", socket=node.socket, rank=rank, world_size=2, even=None)
+                for rank, node in enumerate([new, knows])
+            ]
+            assert [keys_of(ds) for ds in indexed] == [keys[:7], keys[7:]]
+
+
+def keys_of(ds: ShardDataset) -> list[str]:
+    """Return the keys of all samples, in the order in which they come."""
+    return [sample["__key__"] for sample in ds]
+
+
 def test_a_dataset_that_rank_0_does_not_make(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
     """The rank that waits for it in vain is told so in time, and how a dataset is made on one rank alone."""
     told = run(tmp_path, [node.socket for node in nodes], "alone", "none", "env", f"file://{source}/")

@@ -180,6 +180,28 @@ def test_one_ranks_state_is_enough(make: Make) -> None:
     check_whole([*read, *chain.from_iterable(rest)], "pad", padding=1 + 2)
 
 
+def test_a_rank_that_ends_sooner_says_nothing_of_the_others(make: Make) -> None:
+    """Of 23 and 24 samples in batches of 23, one rank has one batch, the other two: after the first one is left.
+
+    By the state of the first rank alone the other would lose its last sample; by both states it reads just that.
+    """
+    ranks = [make(rank=rank, world_size=2, even=None, batch_size=23) for rank in range(2)]
+    read = [sample["__key__"] for ds in ranks for sample in islice(ds, 23)]
+    states = [through_json(ds.state_dict(batches=1)) for ds in ranks]
+    other = make(rank=1, world_size=2, even=None, batch_size=23)
+    other.load_state_dict(states[0])
+    with pytest.raises(ConfigError, match="states of all ranks"):
+        iter(other)
+    for rank in range(2):
+        resumed = make(rank=rank, world_size=2, even=None, batch_size=23)
+        resumed.load_state_dict(states)
+        read += [sample["__key__"] for sample in resumed]
+    assert sorted(read) == KEYS
+    other.load_state_dict([states[0], through_json(ranks[1].state_dict(batches=2))])
+    assert list(other) == []
+    assert len(list(other)) == 24, "the next epoch is whole"
+
+
 def plain(ds: ShardDataset, workers: int) -> DataLoader[Any]:
     """Return PyTorch's own loader of whole batches."""
     return DataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=list)

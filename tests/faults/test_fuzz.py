@@ -172,7 +172,7 @@ def test_any_checkpoint_is_a_state_or_a_typed_error(data: Any) -> None:
     try:
         states = find_states(data)
         assert [State.from_json(json.loads(json.dumps(state.to_json()))) for state in states] == states
-        resume(states, Cut(1, 1), Topology(0, 1, 0, 1))
+        resume(states, Cut(1, 1), Topology(0, 1, 0, 1), 1000)
     except ConfigError as exn:
         assert exn.message
 

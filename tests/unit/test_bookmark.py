@@ -49,7 +49,7 @@ def start(bookmark: Bookmark, epoch: int, cut: Cut, topology: Topology) -> Resum
     """Return from where a reader reads the epoch that it has begun."""
     states = bookmark.states
     assert all(state.epoch == epoch for state in states)
-    return resume(states, cut, topology) if states else Resumption(epoch)
+    return resume(states, cut, topology, 100) if states else Resumption(epoch)
 
 
 def in_the_middle() -> list[Resumption]:

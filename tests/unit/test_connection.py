@@ -190,7 +190,8 @@ def test_resolve_returns_the_manifest(path: Path) -> None:
 
     with scripted(path, script) as heard:
         shards = resolve(path, READER, ["s3://bucket/{0..1}.tar"], 30)
-    assert shards == [ShardRef("s3://bucket/0.tar", '"etag"', 10), ShardRef("s3://bucket/1.tar", samples=7)]
+    assert list(shards) == [ShardRef("s3://bucket/0.tar", '"etag"', 10), ShardRef("s3://bucket/1.tar", samples=7)]
+    assert not shards.counts_listed
     assert heard[1]["urls"] == ["s3://bucket/{0..1}.tar"]
 
 

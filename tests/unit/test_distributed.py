@@ -263,21 +263,21 @@ def test_the_same_shards_are_told_once(server: TCPStore, url: str) -> None:
 def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """Who has another version of a shard than the rank that came first learns which, and both versions."""
     first, second, third = datasets(url)
-    second.compare(manifest(), Topology(1, WORLD))
-    third.compare(manifest(), Topology(2, WORLD))
+    second.compare(manifest(), Topology(1, WORLD), counted=True)
+    third.compare(manifest(), Topology(2, WORLD), counted=True)
     told = r"rank 0 would read other shards than rank 1: shard 3 is s3://b/3.tar \(version c, .*version b,"
     for _ in range(2):  # whoever tries again is told again
         with pytest.raises(ManifestMismatchError, match=told):
-            first.compare(manifest(last_version="c"), Topology(0, WORLD))
+            first.compare(manifest(last_version="c"), Topology(0, WORLD), counted=True)
 
 
 def test_a_shard_that_another_rank_lacks_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """One listing that ends earlier is found, too."""
     first, second, _ = datasets(url)
-    first.compare(manifest(3), Topology(0, WORLD))
+    first.compare(manifest(3), Topology(0, WORLD), counted=True)
     longer = Manifest.of([*manifest(3), ShardRef("s3://b/new.tar", "a", 10, 5)])
     with pytest.raises(ManifestMismatchError, match=r"shard 3 is s3://b/new.tar .* missing there"):
-        second.compare(longer, Topology(1, WORLD))
+        second.compare(longer, Topology(1, WORLD), counted=True)
 
 
 def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
@@ -285,46 +285,46 @@ def test_a_large_manifest_goes_in_pieces(env: pytest.MonkeyPatch, server: TCPSto
     shards = [ShardRef(f"s3://b/{number}.tar", secrets.token_hex(64)) for number in range(50_000)]
     first, second, _ = datasets(url)
     before = server.num_keys()
-    first.compare(Manifest.of(shards), Topology(0, WORLD))
+    first.compare(Manifest.of(shards), Topology(0, WORLD), counted=False)
     assert server.num_keys() - before > 3  # what is compared, the number of pieces, and more than one piece
     with pytest.raises(ManifestMismatchError, match="shard 49999 is"):
-        second.compare(Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), Topology(1, WORLD))
+        second.compare(Manifest.of([*shards[:-1], ShardRef("s3://b/other.tar")]), Topology(1, WORLD), counted=False)
 
 
 def test_datasets_are_told_apart_by_urls_and_turn(env: pytest.MonkeyPatch, url: str) -> None:
     """The second dataset of the same urls may list other shards, as may one of other urls, on all ranks alike."""
     earlier, later, other = datasets(url)[0], datasets(url)[0], datasets(url + "x")[0]
     for number, dataset in enumerate([earlier, later, other], 1):
-        dataset.compare(manifest(number), Topology(0, WORLD))
+        dataset.compare(manifest(number), Topology(0, WORLD), counted=True)
 
 
 def test_counts_that_change_nothing_are_not_compared(env: pytest.MonkeyPatch, url: str) -> None:
     """A rank whose daemon has counted some of the shards meanwhile reads as one that has counted none."""
     first, second, third = datasets(url)
     uncounted = manifest(counts=False)
-    first.compare(uncounted, Topology(0, WORLD))
-    second.compare(Manifest.of([manifest()[0], *uncounted[1:]]), Topology(1, WORLD))
+    first.compare(uncounted, Topology(0, WORLD), counted=False)
+    second.compare(Manifest.of([manifest()[0], *uncounted[1:]]), Topology(1, WORLD), counted=False)
     with pytest.raises(ManifestMismatchError, match="samples 5"):
-        third.compare(manifest(), Topology(2, WORLD))
+        third.compare(manifest(), Topology(2, WORLD), counted=True)
 
 
 def test_a_restarted_job_may_list_anew(env: pytest.MonkeyPatch, url: str) -> None:
     """torchrun's store outlives a restart; what the ranks had before it is nobody's business after."""
     first, second, _ = datasets(url)
-    first.compare(manifest(3), Topology(0, WORLD))
+    first.compare(manifest(3), Topology(0, WORLD), counted=True)
     env.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    second.compare(manifest(4), Topology(1, WORLD))
+    second.compare(manifest(4), Topology(1, WORLD), counted=True)
 
 
 def test_where_there_is_no_store_nothing_is_compared(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
     """Other workers, a world of one, a store of other ranks and one that is gone: iteration goes on."""
     first, second, third = datasets(url)
     keys = server.num_keys()
-    first.compare(manifest(), Topology(0, WORLD, worker=1, workers=2))
-    first.compare(manifest(), Topology(0, 1))
-    second.compare(manifest(), Topology(1, 2))
+    first.compare(manifest(), Topology(0, WORLD, worker=1, workers=2), counted=True)
+    first.compare(manifest(), Topology(0, 1), counted=True)
+    second.compare(manifest(), Topology(1, 2), counted=True)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         env.setenv("MASTER_PORT", str(unused.getsockname()[1]))
-        third.compare(manifest(), Topology(2, WORLD))
+        third.compare(manifest(), Topology(2, WORLD), counted=True)
     assert server.num_keys() == keys

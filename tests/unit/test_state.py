@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.partition import Cut
+from shardcache_client.order.partition import Cut, Even, taken_in_turns
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.state import Place, Resumption, State, find_states, resume
@@ -37,6 +37,7 @@ states = st.builds(
     place=st.builds(Place, numbers, numbers, numbers, numbers, numbers),
 )
 TWO_BY_TWO = Cut(2, 2, batch_size=4)
+SAMPLES = 100
 
 
 def state_of(reader: int, cut: Cut = TWO_BY_TWO, **fields: Any) -> State:
@@ -151,8 +152,8 @@ def test_each_reader_goes_on_where_it_was() -> None:
     crew = [state_of(reader, place=place) for reader, place in enumerate(places)]
     for reader, place in enumerate(places):
         topology = Topology(reader // 2, 2, reader % 2, 2)
-        assert resume([crew[reader]], TWO_BY_TWO, topology) == Resumption(3, (), place)
-        assert resume(crew, TWO_BY_TWO, topology) == Resumption(3, (), place)
+        assert resume([crew[reader]], TWO_BY_TWO, topology, SAMPLES) == Resumption(3, (), place)
+        assert resume(crew, TWO_BY_TWO, topology, SAMPLES) == Resumption(3, (), place)
 
 
 def test_one_ranks_state_is_believed_for_the_others() -> None:
@@ -161,16 +162,16 @@ def test_one_ranks_state_is_believed_for_the_others() -> None:
     The bad samples in the share of one rank say nothing about the share of another.
     """
     crew = [state_of(0, place=Place(taken=13, given=12, beat=4, nth=1)), state_of(1, place=Place(taken=8, given=8))]
-    places = [resume(crew, TWO_BY_TWO, Topology(1, 2, worker, 2)).place for worker in range(2)]
+    places = [resume(crew, TWO_BY_TWO, Topology(1, 2, worker, 2), SAMPLES).place for worker in range(2)]
     assert [(place.taken, place.given) for place in places] == [(12, 12), (8, 8)]
-    (phase,) = resume(crew, Cut(1, 1), Topology()).phases
+    (phase,) = resume(crew, Cut(1, 1), Topology(), SAMPLES).phases
     assert phase == Phase(TWO_BY_TWO, (13, 8, 12, 8))
 
 
 def test_a_worker_whose_state_is_missing() -> None:
     """Without it nobody knows what is left, and the error says what to load."""
     with pytest.raises(ConfigError, match=r"worker 1[\s\S]*whole state"):
-        resume([state_of(0), state_of(2)], Cut(3, 1), Topology(0, 3))
+        resume([state_of(0), state_of(2)], Cut(3, 1), Topology(0, 3), SAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -182,14 +183,14 @@ def test_shards_that_were_not_counted_stay_with_their_readers(topology: Topology
     crew = [state_of(0, counted=False), state_of(1, counted=False)]
     cut = Cut(topology.world_size, topology.workers, batch_size=4)
     with pytest.raises(ConfigError, match=said):
-        resume(crew, cut, topology)
-    assert resume(crew, TWO_BY_TWO, Topology(0, 2, 1, 2)) == Resumption(3)
+        resume(crew, cut, topology, None)
+    assert resume(crew, TWO_BY_TWO, Topology(0, 2, 1, 2), None) == Resumption(3)
 
 
 def test_who_has_read_all_and_repeats_for_others_has_nothing_left() -> None:
     """What makes up for bad samples is no part of the epoch: with other readers it is not read on."""
     crew = [state_of(0, Cut(1, 2), place=Place(time=1, taken=2, given=7)), state_of(1, Cut(1, 2), place=Place(taken=4))]
-    (start,) = {resume(crew, Cut(2, 1), Topology(rank, 2)) for rank in range(2)}
+    (start,) = {resume(crew, Cut(2, 1), Topology(rank, 2), 20) for rank in range(2)}
     left = [walk(SampleDeal([20]).share(3, 0, Topology(rank, 2), start.phases), [20]) for rank in range(2)]
     assert sorted(place for reader in left for place in reader) == [(0, number) for number in range(14, 20)]
 
@@ -209,7 +210,7 @@ def test_any_job_goes_on_from_the_states_of_another(counts: list[int], cuts: lis
         found = [] if saved is None else find_states(json.loads(json.dumps(saved)))
         saved = []
         for topology in crew(cut):
-            start = resume(found, cut, topology) if found else Resumption(3)
+            start = resume(found, cut, topology, sum(counts)) if found else Resumption(3)
             read = _rest(deal, topology, start, cut.batch_size)
             taken = len(read) if nth == len(cuts) - 1 else step * (topology.reader + 7) % (len(read) + 1)
             count.update(read[:taken])
@@ -221,3 +222,117 @@ def test_any_job_goes_on_from_the_states_of_another(counts: list[int], cuts: lis
 def _rest(deal: SampleDeal, topology: Topology, start: Resumption, batch_size: int) -> Sequence[tuple[int, int]]:
     share = replace(deal, batch_size=batch_size).share(start.epoch, 0, topology, start.phases)
     return walk(share.behind(start.place), deal.counts)
+
+
+def given_in_step(cut: Cut, samples: int, batches: int, loader_batch: int) -> list[list[int]]:
+    """Return by rank how many samples each worker has given once each rank has been asked for so many batches."""
+    sizes = [cut.worker_sizes(samples, rank) for rank in range(cut.world_size)]
+    return [taken_in_turns(each, loader_batch, batches) for each in sizes]
+
+
+def check_states_of_one_rank(cut: Cut, samples: int, loader_batch: int) -> int:
+    """Compare what each rank's states tell, after any number of batches, with what was given; return how many tell."""
+    told = 0
+    most = -(-samples // loader_batch) + cut.workers
+    for batches in range(most + 1):
+        given = given_in_step(cut, samples, batches, loader_batch)
+        for rank, mine in enumerate(given):
+            crew = [
+                state_of(rank * cut.workers + worker, cut, place=Place(taken=count, given=count))
+                for worker, count in enumerate(mine)
+            ]
+            try:
+                (phase,) = resume(crew, Cut(1, 1), Topology(), samples).phases
+            except ConfigError as exn:
+                assert "states of all ranks" in exn.remedy
+                sizes = cut.worker_sizes(samples, rank)
+                assert cut.even is None
+                assert any(count >= size for count, size in zip(mine, sizes, strict=True))
+            else:
+                found = [list(phase.taken[: cut.workers])] * cut.world_size
+                if len(phase.taken) == cut.readers:
+                    found = [list(phase.taken[rank * cut.workers :][: cut.workers]) for rank in range(cut.world_size)]
+                assert found == given, (cut, samples, batches, rank)
+                told += 1
+        if given == given_in_step(cut, samples, most * loader_batch, loader_batch):
+            break
+    return told
+
+
+@pytest.mark.parametrize("even", ["pad", "drop", None])
+def test_one_ranks_states_tell_where_all_are_or_are_refused(even: Even) -> None:
+    """For each small job, after each number of batches and by the states of each rank; also where the dataset was not
+    told the loader's batch size."""
+    told = check_states_of_one_rank(Cut(4, 3, even, 8), 257, 8)
+    for samples in range(1, 41 if even is None else 15):
+        for cut in (Cut(w, k, even, b) for w in (2, 3, 4) for k in (1, 2, 3) for b in (1, 3, 8)):
+            told += check_states_of_one_rank(cut, samples, cut.batch_size)
+            if cut.batch_size == 1:
+                told += check_states_of_one_rank(cut, samples, 4)
+    assert told > 1000
+
+
+def test_samples_that_were_skipped_are_not_taken_for_batches() -> None:
+    """A worker that skipped samples came to its end sooner, and the loader then asked the others more often."""
+    cut = Cut(2, 2, None, 4)
+    ended = [state_of(0, cut, place=Place(taken=8, given=5)), state_of(1, cut, place=Place(taken=8, given=8))]
+    with pytest.raises(ConfigError, match="states of all ranks"):
+        resume(ended, cut, Topology(1, 2, 0, 2), 32)
+    before = [state_of(0, cut, place=Place(taken=6, given=4)), state_of(1, cut, place=Place(taken=4, given=4))]
+    assert resume(before, cut, Topology(1, 2, 0, 2), 32).place == Place(taken=4, given=4)
+
+
+def test_one_workers_state_tells_nothing_of_ranks_that_have_another_share() -> None:
+    """A StatefulDataLoader gives each worker its own state alone; with equal shares that is enough."""
+    cut = Cut(2, 2, None, 4)
+    state = state_of(1, cut, place=Place(taken=4, given=4))
+    assert resume([state], cut, Topology(1, 2, 1, 2), 32).place == state.place
+    with pytest.raises(ConfigError, match="states of all ranks"):
+        resume([state], cut, Topology(1, 2, 1, 2), 33)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 4)), min_size=2, max_size=4),
+    st.sampled_from(["pad", "drop", None]),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)), min_size=4, max_size=4),
+)
+def test_any_job_goes_on_from_one_ranks_states(
+    counts: list[int], sizes: list[tuple[int, int, int]], even: Even, moments: list[tuple[int, int]]
+) -> None:
+    """Again and again, on the same or another topology, all ranks having been asked for equally many batches.
+
+    Where one rank's states do not tell, those of all ranks do.
+    """
+    cuts = [Cut(world, workers, even, batch) for world, workers, batch in sizes]
+    deal, count, saved, chosen = SampleDeal(counts, Shuffle(1, 3), even), Counter[tuple[int, int]](), [], []
+    for cut, (batches, rank) in zip([*cuts, cuts[-1]], [*moments[: len(cuts)], (1000, 0)], strict=True):
+        starts = [_start(chosen, saved, cut, topology, sum(counts)) for topology in crew(cut)]
+        shares = [
+            _rest(deal, topology, start, cut.batch_size) for topology, start in zip(crew(cut), starts, strict=True)
+        ]
+        saved = []
+        for first in range(0, cut.readers, cut.workers):
+            mine = range(first, first + cut.workers)
+            taken = taken_in_turns([len(shares[reader]) for reader in mine], cut.batch_size, batches)
+            for reader, more in zip(mine, taken, strict=True):
+                count.update(shares[reader][:more])
+                before = starts[reader].place
+                place = Place(taken=before.taken + more, given=before.given + more)
+                saved.append(state_of(reader, cut, phases=starts[reader].phases, place=place))
+        chosen = [state for state in saved if state.reader // cut.workers == rank % cut.world_size]
+    odd = sum(cut.world_size - 1 for cut in cuts)
+    assert count.total() <= sum(counts) + (odd if even == "pad" else 0)
+    assert len(count) >= sum(counts) - (odd if even == "drop" else 0)
+    assert even == "pad" or max(count.values(), default=1) == 1
+
+
+def _start(chosen: list[State], saved: list[State], cut: Cut, topology: Topology, samples: int) -> Resumption:
+    if not chosen:
+        return Resumption(3)
+    try:
+        found = [resume(chosen, cut, each, samples) for each in crew(cut)]
+    except ConfigError:
+        found = [resume(saved, cut, each, samples) for each in crew(cut)]
+    return found[topology.reader]

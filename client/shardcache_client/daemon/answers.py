@@ -45,7 +45,9 @@ def parse(data: bytes) -> Json:
         raise ProtocolError("the daemon sent what is no message")
     _check(message, {"id": (int, type(None))}, optional=True)
     _check(message, _FIELDS.get(message["type"], {}))
-    _check(message, {"done_bytes": _COUNT, "total_bytes": _COUNT, "damaged": (list,)}, optional=True)
+    _check(
+        message, {"done_bytes": _COUNT, "total_bytes": _COUNT, "remembered": _COUNT, "damaged": (list,)}, optional=True
+    )
     if not all(isinstance(error, dict) for error in message.get("damaged", ())):
         raise ProtocolError("the daemon sent news of damage that names none")
     for row in message["shards"] if message["type"] == "manifest" else ():

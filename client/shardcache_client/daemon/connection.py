@@ -13,7 +13,7 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,11 @@ from shardcache.errors import (
     StoppingError,
     from_json,
 )
-from shardcache.protocol import SESSION_PATH, SPOKEN, Release, ShardRef, Spoken, agree
+from shardcache.protocol import SESSION_PATH, SPOKEN, Release, Spoken, agree
 from shardcache_client.daemon.answers import expect, parse
 from shardcache_client.daemon.outage import Outage
 from shardcache_client.daemon.websocket import FarewellError, HandshakeError, WebSocket
+from shardcache_client.order.manifest import Manifest
 from shardcache_client.topology import Topology
 
 Json = dict[str, Any]
@@ -187,7 +188,7 @@ def _refusal(exn: HandshakeError, where: str) -> ShardcacheError:
 
 def resolve(
     socket: Path, reader: Reader, urls: Iterable[str], timeout_s: float, *, away_s: float = math.inf
-) -> list[ShardRef]:
+) -> Manifest:
     """Ask the daemon, over a connection of its own, which shards the urls, patterns and prefixes stand for.
 
     A daemon that is lost before it has answered, or that is stopping, is waited for, up to `away_s`, until it is back.
@@ -201,7 +202,8 @@ def resolve(
         try:
             connection = Connection(socket, reader)
             answer = connection.call("resolve", deadline_s, urls=patterns)
-            return [ShardRef.from_json(row) for row in answer["shards"]]
+            listed = answer.get("remembered", 1) == 0
+            return replace(Manifest.from_json(answer["shards"]), counts_listed=listed)
         except NoDaemonError as exn:
             if connection is not None or isinstance(exn, StoppingError):
                 outage = outage or Outage(exn)

@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from shardcache.errors import CacheDirError, CacheError, NoDaemonError, ShardcacheError, VersionMismatchError
-from shardcache.protocol import ShardRef
 from shardcache_client.daemon import connection
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.direct import DirectSession, load
 from shardcache_client.daemon.health import health, listens
 from shardcache_client.daemon.session import Grant, Lease, Patience, Session
+from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import Plan
 
 log = logging.getLogger("shardcache")
@@ -207,7 +207,7 @@ class FallbackSession:
         self._past = 0
 
 
-def resolve_past(socket: Path, reader: Reader, urls: Sequence[str], timeout_s: float) -> list[ShardRef]:
+def resolve_past(socket: Path, reader: Reader, urls: Sequence[str], timeout_s: float) -> Manifest:
     """Do what `connection.resolve` does, by asking the store where the daemon cannot; raises what either does."""
     try:
         return connection.resolve(socket, reader, urls, timeout_s, away_s=_GRACE_S)
@@ -215,4 +215,4 @@ def resolve_past(socket: Path, reader: Reader, urls: Sequence[str], timeout_s: f
         where = f" ({exn.url})" if exn.url else ""
         log.warning("%s%s; the shards are listed straight from the store", exn.message, where)
     with closing(load()()) as direct:
-        return direct.resolve(urls, timeout_s)
+        return Manifest(tuple(direct.resolve(urls, timeout_s)), counts_listed=True)

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from shardcache.protocol import ShardRef
 from shardcache_client.daemon import connection
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.direct import load
 from shardcache_client.daemon.fallback import FallbackSession, resolve_past
 from shardcache_client.daemon.lender import Lender
 from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.order.manifest import Manifest
 
 Fallback: TypeAlias = Literal["error", "direct"]
 
@@ -60,7 +60,7 @@ class Sessions:
         return make, (self._socket, self._patience)
 
 
-def resolver(fallback: Fallback) -> Callable[[Path, Reader, Sequence[str], float], list[ShardRef]]:
+def resolver(fallback: Fallback) -> Callable[[Path, Reader, Sequence[str], float], Manifest]:
     """Return what finds out which shards urls stand for, as `connection.resolve` does.
 
     Raises ConfigError when the packages are not installed that the fallback needs.

@@ -28,6 +28,10 @@ class Deal(Protocol):
     def counted(self) -> bool:
         """Whether samples are dealt, or whole shards."""
 
+    @property
+    def epoch_samples(self) -> int | None:
+        """Samples of an epoch, all ranks together and before any padding; None where they are not counted."""
+
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
         """Return what a reader reads in an epoch, or, should that not be enough, goes on with: what others read.
 
@@ -66,7 +70,7 @@ class SampleDeal:
 
     @property
     def epoch_samples(self) -> int:
-        """Samples of an epoch, all ranks together and before any padding."""
+        """Samples of an epoch; see `Deal`."""
         return self._order.samples if self.samples_per_epoch is None else self.samples_per_epoch
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
@@ -88,6 +92,11 @@ class SampleDeal:
     def quota(self, topology: Topology, share: Share) -> int | None:
         """Return the share's size: what is skipped has to be made up for, or ranks would no longer be equal."""
         return None if self.even is None else share.samples
+
+    def ends_together(self, cut: Cut, phases: Sequence[Phase]) -> bool:
+        """Whether all ranks take equally many batches of what is left after some phases."""
+        left = len(_what_is_left(self.epoch_samples, tuple(phases), cut))
+        return len({cut.batches(left, rank) for rank in range(cut.world_size)}) == 1
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the size of a rank's share."""
@@ -111,6 +120,7 @@ class ShardDeal:
     samples_per_epoch: int | None = None
 
     counted: ClassVar[bool] = False
+    epoch_samples: ClassVar[None] = None
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
         """Return a reader's shards of the epoch, in another order each time; `phases` cannot be, without counts."""
@@ -145,6 +155,11 @@ class Dealing:
     even: Even = "pad"
     batch_size: int = 1
     samples_per_epoch: int | None = None
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether several ranks can be dealt nothing as long as samples are not counted; see `check`."""
+        return self.even is not None and self.samples_per_epoch is None
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
         """Return how a manifest is dealt.

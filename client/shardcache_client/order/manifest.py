@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, overload
@@ -19,9 +19,12 @@ class Manifest(Sequence[ShardRef]):
 
     Attributes:
         shards: with version, size and number of samples as far as they are known.
+        counts_listed: whether all counts stand in index files, where every node finds the same ones; the others are
+            known to a node from the shards that it has fetched.
     """
 
     shards: tuple[ShardRef, ...]
+    counts_listed: bool = field(default=False, compare=False)
 
     @classmethod
     def of(cls, shards: Iterable[ShardRef]) -> Manifest:

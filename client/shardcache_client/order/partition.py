@@ -58,6 +58,15 @@ class Cut:
         end = start + batches * (worker + 1) // self.workers * self.batch_size
         return min(begin, stop), min(end, stop)
 
+    def worker_sizes(self, samples: int, rank: int) -> list[int]:
+        """Return how many of the sequence's samples each worker of a rank gets."""
+        spans = (self.span(samples, rank * self.workers + worker) for worker in range(self.workers))
+        return [stop - start for start, stop in spans]
+
+    def batches(self, samples: int, rank: int) -> int:
+        """Return how many batches one rank makes of the sequence."""
+        return -(-self.rank_size(samples, rank) // self.batch_size)
+
     def _rank_span(self, samples: int, rank: int) -> tuple[int, int]:
         if self.even is None:
             return samples * rank // self.world_size, samples * (rank + 1) // self.world_size

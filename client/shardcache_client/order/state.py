@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.partition import Cut
-from shardcache_client.order.progress import Phase
+from shardcache_client.order.progress import Phase, what_is_left
 from shardcache_client.topology import Topology
 
 _FORMAT = 1
@@ -182,57 +183,108 @@ class Resumption:
     place: Place = Place()
 
 
-def resume(states: Sequence[State], cut: Cut, topology: Topology) -> Resumption:
+def resume(states: Sequence[State], cut: Cut, topology: Topology, samples: int | None) -> Resumption:
     """Return how a reader goes on from the states of some readers of a job, which may have been cut otherwise.
 
-    Of a reader whose state is not there, another rank's worker of the same number is believed, where samples are
-    counted: all ranks take their batches together. Raises ConfigError where a worker's state is missing, and where
-    shards that were not counted would have to be cut anew.
+    The place of a reader without a state follows from the batches that another rank has taken, where samples are
+    counted: all ranks take their batches together.
+
+    Args:
+        samples: of the epoch; None where they are not counted.
+
+    Raises ConfigError where the place of a reader cannot be known, and where shards that were not counted would have
+    to be cut again.
     """
     first = states[0]
+    own = {state.reader: state for state in states}
+    if cut == first.cut and topology.reader in own:
+        return Resumption(first.epoch, first.phases, own[topology.reader].place)
+    if samples is None or not first.counted:
+        raise _unknown_without_counts(cut == first.cut, topology)
+    places = _Places(states, samples)
     if cut == first.cut:
-        mine = _state_of(states, topology.reader)
-        if mine is not None:
-            return Resumption(first.epoch, first.phases, mine.place)
-    if not first.counted and cut == first.cut:
-        raise ConfigError(
+        return Resumption(first.epoch, first.phases, places.of(topology.reader))
+    readers = range(first.cut.readers)
+    # A reader in its second round has taken all of its own share; what it reads now is made up for.
+    taken = [1 << 62 if place.time else place.taken for place in map(places.of, readers)]
+    beyond = tuple(own[reader].beyond if reader in own else "" for reader in readers)
+    same = taken[: first.cut.workers]
+    if taken == same * first.cut.world_size:
+        taken = same  # as always, unless some rank had to skip something
+    return Resumption(first.epoch, (*first.phases, Phase(first.cut, tuple(taken), beyond if any(beyond) else ())))
+
+
+def _unknown_without_counts(same_cut: bool, topology: Topology) -> ConfigError:
+    if same_cut:
+        return ConfigError(
             f"the state of rank {topology.rank}, worker {topology.worker} is missing, and others' say nothing of its "
             "shards, whose samples are not counted",
             remedy="load the states of all ranks",
         )
-    if not first.counted:
-        raise ConfigError(
-            "an epoch of shards whose samples are not counted goes on only with the same ranks and workers",
-            remedy="run with those that wrote the state; or begin the epoch anew, with an index made by "
-            "`shardcache index URL... -o index.json`, which makes this possible from then on",
-        )
-    taken, beyond = [], []
-    for reader in range(first.cut.readers):
-        state = _state_of(states, reader)
-        if state is None:
+    return ConfigError(
+        "an epoch of shards whose samples are not counted goes on only with the same ranks and workers",
+        remedy="run with those that wrote the state; or begin the epoch anew, with an index made by "
+        "`shardcache index URL... -o index.json`, which makes this possible from then on",
+    )
+
+
+_worker_sizes = lru_cache(maxsize=64)(Cut.worker_sizes)  # asked for each worker of a rank, rank by rank
+
+
+class _Places:
+    """The places of all readers of a phase, by the states of some.
+
+    The state of a rank without a reader's own state tells its number of batches only as long as that is the same for
+    any size of batches and any worker's turn: the loader may have begun again with worker 0 after an earlier state.
+    """
+
+    def __init__(self, states: Sequence[State], samples: int) -> None:
+        self._cut = states[0].cut
+        self._left = len(what_is_left(samples, states[0].phases, self._cut))
+        self._known: dict[int, dict[int, Place]] = {}
+        for state in states:
+            rank, worker = divmod(state.reader, self._cut.workers)
+            self._known.setdefault(rank, {})[worker] = state.place
+
+    def of(self, reader: int) -> Place:
+        """Return a reader's place. Raises ConfigError where no state tells it."""
+        rank, worker = divmod(reader, self._cut.workers)
+        if worker in self._known.get(rank, {}):
+            return self._known[rank][worker]
+        if not any(worker in places for places in self._known.values()):
             raise ConfigError(
-                f"the state of worker {reader % first.cut.workers} is missing, without which nobody can go on for it",
+                f"the state of worker {worker} is missing, and no other state tells what is left of its share",
                 remedy="load the loader's whole state, with all its workers'",
             )
-        # Who reads for the second time has taken all; what it reads now is made up for.
-        taken.append(1 << 62 if state.place.time else state.place.taken)
-        beyond.append(state.beyond)
-    same = taken[: first.cut.workers]
-    if taken == same * first.cut.world_size:
-        taken = same  # as always, unless some rank had to skip something
-    phase = Phase(first.cut, tuple(taken), tuple(beyond) if any(beyond) else ())
-    return Resumption(first.epoch, (*first.phases, phase))
+        for other in self._known:
+            given = self._given(worker, rank, other)
+            if given is not None:
+                # Samples that the other rank skipped or read ahead were in its own share.
+                return Place(taken=given, given=given)
+        raise ConfigError(
+            f"the state of rank {rank} is missing, and how far it came cannot be told from those of other ranks, which "
+            "had fewer or more samples, skipped some, or had come to the end",
+            remedy="load the states of all ranks; or use even='pad' or even='drop', with which ranks are equal",
+        )
 
-
-def _state_of(states: Sequence[State], reader: int) -> State | None:
-    """Return the reader's state, else what that of the same worker of another rank says about it, else None."""
-    own = next((state for state in states if state.reader == reader), None)
-    if own is not None or not states[0].counted:
-        return own
-    workers = states[0].cut.workers
-    other = next((state for state in states if state.reader % workers == reader % workers), None)
-    if other is None:
+    def _given(self, worker: int, rank: int, other: int) -> int | None:
+        """Return how many samples a rank's worker has given, by another rank's places; None if those do not tell."""
+        cut, places = self._cut, self._known[other]
+        sizes, others = _worker_sizes(cut, self._left, rank), _worker_sizes(cut, self._left, other)
+        if len(places) == cut.workers and any(others) and not any(place.taken for place in places.values()):
+            return 0
+        ended = {each: place for each, place in places.items() if place.taken >= others[each]}
+        skipped = cut.even is None and any(place.given < others[each] for each, place in ended.items())
+        if worker in places and sizes == others and not skipped:
+            return places[worker].given
+        if len(places) < cut.workers:
+            return None
+        if not ended:
+            return min(places[worker].given, sizes[worker])
+        if (
+            len(ended) == cut.workers
+            and not skipped
+            and cut.batches(self._left, rank) <= cut.batches(self._left, other)
+        ):
+            return sizes[worker]
         return None
-    # It has given as many. What it skipped or read ahead was in its own share.
-    given = other.place.given
-    return replace(other, reader=reader, place=Place(taken=given, given=given), beyond="")

@@ -38,6 +38,9 @@ class OneManifest:
         urls: as the user gave them.
         explicit: the ranks that the user named, if any. A world of one shares nothing.
         timeout_s: how long to wait for rank 0's.
+
+    Attributes:
+        settled: whether all ranks have the manifest of rank 0.
     """
 
     def __init__(self, urls: Sequence[str], explicit: Ranks | None, timeout_s: float) -> None:
@@ -48,11 +51,11 @@ class OneManifest:
         self._explicit = explicit
         self._timeout_s = timeout_s
         self._place = MeetingPlace()
-        self._settled = False
+        self.settled = False
         self._compared_by = 0
 
     def __repr__(self) -> str:
-        return f"OneManifest({self._name}, settled={self._settled})"
+        return f"OneManifest({self._name}, settled={self.settled})"
 
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
         """Return what `resolve` gives on rank 0, or here where torch.distributed has not begun.
@@ -67,7 +70,7 @@ class OneManifest:
         store = KeyValueStore.of_process_group()
         if store is None:
             return resolve()
-        self._settled = True
+        self.settled = True
         return self.share(store, ranks, resolve)
 
     def share(self, store: KeyValueStore, ranks: Ranks, resolve: Callable[[], Manifest]) -> Manifest:
@@ -111,13 +114,16 @@ class OneManifest:
             raise from_json(said["error"])
         return _download(store, said["fingerprint"], self._timeout_s)
 
-    def compare(self, manifest: Manifest, topology: Topology) -> None:
+    def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
         """Raise ManifestMismatchError when another rank, that came first, has another manifest.
 
         For the start of an iteration: the main process or worker 0 of a rank asks once, and waits for nobody. Does
         nothing when the manifest came from rank 0, nor where the ranks share no store.
+
+        Args:
+            counted: whether samples are dealt; else their counts change nothing, and one rank may know more of them.
         """
-        if self._settled or topology.world_size == 1 or topology.worker != 0 or self._compared_by == os.getpid():
+        if self.settled or topology.world_size == 1 or topology.worker != 0 or self._compared_by == os.getpid():
             return
         address = self._place.address(topology.world_size)
         if address is None:
@@ -127,7 +133,7 @@ class OneManifest:
         except RanksError as exn:
             log.info("whether all ranks have the same shards is not checked: %s", exn.message)
         else:
-            self._compare(store, _as_read(manifest), topology)
+            self._compare(store, manifest if counted else _without_counts(manifest), topology)
         self._compared_by = os.getpid()
 
     def _compare(self, store: KeyValueStore, mine: Manifest, topology: Topology) -> None:
@@ -150,10 +156,7 @@ def _is_error(answer: str) -> bool:
     return "error" in json.loads(answer or "{}")
 
 
-def _as_read(manifest: Manifest) -> Manifest:
-    """Leave out counts that change nothing: until all shards have one, who resolves later merely knows more of them."""
-    if manifest.counts is not None:
-        return manifest
+def _without_counts(manifest: Manifest) -> Manifest:
     return Manifest.of(ShardRef(shard.url, shard.version, shard.size_bytes) for shard in manifest)
 
 

@@ -90,6 +90,11 @@ class EpochStream:
         tally.report(self.start.epoch, made_up=quota is not None)
 
     @property
+    def deal(self) -> Deal:
+        """By which the reader has its share."""
+        return self._source.deal
+
+    @property
     def counted(self) -> bool:
         """Whether samples are dealt, or whole shards."""
         return self._source.deal.counted
