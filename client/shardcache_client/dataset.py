@@ -23,6 +23,7 @@ from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.state import Place, Resumption, State, resume
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.one_manifest import OneManifest
+from shardcache_client.ranks.resharding import refuse_resharding
 from shardcache_client.reading.stream import Decode, EpochStream, Source
 from shardcache_client.reading.tally import Tally
 from shardcache_client.sharing.board import Board
@@ -156,6 +157,7 @@ class ShardDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self._source.handover is not None:
             _let_collate_pass_buffers()
+        self._refuse_resharding()
         topology = self.topology()
         deal = self._deal()
         check(deal, topology, self._dealing.even)
@@ -163,7 +165,11 @@ class ShardDataset(IterableDataset[Any]):
         epoch = self._bookmark.begin(_loader())
         self._stream = self._stream_of(epoch, topology, self._bookmark.states)
         self._explain(topology)
-        return iter(self._stream)
+        return self._samples(self._stream)
+
+    def _samples(self, stream: EpochStream) -> Iterator[Any]:
+        self._refuse_resharding()  # a wrapper that was handed this iterator is on the stack from here on
+        yield from stream
 
     def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
         source, start = replace(self._source, deal=self._deal()), Resumption(epoch)
@@ -219,6 +225,7 @@ class ShardDataset(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that every iteration reads from now on, in living DataLoader workers, too."""
+        self._refuse_resharding()  # a wrapper that gives one process's batches to all asks for none on the others
         self._bookmark.set_epoch(epoch)
         self._stream = None
 
@@ -316,13 +323,18 @@ class ShardDataset(IterableDataset[Any]):
         return Cut.of(topology, self._dealing.even, self._dealing.batch_size)
 
     def _ranks(self) -> Ranks:
-        if self._explicit_ranks is not None:
-            return self._explicit_ranks
+        return self._explicit_ranks or self._ranks_of_job()
+
+    def _ranks_of_job(self) -> Ranks:
         # A spawned worker has no torch.distributed of its own and reads for the process that started it.
         inherited = self._parent_ranks if get_worker_info() is not None else None
         return distributed.ranks() or inherited or ranks_of_environment()
 
+    def _refuse_resharding(self) -> None:
+        refuse_resharding(self.topology(), self._ranks_of_job().world_size)
+
     def __getstate__(self) -> dict[str, Any]:
+        self._refuse_resharding()  # a spawned worker does not see what its parent's loader does with its batches
         return self.__dict__ | {"_parent_ranks": distributed.ranks(), "_stream": None}
 
 

@@ -86,7 +86,7 @@ def check(ranks: list[Rank], counts: tuple[int, ...]) -> None:
     assert reads.total() - len(reads) == -sum(counts) % RANKS
 
 
-@pytest.mark.parametrize("script", ["with_torchrun.py", "with_webdataset.py", "with_accelerate.py"])
+@pytest.mark.parametrize("script", ["with_torchrun.py", "with_webdataset.py"])
 def test_every_sample_once_and_equal_steps(daemon: Daemon, tmp_path: Path, script: str) -> None:
     """Three epochs, each in an order of its own."""
     epochs = run(daemon, tmp_path / "out", *torchrun(script), "s3://ways-in/train/{0..6}.tar")
@@ -109,6 +109,24 @@ def test_lightning_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path) 
         check(epochs[f"epoch {epoch} validation"], VALIDATION)
     steps = len(epochs["epoch 0 training"][0])
     resumed = run(daemon, tmp_path / "resumed", *command, "--resume", str(saved / f"epoch=1-step={steps + 3}.ckpt"))
+    assert "epoch 0 training" not in resumed
+    assert resumed["epoch 1 training"] == [rank[3:] for rank in epochs["epoch 1 training"]]
+    assert resumed["epoch 2 training"] == epochs["epoch 2 training"]
+
+
+def test_accelerate_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
+    """Three epochs on two processes; a run resumed from `save_state` within the second one reads on from there.
+
+    Accelerate saves the states of rank 0 alone, and gives them to all ranks.
+    """
+    saved = tmp_path / "saved"
+    command = [*torchrun("with_accelerate.py"), "s3://ways-in/train/", "--validation", "s3://ways-in/val/"]
+    epochs = run(daemon, tmp_path / "out", *command, "--checkpoints", str(saved))
+    for epoch in range(EPOCHS):
+        check(epochs[f"epoch {epoch} training"], TRAINING)
+        check(epochs[f"epoch {epoch} validation"], VALIDATION)
+    steps = len(epochs["epoch 0 training"][0])
+    resumed = run(daemon, tmp_path / "resumed", *command, "--resume", str(saved / f"step-{steps + 3}"))
     assert "epoch 0 training" not in resumed
     assert resumed["epoch 1 training"] == [rank[3:] for rank in epochs["epoch 1 training"]]
     assert resumed["epoch 2 training"] == epochs["epoch 2 training"]
