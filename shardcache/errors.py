@@ -156,6 +156,17 @@ class TruncatedShardError(ShardError):
     default_remedy = "write and upload the shard again; it was cut short before it reached the store"
 
 
+class TrailingDataError(ShardError):
+    """Data follow the tar's end-of-archive block, where other readers stop without a word."""
+
+    code = "trailing_data"
+    default_remedy = (
+        "if these are several tars in one file, join them with `tar --concatenate`; if zeros replaced a part of the "
+        "shard, write and upload it again; if the data mean nothing, set `ignore_trailing_data = true` in the "
+        "[[origin]] table for it"
+    )
+
+
 class CorruptShardError(ShardError):
     """Bytes differ from the checksum that the store or the cache holds for them."""
 
