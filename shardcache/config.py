@@ -134,6 +134,9 @@ class OriginTable(BaseModel):
     require_end: bool = Field(
         True, description="refuse tars that lack the end-of-archive block; false takes them as whole"
     )
+    ignore_trailing_data: bool = Field(
+        False, description="accept tars with data behind the end-of-archive block, and ignore these data, as tar does"
+    )
     verify_etag: bool = Field(
         True, description="compare S3 objects that have no checksum with their ETags, where these are MD5s"
     )

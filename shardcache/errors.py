@@ -36,6 +36,10 @@ class ShardcacheError(Exception):
         self.remedy = self.default_remedy if remedy is None else remedy
         self.yielded = 0
 
+    def __repr__(self) -> str:
+        where = "" if self.url is None else f", url={self.url!r}"
+        return f"{type(self).__name__}({self.message!r}{where})"
+
     def __str__(self) -> str:
         where = f"{self.url}: " if self.url else ""
         hint = f"\n  What to do: {self.remedy}" if self.remedy else ""
@@ -66,19 +70,26 @@ class ConfigError(ShardcacheError):
 
 
 class OriginError(ShardcacheError):
-    """The remote side could not give what was asked."""
+    """The remote side could not give what was asked.
+
+    The subclasses that have a counterpart among Python's OSErrors derive from it: `except IOError` catches a missing
+    shard, a refused one and a store that does not answer, as it does where a loader opens files itself.
+    """
 
     code = "origin"
 
 
-class NotFoundError(OriginError):
+class NotFoundError(OriginError, FileNotFoundError):
     """The object, the bucket or everything that a pattern could match does not exist."""
 
     code = "not_found"
-    default_remedy = "check the url for typing errors; list what is there with the store's own tool"
+    default_remedy = (
+        'check the url for typing errors, and end a prefix or folder with "/"; '
+        "list what is there with the store's own tool"
+    )
 
 
-class AccessDeniedError(OriginError):
+class AccessDeniedError(OriginError, PermissionError):
     """The store refuses the daemon's credentials."""
 
     code = "access_denied"
@@ -101,7 +112,7 @@ class MissingPackageError(OriginError):
     code = "missing_package"
 
 
-class OriginUnavailableError(OriginError):
+class OriginUnavailableError(OriginError, OSError):
     """Time-outs, resets, 5xx or throttling; retries did not outlast it."""
 
     code = "origin_unavailable"
@@ -154,6 +165,17 @@ class TruncatedShardError(ShardError):
 
     code = "truncated"
     default_remedy = "write and upload the shard again; it was cut short before it reached the store"
+
+
+class TrailingDataError(ShardError):
+    """Data follow the tar's end-of-archive block, where other readers stop without a word."""
+
+    code = "trailing_data"
+    default_remedy = (
+        "if these are several tars in one file, join them with `tar --concatenate`; if zeros replaced a part of the "
+        "shard, write and upload it again; if the data mean nothing, set `ignore_trailing_data = true` in the "
+        "[[origin]] table for it"
+    )
 
 
 class CorruptShardError(ShardError):

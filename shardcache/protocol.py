@@ -196,10 +196,19 @@ def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str
     return base / SYSTEM_SOCKET.name
 
 
-def from_here(url: str) -> str:
-    """Return the whole path where a url is that of a file below this process's folder; the daemon has its own."""
-    is_file = "://" not in url and os.path.isfile(url)  # noqa: PTH113  # a pattern may be longer than any path
-    return str(Path(url).absolute()) if is_file else url
+def from_here(url: str | os.PathLike[str]) -> str:
+    """Return local paths and patterns, `file:path` included, as absolute ones: the daemon has another working folder.
+
+    A folder gets a slash at its end, for all shards below it. Urls are returned as they are.
+    """
+    text = os.fspath(url)
+    if not text or "://" in text or text.startswith("pipe:"):
+        return text
+    path, folder = text.removeprefix("file:"), os.getcwd()  # noqa: PTH109  # a path as long as a list of patterns
+    while (head := path.partition("/"))[0] in (".", ".."):
+        path, folder = head[2], os.path.dirname(folder) if head[0] == ".." else folder  # noqa: PTH120
+    path = os.path.join(folder, path)  # noqa: PTH118
+    return f"{path}/" if not path.endswith("/") and os.path.isdir(path) else path  # noqa: PTH112
 
 
 def _may_make(folder: Path) -> bool:

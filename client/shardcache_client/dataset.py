@@ -46,7 +46,8 @@ class ShardDataset(IterableDataset[Any]):
     Without `set_epoch`, each iteration reads the next epoch.
 
     Args:
-        urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), or a list of these.
+        urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local path, or a list of
+            these.
         shuffle: read shards and samples in another order each epoch, a function of `seed` and the epoch alone.
         shuffle_window: mix the samples of so many shards; a reader has that many shards in hand, and no buffer. 0: only
             the order of the shards changes, samples come as they were written.
@@ -90,7 +91,7 @@ class ShardDataset(IterableDataset[Any]):
 
     def __init__(
         self,
-        urls: str | Sequence[str],
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         shuffle: bool = False,
         shuffle_window: int = 8,
@@ -123,7 +124,7 @@ class ShardDataset(IterableDataset[Any]):
         self._parent_ranks: Ranks | None = None
         self._stream: EpochStream | None = None
         where = socket_path(socket)
-        patterns = [from_here(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
         self._agreed = OneManifest(patterns, self._explicit_ranks, timeout_s)
         resolve = resolver(fallback)
         self.manifest = self._agreed.settle(lambda: resolve(where, Reader(self._job), patterns, timeout_s))

@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ConfigError
@@ -171,7 +170,7 @@ def _patterns(urls: str | Iterable[str]) -> list[str]:
 
 def _pattern(url: str) -> str:
     _refuse(url.startswith("pipe:"), f"{url!r}", "give the url that the command reads; the daemon fetches it itself")
-    return url if "://" in url or url.startswith("/") else f"{Path.cwd()}/{url}"
+    return url
 
 
 def _deal(nodesplitter: Splitter, workersplitter: Splitter, endless: bool) -> dict[str, Any]:

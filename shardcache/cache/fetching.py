@@ -208,8 +208,7 @@ class Fetcher:
             origin, partial.obj, partial, bid=lambda: self._bid(partial.key), progress=transfer.set_done
         )
         transfer.stages.enter(Stage.DISK)
-        require_end = self._origins.rule(partial.obj.url).require_end
-        shard = await self._ingester.publish(partial, reservation, require_end=require_end)
+        shard = await self._ingester.publish(partial, reservation, self._origins.rule(partial.obj.url))
         self._planner.learn(time.monotonic() - begun_s)
         if transfer.arriving is not None:
             self._hand_over(transfer.arriving, shard)

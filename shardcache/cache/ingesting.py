@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shardcache.cache.known import Known
 from shardcache.cache.room import NOW, Room
+from shardcache.config import OriginTable
 from shardcache.errors import CapacityError
 from shardcache.redact import redact
 from shardcache.store.indexers import Indexers
@@ -40,13 +41,13 @@ class Ingester:
         self._inflating = asyncio.Lock()
         self._queued_bytes = 0
 
-    async def publish(self, partial: Partial, reservation: Reservation, *, require_end: bool) -> Shard:
+    async def publish(self, partial: Partial, reservation: Reservation, rule: OriginTable) -> Shard:
         """Return the shard that a complete partial has become; the reservation ends with it.
 
         Raises ShardError when it is no sound tar, CapacityError and DiskFullError when there is no space to inflate it.
         """
         tar = await self._plain_tar(partial, reservation)
-        facts = await self._index(partial, tar, reservation, require_end)
+        facts = await self._index(partial, tar, reservation, rule)
         await self._known.remember(facts)
         sidecar_path = self._store.layout.in_progress(partial.key, SIDECAR)
         shard = await self._store.publish(partial.key, tar.path, sidecar_path, facts)
@@ -82,7 +83,7 @@ class Ingester:
             await self._room.change()  # for a reader to be done with its shard, or another shard to be whole
         reservation.written(size_bytes)
 
-    async def _index(self, partial: Partial, tar: _Tar, reservation: Reservation, require_end: bool) -> Facts:
+    async def _index(self, partial: Partial, tar: _Tar, reservation: Reservation, rule: OriginTable) -> Facts:
         obj = partial.obj
         facts = Facts(
             url=redact(obj.url),
@@ -98,8 +99,9 @@ class Ingester:
             sidecar=str(self._store.layout.in_progress(partial.key, SIDECAR)),
             header=facts.to_json(),
             url=obj.url,
-            require_end=require_end,
+            require_end=rule.require_end,
             allowed_bytes=footprint_bytes(obj.size_bytes) - obj.size_bytes,
+            ignore_trailing_data=rule.ignore_trailing_data,
         )
         indexed = await self._indexers.index(request)
         if not indexed.written:  # so many tiny samples are rare enough to be walked twice

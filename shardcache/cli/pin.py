@@ -85,7 +85,7 @@ def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against what is pinned. Yours are the
     pins that go; root and the daemon's own user take back everybody's. Exits 1 when one stayed or nothing matched.
     """
-    answer = asyncio.run(_unpin(list(urls), socket))
+    answer = asyncio.run(_unpin([from_here(url) for url in urls], socket))
     if as_json:
         print_json(answer)
     else:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from shardcache.cli.common import fail, json_option, print_json, socket_option
+from shardcache.protocol import from_here
 
 
 @click.command()
@@ -63,7 +64,7 @@ def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against what is cached. A shard
     that is being read, or pinned, stays. Exits 1 when a shard stayed or nothing matched.
     """
-    answer = asyncio.run(_evict(list(urls), socket))
+    answer = asyncio.run(_evict([from_here(url) for url in urls], socket))
     if as_json:
         print_json(answer)
     else:

@@ -153,9 +153,16 @@ class Fetcher:
             size_bytes = os.fstat(tar.fd).st_size
             facts = Facts(url, obj.version, size_bytes, obj.size_bytes, sink.part_bytes, tuple(crcs), 0)
             rule = self._origins.rule(obj.url)
-            indexed = index_shard(
-                Request(str(tar.path), str(sidecar.path), facts.to_json(), obj.url, rule.require_end, _NO_LIMIT)
+            request = Request(
+                tar=str(tar.path),
+                sidecar=str(sidecar.path),
+                header=facts.to_json(),
+                url=obj.url,
+                require_end=rule.require_end,
+                allowed_bytes=_NO_LIMIT,
+                ignore_trailing_data=rule.ignore_trailing_data,
             )
+            indexed = index_shard(request)
         leased = Leased(
             type="leased", id=0, lease=0, url=url, version=obj.version, path=str(tar.path),
             index_path=str(sidecar.path), size_bytes=size_bytes, samples=indexed.samples,

@@ -143,6 +143,8 @@ def _stamp(date: Any) -> str:
 def _translated(url: str) -> Iterator[None]:
     try:
         yield
+    except ShardcacheError:  # a NotFoundError is an OSError, too
+        raise
     except _foreign() as exn:
         raise _error(exn, url) from exn
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from shardcache.config import OriginTable
-from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
+from shardcache.errors import OriginError, OriginUnavailableError, ShardcacheError, ShardChangedError
 from shardcache.origin.base import Flow, Received, RemoteObject
 from shardcache.origin.fence import Fence
 from shardcache.origin.http_client import HttpClient
@@ -74,6 +74,8 @@ class HttpOrigin:
                 yield answer
         except aiohttp.InvalidURL as exn:
             raise OriginError("not a url that a web server could have", url=url) from exn
+        except ShardcacheError:  # a NotFoundError is an OSError, too
+            raise
         except (aiohttp.ClientError, OSError) as exn:
             detail = str(exn) or type(exn).__name__
             raise OriginUnavailableError(f"the connection to the server failed: {detail}", url=url) from exn

@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from shardcache.config import OriginTable
-from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
+from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.origin.base import MD5, Checksum, Flow, Received, RemoteObject, stream_ranges
 from shardcache.origin.http_range import check_range, fill, no_version, range_header
 from shardcache.origin.s3_direct import DirectRequests
@@ -33,6 +33,10 @@ class S3Origin:
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
         bucket, key = split(url)
+        if not key:
+            raise NotFoundError(
+                "this is a bucket", url=url, remedy="end the url with / to take every shard in the bucket"
+            )
         where = {"Bucket": bucket, "Key": key}
         async with self._sessions.use(url) as fs:
             head = await self._direct.head(fs, where, url)

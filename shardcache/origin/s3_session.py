@@ -14,6 +14,7 @@ from botocore.loaders import Loader, create_loader
 from s3fs import S3FileSystem
 
 from shardcache.config import OriginTable
+from shardcache.errors import ShardcacheError
 from shardcache.origin.s3_direct import keep_signature_v4
 from shardcache.origin.s3_errors import FOREIGN, judge
 from shardcache.origin.s3_http import StayingSession
@@ -49,6 +50,8 @@ class Sessions:
         try:
             session = await self._borrow()
             yield session.fs
+        except ShardcacheError:  # a NotFoundError is an OSError, too
+            raise
         except FOREIGN as exn:
             verdict = judge(exn, url)
             if verdict.stale_credentials and session is self._present:

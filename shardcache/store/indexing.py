@@ -33,6 +33,7 @@ class Request:
         url: for errors.
         require_end: refuse a tar that lacks the end-of-archive block.
         allowed_bytes: most that the sidecar may take.
+        ignore_trailing_data: accept a tar with data behind the end-of-archive block.
     """
 
     tar: str
@@ -41,6 +42,7 @@ class Request:
     url: str
     require_end: bool
     allowed_bytes: int
+    ignore_trailing_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,16 @@ class Indexed:
 def index_shard(request: Request) -> Indexed:
     """Walk a tar to its end and write its sidecar. Blocks.
 
-    Raises NotATarError, TruncatedShardError or CorruptShardError when the tar cannot be served, DiskFullError or
-    CacheDirError when the cache's disk fails.
+    Raises ShardError when the tar cannot be served, DiskFullError or CacheDirError when the cache's disk fails.
     """
     sidecar = Path(request.sidecar)
     with disk_errors(sidecar):
-        samples = tarindex.index_tar(Path(request.tar), request.url, require_end=request.require_end)
+        samples = tarindex.index_tar(
+            Path(request.tar),
+            request.url,
+            require_end=request.require_end,
+            ignore_trailing_data=request.ignore_trailing_data,
+        )
         header = request.header | {"samples": len(samples)}
         sidecar_bytes = tarindex.write(sidecar, header, samples, request.allowed_bytes)
     return Indexed(len(samples), sidecar_bytes, sidecar_bytes <= request.allowed_bytes)

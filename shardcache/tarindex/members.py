@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from shardcache.errors import CorruptShardError, NotATarError, ShardError, TruncatedShardError
+from shardcache.errors import CorruptShardError, NotATarError, ShardError, TrailingDataError, TruncatedShardError
 from shardcache.tarindex.headers import (
     BLOCK_BYTES,
     DATALESS,
@@ -23,6 +23,7 @@ from shardcache.tarindex.headers import (
 # Headers of small members share a read; behind a large one, the next header is read almost alone.
 _WINDOW_BYTES = 32 * 1024
 _ALONE_BYTES = 2 * 1024
+_TAIL_BYTES = 1024 * 1024
 
 # A long name or a set of PAX records; libarchive draws the same line at 1 MiB for names.
 _EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
@@ -58,22 +59,26 @@ fewer than `least_bytes` only where the tar ends."""
 class Tar:
     """A tar of a known size, whose bytes need not all be there yet.
 
-    Iterating gives its members in order. As in tarfile, the first block of zeros ends the archive and what follows it
-    is ignored; unlike there, nothing else does, but for the end of the file between two members where
-    `require_end` is False. A member is given as soon as its header was read, and `read` is never asked for more than
-    the header that comes next.
+    Iterating gives its members in order. As in tarfile, the first block of zeros ends the archive; unlike there, the
+    rest of the file has to be zeros, and nothing else ends the archive. A member is given as soon as its header was
+    read, and until the archive ends `read` is never asked for more than the next header.
 
     Args:
         read: where the bytes come from; what it raises passes through.
         size_bytes: of the whole tar.
         url: named in errors.
+        require_end: refuse a file that ends between two members, without a block of zeros.
+        ignore_trailing_data: leave unread what follows the first block of zeros.
     """
 
-    def __init__(self, read: Read, size_bytes: int, url: str, *, require_end: bool) -> None:
+    def __init__(
+        self, read: Read, size_bytes: int, url: str, *, require_end: bool = True, ignore_trailing_data: bool = False
+    ) -> None:
         self._source = read
         self._size_bytes = size_bytes
         self._url = url
         self._require_end = require_end
+        self._ignore_trailing_data = ignore_trailing_data
         self._window = b""
         self._window_start = 0
 
@@ -81,7 +86,7 @@ class Tar:
         """Yield each regular file.
 
         Raises NotATarError when the file does not begin with a tar header, TruncatedShardError when it ends early,
-        CorruptShardError when a header is damaged.
+        TrailingDataError when data follow its end, CorruptShardError when a header is damaged.
         """
         shared: Records = {}
         own: Records = {}
@@ -115,6 +120,7 @@ class Tar:
             self._judge_end(at, block)
             return None
         if block == ZERO_BLOCK:
+            self._check_tail(at)
             return None
         try:
             return parse_header(block)
@@ -136,6 +142,18 @@ class Tar:
                 remedy="write and upload the shard again; if its writer never ends an archive as tar asks, set "
                 "`require_end = false` in the [[origin]] table for it",
             )
+
+    def _check_tail(self, end: int) -> None:
+        """Raise TrailingDataError unless only zeros follow the block of zeros at byte `end`."""
+        at = end + BLOCK_BYTES
+        while not self._ignore_trailing_data and (piece := self._source(at, 1, _TAIL_BYTES)):
+            if data := piece.lstrip(b"\0"):
+                raise TrailingDataError(
+                    f"a block of zeros at byte {end} ends the tar, but data follow at byte "
+                    f"{at + len(piece) - len(data)}, so samples may be missing",
+                    url=self._url,
+                )
+            at += len(piece)
 
     def _extension(self, header: Header, at: int) -> tuple[Records, int]:
         """Read the records that a header carries for the members behind it; also return where it ends."""

@@ -16,7 +16,7 @@ _METADATA = re.compile(rb"__[^/]*__($|/)")
 _RESERVED = frozenset({"__key__", "__url__", "__bad__"})
 
 
-def index_tar(path: Path, url: str, *, require_end: bool = True) -> Samples:
+def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing_data: bool = False) -> Samples:
     """Walk the tar at `path` and return its samples. Blocks.
 
     Links, directories, devices and `__x__` members are left out, as WebDataset leaves them out. A sample with two
@@ -25,11 +25,13 @@ def index_tar(path: Path, url: str, *, require_end: bool = True) -> Samples:
 
     Args:
         url: named in errors.
-        require_end: whether a tar without an end-of-archive block is an error.
+        require_end: refuse a tar without an end-of-archive block.
+        ignore_trailing_data: accept a tar with data behind that block.
 
     Raises:
         NotATarError: the file is no tar.
         TruncatedShardError: it ends early.
+        TrailingDataError: data follow its end.
         CorruptShardError: one of its headers is damaged.
         OSError: it cannot be read.
     """
@@ -39,7 +41,9 @@ def index_tar(path: Path, url: str, *, require_end: bool = True) -> Samples:
         return os.pread(fd, most_bytes, at)
 
     try:
-        return group(Tar(read, os.fstat(fd).st_size, url, require_end=require_end))
+        size_bytes = os.fstat(fd).st_size
+        tar = Tar(read, size_bytes, url, require_end=require_end, ignore_trailing_data=ignore_trailing_data)
+        return group(tar)
     finally:
         os.close(fd)
 

@@ -241,6 +241,31 @@ def test_a_missing_bucket_shows_at_once(daemon: Daemon, folder: Path) -> None:
         ShardDataset(f"file://{folder}/nowhere/*.tar", socket=daemon.socket)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "shard-*.tar", "./shard-{000000..000007}.tar", "../source/", "../source", Path(),
+        [Path("shard-000000.tar"), "shard-00000[1-7].tar"], "file:shard-*.tar", "file:../source/",
+    ],
+)  # fmt: skip
+def test_local_paths_mean_the_working_folder(
+    daemon: Daemon, urls: str, folder: Path, keys: list[str], monkeypatch: pytest.MonkeyPatch, url: Any
+) -> None:
+    """Relative paths, globs, folders and `Path`s are those of the training script, whatever the daemon's folder."""
+    monkeypatch.chdir(folder / "source")
+    assert keys_of(ShardDataset(url, socket=daemon.socket)) == keys
+
+
+def test_a_missing_local_file_is_named_in_full(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path that leads nowhere: the error says where it was looked for, and `except IOError` catches it."""
+    monkeypatch.chdir(tmp_path)
+    for url in ("none.tar", "file:none.tar"):
+        with pytest.raises(NotFoundError, match=f"{tmp_path}/none.tar: the file does not exist") as caught:
+            keys_of(ShardDataset(url, socket=daemon.socket))
+        assert isinstance(caught.value, FileNotFoundError)
+        assert f"url='{tmp_path}/none.tar'" in repr(caught.value)
+
+
 def test_no_daemon_shows_at_once(tmp_path: Path) -> None:
     """So is a daemon that was not started; its remedy is the command."""
     with pytest.raises(NoDaemonError, match="shardcache serve --socket"):

@@ -20,6 +20,7 @@ from shardcache.errors import (
     SampleError,
     ShardcacheError,
     ShardError,
+    TrailingDataError,
 )
 from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
 from support.daemon import Daemon
@@ -62,6 +63,8 @@ def spoil(source: Path, fault: str) -> None:
             write(source, BAD, [*samples[:2], samples[2], *samples[2:]])
         case "no tar":
             shard.write_bytes(b"<html>404</html>" * 1000)
+        case "joined tars":
+            shard.write_bytes(make_tar(samples[:3]) + make_tar(samples[3:]))
         case "vanished":
             shard.unlink()
         case "more samples":
@@ -83,6 +86,7 @@ FAULTS: list[tuple[str, Decode | None, type[ShardcacheError], list[str]]] = [
     ("bad sample", None, SampleError, LOST[2:3]),
     ("undecodable", decode, DecodeError, LOST[2:3]),
     ("no tar", None, NotATarError, LOST),
+    ("joined tars", None, TrailingDataError, LOST),
     ("vanished", None, NotFoundError, LOST),
     ("more samples", None, CountMismatchError, LOST),
     ("fewer samples", None, CountMismatchError, LOST),
@@ -288,3 +292,13 @@ def test_a_reader_whose_whole_share_is_lost_gives_what_others_read(
         ranks.append(keys_of(DataLoader(ds, batch_size=None, num_workers=2)))
     assert [len(keys) for keys in ranks] == [SHARDS * SAMPLES // 4] * 4
     assert set().union(*ranks) == set(KEYS) - set(LOST)
+
+
+def test_trailing_data_are_ignored_where_the_config_says_so(tmp_path: Path, source: Path) -> None:
+    """`ignore_trailing_data` in an [[origin]] table: the samples before the tar's end, as webdataset reads them."""
+    spoil(source, "joined tars")
+    config = tmp_path / "shardcache.toml"
+    config.write_text(f'[[origin]]\nmatch = "file://{source}/"\nignore_trailing_data = true\n')
+    with Daemon(tmp_path, "--config", str(config)) as lenient:
+        read = keys_of(ShardDataset(f"file://{source}/{BAD}.tar", socket=lenient.socket))
+    assert read == LOST[:3]

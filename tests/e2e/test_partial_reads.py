@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardcache.errors import ShardcacheError, ShardChangedError, TruncatedShardError
+from shardcache.errors import ShardcacheError, ShardChangedError, ShardError, TrailingDataError, TruncatedShardError
 from shardcache_client import ShardDataset, ignore_and_continue
 from support.daemon import Daemon, eventually
 from support.gated_store import GatedStore
@@ -108,10 +108,17 @@ def test_an_object_replaced_behind_what_was_read_names_what_was_given(daemon: Da
     assert 20 <= caught.value.yielded < SAMPLES
 
 
-def test_a_shard_that_turns_out_truncated_goes_to_the_handler(daemon: Daemon, store: GatedStore) -> None:
-    """What was given stays given; the handler learns how much that was, and the next shard is read."""
-    cut = BODY[: 12 * PART_BYTES]
-    urls = [store.put("cut.tar", cut), store.put("next.tar", make_tar(random_samples(3, first=SAMPLES)))]
+CUT = BODY[: 12 * PART_BYTES]
+AT = 60 * (512 + 9_216)  # the header of sample 60
+HOLED = BODY[:AT] + bytes(4096) + BODY[AT + 4096 :]
+
+
+@pytest.mark.parametrize(("body", "expected"), [(CUT, TruncatedShardError), (HOLED, TrailingDataError)])
+def test_a_shard_that_turns_out_bad_goes_to_the_handler(
+    daemon: Daemon, store: GatedStore, body: bytes, expected: type[ShardError]
+) -> None:
+    """Samples before the fault stay given; the handler learns how many they were, and the next shard is read."""
+    urls = [store.put("cut.tar", body), store.put("next.tar", make_tar(random_samples(3, first=SAMPLES)))]
     errors: list[Exception] = []
 
     def note(exn: Exception) -> bool:
@@ -127,7 +134,7 @@ def test_a_shard_that_turns_out_truncated_goes_to_the_handler(daemon: Daemon, st
     assert read[-3:] == ["000100", "000101", "000102"]
     assert read[:-3] == KEYS[: len(read) - 3]
     (error,) = errors
-    assert isinstance(error, TruncatedShardError)
+    assert isinstance(error, expected)
     assert isinstance(error, ShardcacheError) and error.yielded == len(read) - 3
 
 

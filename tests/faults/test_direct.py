@@ -26,6 +26,7 @@ from shardcache.errors import (
     NotAllowedError,
     NotFoundError,
     OutdatedError,
+    TrailingDataError,
     TruncatedShardError,
 )
 from shardcache_client import ShardDataset, ignore_and_continue
@@ -227,14 +228,17 @@ def test_what_the_daemon_refuses_is_not_read_past_it(daemon: Daemon, index: str,
 
 
 def test_errors_of_the_store_are_typed(daemon: Daemon, moto: Bucket, index: str) -> None:
-    """A missing shard, a missing bucket, a tar that was cut and a version that is gone are told as the daemon would."""
+    """A missing shard or bucket, a tar that was cut or joined and an outdated version raise what the daemon raises."""
     cut = moto.put("cut.tar", make_tar(random_samples(3))[:2000])
+    joined = moto.put("joined.tar", make_tar(random_samples(3)) * 2)
     with pytest.raises(NotFoundError):
         list(dataset(daemon, f"{moto.url}/nowhere.tar"))
     with pytest.raises(NotFoundError):
         dataset(daemon, "s3://there-is-no-such-bucket-at-all/x/")
     with pytest.raises(TruncatedShardError, match=r"cut\.tar"):
         list(dataset(daemon, cut))
+    with pytest.raises(TrailingDataError, match=r"joined\.tar"):
+        list(dataset(daemon, joined))
     ds = dataset(daemon, f"{moto.url}/?.tar")
     moto.put("3.tar", make_tar(random_samples(2)))
     with pytest.raises(OutdatedError):

@@ -47,16 +47,20 @@ _TARFILE_ERRORS = (
 
 def whole(data: bytes) -> None:
     """Check the walk of a tar that is there."""
-    members = _members(data)
+    members = _members(data, ignore_trailing_data=True)
     if members is None:
         return
+    strict = _members(data)
+    assert strict in (None, members), f"{strict} where trailing data are an error, else {members}"
     _check_spans(members, len(data))
     samples = group(members)
     _check_size(samples, len(data))
     expected = _by_tarfile(data)
     if expected is not None:
+        regular, tail = expected
         found = [(name, sparse or (start, end - start)) for name, start, end, sparse in members]
-        assert found == expected, f"tarfile has {expected}, the index {found}"
+        assert found == regular, f"tarfile has {regular}, the index {found}"
+        assert (strict is None) == bool(tail.strip(b"\0")), f"behind the end: {tail[:1000]!r}"
 
 
 def arriving(data: bytes) -> None:
@@ -64,7 +68,7 @@ def arriving(data: bytes) -> None:
     step_bytes, data = 1 + int.from_bytes(data[-2:], "big"), data[:-2]
     if not data:
         return
-    members = _members(data, require_end=False)
+    members = _members(data, require_end=False, ignore_trailing_data=True)
     expected = None if members is None else _samples(group(members), data)
     given = _as_it_arrives(data, step_bytes)
     if expected is not None:
@@ -79,13 +83,13 @@ def arriving(data: bytes) -> None:
         pass
 
 
-def _members(data: bytes, *, require_end: bool = True) -> list[Member] | None:
+def _members(data: bytes, *, require_end: bool = True, ignore_trailing_data: bool = False) -> list[Member] | None:
     def read(at: int, least_bytes: int, most_bytes: int) -> bytes:
         assert least_bytes <= most_bytes
         return data[at : at + most_bytes]
 
     try:
-        return list(Tar(read, len(data), URL, require_end=require_end))
+        return list(Tar(read, len(data), URL, require_end=require_end, ignore_trailing_data=ignore_trailing_data))
     except ShardError as exn:
         assert len(str(exn)) < 8192, "an error that nobody would read"
         return None
@@ -103,8 +107,11 @@ def _check_size(samples: Samples, tar_bytes: int) -> None:
     assert taken <= _GROWTH * tar_bytes + _LEAST_BYTES, f"{tar_bytes} bytes of tar became {taken} of index"
 
 
-def _by_tarfile(data: bytes) -> list[tuple[bytes, bool | tuple[int, int]]] | None:
-    """Return the regular files as tarfile sees them, or None where it does not read on to the end."""
+def _by_tarfile(data: bytes) -> tuple[list[tuple[bytes, bool | tuple[int, int]]], bytes] | None:
+    """Return the regular files as tarfile sees them and the bytes behind the block of zeros where it stops.
+
+    None where it does not read on to such a block.
+    """
     found: list[tuple[bytes, bool | tuple[int, int]]] = []
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
@@ -112,10 +119,10 @@ def _by_tarfile(data: bytes) -> list[tuple[bytes, bool | tuple[int, int]]] | Non
                 if info.isreg():
                     name = info.name.encode("utf-8", "surrogateescape")
                     found.append((name, info.issparse() or (info.offset_data, info.size)))
-            ended = data[tar.offset : tar.offset + BLOCK_BYTES] == ZERO_BLOCK
+            end = tar.offset + BLOCK_BYTES
     except (*_TARFILE_ERRORS, RecursionError):
         return None
-    return found if ended else None
+    return (found, data[end:]) if data[end - BLOCK_BYTES : end] == ZERO_BLOCK else None
 
 
 def _samples(tables: Samples, data: bytes) -> list[Given]:

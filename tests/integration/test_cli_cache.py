@@ -14,7 +14,7 @@ import pytest
 
 from support.cli import Ran, clean_environment, shardcache
 from support.daemon import Daemon
-from support.tars import write_shards
+from support.tars import make_tar, random_samples, write_shards
 
 SHARDS = 3
 
@@ -194,6 +194,32 @@ def test_evict_takes_a_prefix(warmed: Daemon, prefix: str) -> None:
     ran = shardcache("evict", prefix, socket=warmed.socket)
     assert ran.code == 0 and f"{SHARDS} shards evicted" in ran.out
     assert cached(warmed, prefix) == []
+
+
+@pytest.mark.parametrize(("pattern", "count"), [("*.tar", 1), ("**/*.tar", 2), ("*/*.tar", 1), ("**", 2), ("?.tar", 1)])
+def test_globs_mean_the_same_to_every_command(daemon: Daemon, tmp_path: Path, pattern: str, count: int) -> None:
+    """`pin`, `unpin`, `warm` and `evict` match the same shards: `*` and `?` stay within a folder, `**` crosses them."""
+    (tmp_path / "sub").mkdir()
+    for path in ("a.tar", "sub/b.tar"):
+        (tmp_path / path).write_bytes(make_tar(random_samples(2)))
+    glob = f"file://{tmp_path}/{pattern}"
+    assert done(shardcache("pin", "--json", glob, socket=daemon.socket))["shards"] == count
+    pinned = cached(daemon, f"file://{tmp_path}/")
+    assert len(pinned) == count
+    assert shardcache("warm", f"file://{tmp_path}/**", socket=daemon.socket).code == 0
+    assert sorted(shardcache("unpin", "--json", glob, socket=daemon.socket).json["unpinned"]) == pinned
+    assert sorted(shardcache("evict", "--json", glob, socket=daemon.socket).json["evicted"]) == pinned
+    assert len(cached(daemon, f"file://{tmp_path}/")) == 2 - count
+
+
+def test_relative_paths_mean_the_callers_folder(
+    daemon: Daemon, shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`warm` and `evict` take a glob below the working folder, though the daemon has another one."""
+    monkeypatch.chdir(tmp_path)
+    assert done(shardcache("warm", "--json", "store/*.tar", socket=daemon.socket))["shards"] == SHARDS
+    evicted = shardcache("evict", "--json", "./store/*.tar", socket=daemon.socket).json["evicted"]
+    assert sorted(f"file://{path}" for path in evicted) == shards
 
 
 def test_evict_of_nothing_fails(warmed: Daemon, shards: list[str], prefix: str) -> None:

@@ -108,6 +108,16 @@ async def test_what_is_missing_is_named(moto: Bucket, origins: Origins) -> None:
         await origins.origin(moto.url).list_prefix("s3://no-such-bucket-here/", nothing)
 
 
+async def test_a_prefix_without_its_slash_is_explained(moto: Bucket, origins: Origins) -> None:
+    """A url that stops at a bucket or a prefix names no object, and the remedy is the slash."""
+    moto.put("train/a.tar", DATA)
+    for url in (moto.url, f"{moto.url}/train"):
+        with pytest.raises(NotFoundError) as caught:
+            await origins.origin(url).stat(url)
+        assert caught.value.url == url
+        assert "/" in caught.value.remedy and "end" in caught.value.remedy
+
+
 async def test_a_bucket_that_is_no_bucket_name_is_refused(moto: Bucket, origins: Origins) -> None:
     """What the client itself rejects is no matter of retries."""
     with pytest.raises(OriginError) as refused:

@@ -245,13 +245,25 @@ HEADERS = {
 ENDS = {
     "one block of zeros for an end": archive(end=bytes(512)),
     "filled up to a tape's record": archive(end=bytes(20 * 512)),
-    "garbage behind the end": archive(end=END + b"garbage" * 300),
     "an end that is not whole blocks": archive(end=END + bytes(100)),
-    "two tars in one file": archive() + archive(member(b"second.jpg", b"1")),
+    "megabytes of zeros behind the end": archive(end=bytes((3 << 20) + 700)),
 }
 
 ODD_TARS: dict[str, bytes] = {**NAMES, **ORDER, **KINDS, **HEADERS, **ENDS}
 """By what is odd about each; all of them are sound."""
+
+TRAILING_DATA: dict[str, tuple[bytes, int]] = {
+    "garbage": (archive(end=END + b"garbage" * 300), 2048),
+    "a byte behind megabytes of zeros": (archive(end=bytes((3 << 20) + 700) + b"\1"), 1024 + (3 << 20) + 700),
+    "a second tar": (archive() + archive(member(b"second.jpg", b"1")), 2048),
+    "a second tar behind a single block of zeros": (archive(end=bytes(512)) + archive(), 1536),
+    "a hole of 4 KiB over a sample": (
+        archive(end=bytes(4096)) + archive(member(b"a.jpg", b"x" * 2000), member(b"b.jpg", b"1")),
+        1024 + 4096,
+    ),
+}
+"""Tars with data behind the block of zeros that ends them, by what that is, and the offset of its first byte. As far as
+that block, each has the sample `last` alone."""
 
 _MAP = [0, 4, 1 << 20, 4]  # offset and length of each piece that is no hole
 _SIZE = (1 << 20) + 4

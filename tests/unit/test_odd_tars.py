@@ -10,8 +10,26 @@ import pytest
 import webdataset
 from webdataset.handlers import ignore_and_continue
 
-from shardcache.errors import CorruptShardError, NotATarError, SampleError, ShardError, TruncatedShardError
-from support.odd_tars import END, ODD_TARS, SPARSE_TARS, archive, gnu_long, header, member, padded, records
+from shardcache.errors import (
+    CorruptShardError,
+    NotATarError,
+    SampleError,
+    ShardError,
+    TrailingDataError,
+    TruncatedShardError,
+)
+from support.odd_tars import (
+    END,
+    ODD_TARS,
+    SPARSE_TARS,
+    TRAILING_DATA,
+    archive,
+    gnu_long,
+    header,
+    member,
+    padded,
+    records,
+)
 from support.readings import by_arrival, by_index, by_number, by_webdataset, going_on
 
 A = member(b"a.jpg", b"1" * 700)
@@ -114,6 +132,16 @@ def test_a_tar_without_its_end_is_an_error_where_webdataset_stops_in_silence(pat
     expected = by_webdataset(path)
     assert (bare(expected.samples), expected.error) == ([OF_A, OF_B], None)
     assert isinstance(by_index(path).error, TruncatedShardError)
+
+
+@pytest.mark.parametrize("name", TRAILING_DATA)
+def test_data_behind_the_end_are_an_error_where_webdataset_stops_in_silence(path: Path, name: str) -> None:
+    """A second tar, or what lies behind a hole, is lost to webdataset; here, what arrives is given, then an error."""
+    path.write_bytes(TRAILING_DATA[name][0])
+    expected = by_webdataset(path)
+    assert (bare(expected.samples), expected.error) == ([LAST], None)
+    assert isinstance(by_index(path).error, TrailingDataError)
+    assert by_arrival(path).samples == []
 
 
 def test_a_damaged_header_is_an_error_where_webdataset_stops_in_silence(path: Path) -> None:

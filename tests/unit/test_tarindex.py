@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcache.errors import CorruptShardError, NotATarError, ShardError, TruncatedShardError
+from shardcache.errors import CorruptShardError, NotATarError, ShardError, TrailingDataError, TruncatedShardError
 from shardcache.tarindex import index_tar
 from shardcache.tarindex.headers import parse_pax
 from shardcache.tarindex.members import Tar
-from support.odd_tars import ODD_TARS, header, padded
+from support.odd_tars import ODD_TARS, TRAILING_DATA, header, padded
 from support.tars import Sample, make_tar, pack
 
 URL = "s3://bucket/train-000000.tar"
@@ -168,10 +168,35 @@ def test_cuts_within_long_names_are_noticed(path: Path, format_: int) -> None:
         index_tar(path, URL)
 
 
-def test_what_follows_the_end_is_ignored(path: Path) -> None:
-    """The first block of zeros ends the archive, as for tarfile and WebDataset."""
-    path.write_bytes(make_tar(SMALL) + b"anything")
-    assert len(index_tar(path, URL)) == 2
+@pytest.mark.parametrize("name", TRAILING_DATA)
+def test_data_behind_the_end_are_refused(path: Path, name: str) -> None:
+    """Anything but zeros behind the first block of zeros may be samples; the error names the first byte of it."""
+    data, offset = TRAILING_DATA[name]
+    path.write_bytes(data)
+    with pytest.raises(TrailingDataError, match=f"data follow at byte {offset}, ") as caught:
+        index_tar(path, URL)
+    assert caught.value.url == URL
+    assert "ignore_trailing_data" in caught.value.remedy
+    samples = index_tar(path, URL, ignore_trailing_data=True)
+    assert [path.read_bytes()[slice(*span)] for span in zip(samples.starts, samples.ends, strict=True)] == [
+        b"behind the oddity"
+    ]
+
+
+def test_zeros_anywhere_cost_no_sample_in_silence(path: Path) -> None:
+    """A hole of 4 KiB at each block: an error, or as many samples as before, some of whose bytes are zeros.
+
+    But for a hole that reaches the end of the last member: to any reader that is a shorter tar.
+    """
+    data = make_tar([{"__key__": f"{number}", "bin": b"x" * 3000} for number in range(6)])
+    end = boundaries(data)[-1]
+    for at in range(0, end, 512):
+        path.write_bytes(data[:at] + bytes(min(4096, end - at)) + data[at + 4096 :])
+        try:
+            samples = len(index_tar(path, URL))
+        except ShardError:
+            continue
+        assert samples == 6 or at + 4096 >= end, f"{samples} of 6 samples with a hole at byte {at}"
 
 
 def test_any_flipped_header_byte_is_noticed(path: Path) -> None:

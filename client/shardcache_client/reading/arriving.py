@@ -57,8 +57,9 @@ class ArrivingShard:
         except OSError as exn:
             raise unreadable(exn, path, self.url) from exn
         self._grouping = Grouping()
-        # A tar without its end is the daemon's to judge.
-        self._members = iter(Tar(self._read, self._size_bytes, self.url, require_end=False))
+        # The daemon judges the end of the tar, once it has the whole.
+        tar = Tar(self._read, self._size_bytes, self.url, require_end=False, ignore_trailing_data=True)
+        self._members = iter(tar)
 
     def __repr__(self) -> str:
         ready = f"{self._ready_bytes} of {self._size_bytes} bytes"
