@@ -16,7 +16,7 @@ from s3fs import S3FileSystem
 from shardcache.config import OriginTable
 from shardcache.origin.s3_direct import keep_signature_v4
 from shardcache.origin.s3_errors import FOREIGN, judge
-from shardcache.origin.s3_http import StayingSession
+from shardcache.origin.s3_http import StoreSession
 
 CONNECT_TIMEOUT_S = 10
 
@@ -115,7 +115,7 @@ def _options(table: OriginTable, max_connections: int) -> dict[str, Any]:
         "max_pool_connections": max_connections,
         "retries": {"total_max_attempts": 1},
         "connect_timeout": CONNECT_TIMEOUT_S,
-        "http_session_cls": StayingSession,
+        "http_session_cls": StoreSession,
         "read_timeout": None,  # who asked knows how long to wait
         "response_checksum_validation": "when_required",  # parts have no checksum of their own
     }
