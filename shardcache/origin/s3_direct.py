@@ -88,6 +88,8 @@ class DirectRequests:
             raise no_version(obj.url)
         if version != obj.version:
             raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
+        if "transfer-encoding" in head.headers:
+            return False  # the SDK reads chunks
         if not head.complete:
             raise wrong_length(len(buffer), obj.url)
         self._refused = 0

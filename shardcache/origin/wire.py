@@ -280,7 +280,8 @@ class _Connection(asyncio.BufferedProtocol):
             self._end(Head(status, headers, complete=stop == body_start))
             return 0
         size = len(self._buffer)
-        plain = "transfer-encoding" not in headers and "content-encoding" not in headers
+        # A Content-Encoding says how the stored bytes are meant, and nothing about how they are sent.
+        plain = "transfer-encoding" not in headers
         complete = status == 206 and plain and headers.get("content-length") == str(size) and stop - body_start <= size
         self._parsed = Head(status, headers, complete)
         if not complete:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import enum
+import gzip
 import hashlib
 import re
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class Fault(enum.StrEnum):
     WRONG_ETAG = "another ETag than was asked for, against If-Match"
     REPLACED = "the object is replaced just before it is read"
     CORRUPT = "one bit differs"
+    ENCODED = "the body compressed on the way, against Accept-Encoding"
 
 
 _REFUSALS = {
@@ -65,7 +67,8 @@ class FaultyS3:
     Attributes:
         access_key: the only one that is taken; others get ExpiredToken. None takes all.
         ranges: whether Range is honoured.
-        lengths: whether Content-Length is sent.
+        lengths: whether Content-Length is sent with bodies; without, they come in chunks.
+        encoding: the Content-Encoding that objects were stored with.
         validators: headers that tell versions apart, of "ETag" and "Last-Modified".
         crc32c: whether HEAD tells the objects' CRC32C.
         seen: (method, key, Range, If-Match) of every request.
@@ -74,6 +77,7 @@ class FaultyS3:
     access_key: str | None = None
     ranges: bool = True
     lengths: bool = True
+    encoding: str | None = None
     validators: tuple[str, ...] = ("ETag",)
     crc32c: bool = False
     seen: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
@@ -159,6 +163,8 @@ class FaultyS3:
             "Last-Modified": f"Thu, 01 Jan 2026 00:00:{body[0] % 60 if body else 0:02d} GMT",
         }
         headers = {name: known[name] for name in self.validators}
+        if self.encoding:
+            headers["Content-Encoding"] = self.encoding
         if self.crc32c:
             headers["x-amz-checksum-crc32c"] = base64.b64encode(checksums.crc32c(body).to_bytes(4, "big")).decode()
             headers["x-amz-checksum-type"] = "FULL_OBJECT"
@@ -167,8 +173,11 @@ class FaultyS3:
     async def _send(
         self, request: web.Request, status: int, headers: dict[str, str], body: bytes, fault: Fault | None
     ) -> web.StreamResponse:
+        if fault is Fault.ENCODED:
+            assert request.headers.get("Accept-Encoding") == "identity"
+            headers["Content-Encoding"], body = "gzip", gzip.compress(body)
         answer = web.StreamResponse(status=status, headers=headers)
-        if self.lengths:
+        if self.lengths or request.method == "HEAD":
             answer.content_length = len(body)
         else:
             answer.enable_chunked_encoding()
