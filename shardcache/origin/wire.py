@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from shardcache.origin.base import Flow, Free
 from shardcache.origin.sockets import IDLE_S, SILENCE_S, Distrust, connect
@@ -21,6 +21,7 @@ from shardcache.origin.sockets import IDLE_S, SILENCE_S, Distrust, connect
 _HEAD_BYTES = 64 * 1024
 _CONNECT_TIMEOUT_S = 10.0
 _LEAST_READ_BYTES = 4 * 1024
+_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Wire:
         parts = urlsplit(url)
         server = (parts.scheme, parts.netloc)
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {parts.netloc}", "Accept-Encoding: identity"]
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {_host(parts)}", "Accept-Encoding: identity"]
         request = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode()
         pool = self._pools[server]
         if (connection := pool.take()) is not None:
@@ -85,7 +86,7 @@ class Wire:
         tls = self._tls if scheme == "https" else None
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # TimeoutError is an OSError
-            connected = await connect(host, port or (443 if tls else 80))
+            connected = await connect(host, port or _PORTS[scheme])
             _, connection = await loop.create_connection(
                 _Connection, sock=connected, ssl=tls, server_hostname=host if tls else None
             )
@@ -290,6 +291,11 @@ class _Connection(asyncio.BufferedProtocol):
         self._body, self._filled = self._buffer, stop - body_start
         self._body[: self._filled] = memoryview(self._head)[body_start:stop]
         return self._filled
+
+
+def _host(url: SplitResult) -> str:
+    """Return what Host says of a url: no port that goes without saying, for the SDK signs none."""
+    return url.netloc.removesuffix(f":{_PORTS[url.scheme]}")
 
 
 def _parse(head: bytes) -> tuple[int, dict[str, str]]:

@@ -13,8 +13,9 @@ from shardcache.origin.base import nothing
 from shardcache.origin.registry import Origins
 from support.buckets import Bucket, use_aws
 from support.faulty_proxy import FaultyProxy
+from support.lead import lead
 from support.origins import read_range
-from support.silent_address import SILENT, SilentAddress, lead
+from support.silent_address import SILENT, SilentAddress
 
 DATA = bytes(range(256)) * 400
 CONNECTIONS = 4

@@ -5,9 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Self
-
-import pytest
+from typing import Self
 
 SILENT = "127.0.0.2"
 
@@ -45,14 +43,3 @@ class SilentAddress:
         except TimeoutError:
             return False
         return True
-
-
-def lead(monkeypatch: pytest.MonkeyPatch, name: str, *addresses: str) -> None:
-    """Let a name lead to these addresses, in this order."""
-    real = socket.getaddrinfo
-
-    def getaddrinfo(host: str | bytes | None, *args: Any, **options: Any) -> list[Any]:
-        wanted = addresses if host in (name, name.encode()) else (host,)
-        return [found for address in wanted for found in real(address, *args, **options)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
