@@ -23,6 +23,7 @@ class Fault(enum.StrEnum):
 
     STALL = "half of the body, then nothing"
     SILENCE = "no answer at all"
+    LATE = "no answer until `answer_late`"
     RESET = "half of the body, then the connection is reset"
     TRUNCATE = "half of the body, then the connection is closed in good order"
     SLOW_DOWN = "503 SlowDown"
@@ -85,6 +86,7 @@ class FaultyS3:
     _objects: dict[str, bytes] = field(default_factory=dict)
     _rules: list[Rule] = field(default_factory=list)
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _late: asyncio.Event = field(default_factory=asyncio.Event)
     _runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Self:
@@ -101,6 +103,7 @@ class FaultyS3:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._closing.set()
+        self._late.set()
         assert self._runner is not None
         await self._runner.cleanup()
 
@@ -112,6 +115,14 @@ class FaultyS3:
         """Store bytes; return their s3:// url."""
         self._objects[key] = body
         return f"s3://{BUCKET}/{key}"
+
+    def remove(self, key: str) -> None:
+        """Remove an object."""
+        del self._objects[key]
+
+    def answer_late(self) -> None:
+        """Give the answers that are late."""
+        self._late.set()
 
     def http_url(self, key: str) -> str:
         """Return the http:// url of an object."""
@@ -128,6 +139,8 @@ class FaultyS3:
         fault = self._fault(request.method, key, int(match[1]) if match else None)
         if fault is Fault.REPLACED:
             self._objects[key] = self._objects[key][::-1]
+        if fault is Fault.LATE:
+            await self._late.wait()
         if fault is Fault.SILENCE:
             await self._closing.wait()
         if fault in _REFUSALS:
