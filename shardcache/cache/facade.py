@@ -25,6 +25,7 @@ from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
 from shardcache.cache.prefetch import Prefetcher
 from shardcache.cache.readers import Reader, Readers
+from shardcache.cache.revalidation import Revalidation
 from shardcache.cache.room import Room
 from shardcache.cache.rounds import Tell
 from shardcache.cache.scrubbing import Scrubber
@@ -77,9 +78,8 @@ class Cache:
         )
         accounts = Accounts(counters, traces)
         transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group, accounts.transferred)
-        leasing = Leasing(
-            store, transfers, room, holds, planner, names, known, origins, counters, health, settings.listing_ttl_s
-        )
+        self._revalidation = Revalidation(store, origins, names, counters, group, settings.listing_ttl_s)
+        leasing = Leasing(store, transfers, room, holds, planner, names, known, self._revalidation, counters, health)
         readers = Readers(planner, leasing, holds, transfers, counters, changed, turns, accounts.waited)
         prefetcher = Prefetcher(planner, names, store, room, transfers, changed, settings.max_transfers)
         stocktaking = Stocktaking(store, room, pins, fetcher.is_under_way)
@@ -122,6 +122,7 @@ class Cache:
         for task in self._watching:
             task.cancel()
         self._transfers.stop()
+        self._revalidation.stop()
 
     # Reading
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,12 +13,12 @@ from shardcache.cache.holds import Holds
 from shardcache.cache.known import Known
 from shardcache.cache.names import Names
 from shardcache.cache.planner import Planner
+from shardcache.cache.revalidation import Revalidation
 from shardcache.cache.room import Room
 from shardcache.cache.transfers import Class, Transfers
 from shardcache.cache.waiting import Wait
-from shardcache.errors import AccessDeniedError, CorruptShardError, DiskError, OriginUnavailableError
+from shardcache.errors import CorruptShardError, DiskError
 from shardcache.metrics import Counters
-from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.store.layout import shard_key
 from shardcache.store.shard import Facts, Shard
@@ -28,8 +26,6 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-# A cached shard is not held back longer than this by a store that does not say whether there is a newer one.
-_ASK_TIMEOUT_S = 5.0
 # So many are looked up together: more would keep the event loop from everybody else.
 _RECALLED = 1_000
 
@@ -55,10 +51,9 @@ class Leasing:
         planner: Planner,
         names: Names,
         known: Known,
-        origins: Origins,
+        revalidation: Revalidation,
         counters: Counters,
         health: Health,
-        ttl_s: float,
     ) -> None:
         self._store = store
         self._transfers = transfers
@@ -67,10 +62,9 @@ class Leasing:
         self._planner = planner
         self._names = names
         self._known = known
-        self._origins = origins
+        self._revalidation = revalidation
         self._counters = counters
         self._health = health
-        self._ttl_s = ttl_s
 
     async def recall(self, refs: Iterable[ShardRef]) -> None:
         """Learn which version of a bare url was here before the start; `acquire` asks if it still holds."""
@@ -145,24 +139,7 @@ class Leasing:
                 self._holds.drop(shard)
 
     async def _present(self, name: str, ref: ShardRef) -> Shard | None:
-        """Return the shard if it is here; one of unknown version, if it is still the store's."""
-        if ref.version is None and self._is_stale(name):
-            await self._ask_version(name, ref.url)
+        """Return the shard if it is here; one of unknown version in that which the store was last known to have."""
+        if ref.version is None:
+            await self._revalidation.check(name, ref.url)
         return self._store.shards.get(self._names.key(name))
-
-    def _is_stale(self, name: str) -> bool:
-        return time.monotonic() - self._names.checked_at_s(name) > self._ttl_s
-
-    async def _ask_version(self, name: str, url: str) -> None:
-        key = self._names.key(name)
-        if key not in self._store.shards:
-            return  # a transfer will ask
-        self._counters.origin_requests += 1
-        try:
-            async with asyncio.timeout(_ASK_TIMEOUT_S):
-                obj = await self._origins.origin(url).stat(url)
-        except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
-            log.warning("the store tells of no newer version; serving the last", shard=url, cause=str(exn))
-        else:
-            key = shard_key(url, obj.version)
-        self._names.learn(name, key, time.monotonic())

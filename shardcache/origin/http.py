@@ -12,7 +12,7 @@ from shardcache.errors import OriginError, OriginUnavailableError, ShardcacheErr
 from shardcache.origin.base import Flow, Received, RemoteObject
 from shardcache.origin.fence import Fence
 from shardcache.origin.http_client import HttpClient
-from shardcache.origin.http_range import READ_BYTES, check_range, fill, range_header, total_bytes
+from shardcache.origin.http_range import READ_BYTES, check_range, fill, range_header, span_bytes, total_bytes
 from shardcache.origin.status import error_of
 
 
@@ -71,6 +71,7 @@ class HttpOrigin:
             async with self._client.get(url, headers) as answer:
                 if answer.status >= 400 and not _is_of_empty_file(answer):
                     raise error_of(answer.status, f"the server answered {answer.status} {answer.reason}", url)
+                _check_encoding(answer, url)
                 yield answer
         except aiohttp.InvalidURL as exn:
             raise OriginError("not a url that a web server could have", url=url) from exn
@@ -97,6 +98,22 @@ class _Limited:
 def _is_of_empty_file(answer: aiohttp.ClientResponse) -> bool:
     """Tell whether there was no first byte to send because there is none at all."""
     return answer.status == 416 and total_bytes(answer.headers.get("Content-Range")) == 0
+
+
+def _check_encoding(answer: aiohttp.ClientResponse, url: str) -> None:
+    """Make sure that the stored bytes come. Raises OriginError for those that a server encodes as it sends them.
+
+    A file may be stored encoded, and its headers say so. Then its length is known; that of what is encoded on the way
+    is not, or it is another one than that of the range.
+    """
+    encoding, length = answer.headers.get("Content-Encoding", "identity"), answer.content_length
+    span = span_bytes(answer.headers.get("Content-Range")) if answer.status == 206 else length
+    if encoding != "identity" and (length is None or length != span):
+        raise OriginError(
+            f"the server encodes what it sends ({encoding}), though it was asked not to",
+            url=url,
+            remedy="turn off compression on the fly for these files (nginx: gzip off; Apache: SetEnv no-gzip 1)",
+        )
 
 
 def _size_bytes(answer: aiohttp.ClientResponse) -> int:

@@ -13,6 +13,7 @@ from yarl import URL
 from shardcache.errors import OriginError
 from shardcache.origin.far_resolver import FarResolver
 from shardcache.origin.fence import Fence
+from shardcache.origin.sockets import IDLE_S, Distrust, new_socket
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -39,7 +40,8 @@ class HttpClient:
         self._request_options = requests
         self._max_connections = max_connections
         self._fence = fence
-        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        self._sessions: dict[tuple[bool, bool], aiohttp.ClientSession] = {}
+        self._distrust = Distrust()
 
     @asynccontextmanager
     async def get(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -66,16 +68,24 @@ class HttpClient:
         options = self._request_options if at_home else _impersonal(self._request_options)
         own: Mapping[str, str] = options.get("headers", {})
         fixed = {"headers": {"Accept-Encoding": "identity", **own, **headers}, "allow_redirects": False}
-        async with self._session(at_home=at_home).get(target, **{**options, **fixed}) as answer:
+
+        async def ask(*, pooled: bool) -> aiohttp.ClientResponse:
+            return await self._session(at_home=at_home, pooled=pooled).get(target, **{**options, **fixed})
+
+        async with await self._distrust.ask(lambda: ask(pooled=True), lambda: ask(pooled=False)) as answer:
             yield answer
 
-    def _session(self, *, at_home: bool) -> aiohttp.ClientSession:
-        if at_home not in self._sessions:
+    def _session(self, *, at_home: bool, pooled: bool) -> aiohttp.ClientSession:
+        if (at_home, pooled) not in self._sessions:
             options = self._session_options if at_home else _impersonal(self._session_options)
             resolver = FarResolver() if self._fence.far_only else None
-            connector = aiohttp.TCPConnector(limit=self._max_connections, resolver=resolver)
-            self._sessions[at_home] = aiohttp.ClientSession(connector=connector, auto_decompress=False, **options)
-        return self._sessions[at_home]
+            kept = {"keepalive_timeout": IDLE_S} if pooled else {"force_close": True}
+            connector = aiohttp.TCPConnector(
+                limit=self._max_connections, resolver=resolver, socket_factory=new_socket, **kept
+            )
+            session = aiohttp.ClientSession(connector=connector, auto_decompress=False, **options)
+            self._sessions[at_home, pooled] = session
+        return self._sessions[at_home, pooled]
 
     async def close(self) -> None:
         """Close every connection."""

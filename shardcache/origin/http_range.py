@@ -25,6 +25,12 @@ def total_bytes(content_range: str | None) -> int | None:
     return int(match[3]) if match and match[3] != "*" else None
 
 
+def span_bytes(content_range: str | None) -> int:
+    """Return how many bytes a Content-Range header announces; -1 where it announces none."""
+    match = _CONTENT_RANGE.fullmatch(content_range or "")
+    return int(match[2]) - int(match[1]) + 1 if match and match[2] else -1
+
+
 def check_range(obj: RemoteObject, start: int, stop: int, status: int, content_range: str | None) -> None:
     """Make sure that an answer holds the very range that was asked for. Raises OriginUnavailableError."""
     if status != 206:

@@ -42,7 +42,7 @@ class S3Origin:
             head = await self._direct.head(fs, where, url)
             if head is None:
                 head = await _head_by_sdk(fs, where)
-                self._direct.refused(url)
+                self._direct.refused(url, bucket)
             version = _etag(head.get("etag"), url)
             checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
             return RemoteObject(url, version, int(head["content-length"]), checksum)
@@ -63,7 +63,7 @@ class S3Origin:
                 if _version(answer, obj.url) != obj.version:
                     raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
                 await fill(buffer, body.read, flow, obj.url)
-            self._direct.refused(obj.url)
+            self._direct.refused(obj.url, bucket)
 
     def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
         """As `Origin.stream`."""

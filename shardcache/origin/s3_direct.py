@@ -1,4 +1,4 @@
-"""What S3 objects are, and parts of them, by signed urls, past the SDK: it makes the url, `Wire` asks.
+"""HEADs and ranged GETs of S3 objects by signed urls, past the SDK: it makes the url, `Wire` asks.
 
 The SDK's own way to a body costs a processor twice as much, and its way to a HEAD four times. It stays for everything
 else, and for every store or answer that is not as plain as those of a public cloud's bucket.
@@ -7,8 +7,10 @@ else, and for every store or answer that is not as plain as those of a public cl
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 from botocore.httpsession import get_cert_path
@@ -20,7 +22,7 @@ from shardcache.origin.base import Flow, RemoteObject
 from shardcache.origin.http_range import check_range, no_version, range_header, wrong_length
 from shardcache.origin.s3_signing import SIGNED_FOR_S, Signer
 from shardcache.origin.status import error_of
-from shardcache.origin.wire import Wire
+from shardcache.origin.wire import Head, Wire
 
 log = structlog.get_logger()
 
@@ -33,14 +35,15 @@ _MOST_SIGNED = 64
 
 
 class DirectRequests:
-    """Asks directly as long as the store plays along."""
+    """Asks a bucket's store directly as long as it plays along."""
 
     def __init__(self, table: OriginTable) -> None:
         # Options that change requests in ways which a signed url does not know: the SDK shall make every request.
-        self._enabled = set(table.storage_options) <= _PLAIN_OPTIONS
-        self._refused = 0
+        self._plain = set(table.storage_options) <= _PLAIN_OPTIONS
+        self._refusals: Counter[str] = Counter()  # of each bucket, since a read of it succeeded
         self._signer = Signer()
         self._signed: dict[str, tuple[str, float]] = {}
+        self._proxied: dict[str, bool] = {}
         self._wire: Wire | None = None
 
     async def head(self, fs: Any, where: dict[str, str], url: str) -> Mapping[str, str] | None:
@@ -48,15 +51,14 @@ class DirectRequests:
 
         Raises OriginUnavailableError, and what botocore and the network raise.
         """
-        if not self._enabled:
-            return None
         params = {**where, "ChecksumMode": "ENABLED"}
-        signed = await self._signer.url(fs, "head_object", params, _CHECKSUM_MODE)
-        wire = self._wired(fs, signed)
-        if wire is None:
-            return None
-        head = await wire.head(signed, _CHECKSUM_MODE)
-        if head.status in _REFUSALS:
+        head = await self._answer(
+            fs,
+            where["Bucket"],
+            lambda: self._signer.url(fs, "head_object", params, _CHECKSUM_MODE),
+            lambda wire, signed: wire.head(signed, _CHECKSUM_MODE),
+        )
+        if head is None:
             return None
         if head.status >= 300:
             raise error_of(head.status, f"the store answered a HEAD with status {head.status}", url)
@@ -69,17 +71,15 @@ class DirectRequests:
 
         Raises ShardChangedError, OriginUnavailableError, and what botocore and the network raise.
         """
-        if not self._enabled:
-            return False
-        url = await self._signed_url(fs, where, obj)
-        wire = self._wired(fs, url)
-        if wire is None:
-            return False
         stop = start + len(buffer)
         headers = {"Range": range_header(start, stop), "If-Match": f'"{obj.version}"'}
-        head = await wire.read(url, headers, buffer, flow)
-        if head.status in _REFUSALS:
-            self._signed.clear()
+        head = await self._answer(
+            fs,
+            where["Bucket"],
+            lambda: self._signed_url(fs, where, obj),
+            lambda wire, signed: wire.read(signed, headers, buffer, flow),
+        )
+        if head is None:
             return False  # its reason is in the body, and maybe it is only the signed url that is refused
         if head.status >= 300:
             raise error_of(head.status, f"the store answered a ranged read with status {head.status}", obj.url)
@@ -88,17 +88,46 @@ class DirectRequests:
             raise no_version(obj.url)
         if version != obj.version:
             raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
+        if "transfer-encoding" in head.headers:
+            return False  # the SDK reads chunks
         if not head.complete:
             raise wrong_length(len(buffer), obj.url)
-        self._refused = 0
+        del self._refusals[where["Bucket"]]
         return True
 
-    def _wired(self, fs: Any, url: str) -> Wire | None:
-        """Return connections to the store; None where the environment names a proxy, which is the SDK's matter."""
+    async def _answer(
+        self,
+        fs: Any,
+        bucket: str,
+        sign: Callable[[], Awaitable[str]],
+        ask: Callable[[Wire, str], Awaitable[Head]],
+    ) -> Head | None:
+        """Return the store's answer, from the bucket's own region; None where the SDK has to ask."""
+        for _ in range(2):
+            if not self._plain or self._refusals[bucket] >= _PATIENCE:
+                return None
+            signed = await sign()
+            if self._is_proxied(signed):
+                return None
+            head = await ask(self._wired(fs), signed)
+            if head.status not in _REFUSALS:
+                return head
+            self._signed.clear()
+            if not self._signer.move(bucket, head.headers.get("x-amz-bucket-region", "")):
+                return None
+        return None
+
+    def _is_proxied(self, url: str) -> bool:
+        """Whether the environment names a proxy on the way to a url: that is the SDK's matter."""
+        host = urlsplit(url).netloc
+        if host not in self._proxied:
+            self._proxied[host] = bool(get_environ_proxies(url))
+        return self._proxied[host]
+
+    def _wired(self, fs: Any) -> Wire:
         if self._wire is None:
-            self._enabled = not get_environ_proxies(url)
             self._wire = Wire(_ca_file(fs))
-        return self._wire if self._enabled else None
+        return self._wire
 
     async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
         """Return one url for all parts of an object, for a while."""
@@ -111,12 +140,11 @@ class DirectRequests:
             self._signed[obj.url] = (url, now_s)
         return url
 
-    def refused(self, url: str) -> None:
-        """Note that the SDK got what this did not; after a few times, leave everything to the SDK."""
-        self._refused += 1
-        if self._enabled and self._refused >= _PATIENCE:
-            log.info("the store takes no signed urls; asking through the SDK", url=url)
-            self._enabled = False
+    def refused(self, url: str, bucket: str) -> None:
+        """Note that the SDK got what this did not; after a few times, leave the bucket to the SDK."""
+        self._refusals[bucket] += 1
+        if self._plain and self._refusals[bucket] == _PATIENCE:
+            log.info("no fast path to the bucket; asking through the SDK", url=url, bucket=bucket)
 
     async def close(self) -> None:
         """Close its connections."""

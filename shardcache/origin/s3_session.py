@@ -17,7 +17,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import ShardcacheError
 from shardcache.origin.s3_direct import keep_signature_v4
 from shardcache.origin.s3_errors import FOREIGN, judge
-from shardcache.origin.s3_http import StayingSession
+from shardcache.origin.s3_http import StoreSession
 
 CONNECT_TIMEOUT_S = 10
 
@@ -118,7 +118,7 @@ def _options(table: OriginTable, max_connections: int) -> dict[str, Any]:
         "max_pool_connections": max_connections,
         "retries": {"total_max_attempts": 1},
         "connect_timeout": CONNECT_TIMEOUT_S,
-        "http_session_cls": StayingSession,
+        "http_session_cls": StoreSession,
         "read_timeout": None,  # who asked knows how long to wait
         "response_checksum_validation": "when_required",  # parts have no checksum of their own
     }

@@ -6,6 +6,7 @@ the plain kind, it goes on making them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,12 @@ SIGNED_FOR_S = 600
 _METHODS = {"get_object": "GET", "head_object": "HEAD"}
 _FIELDS = {"Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature", "Security-Token"}
 _PREFIX = "X-Amz-"
+# What a store may call a region: part of a host's name, and nothing that would change the rest of it.
+_REGION = re.compile(r"[a-z0-9-]{1,32}")
+# S3's own hosts, from scheme to path; any other serves all of its regions by itself.
+_AWS_HOST = re.compile(
+    r"^(https?://(?:[^/]+\.)?s3(?:-fips)?(?:\.dualstack)?)(?:\.[a-z0-9-]+)?(\.amazonaws\.com(?:\.cn)?[:/])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,13 @@ class _Kind:
 
     root: str
     region: str | None
+
+    def moved(self, region: str) -> _Kind:
+        """Return the kind for a bucket that turns out to be in another region."""
+        if self.region == region:
+            return self
+        signed_for = None if self.region is None else region
+        return _Kind(_AWS_HOST.sub(rf"\1.{region}\2", self.root), signed_for)
 
     def url(self, method: str, key: str, headers: Mapping[str, str], credentials: ReadOnlyCredentials | None) -> str:
         """Return an object's url, signed for a method and headers."""
@@ -69,6 +83,15 @@ class Signer:
                 self._kinds[place] = _kind(url, params["Key"], credentials)
             return url
         return kind.url(_METHODS[operation], params["Key"], headers, credentials)
+
+    def move(self, bucket: str, region: str) -> bool:
+        """Sign for the region that a store says a bucket is in, and return whether that makes a difference."""
+        if not _REGION.fullmatch(region):
+            return False
+        kinds = {place: kind for place, kind in self._kinds.items() if kind is not None and place[1] == bucket}
+        moved = {place: kind.moved(region) for place, kind in kinds.items()}
+        self._kinds |= moved
+        return moved != kinds
 
 
 def _quoted(key: str) -> str:

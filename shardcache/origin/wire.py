@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from shardcache.origin.base import Flow, Free
+from shardcache.origin.sockets import IDLE_S, SILENCE_S, Distrust, connect
 
 _HEAD_BYTES = 64 * 1024
 _CONNECT_TIMEOUT_S = 10.0
 _LEAST_READ_BYTES = 4 * 1024
+_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Wire:
     def __init__(self, ca_file: str | None) -> None:
         self._ca_file = ca_file
         self._tls: ssl.SSLContext | None = None
-        self._idle: dict[tuple[str, str], list[_Connection]] = {}
+        self._pools: defaultdict[tuple[str, str], _Pool] = defaultdict(_Pool)
 
     async def read(self, url: str, headers: Mapping[str, str], buffer: memoryview, flow: Flow) -> Head:
         """GET a url into the buffer.
@@ -60,24 +63,22 @@ class Wire:
         parts = urlsplit(url)
         server = (parts.scheme, parts.netloc)
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {parts.netloc}", "Accept-Encoding: identity"]
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {_host(parts)}", "Accept-Encoding: identity"]
         request = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode()
-        idle = self._idle.setdefault(server, [])
-        while idle:
-            connection = idle.pop()
+        pool = self._pools[server]
+        if (connection := pool.take()) is not None:
             try:
-                return await self._ask(connection, request, buffer, flow, idle)
+                return await pool.ask(connection, request, buffer, flow)
             except StaleError:
-                continue  # the server closed it while nobody looked
+                pass  # closed while nobody looked, or silent; either way a new one knows better
         connection = await self._connect(parts.scheme, parts.hostname or "", parts.port)
-        return await self._ask(connection, request, buffer, flow, idle)
+        return await pool.ask(connection, request, buffer, flow)
 
     async def close(self) -> None:
         """Close the idle connections."""
-        for idle in self._idle.values():
-            for connection in idle:
-                connection.abort()
-        self._idle.clear()
+        for pool in self._pools.values():
+            pool.clear()
+        self._pools.clear()
 
     async def _connect(self, scheme: str, host: str, port: int | None) -> _Connection:
         if scheme == "https" and self._tls is None:
@@ -85,33 +86,72 @@ class Wire:
         tls = self._tls if scheme == "https" else None
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # TimeoutError is an OSError
+            connected = await connect(host, port or _PORTS[scheme])
             _, connection = await loop.create_connection(
-                _Connection, host, port or (443 if tls else 80), ssl=tls, server_hostname=host if tls else None
+                _Connection, sock=connected, ssl=tls, server_hostname=host if tls else None
             )
         return connection
 
-    @staticmethod
-    async def _ask(
-        connection: _Connection, request: bytes, buffer: memoryview | None, flow: Flow, idle: list[_Connection]
-    ) -> Head:
+
+class _Pool:
+    """Idle connections to one server, the one that was used last at the end."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Connection] = []
+        self._distrust = Distrust()
+
+    def take(self) -> _Connection | None:
+        """Return an idle connection that may still work, if there is one."""
+        self._drop(before_s=asyncio.get_running_loop().time() - IDLE_S)
+        return self._idle.pop() if self._idle else None
+
+    async def ask(self, connection: _Connection, request: bytes, buffer: memoryview | None, flow: Flow) -> Head:
+        """Return the answer over a connection, which is kept where it can take another request.
+
+        Raises StaleError where it was idle before and is closed or silent.
+        """
+        asked_s, was_idle = asyncio.get_running_loop().time(), connection.heard_s is not None
+        patience_s = SILENCE_S if was_idle and not self._distrust.active else None
         try:
-            head = await connection.ask(request, buffer, flow)
+            head = await connection.ask(request, buffer, flow, patience_s)
         except BaseException:
+            if was_idle and not connection.answering:
+                self._distrust.begin()
+                self._drop(before_s=asked_s)
             connection.abort()
             raise
         if head.complete and head.headers.get("connection", "").lower() != "close":
-            idle.append(connection)
+            connection.heard_s = asyncio.get_running_loop().time()
+            self._idle.append(connection)
         else:
             connection.abort()
         return head
 
+    def clear(self) -> None:
+        """Close all of them."""
+        while self._idle:
+            self._idle.pop().abort()
+
+    def _drop(self, before_s: float) -> None:
+        """Close those that are lost already, or that nothing was heard of since."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            if connection.lost or connection.heard_s is None or connection.heard_s < before_s:
+                connection.abort()
+            else:
+                self._idle.append(connection)
+
 
 class StaleError(ConnectionError):
-    """The server closed the connection before it answered anything."""
+    """The server closed the connection before it answered anything, or has long said nothing over one that was idle."""
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """One connection, one request at a time."""
+    """One connection, one request at a time.
+
+    Attributes:
+        heard_s: when its last answer was complete; None before the first.
+    """
 
     _transport: asyncio.Transport  # there is one before anybody has the connection
 
@@ -124,17 +164,32 @@ class _Connection(asyncio.BufferedProtocol):
         self._news: asyncio.Future[None] | None = None
         self._resting = False
         self._lost: Exception | None = None
+        self.heard_s: float | None = None
 
-    async def ask(self, request: bytes, buffer: memoryview | None, flow: Flow) -> Head:
-        """Send a request and return its answer; without a buffer, one to which there is no body."""
+    @property
+    def lost(self) -> bool:
+        """Whether it is closed."""
+        return self._lost is not None
+
+    @property
+    def answering(self) -> bool:
+        """Whether anything came in answer to the last request."""
+        return self._body is not None or self._filled > 0
+
+    async def ask(self, request: bytes, buffer: memoryview | None, flow: Flow, patience_s: float | None) -> Head:
+        """Send a request and return its answer; without a buffer, one to which there is no body.
+
+        Raises StaleError where the connection is closed, or nothing comes for `patience_s` (None: wait for any time);
+        OSError.
+        """
         await flow.ready()
+        self._filled, self._body, self._outcome = 0, None, None
         if self._lost is not None:
             raise StaleError("the connection is closed")
-        self._filled, self._body, self._outcome = 0, None, None
         self._buffer, self._flow = buffer, flow
         with flow.interruptible(self._rest):
             self._transport.write(request)
-            outcome = await self._answer(flow)
+            outcome = await self._answer(flow, patience_s)
         self._flow = None
         if isinstance(outcome, Exception):
             raise outcome
@@ -145,10 +200,15 @@ class _Connection(asyncio.BufferedProtocol):
         self._body, self._flow, self._buffer = None, None, None
         self._transport.abort()
 
-    async def _answer(self, flow: Flow) -> Head | Exception:
+    async def _answer(self, flow: Flow, patience_s: float | None) -> Head | Exception:
         while self._outcome is None:
             self._news = asyncio.get_running_loop().create_future()
-            await self._news
+            try:
+                async with asyncio.timeout(None if self.answering else patience_s):
+                    await self._news
+            except TimeoutError:
+                if not self.answering:
+                    raise StaleError("the connection was idle, and now nothing comes over it") from None
             if self._resting:
                 await flow.ready()
                 self._go_on()
@@ -183,8 +243,7 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exn: Exception | None) -> None:
         """Fail what is being waited for."""
         self._lost = exn or ConnectionResetError("the server closed the connection")
-        begun = self._body is not None or self._filled > 0
-        self._end(self._lost if begun else StaleError(str(self._lost)))
+        self._end(self._lost if self.answering else StaleError(str(self._lost)))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the next bytes go: behind those that came, in the body or still in the head."""
@@ -222,7 +281,8 @@ class _Connection(asyncio.BufferedProtocol):
             self._end(Head(status, headers, complete=stop == body_start))
             return 0
         size = len(self._buffer)
-        plain = "transfer-encoding" not in headers and "content-encoding" not in headers
+        # A Content-Encoding says how the stored bytes are meant, and nothing about how they are sent.
+        plain = "transfer-encoding" not in headers
         complete = status == 206 and plain and headers.get("content-length") == str(size) and stop - body_start <= size
         self._parsed = Head(status, headers, complete)
         if not complete:
@@ -231,6 +291,11 @@ class _Connection(asyncio.BufferedProtocol):
         self._body, self._filled = self._buffer, stop - body_start
         self._body[: self._filled] = memoryview(self._head)[body_start:stop]
         return self._filled
+
+
+def _host(url: SplitResult) -> str:
+    """Return what Host says of a url: no port that goes without saying, for the SDK signs none."""
+    return url.netloc.removesuffix(f":{_PORTS[url.scheme]}")
 
 
 def _parse(head: bytes) -> tuple[int, dict[str, str]]:

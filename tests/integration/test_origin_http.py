@@ -81,6 +81,30 @@ async def test_a_file_of_unknown_length_is_refused(faulty: FaultyS3, origins: Or
     assert not refused.value.retryable
 
 
+@pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "chunks"])
+async def test_ranges_in_chunks_and_of_encoded_files(lengths: bool, faulty: FaultyS3, origins: Origins) -> None:
+    """A range is one of the stored bytes, in chunks too, and where the server says how they were encoded."""
+    faulty.lengths, faulty.encoding = lengths, "gzip" if lengths else None
+    obj = await stat(origins, faulty)
+    assert await read(origins, obj, 1000, 70_000) == DATA[1000:70_000]
+
+
+@pytest.mark.parametrize(("ranges", "lengths"), [(True, True), (True, False), (False, False)])
+async def test_bytes_that_are_encoded_on_the_way_are_refused(
+    ranges: bool, lengths: bool, faulty: FaultyS3, origins: Origins
+) -> None:
+    """A server that compresses what it was asked to send as it is gets an error with a remedy, and no second try."""
+    obj = await stat(origins, faulty)
+    faulty.ranges, faulty.lengths = ranges, lengths
+    faulty.fail("a.tar", Fault.ENCODED, times=2)
+    with pytest.raises(OriginError, match="encodes what it sends") as refused:
+        await stat(origins, faulty)
+    assert "compression" in refused.value.remedy
+    assert not refused.value.retryable
+    with pytest.raises(OriginError, match="encodes what it sends"):
+        await (read(origins, obj, 1000, 70_000) if ranges else parts_of(origins, obj))
+
+
 async def test_an_empty_file_is_a_file(faulty: FaultyS3, origins: Origins) -> None:
     """A server that answers 416 to any range of nothing still tells the size."""
     faulty.put("empty.tar", b"")

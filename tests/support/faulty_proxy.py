@@ -73,6 +73,7 @@ class FaultyProxy:
         done: how often each mischief really reached a client.
         requests: that came.
         sent_bytes: of bodies.
+        swallowed: requests that came over forgotten connections.
     """
 
     endpoint_url: str
@@ -102,6 +103,8 @@ class FaultyProxy:
         self._late_s, self._drip_s = late_s, drip_s
         self._rules: tuple[Rule, ...] = ()
         self._clients: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._forgotten: set[asyncio.StreamWriter] = set()
+        self.swallowed = 0
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="faulty-proxy")
         self.done: Counter[Mischief] = Counter()
@@ -147,6 +150,15 @@ class FaultyProxy:
         """Spoil nothing more; what hangs goes on to hang."""
         self._rules = ()
 
+    def forget(self) -> int:
+        """Swallow whatever comes over the present connections, as a NAT does; return how many there are."""
+
+        async def swallow() -> int:
+            self._forgotten |= self._clients.keys()
+            return len(self._clients)
+
+        return asyncio.run_coroutine_threadsafe(swallow(), self._loop).result()
+
     async def _run(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=_HEAD_BYTES)
@@ -165,12 +177,17 @@ class FaultyProxy:
         try:
             while request := await _read_request(reader, writer):
                 self.requests += 1
+                if writer in self._forgotten:
+                    self.swallowed += 1
+                    await _end(Ending.HANG, reader, writer)
+                    break
                 if not await self._answer(request, reader, writer):
                     break
         except (OSError, asyncio.IncompleteReadError):
             pass  # the client went away
         finally:
             del self._clients[writer]
+            self._forgotten.discard(writer)
             writer.close()
 
     async def _answer(self, request: _Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import enum
+import gzip
 import hashlib
 import re
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ class Fault(enum.StrEnum):
 
     STALL = "half of the body, then nothing"
     SILENCE = "no answer at all"
+    LATE = "no answer until `answer_late`"
     RESET = "half of the body, then the connection is reset"
     TRUNCATE = "half of the body, then the connection is closed in good order"
     SLOW_DOWN = "503 SlowDown"
@@ -33,6 +35,7 @@ class Fault(enum.StrEnum):
     WRONG_ETAG = "another ETag than was asked for, against If-Match"
     REPLACED = "the object is replaced just before it is read"
     CORRUPT = "one bit differs"
+    ENCODED = "the body compressed on the way, against Accept-Encoding"
 
 
 _REFUSALS = {
@@ -65,7 +68,8 @@ class FaultyS3:
     Attributes:
         access_key: the only one that is taken; others get ExpiredToken. None takes all.
         ranges: whether Range is honoured.
-        lengths: whether Content-Length is sent.
+        lengths: whether Content-Length is sent with bodies; without, they come in chunks.
+        encoding: the Content-Encoding that objects were stored with.
         validators: headers that tell versions apart, of "ETag" and "Last-Modified".
         crc32c: whether HEAD tells the objects' CRC32C.
         seen: (method, key, Range, If-Match) of every request.
@@ -74,6 +78,7 @@ class FaultyS3:
     access_key: str | None = None
     ranges: bool = True
     lengths: bool = True
+    encoding: str | None = None
     validators: tuple[str, ...] = ("ETag",)
     crc32c: bool = False
     seen: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
@@ -81,6 +86,7 @@ class FaultyS3:
     _objects: dict[str, bytes] = field(default_factory=dict)
     _rules: list[Rule] = field(default_factory=list)
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _late: asyncio.Event = field(default_factory=asyncio.Event)
     _runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Self:
@@ -97,6 +103,7 @@ class FaultyS3:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._closing.set()
+        self._late.set()
         assert self._runner is not None
         await self._runner.cleanup()
 
@@ -108,6 +115,14 @@ class FaultyS3:
         """Store bytes; return their s3:// url."""
         self._objects[key] = body
         return f"s3://{BUCKET}/{key}"
+
+    def remove(self, key: str) -> None:
+        """Remove an object."""
+        del self._objects[key]
+
+    def answer_late(self) -> None:
+        """Give the answers that are late."""
+        self._late.set()
 
     def http_url(self, key: str) -> str:
         """Return the http:// url of an object."""
@@ -124,6 +139,8 @@ class FaultyS3:
         fault = self._fault(request.method, key, int(match[1]) if match else None)
         if fault is Fault.REPLACED:
             self._objects[key] = self._objects[key][::-1]
+        if fault is Fault.LATE:
+            await self._late.wait()
         if fault is Fault.SILENCE:
             await self._closing.wait()
         if fault in _REFUSALS:
@@ -159,6 +176,8 @@ class FaultyS3:
             "Last-Modified": f"Thu, 01 Jan 2026 00:00:{body[0] % 60 if body else 0:02d} GMT",
         }
         headers = {name: known[name] for name in self.validators}
+        if self.encoding:
+            headers["Content-Encoding"] = self.encoding
         if self.crc32c:
             headers["x-amz-checksum-crc32c"] = base64.b64encode(checksums.crc32c(body).to_bytes(4, "big")).decode()
             headers["x-amz-checksum-type"] = "FULL_OBJECT"
@@ -167,8 +186,11 @@ class FaultyS3:
     async def _send(
         self, request: web.Request, status: int, headers: dict[str, str], body: bytes, fault: Fault | None
     ) -> web.StreamResponse:
+        if fault is Fault.ENCODED:
+            assert request.headers.get("Accept-Encoding") == "identity"
+            headers["Content-Encoding"], body = "gzip", gzip.compress(body)
         answer = web.StreamResponse(status=status, headers=headers)
-        if self.lengths:
+        if self.lengths or request.method == "HEAD":
             answer.content_length = len(body)
         else:
             answer.enable_chunked_encoding()

@@ -1,0 +1,144 @@
+"""Cached shards whose version was last asked for long ago, before stores that answer late or never."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcache.cache.names import Names
+from shardcache.cache.revalidation import Revalidation
+from shardcache.errors import NotFoundError
+from shardcache.metrics import Counters
+from shardcache.origin.registry import Origins
+from shardcache.store.layout import shard_key
+from support.buckets import Bucket
+from support.daemon import Daemon, eventually
+from support.faulty_proxy import FaultyProxy
+from support.faulty_s3 import Fault, FaultyS3
+from support.mischief import Mischief
+from support.raw_session import RawSession
+from support.stores import open_store, publish
+from support.tars import make_tar, random_samples
+
+SHARDS = 12
+
+
+@pytest.fixture
+def proxy(moto: Bucket) -> Iterator[FaultyProxy]:
+    """What stands before the store."""
+    with FaultyProxy(moto.env()["AWS_ENDPOINT_URL"]) as proxy:
+        yield proxy
+
+
+def shard(seed: int) -> bytes:
+    """Return one edition of a shard."""
+    return make_tar(random_samples(2, seed=seed))
+
+
+def read(session: RawSession, position: int) -> bytes:
+    """Lease a shard, read it and give it back."""
+    granted = session.take(position)
+    body = Path(granted["path"]).read_bytes()
+    session.send(type="release", lease=granted["lease"])
+    return body
+
+
+def test_a_store_that_hangs_holds_back_no_cached_shard(moto: Bucket, proxy: FaultyProxy, tmp_path: Path) -> None:
+    """All are served while it answers nothing, and it is asked one question at a time, not one for each of them.
+
+    Once it is well, a shard that was replaced meanwhile is read in its new version.
+    """
+    urls = [moto.put(f"{number}.tar", shard(0)) for number in range(SHARDS)]
+    order = list(range(SHARDS))
+    env = proxy.env(moto.env())
+    with Daemon(tmp_path, "--listing-ttl-s", "0", env=env) as daemon, RawSession(daemon) as session:
+        session.plan(urls, order)
+        assert {read(session, position) for position in order} == {shard(0)}
+        proxy.fail(Mischief.HEAD_SILENCE)
+        moto.put("0.tar", shard(1))
+        assert {read(session, position) for position in order} == {shard(0)}
+        assert 0 < proxy.done[Mischief.HEAD_SILENCE] < SHARDS
+        proxy.heal()
+        eventually(lambda: read(session, 0) == shard(1))
+        assert read(session, 1) == shard(0)
+
+
+class Asking:
+    """Revalidation of one cached shard of a store that misbehaves."""
+
+    def __init__(self, root: Path, faulty: FaultyS3, origins: Origins, group: asyncio.TaskGroup) -> None:
+        self._store, self._root = open_store(root), root
+        self.names, self.faulty = Names(self._store.shards), faulty
+        self.revalidation = Revalidation(self._store, origins, self.names, Counters(), group, ttl_s=0.0)
+        self.url = faulty.put("a.tar", shard(0))
+
+    async def publish(self, version: str) -> None:
+        """Have the shard in the cache, in a version."""
+        await publish(self._store, self.url, version=version)
+        self.names.learn(self.url, shard_key(self.url, version), float("-inf"))
+
+    async def check(self) -> str:
+        """Check it as a lease does, and return the key that would be served."""
+        await self.revalidation.check(self.url, self.url)
+        return self.names.key(self.url)
+
+    @property
+    def heads(self) -> int:
+        """How often the store was asked."""
+        return sum(method == "HEAD" for method, *_ in self.faulty.seen)
+
+
+@pytest.fixture
+async def asking(tmp_path: Path, faulty: FaultyS3, origins: Origins) -> AsyncIterator[Asking]:
+    """A cached shard in the store's version."""
+    async with asyncio.TaskGroup() as group:
+        found = Asking(tmp_path, faulty, origins, group)
+        obj = await origins.origin(found.url).stat(found.url)
+        await found.publish(obj.version)
+        faulty.seen.clear()
+        yield found
+        found.revalidation.stop()
+
+
+async def test_one_question_for_all_who_lease_a_shard(asking: Asking) -> None:
+    """Readers that come together ask once, and each again when the answer is old."""
+    assert len(set(await asyncio.gather(*(asking.check() for _ in range(20))))) == 1
+    assert asking.heads == 1
+    await asking.check()
+    assert asking.heads == 2
+
+
+async def test_a_prompt_answer_counts_at_once(asking: Asking) -> None:
+    """A shard that was replaced, or is gone, is noticed by the very lease that asks."""
+    former = await asking.check()
+    asking.faulty.put("a.tar", shard(1))
+    assert await asking.check() != former
+    await asking.publish("another")
+    asking.faulty.remove("a.tar")
+    with pytest.raises(NotFoundError):
+        await asking.check()
+
+
+async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> None:
+    """Who leases meanwhile has what is cached, without a question of its own; the store's word comes after it."""
+    former = asking.names.key(asking.url)
+    asking.faulty.fail("a.tar", Fault.LATE, method="HEAD", times=10)
+    asking.faulty.put("a.tar", shard(1))
+    assert {await asking.check() for _ in range(5)} == {former}
+    assert len(asking.revalidation.questions) == 1
+    asking.faulty.answer_late()
+    await asyncio.gather(*asking.revalidation.questions)
+    assert asking.names.key(asking.url) != former
+
+
+async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) -> None:
+    """What a transfer learned while a question was under way stays."""
+    asking.faulty.fail("a.tar", Fault.LATE, method="HEAD", times=10)
+    await asking.check()
+    asking.names.learn(asking.url, "newer", asyncio.get_running_loop().time())
+    asking.faulty.answer_late()
+    await asyncio.gather(*asking.revalidation.questions)
+    assert asking.names.key(asking.url) == "newer"
