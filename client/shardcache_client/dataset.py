@@ -174,7 +174,10 @@ class ShardDataset(IterableDataset[Any]):
             start = resume(states, self._cut(topology), topology)
             if states[0].counted != source.deal.counted:
                 source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
-        return EpochStream(source, Reader(self._job, topology), start, Tally.at(start.place, self._on_error))
+        loader = _loader()
+        name = "" if loader is None else f"{os.getppid()}-{loader.number}"  # two runs may have the same seeds
+        reader = Reader(self._job, topology, name, self._dealing.batch_size)
+        return EpochStream(source, reader, start, Tally.at(start.place, self._on_error))
 
     def _explain(self, topology: Topology) -> None:
         """Say once what it means that samples are not counted, and who has nothing to read for that."""
