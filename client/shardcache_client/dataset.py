@@ -58,6 +58,9 @@ class ShardDataset(IterableDataset[Any]):
             "drop": as many are left out; None: every sample once, some ranks get one more.
         samples_per_epoch: samples of an epoch, all ranks together; the next one goes on behind them. Default: the whole
             dataset.
+        epochs: of the training, numbered from 0: the last is `epochs - 1`. The daemon is then told of none behind that,
+            and fetches nothing for it. Reading on works, without anything fetched ahead from one epoch to the next.
+            Default: there is always another.
         batch_size: the DataLoader's. Workers then read whole batches, so that only one of a rank's is short and
             `len(loader)` is right.
         decode: called with each sample; what it returns is yielded. An error it raises becomes a DecodeError.
@@ -99,6 +102,7 @@ class ShardDataset(IterableDataset[Any]):
         canonical_nodes: int = 1,
         even: Even = "pad",
         samples_per_epoch: int | None = None,
+        epochs: int | None = None,
         batch_size: int = 1,
         decode: Decode | None = None,
         on_error: Handler = reraise,
@@ -112,7 +116,8 @@ class ShardDataset(IterableDataset[Any]):
         zero_copy: bool = False,
     ) -> None:
         _check_least(0, shuffle_window=shuffle_window)
-        _check_least(1, canonical_nodes=canonical_nodes, batch_size=batch_size, samples_per_epoch=samples_per_epoch)
+        counts = {"samples_per_epoch": samples_per_epoch, "epochs": epochs}
+        _check_least(1, canonical_nodes=canonical_nodes, batch_size=batch_size, **counts)
         if even not in ("pad", "drop", None):
             raise ConfigError(f"even is {even!r}", remedy='choose "pad", "drop" or None')
         if fallback not in ("error", "direct"):
@@ -138,6 +143,7 @@ class ShardDataset(IterableDataset[Any]):
             deal=self._dealing.deal(self.manifest),
             decode=decode,
             handover=_handover() if zero_copy else None,
+            epochs=epochs,
         )
         self._board = Board()
         self._bookmark = Bookmark(self._board, self._dealing.identities(self.manifest))
@@ -178,7 +184,10 @@ class ShardDataset(IterableDataset[Any]):
             if states[0].counted != source.deal.counted:
                 source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
             start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
-        return EpochStream(source, Reader(self._job, topology), start, Tally.at(start.place, self._on_error))
+        loader = _loader()
+        name = "" if loader is None else f"{os.getppid()}-{loader.number}"  # two runs may have the same seeds
+        reader = Reader(self._job, topology, name, self._dealing.batch_size)
+        return EpochStream(source, reader, start, Tally.at(start.place, self._on_error))
 
     def _deal(self) -> Deal:
         """Return how the ranks deal: by sample counts only where all of them are sure to have the same ones."""

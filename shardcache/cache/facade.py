@@ -24,7 +24,7 @@ from shardcache.cache.pinning import Pinning
 from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
 from shardcache.cache.prefetch import Prefetcher
-from shardcache.cache.readers import Reader, Readers
+from shardcache.cache.readers import Loader, Reader, Readers
 from shardcache.cache.revalidation import Revalidation
 from shardcache.cache.room import Room
 from shardcache.cache.rounds import Tell
@@ -71,7 +71,7 @@ class Cache:
         holds = Holds(store, planner, pages, changed)
         health = Health(store.folder, changed)
         pins = Pins(store, planner, changed, turns, settings.max_pinned)
-        room = Room(store, planner, pages, names, counters, health, pins, changed)
+        room = Room(store, planner, pages, names, counters, health, pins, holds, changed)
         ingester = Ingester(store, room, known, indexers)
         fetcher = Fetcher(
             store, origins, downloader, room, holds, planner, names, counters, ingester, health, settings.part_size
@@ -130,9 +130,9 @@ class Cache:
         """Return the shards that a user's patterns name. Raises OriginError of every kind."""
         return await self._manifests.resolve(patterns, peer)
 
-    def join(self, job: str, uid: int) -> Reader:
+    def join(self, job: str, uid: int, loader: Loader | None = None) -> Reader:
         """Return the state of a newly connected reader."""
-        return self._readers.add(job, uid)
+        return self._readers.add(job, uid, loader)
 
     async def check_allowed(self, refs: Sequence[ShardRef], peer: Peer) -> None:
         """Raise NotAllowedError unless the user may have all of these fetched."""

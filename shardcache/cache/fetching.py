@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 import structlog
 
@@ -17,8 +16,7 @@ from shardcache.cache.ingesting import Ingester
 from shardcache.cache.names import Names
 from shardcache.cache.planner import Planner
 from shardcache.cache.room import NOW, Room
-from shardcache.cache.standstill import check_progress
-from shardcache.cache.transfers import Class, PostponedError, Transfer
+from shardcache.cache.transfers import Claim, Class, PostponedError, Transfer
 from shardcache.cache.waiting import Stage
 from shardcache.errors import (
     CorruptShardError,
@@ -49,14 +47,6 @@ log = structlog.get_logger()
 _VERSIONS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """The transfers that lead to one key; the one that holds the lock does the work, as urgently as all of them."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    transfers: list[Transfer] = field(default_factory=list)
-
-
 class Fetcher:
     """What `Transfers` calls for each shard."""
 
@@ -85,7 +75,6 @@ class Fetcher:
         self._ingester = ingester
         self._health = health
         self._part_bytes = part_bytes
-        self._claims: dict[str, Claim] = {}
 
     async def fetch(self, transfer: Transfer) -> Shard:
         """Return the published shard: of the version that was planned, or the store's present one where none was.
@@ -113,7 +102,7 @@ class Fetcher:
 
     def is_under_way(self, key: str) -> bool:
         """Whether some transfer works on the files of a key."""
-        return key in self._claims
+        return key in self._room.claims
 
     async def _fetch(self, transfer: Transfer) -> Shard:
         origin = self._origins.origin(transfer.ref.url)
@@ -141,38 +130,44 @@ class Fetcher:
         key = shard_key(obj.url, obj.version)
         self._names.learn(transfer.name, key, time.monotonic())
         self._names.learn_size(transfer.name, obj.size_bytes)
-        async with self._claimed(key, transfer):
+        async with self._claimed(key, transfer) as claim:
             present = self._store.shards.get(key)
             if present is not None:
                 return present
             self._health.check(obj.url)
             transfer.total_bytes, transfer.done_bytes = obj.size_bytes, 0
-            return await self._into(transfer, origin, obj)
+            return await self._into(transfer, claim, origin, obj)
 
     @asynccontextmanager
-    async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[None]:
+    async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[Claim]:
         """Wait for another transfer that leads to the same key: one plan knew the version, another only the url."""
-        claim = self._claims.setdefault(key, Claim())
+        claim = self._room.claims.setdefault(key, Claim())
         claim.transfers.append(transfer)
         try:
             async with claim.lock:
-                yield
+                yield claim
         finally:
             claim.transfers.remove(transfer)
             if not claim.transfers:
-                del self._claims[key]
+                del self._room.claims[key]
 
-    async def _into(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
+    async def _into(self, transfer: Transfer, claim: Claim, origin: Origin, obj: RemoteObject) -> Shard:
         key, reservation = shard_key(obj.url, obj.version), self._store.space.reserve()
+        claim.reservation = reservation
         self._store.adopt(key, reservation)
-        adopted_bytes = reservation.size_bytes
+        adopted_bytes, gave_way = reservation.size_bytes, False
         try:
-            await self._reserve(reservation, transfer, key, obj)
+            await self._reserve(claim, transfer, key, obj)
             if (present := self._store.shards.get(key)) is not None:
                 return present  # it was being evicted when this began, and could not be
             partial = await asyncio.to_thread(self._open, obj)
             reservation.written(max(0, obj.size_bytes - adopted_bytes))
-            return await self._download(reservation, transfer, origin, partial)
+            return await self._download(claim, transfer, origin, partial)
+        except PostponedError:
+            gave_way = reservation.size_bytes > adopted_bytes  # others wait for just that room
+            if gave_way:
+                await asyncio.to_thread(partials.discard, self._store.layout, key, keep_parts=True)
+            raise
         except ShardcacheError as exn:
             if isinstance(exn, CorruptShardError):
                 self._counters.corrupt += 1
@@ -183,23 +178,19 @@ class Fetcher:
             raise
         finally:
             self._leave_parts(key, reservation, transfer)
+            if gave_way:
+                self._room.changed.notify()
 
     def _open(self, obj: RemoteObject) -> Partial:
         self._store.folder.check()  # what was unmounted would be filled on the filesystem below it
         return Partial.open(self._store.layout, obj, self._part_bytes)
 
-    async def _reserve(self, reservation: Reservation, transfer: Transfer, key: str, obj: RemoteObject) -> None:
+    async def _reserve(self, claim: Claim, transfer: Transfer, key: str, obj: RemoteObject) -> None:
         transfer.stages.enter(Stage.SPACE)
-        wanted_bytes = max(0, footprint_bytes(obj.size_bytes) - reservation.size_bytes)
-        while not await self._room.try_reserve(reservation, wanted_bytes, self._needed_at_s(key)):
-            self._room.check_possible(footprint_bytes(obj.size_bytes), obj.url)
-            if not any(each.waits for each in self._claims[key].transfers):
-                raise PostponedError
-            all_transfers = [each for claim in self._claims.values() for each in claim.transfers]
-            check_progress(transfer, all_transfers, self._holds.shards, self._store.space)
-            await self._room.change()
+        wanted_bytes = max(0, footprint_bytes(obj.size_bytes) - claim.reserved_bytes)
+        await self._room.reserve(claim, wanted_bytes, lambda: self._needed_at_s(key), ahead_waits=False)
 
-    async def _download(self, reservation: Reservation, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
+    async def _download(self, claim: Claim, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         begun_s = time.monotonic()
         transfer.stages.enter(Stage.NETWORK)
         if codec_of(partial.obj.url) is None and partial.obj.guarded and partial.obj.ranges:
@@ -208,7 +199,7 @@ class Fetcher:
             origin, partial.obj, partial, bid=lambda: self._bid(partial.key), progress=transfer.set_done
         )
         transfer.stages.enter(Stage.DISK)
-        shard = await self._ingester.publish(partial, reservation, self._origins.rule(partial.obj.url))
+        shard = await self._ingester.publish(partial, claim, self._origins.rule(partial.obj.url))
         self._planner.learn(time.monotonic() - begun_s)
         if transfer.arriving is not None:
             self._hand_over(transfer.arriving, shard)
@@ -236,10 +227,10 @@ class Fetcher:
             self._store.leave(parts)
 
     def _urgency(self, key: str) -> Class:
-        return min(transfer.klass for transfer in self._claims[key].transfers)
+        return min(transfer.klass for transfer in self._room.claims[key].transfers)
 
     def _bid(self, key: str) -> Bid:
-        transfers = self._claims[key].transfers
+        transfers = self._room.claims[key].transfers
         waits = [wait for transfer in transfers if (wait := transfer.longest_wait())]
         beginnings = [transfer.arriving for transfer in transfers if transfer.arriving]
         if waits:

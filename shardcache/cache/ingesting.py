@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardcache.cache.known import Known
 from shardcache.cache.room import NOW, Room
+from shardcache.cache.transfers import Claim
 from shardcache.config import OriginTable
-from shardcache.errors import CapacityError
 from shardcache.redact import redact
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import Request
@@ -17,7 +19,7 @@ from shardcache.store.inflate import codec_of, inflate
 from shardcache.store.layout import SIDECAR, TAR
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Facts, Shard
-from shardcache.store.space import Reservation, footprint_bytes
+from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
 
 
@@ -38,25 +40,26 @@ class Ingester:
         self._room = room
         self._known = known
         self._indexers = indexers
-        self._inflating = asyncio.Lock()
-        self._queued_bytes = 0
+        self._inflating: Claim | None = None
 
-    async def publish(self, partial: Partial, reservation: Reservation, rule: OriginTable) -> Shard:
-        """Return the shard that a complete partial has become; the reservation ends with it.
+    async def publish(self, partial: Partial, claim: Claim, rule: OriginTable) -> Shard:
+        """Return the shard that a complete partial has become; the claim's reservation ends with it.
 
-        Raises ShardError when it is no sound tar, CapacityError and DiskFullError when there is no space to inflate it.
+        Raises ShardError when it is no sound tar, CapacityError and DiskFullError when there is no space to inflate it,
+        PostponedError when others need the space for it and nobody waits for it.
         """
-        tar = await self._plain_tar(partial, reservation)
-        facts = await self._index(partial, tar, reservation, rule)
+        tar = await self._plain_tar(partial, claim)
+        facts = await self._index(partial, tar, claim, rule)
         await self._known.remember(facts)
         sidecar_path = self._store.layout.in_progress(partial.key, SIDECAR)
         shard = await self._store.publish(partial.key, tar.path, sidecar_path, facts)
         # No task gets its turn from here until the caller has the shard: nobody can evict it before that.
-        reservation.close(kept_bytes=shard.kept_bytes)
+        assert claim.reservation is not None
+        claim.reservation.close(kept_bytes=shard.kept_bytes)
         self._room.arrived(shard)
         return shard
 
-    async def _plain_tar(self, partial: Partial, reservation: Reservation) -> _Tar:
+    async def _plain_tar(self, partial: Partial, claim: Claim) -> _Tar:
         codec = codec_of(partial.obj.url)
         if codec is None:
             return _Tar(partial.path, partial.obj.size_bytes, partial.crcs())
@@ -64,26 +67,33 @@ class Ingester:
         loop = asyncio.get_running_loop()
 
         def reserve(size_bytes: int) -> None:
-            growth = self._grow(reservation, size_bytes, partial.obj.url)
-            asyncio.run_coroutine_threadsafe(growth, loop).result()
+            asyncio.run_coroutine_threadsafe(self._grow(claim, size_bytes), loop).result()
 
-        self._queued_bytes += reservation.size_bytes
-        async with self._inflating:  # two that grow at once could wait for each other's space
-            self._queued_bytes -= reservation.size_bytes
+        async with self._turn(claim):
             size_bytes, crcs = await asyncio.to_thread(
                 inflate, partial.path, path, codec, partial.part_bytes, reserve, partial.obj.url
             )
         return _Tar(path, size_bytes, crcs)
 
-    async def _grow(self, reservation: Reservation, size_bytes: int, url: str) -> None:
-        while not await self._room.try_reserve(reservation, size_bytes, NOW):
-            moving_bytes = self._store.space.promised_bytes - reservation.size_bytes - self._queued_bytes
-            if not moving_bytes and not any(shard.leases for shard in self._store.shards.values()):
-                raise CapacityError("the shard, decompressed, does not fit beside what is arriving", url=url)
-            await self._room.change()  # for a reader to be done with its shard, or another shard to be whole
-        reservation.written(size_bytes)
+    @asynccontextmanager
+    async def _turn(self, claim: Claim) -> AsyncIterator[None]:
+        """Inflate one shard at a time: two that grow together could wait for each other's space."""
+        while self._inflating is not None:
+            with claim.waiting(behind=self._inflating):
+                await self._room.change(claim)
+        self._inflating = claim
+        try:
+            yield
+        finally:
+            self._inflating = None
+            self._room.changed.notify()
 
-    async def _index(self, partial: Partial, tar: _Tar, reservation: Reservation, rule: OriginTable) -> Facts:
+    async def _grow(self, claim: Claim, size_bytes: int) -> None:
+        await self._room.reserve(claim, size_bytes, lambda: NOW)
+        assert claim.reservation is not None
+        claim.reservation.written(size_bytes)
+
+    async def _index(self, partial: Partial, tar: _Tar, claim: Claim, rule: OriginTable) -> Facts:
         obj = partial.obj
         facts = Facts(
             url=redact(obj.url),
@@ -105,6 +115,6 @@ class Ingester:
         )
         indexed = await self._indexers.index(request)
         if not indexed.written:  # so many tiny samples are rare enough to be walked twice
-            await self._grow(reservation, indexed.sidecar_bytes - request.allowed_bytes, obj.url)
+            await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)
             indexed = await self._indexers.index(replace(request, allowed_bytes=indexed.sidecar_bytes))
         return replace(facts, samples=indexed.samples)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shardcache.cache.arriving import Arriving
@@ -28,6 +29,24 @@ _OF_A_FORMER_PLAN = -1
 # More than any reader has use for: each is a file that it has open.
 _MOST_LEASES = 4096
 _FORGOTTEN_AT_ONCE = 1024
+
+# More batches than a loader has of one worker before it takes another's (`prefetch_factor` is 2 by default).
+_BATCHES_AHEAD = 4
+# A worker that has neither taken nor given back a shard for this long does not do so just now.
+_STILL_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A data loader, which takes batches of `batch_size` samples from its workers in turn.
+
+    Attributes:
+        name: tells it from the other loaders of its rank's process.
+    """
+
+    name: str
+    rank: int
+    batch_size: int
 
 
 @dataclass(slots=True, eq=False)
@@ -66,15 +85,21 @@ class Lease:
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """One connected reading process."""
+    """One connected reading process.
+
+    Attributes:
+        loader: of which it is a worker, if it is one.
+    """
 
     job: Job
     owner: Readers
+    loader: Loader | None = None
     _shards: list[Planned] = field(default_factory=list)  # the plan's table
     _course: array[int] = field(default_factory=lambda: array("I"))  # for each position, where in that table
     _asked: dict[int, Lease] = field(default_factory=dict)  # those that are waited for
     _leases: dict[int, Lease] = field(default_factory=dict)  # those that were granted
     _clock: StallClock = field(init=False)
+    _moved_s: float = field(default_factory=time.monotonic)  # when it last took a shard or gave one back
 
     def __post_init__(self) -> None:
         self._clock = StallClock(self.job, self.owner.waited)
@@ -120,7 +145,7 @@ class Reader:
             raise ProtocolError(f"request {number} asked for a lease already")
         if len(self._asked) + len(self._leases) >= _MOST_LEASES:
             raise ProtocolError(f"a reader may have {_MOST_LEASES} leases at a time")
-        lease = Lease(number, position, Wait(self.job.key, partial=partial, in_hand=self.in_hand, url=ref.url))
+        lease = Lease(number, position, Wait(self.job.key, partial=partial, holder=self, url=ref.url))
         self._asked[number] = lease
         try:
             found = await self.owner.leasing.acquire(ref, Class.PLANNED, lease.wait)
@@ -137,6 +162,7 @@ class Reader:
             lease.shard, lease.held = found.shard, True
         self.owner.count(hit=isinstance(found, Published) and found.hit)
         self._leases[lease.number] = lease
+        self._moved_s = time.monotonic()
         if lease.needed:
             self._take(lease)
         elif lease.shard is not None:
@@ -184,7 +210,7 @@ class Reader:
             raise ProtocolError(f"lease {number} is not of a shard that is arriving")
         transfer, url = self.transfer(lease.position), lease.wait.url
         stages = None if transfer is None else transfer.stages
-        wait = Wait(self.job.key, stages=stages, in_hand=self.in_hand, url=url)
+        wait = Wait(self.job.key, stages=stages, holder=self, url=url)
         self._stand_still(wait, transfer)
         try:
             await lease.arriving.beyond(beyond_bytes, wait)
@@ -232,6 +258,7 @@ class Reader:
             await self.owner.turns.wait()
 
     async def _let_go(self, lease: Lease) -> None:
+        self._moved_s = time.monotonic()
         lease.look()
         if lease.held and lease.shard is not None:
             await self.owner.leasing.release(lease.shard)
@@ -261,6 +288,26 @@ class Reader:
         for lease in self._leases.values():
             lease.look()
         return sum(lease.held for lease in self._leases.values())
+
+    def kept_waiting(self) -> Collection[Reader]:
+        """Return the workers of its loader that keep their shards until this one has its own.
+
+        The loader waits for this one's batch, and asks the others for few batches more meanwhile: they cannot come to
+        the end of a shard with many.
+        """
+        if self.loader is None:
+            return ()
+        return [reader for reader in self.owner if reader.job is self.job and reader._keeps_for(self.loader)]
+
+    def _keeps_for(self, loader: Loader) -> bool:
+        held = [lease.shard for lease in self._leases.values() if lease.held and lease.shard is not None]
+        least = loader.batch_size * _BATCHES_AHEAD
+        return (
+            self.loader == loader
+            and not self._clock.waits
+            and time.monotonic() - self._moved_s > _STILL_S
+            and all(shard.facts is not None and shard.facts.samples > least for shard in held)
+        )
 
     def transfer(self, position: int) -> Transfer | None:
         """Return the transfer that the shard at a position waits for, if there is one."""
@@ -306,9 +353,9 @@ class Readers:
     def __iter__(self) -> Iterator[Reader]:
         return iter(self._readers)
 
-    def add(self, job_name: str, uid: int) -> Reader:
+    def add(self, job_name: str, uid: int, loader: Loader | None = None) -> Reader:
         """Return a new reader of a user's job."""
-        reader = Reader(self._jobs.join(job_name, uid), self)
+        reader = Reader(self._jobs.join(job_name, uid), self, loader)
         self._readers.add(reader)
         return reader
 

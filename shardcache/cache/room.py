@@ -6,20 +6,23 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import Callable
 
 import humanize
 import structlog
 
 from shardcache.cache.health import Health
+from shardcache.cache.holds import Holds
 from shardcache.cache.names import Names
 from shardcache.cache.pages import Pages
 from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
+from shardcache.cache.standstill import check_progress
+from shardcache.cache.transfers import Claim, PostponedError
 from shardcache.errors import CapacityError, DiskFullError
 from shardcache.metrics import Counters
 from shardcache.store.shard import Shard
-from shardcache.store.space import Reservation
 from shardcache.store.store import Store
 
 log = structlog.get_logger()
@@ -39,6 +42,7 @@ class Room:
 
     Attributes:
         changed: notified when what may be evicted has changed.
+        claims: the shards on their way, by key.
         short_bytes: how much less of the filesystem is free than must be, when that was looked at last.
     """
 
@@ -51,9 +55,11 @@ class Room:
         counters: Counters,
         health: Health,
         pins: Pins,
+        holds: Holds,
         changed: Signal,
     ) -> None:
         self.changed = changed
+        self.claims: dict[str, Claim] = {}
         self._store = store
         self._planner = planner
         self._pages = pages
@@ -61,6 +67,7 @@ class Room:
         self._counters = counters
         self._health = health
         self._pins = pins
+        self._holds = holds
         self._lock = asyncio.Lock()
         self.short_bytes = 0
         self._evicted: dict[str, None] = {}
@@ -70,14 +77,37 @@ class Room:
             now.arrived(shard.key, shard.kept_bytes)
         pins.recall()
 
-    async def try_reserve(self, reservation: Reservation, size_bytes: int, needed_at_s: float) -> bool:
-        """Grow the reservation by `size_bytes` if that can be done now, evicting if need be."""
+    async def reserve(
+        self, claim: Claim, size_bytes: int, needed_at_s: Callable[[], float], *, ahead_waits: bool = True
+    ) -> None:
+        """Grow a claim's reservation by `size_bytes` as soon as there is room, evicting if need be.
+
+        Args:
+            ahead_waits: whether to wait for room also where nobody waits for the shard.
+
+        Raises:
+            CapacityError, DiskFullError: there will never be room, or only what waits itself could give it.
+            PostponedError: nobody waits for the shard, and it may not wait for room or is in the way of others.
+        """
+        if await self._try_reserve(claim, size_bytes, needed_at_s()):
+            return
+        with claim.waiting(size_bytes):
+            while True:
+                self._check_possible(claim.reserved_bytes + size_bytes, claim.transfers[0].ref.url)
+                if not (ahead_waits or claim.waits):
+                    raise PostponedError
+                await self.change(claim)
+                if await self._try_reserve(claim, size_bytes, needed_at_s()):
+                    return
+
+    async def _try_reserve(self, claim: Claim, size_bytes: int, needed_at_s: float) -> bool:
+        assert claim.reservation is not None
         async with self._lock:
             self._look_again()
             while shortfall := self._store.shortfall_bytes(size_bytes):
                 if not await self._free(shortfall, needed_at_s):
                     return False
-            reservation.grow(size_bytes)
+            claim.reservation.grow(size_bytes)
             return True
 
     async def keep_free(self) -> None:
@@ -93,8 +123,12 @@ class Room:
             log.warning(f"the free space that --min-free demands {state}", short_bytes=shortfall)
         self.short_bytes = shortfall
 
-    async def change(self) -> None:
-        """Return when what may be evicted has changed, or after a while: who closes a file tells nobody."""
+    async def change(self, claim: Claim) -> None:
+        """Return when what may be evicted has changed, or after a while: who closes a file tells nobody.
+
+        Raises what `check_progress` raises for a claim that waits.
+        """
+        check_progress(claim, self.claims.values(), self._holds.shards, self._store.space)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_AGAIN_S):
                 await self.changed.wait()
@@ -214,7 +248,7 @@ class Room:
     def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:
         return self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
 
-    def check_possible(self, size_bytes: int, url: str) -> None:
+    def _check_possible(self, size_bytes: int, url: str) -> None:
         """Raise CapacityError or DiskFullError when `size_bytes` would not fit if all went that is not pinned."""
         space = self._store.space
         if size_bytes > space.capacity_bytes:

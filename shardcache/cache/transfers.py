@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from shardcache.logs import about
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
 from shardcache.store.shard import Shard
+from shardcache.store.space import Reservation
 
 log = structlog.get_logger()
 
@@ -93,6 +95,59 @@ class Transfer:
             "stage": self.stages.present.value,
             "waiters": len(self.waits),
         }
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """The transfers that lead to one key; the one that holds the lock does the work, as urgently as all of them.
+
+    Attributes:
+        reservation: the room that the shard has.
+        wanted_bytes: the room that it waits for beyond that; 0 while it does not wait.
+        behind: the claim whose turn it waits for.
+        waits_since_s: when it began to wait, by the monotonic clock.
+    """
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    transfers: list[Transfer] = field(default_factory=list)
+    reservation: Reservation | None = None
+    wanted_bytes: int = 0
+    behind: Claim | None = None
+    waits_since_s: float = 0.0
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether nothing but room, its own or its predecessor's, lets it go on."""
+        return self.wanted_bytes > 0 or (self.behind is not None and self.behind.is_blocked)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The room that it has."""
+        return self.reservation.size_bytes if self.reservation else 0
+
+    @property
+    def waits(self) -> list[Wait]:
+        """All waits for the shard."""
+        return [wait for transfer in self.transfers for wait in transfer.waits]
+
+    @property
+    def stalled(self) -> list[Wait]:
+        """The waits of readers that have nothing to read."""
+        return [wait for wait in self.waits if wait.since_s is not None]
+
+    @contextmanager
+    def waiting(self, wanted_bytes: int = 0, behind: Claim | None = None) -> Iterator[None]:
+        """Wait for room, or for another claim's turn to end."""
+        former = [(transfer, transfer.stages.present) for transfer in self.transfers] if wanted_bytes else []
+        self.wanted_bytes, self.behind, self.waits_since_s = wanted_bytes, behind, time.monotonic()
+        for transfer, _ in former:
+            transfer.stages.enter(Stage.SPACE)
+        try:
+            yield
+        finally:
+            self.wanted_bytes, self.behind = 0, None
+            for transfer, stage in former:
+                transfer.stages.enter(stage)
 
 
 class Transfers:

@@ -7,8 +7,9 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 
 class Stage(enum.StrEnum):
@@ -63,6 +64,16 @@ class Stages:
         return spent_s
 
 
+class Holder(Protocol):
+    """A reader, as far as it keeps shards in place."""
+
+    def in_hand(self) -> int:
+        """Return how many shards it keeps in place."""
+
+    def kept_waiting(self) -> Collection[Holder]:
+        """Return the readers that keep their shards until this one has its own."""
+
+
 @dataclass(slots=True, eq=False)
 class Wait:
     """One asker's wait for a shard, or for more of one.
@@ -72,7 +83,7 @@ class Wait:
         since_s: when the reader had nothing to read any more; None while it has.
         partial: whether it would read a shard that is still arriving.
         stages: those of the transfer that it waits for, once there is one.
-        in_hand: tells how many shards the reader keeps in place meanwhile.
+        holder: the reader that waits; None for a wait that is no reader's.
         url: of the shard; empty for what is no reader's.
     """
 
@@ -80,5 +91,5 @@ class Wait:
     since_s: float | None = None
     partial: bool = False
     stages: Stages | None = None
-    in_hand: Callable[[], int] = int
+    holder: Holder | None = None
     url: str = ""

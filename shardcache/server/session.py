@@ -15,7 +15,7 @@ from shardcache import __version__
 from shardcache.cache.allow import Peer
 from shardcache.cache.facade import Cache
 from shardcache.cache.planned import Planned
-from shardcache.cache.readers import Lease, Reader
+from shardcache.cache.readers import Lease, Loader, Reader
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.logs import about
 from shardcache.protocol import MAX_REQUEST_BYTES, SPOKEN, Release, Spoken, agree
@@ -58,7 +58,7 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
         hello = await _hello(socket)
         protocol, job = _agreed(hello), take(hello, "job", str)
         with about(job=job, uid=peer.uid), notes.session(peer.uid):
-            reader = cache.join(job, peer.uid)
+            reader = cache.join(job, peer.uid, _loader(hello))
             try:
                 await _welcome(socket, protocol, str(cache.layout.root))
                 await Session(socket, cache, reader, peer).run()
@@ -91,6 +91,13 @@ def _agreed(hello: Json) -> int:
     """Return the version of the protocol that the session is held in. Raises VersionMismatchError, ProtocolError."""
     client = Release(str(hello.get("client_version")), Spoken.of(take(hello, "protocol", int), hello))
     return agree(daemon=Release(__version__, SPOKEN), client=client)
+
+
+def _loader(hello: Json) -> Loader | None:
+    """Return the loader of which the reader says that it is a worker. Raises ProtocolError."""
+    if "loader" not in hello:
+        return None
+    return Loader(take(hello, "loader", str), take(hello, "rank", int), take(hello, "batch_size", int))
 
 
 async def _welcome(socket: web.WebSocketResponse, protocol: int, cache_dir: str) -> None:

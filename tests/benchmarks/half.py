@@ -3,8 +3,7 @@
 The cache has room for half the dataset and for the shard that each reader holds in its hands. Offline MIN (Belady,
 A study of replacement algorithms for a virtual-storage computer, IBM Systems Journal 5(2), 1966) gets all of that
 room and the very sequence of reads that happened: the order in which the workers of both jobs came to the first
-sample of each shard. It may evict what a reader still holds, which no real cache may; the other row has it obey. It
-also knows that the jobs end: their plans tell the daemon of one epoch more, and what it fetches for that one counts.
+sample of each shard. It may evict what a reader still holds, which no real cache may; the other row has it obey.
 
 Shards are shuffled, but their samples not mixed. Thus a read is one event, and a reader holds one shard. With a window
 it would hold many, each from its first sample to its last, none of which MIN could evict: the figure would tell how

@@ -133,6 +133,7 @@ def shardcache(task: Task) -> tuple[IterableDataset[Any], Callable[[int], None]]
         shuffle=True,
         shuffle_window=task.window,
         seed=task.seed,
+        epochs=task.epochs,
         batch_size=BATCH_SAMPLES,
         job=task.job,
         socket=task.socket,

@@ -22,7 +22,7 @@ from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.partition import Even
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.topology import Topology
-from support.daemon import Daemon
+from support.daemon import Daemon, eventually
 from support.dealt import walk
 from support.tars import make_tar, random_samples, write_shards
 
@@ -50,6 +50,29 @@ def test_epochs_of_a_chosen_length_follow_each_other(daemon: Daemon, index: str,
     read = Counter(key for epoch in epochs for rank in epoch for key in rank)
     assert read == dict.fromkeys(keys, 2)
     assert len({key for epoch in epochs[:2] for rank in epoch for key in rank}) == 160
+
+
+def test_nothing_is_fetched_behind_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
+    """What was evicted comes back for a next epoch of which nobody said that there is none, and for no other."""
+    urls, datasets = {}, {}
+    for name, epochs in (("last", 2), ("another", None)):
+        (tmp_path / name).mkdir()
+        urls[name] = [f"file://{path}" for path in write_shards(tmp_path / name, 4, 5)]
+        datasets[name] = ShardDataset(urls[name], epochs=epochs, job=name, socket=daemon.socket)
+    for epoch in range(2):
+        for dataset in datasets.values():
+            dataset.set_epoch(epoch)
+            assert len(keys_of(dataset)) == 20
+    daemon.request("POST", "/v1/evict", {"urls": [*urls["last"], *urls["another"]]})
+    eventually(lambda: {shard["url"] for shard in daemon.shards()} >= set(urls["another"]))
+    assert not {shard["url"] for shard in daemon.shards()} & set(urls["last"])
+
+
+def test_epochs_behind_the_last_are_read_like_any_other(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """Saying how many there are takes nothing away, also between two that follow each other by themselves."""
+    options: dict[str, Any] = {"shuffle": True, "socket": daemon.socket}
+    ending, endless = ShardDataset(index, epochs=1, **options), ShardDataset(index, **options)
+    assert [keys_of(ending) for _ in range(3)] == [keys_of(endless) for _ in range(3)]
 
 
 def test_a_chosen_length_makes_ranks_equal_without_counts(daemon: Daemon, tmp_path: Path) -> None:

@@ -41,15 +41,23 @@ _OPEN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who reads, as the daemon shows it in its list of jobs."""
+    """A reading process, as the daemon shows it in its list of jobs.
+
+    Attributes:
+        loader: shared by the workers of one data loader, which takes batches from them in turn; empty for no worker.
+        batch_size: samples in such a batch.
+    """
 
     job: str
     topology: Topology = field(default_factory=Topology)
+    loader: str = ""
+    batch_size: int = 1
     pid: int = field(default_factory=os.getpid)
 
     def message(self) -> Json:
         """Return the fields of the `hello` message."""
         place = self.topology
+        loader = {"loader": self.loader, "batch_size": self.batch_size} if self.loader else {}
         return {
             "protocol": SPOKEN.newest,
             "oldest_protocol": SPOKEN.oldest,
@@ -60,6 +68,7 @@ class Reader:
             "worker": place.worker,
             "workers": place.workers,
             "pid": self.pid,
+            **loader,
         }
 
 

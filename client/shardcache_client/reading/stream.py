@@ -33,6 +33,7 @@ class Source:
     Attributes:
         decode: what becomes of each sample; None to give it as it is.
         handover: through which samples may reach other processes without a copy.
+        epochs: of the training; None where there is always another.
     """
 
     sessions: Sessions
@@ -40,6 +41,7 @@ class Source:
     deal: Deal
     decode: Decode | None = None
     handover: Handover | None = None
+    epochs: int | None = None
 
     @property
     def counts(self) -> Sequence[int] | None:
@@ -110,7 +112,7 @@ class EpochStream:
 
     def _samples(self, session: Lender) -> Iterator[Sample]:
         """Yield the samples of the share, then those of other readers' shares as long as anybody asks for more."""
-        after = self._source.deal.share(self.start.epoch + 1, 0, self._reader.topology)
+        after = self._shards_after()
         fruitless = 0
         while True:
             before, whole = self.tally.given, self.tally.taken == 0
@@ -127,8 +129,15 @@ class EpochStream:
                 )
             self.tally.begin_again()
 
-    def _once(self, session: Lender, share: Share, after: Share) -> Iterator[Sample]:
-        plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after.shards())
+    def _shards_after(self) -> Sequence[int]:
+        """Return the shards of the reader's next epoch; none behind the last."""
+        after, epochs = self.start.epoch + 1, self._source.epochs
+        if epochs is not None and after >= epochs:
+            return ()
+        return self._source.deal.share(after, 0, self._reader.topology).shards()
+
+    def _once(self, session: Lender, share: Share, after: Sequence[int]) -> Iterator[Sample]:
+        plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after)
         session.declare(plan)
         mixed = any(leg.mix.window for leg in share.legs)
         hands = Hands(session, plan.reads, partial=False if mixed else None, handover=self._source.handover)
