@@ -186,7 +186,7 @@ def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str
         return Path(explicit)
     if env.get(SOCKET_ENV):
         return Path(env[SOCKET_ENV])
-    if SYSTEM_SOCKET.exists() or _may_make(SYSTEM_SOCKET.parent):
+    if _exists(SYSTEM_SOCKET) or _may_make(SYSTEM_SOCKET.parent):
         return SYSTEM_SOCKET
     runtime = env.get("XDG_RUNTIME_DIR")
     base = Path(runtime) / "shardcache" if runtime else _user_tmp()
@@ -197,6 +197,14 @@ def from_here(url: str) -> str:
     """Return the whole path where a url is that of a file below this process's folder; the daemon has its own."""
     is_file = "://" not in url and os.path.isfile(url)  # noqa: PTH113  # a pattern may be longer than any path
     return str(Path(url).absolute()) if is_file else url
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file, or a folder that is closed to this user: what refuses him can say so."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
 
 
 def _may_make(folder: Path) -> bool:

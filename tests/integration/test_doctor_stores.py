@@ -22,14 +22,6 @@ BODY = os.urandom(3_000_000)
 _LATE_S = 20 * 60
 
 
-@pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let options and proxies of whoever runs the tests stay out."""
-    for name in list(os.environ):
-        if name.startswith("SHARDCACHE_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-
-
 async def look(
     folder: Path, *urls: str, config: str = "", quick: bool = True, allow: tuple[str, ...] = ()
 ) -> dict[str, Finding]:

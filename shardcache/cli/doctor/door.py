@@ -29,8 +29,7 @@ def _path(case: Case) -> Finding:
     if len(os.fsencode(path)) > _MOST_BYTES:
         cause = f"its path has {len(os.fsencode(path))} bytes; the kernel takes {_MOST_BYTES}"
         return failed(name, f"{path} can be no socket", cause, "choose a shorter path: --socket /run/user/…")
-    theirs = _where_clients_look()
-    if theirs != path and "socket" not in case.flags:
+    if "socket" not in case.flags and (theirs := _where_clients_look()) != path:
         cause = "the config file names it, and training processes do not read that file"
         remedy = f"export {SOCKET_ENV}={shlex.quote(str(path))}   # where training runs"
         return warning(name, f"{path}, while clients look at {theirs}", cause, remedy)
