@@ -62,7 +62,8 @@ async def _set(name: str, value: str, socket: Path | None, as_json: bool) -> Non
 
 
 def _show_change(row: dict[str, Any], value: str) -> None:
-    from shardcache.cli.output import make_console, size
+    from shardcache.cli.output import make_console
+    from shardcache.units import size
 
     console, flag = make_console(), _flag(row["name"])
     console.print(f"{flag}: {_shown(row, 'former')} → {_shown(row, 'value')}", markup=False)
@@ -78,7 +79,7 @@ def _flag(name: str) -> str:
 
 
 def _shown(row: dict[str, Any], key: str) -> str:
-    from shardcache.cli.output import size
+    from shardcache.units import size
 
     value, rate = row[key], "/s" if row["name"] == "max_bandwidth" else ""
     return "no limit" if value is None else f"{size(value)}{rate}" if isinstance(value, int) else value

@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from shardcache.cli.doctor.case import Case, Running
-from shardcache.cli.doctor.findings import Finding, failed, ok, skipped, warning
-from shardcache.cli.doctor.people import user_name
+from shardcache.cache.origin_probe.findings import Finding, failed, ok, skipped, warning
+from shardcache.cli.doctor.case import Case
 from shardcache.config import CONFIG_ENV, Settings
 from shardcache.protocol import SOCKET_ENV
 
@@ -50,7 +48,7 @@ def _unread(env: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _differing(case: Case) -> Iterator[Finding]:
-    """Compare names alone: values may be secrets."""
+    """Name variables whose values differ; the values may be secrets."""
     running = case.running
     theirs = None if running is None or running.pid is None else _environment(running.pid)
     if running is None or theirs is None:
@@ -61,15 +59,8 @@ def _differing(case: Case) -> Iterator[Finding]:
         if _OF_STORES.match(name) and theirs.get(name) != os.environ.get(name)
     )
     if names:
-        found = f"the running daemon's environment has other values than yours: {', '.join(names)}"
-        cause = "what is found of stores here may not hold for the daemon"
-        yield warning("config.environment", found, cause, _in_environment_of(running))
-
-
-def _in_environment_of(running: Running) -> str:
-    adopt = 'while IFS= read -rd "" v; do export "$v"; done'
-    script = f"{adopt} </proc/{running.pid}/environ; shardcache doctor"
-    return f"sudo -u {user_name(running.uid or 0)} env -i bash -c {shlex.quote(script)}"
+        found = f"the daemon's environment has other values than yours: {', '.join(names)}; the daemon's count"
+        yield ok("config.environment", found)
 
 
 def _environment(pid: int) -> dict[str, str] | None:
