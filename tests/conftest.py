@@ -21,7 +21,13 @@ from support.zygote import Zygote
 
 # How long an example takes says more of the machine's other users than of the code. A change is judged by examples that
 # the next one is judged by, too; new ones are looked for by people, who can keep what they find.
-settings.register_profile("shardcache", deadline=None, derandomize="CI" in os.environ)
+# A checkout that cannot be written to has no place for examples that failed.
+settings.register_profile(
+    "shardcache",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    database=settings.default.database if os.access(Path(), os.W_OK) else None,
+)
 settings.load_profile("shardcache")
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import humanize
-
 from shardcache.cache.transfers import Transfer
 from shardcache.cache.waiting import Stage, Wait
 from shardcache.errors import CapacityError
 from shardcache.store.shard import Shard
 from shardcache.store.space import Space, footprint_bytes
+from shardcache.units import size
 
 
 def check_progress(transfer: Transfer, others: Collection[Transfer], in_use: Collection[Shard], space: Space) -> None:
@@ -32,8 +31,8 @@ def check_progress(transfer: Transfer, others: Collection[Transfer], in_use: Col
     staying_bytes = space.pinned_bytes + sum(shard.kept_bytes for shard in in_use if not shard.pinned)
     if _may_fit(stuck, staying_bytes, space.capacity_bytes) or _may_be_given_back(waits, in_use):
         return
-    staying, capacity = map(humanize.naturalsize, (staying_bytes, space.capacity_bytes))
-    pinned = f" or pinned ({humanize.naturalsize(space.pinned_bytes)})" if space.pinned_bytes else ""
+    staying, capacity = map(size, (staying_bytes, space.capacity_bytes))
+    pinned = f" or pinned ({size(space.pinned_bytes)})" if space.pinned_bytes else ""
     raise CapacityError(
         f"{staying} of the cache's {capacity} are in hand{pinned}, and all who have them, {len(waits)} reader(s), wait "
         "for room for another shard: none can go on",

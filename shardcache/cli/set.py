@@ -67,6 +67,8 @@ def _show_change(row: dict[str, Any], value: str) -> None:
 
     console, flag = make_console(), _flag(row["name"])
     console.print(f"{flag}: {_shown(row, 'former')} → {_shown(row, 'value')}", markup=False)
+    if row.get("warning"):
+        console.print(f"warning: {row['warning']}", markup=False)
     if row.get("freed_bytes"):
         console.print(f"{size(row['freed_bytes'])} evicted", markup=False)
     lasting = f"start the daemon with --{flag} {value}, or have it in its config file"
