@@ -6,15 +6,18 @@ Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_
 
 from __future__ import annotations
 
+import difflib
 import grp
 import os
 import pwd
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ByteSize,
@@ -22,9 +25,9 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
-    ValidationInfo,
     field_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -34,12 +37,22 @@ from pydantic_settings import (
 )
 
 from shardcache.errors import ConfigError
+from shardcache.units import size
 
 CONFIG_ENV = "SHARDCACHE_CONFIG"
 DEFAULT_CONFIG = Path("/etc/shardcache/shardcache.toml")
 MIB = 1024 * 1024
 
+# The daemon's own needs for the smallest shard: its sidecar, journal and index.
+LEAST_CAPACITY_BYTES = 64 * 1024
+_BLOCK_BYTES = 4096
 _BYTES = TypeAdapter(ByteSize)
+
+_PREFIX = "SHARDCACHE_"
+# Read by the training side and by the command line.
+_OTHER_VARIABLES = {CONFIG_ENV, "SHARDCACHE_SOCKET", "SHARDCACHE_JOB", "SHARDCACHE_DIRECT_DIR"}
+# Kubernetes tells every pod of a service that is called shardcache.
+_SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +78,39 @@ class Amount:
         """Return the amount in bytes on a filesystem of the given size."""
         return self.value_bytes if self.fraction is None else int(filesystem_bytes * self.fraction)
 
+    def excess(self, filesystem_bytes: int) -> str | None:
+        """Return a warning where the amount is more than a filesystem has, else None."""
+        if self.of(filesystem_bytes) <= filesystem_bytes:
+            return None
+        return f"the capacity of {size(self.value_bytes)} is more than its filesystem has ({size(filesystem_bytes)})"
+
+
+def _holds_a_shard(capacity: Amount) -> Amount:
+    if capacity.fraction == 0 or (capacity.fraction is None and capacity.value_bytes < LEAST_CAPACITY_BYTES):
+        raise ValueError(f"{size(capacity.value_bytes)} cannot hold a single shard; write a unit, such as 500GB or 80%")
+    return capacity
+
 
 Size = Annotated[Amount, NoDecode, BeforeValidator(Amount.parse)]
+Capacity = Annotated[Size, AfterValidator(_holds_a_shard)]
+
+
+def _whole_blocks(value: ByteSize) -> ByteSize:
+    """Round to what the disk takes in one piece, so that 8MB can be written for 8MiB."""
+    return ByteSize((value + _BLOCK_BYTES // 2) // _BLOCK_BYTES * _BLOCK_BYTES)
 
 
 def _per_second(text: object) -> object:
     return text.strip().removesuffix("/s") if isinstance(text, str) else text
+
+
+_RULE_KEYS = ("prefix", "users", "groups")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'capacity'?` for the nearest of the known names, or nothing where none is near."""
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +138,10 @@ class AllowRule:
                 return entry
             case str(prefix) if prefix:
                 return cls(prefix)
-            case {"prefix": str(prefix), **others} if prefix and others.keys() <= {"users", "groups"}:
+            case {"prefix": str(prefix), **others} if prefix:
+                unknown = next(iter(others.keys() - {"users", "groups"}), None)
+                if unknown is not None:
+                    raise ValueError(f"no key {unknown!r} in a rule{did_you_mean(str(unknown), _RULE_KEYS)}")
                 users, groups = (_ids(others.get(name, ()), name) for name in ("users", "groups"))
                 if others and not users and not groups:
                     raise ValueError(f"a rule for {prefix} that is for nobody")
@@ -159,7 +202,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="SHARDCACHE_", extra="forbid", frozen=True, validate_default=True)
 
     cache_dir: Path = Field(default_factory=default_cache_dir, description="folder on a local disk for the shards")
-    capacity: Size = Field(
+    capacity: Capacity = Field(
         "80%",  # type: ignore[assignment]  # read by Amount.parse, and shown as written
         description="most that the cache may hold: 200GB, 1.5TiB, or a share of its filesystem",
     )
@@ -192,7 +235,7 @@ class Settings(BaseSettings):
     max_bandwidth: Annotated[ByteSize | None, BeforeValidator(_per_second)] = Field(
         None, ge=64 * 1024, description="bytes a second from all stores together, such as 500MB [default: no limit]"
     )
-    part_size: ByteSize = Field(
+    part_size: Annotated[ByteSize, AfterValidator(_whole_blocks)] = Field(
         ByteSize(8 * MIB), ge=64 * 1024, le=1024 * MIB, description="bytes asked for by one request"
     )
     attempts: int = Field(10, ge=1, le=100, description="tries for one part before its shard fails")
@@ -215,13 +258,6 @@ class Settings(BaseSettings):
     def _split_commas(cls, value: object) -> object:
         return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
 
-    @field_validator("part_size")
-    @classmethod
-    def _whole_blocks(cls, value: ByteSize, info: ValidationInfo) -> ByteSize:
-        if value % 4096:
-            raise ValueError("must be a multiple of 4096 bytes")
-        return value
-
     @classmethod
     def settings_customise_sources(
         cls,
@@ -241,18 +277,72 @@ class Settings(BaseSettings):
         Raises ConfigError naming every option that makes no sense, or a config file that cannot be read.
         """
         path = config or (Path(os.environ[CONFIG_ENV]) if os.environ.get(CONFIG_ENV) else None)
-        if path is not None and not path.is_file():
-            raise ConfigError(f"no config file at {path}", remedy="correct --config or leave it out")
         source = path or DEFAULT_CONFIG
         bound = type(cls.__name__, (cls,), {"model_config": {"toml_file": source}, "__module__": __name__})
         try:
+            if path is not None and not path.is_file():
+                raise ConfigError(f"no config file at {path}", remedy="correct --config or leave it out")
             return bound(**flags)  # type: ignore[no-any-return]
         except ValidationError as exn:
-            raise ConfigError(_explain(exn), remedy="see `shardcache serve --help`") from None
+            raise ConfigError(_Explanation(flags, source).of(exn), remedy="see `shardcache serve --help`") from None
         except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
-            raise ConfigError(f"cannot read {source}: {exn}") from None
+            remedy = f"correct it; to see whether it makes sense: shardcache doctor --config {source}"
+            raise ConfigError(f"cannot read {source}: {exn}", remedy=remedy) from None
 
 
-def _explain(exn: ValidationError) -> str:
-    lines = [f"{'.'.join(map(str, err['loc']))}: {err['msg']}" for err in exn.errors()]
-    return "; ".join(lines)
+def unknown_variables(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str | None]]:
+    """Yield each SHARDCACHE_ variable that nothing reads, with the name of the nearest that something does."""
+    known = {_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
+    for name in sorted(env):
+        if name.startswith(_PREFIX) and name.upper() not in known and not _SERVICE_LINK.match(name):
+            yield name, next(iter(difflib.get_close_matches(name, known, n=1)), None)
+
+
+class _Explanation:
+    """Text for options that make no sense: where each was given, and what is wrong with it."""
+
+    def __init__(self, flags: Mapping[str, Any], file: Path) -> None:
+        self._flags = flags
+        self._file = file
+
+    def of(self, error: ValidationError) -> str:
+        return "; ".join(f"{self._option(one['loc'])}: {_reason(one)}" for one in error.errors())
+
+    def _option(self, loc: tuple[int | str, ...]) -> str:
+        name = str(loc[0])
+        if name in self._flags:
+            return "--" + name.replace("_", "-")
+        if variable := next((each for each in os.environ if each.upper() == _PREFIX + name.upper()), None):
+            return f"${variable}"
+        dotted = ".".join(str(part) for part in loc if not str(part).startswith("function-"))
+        line = self._line(loc)
+        return f"{dotted} in {self._file}" + (f", line {line}" if line else "")
+
+    def _line(self, loc: tuple[int | str, ...]) -> int | None:
+        """Return the number of the line where a key, or else its table, stands in the file."""
+        table, count, begins, wanted = "", 0, None, [str(part) for part in loc if isinstance(part, str)]
+        number = next((part for part in loc if isinstance(part, int)), 0)
+        for at, text in enumerate(self._file.read_text().splitlines(), 1):
+            if header := re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", text):
+                count = count + 1 if header[1] == table else 1
+                table = header[1]
+            is_in_table = table == wanted[0] and count == number + 1
+            begins = at if is_in_table and begins is None else begins
+            key = wanted[0] if not table else wanted[1] if is_in_table and len(wanted) > 1 else None
+            if key is not None and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*=""", text):
+                return at
+        return begins
+
+
+def _reason(error: ErrorDetails) -> str:
+    """Return what is wrong with one option, in the words of its users and not of pydantic."""
+    *tables, name = error["loc"]
+    if error["type"] == "extra_forbidden":
+        known = OriginTable.model_fields if tables else Settings.model_fields
+        return f"there is no such option{did_you_mean(str(name), known)}"
+    if error["type"] == "tuple_type" and name in ("origin", "allow"):
+        return f"write [[{name}]], once for each table"
+    field, bounds = Settings.model_fields.get(str(name)), error.get("ctx", {})
+    if field is not None and "ByteSize" in str(field.annotation) and bounds.keys() & {"ge", "le"}:
+        return f"at least {size(bounds['ge'])}" if "ge" in bounds else f"at most {size(bounds['le'])}"
+    return str(error["msg"]).removeprefix("Value error, ")

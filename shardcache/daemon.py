@@ -16,7 +16,7 @@ import structlog
 from shardcache import __version__, garbage, logs
 from shardcache.cache.allow import AllowList
 from shardcache.cache.facade import Cache
-from shardcache.config import Settings
+from shardcache.config import Settings, unknown_variables
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
@@ -32,6 +32,7 @@ from shardcache.server.tcp import Listener, listening
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
 from shardcache.telemetry import tracing
+from shardcache.units import size
 
 log = structlog.get_logger()
 
@@ -50,6 +51,8 @@ def serve(settings: Settings) -> None:
     """
     logs.configure(settings.log_level, settings.log_format)
     manager, handed = Manager.take(os.environ, os.getpid()), Handed.take(os.environ, os.getpid())
+    for name, meant in unknown_variables():
+        log.warning("nothing reads this environment variable", name=name, meant=meant)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(settings, manager, handed))
 
@@ -106,7 +109,14 @@ async def _run(
             cache = Cache(settings, store, origins, downloader, counters, indexers, group, traces)
             drain = await serve_with(cache)
             with _stop_signals() as stop:
-                log.info("ready", version=__version__, store=repr(store))
+                log.info(
+                    "ready",
+                    version=__version__,
+                    cache_dir=str(settings.cache_dir),
+                    shards=len(store.shards),
+                    used=size(store.space.used_bytes),
+                    capacity=size(store.space.capacity_bytes),
+                )
                 await manager.tell(READY=1)
                 watching = group.create_task(
                     manager.watch(lambda: standing(cache.health()["disk"], store, len(drain.sessions))), name="manager"

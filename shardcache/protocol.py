@@ -189,7 +189,7 @@ def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str
         return Path(explicit)
     if env.get(SOCKET_ENV):
         return Path(env[SOCKET_ENV])
-    if SYSTEM_SOCKET.exists() or _may_make(SYSTEM_SOCKET.parent):
+    if _exists(SYSTEM_SOCKET) or _may_make(SYSTEM_SOCKET.parent):
         return SYSTEM_SOCKET
     runtime = env.get("XDG_RUNTIME_DIR")
     base = Path(runtime) / "shardcache" if runtime else _user_tmp()
@@ -209,6 +209,14 @@ def from_here(url: str | os.PathLike[str]) -> str:
         path, folder = head[2], os.path.dirname(folder) if head[0] == ".." else folder  # noqa: PTH120
     path = os.path.join(folder, path)  # noqa: PTH118
     return f"{path}/" if not path.endswith("/") and os.path.isdir(path) else path  # noqa: PTH112
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file, or a folder that is closed to this user: what refuses him can say so."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
 
 
 def _may_make(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import settings
 from shardcache.origin.registry import Origins
 from support.buckets import Bucket, fresh_bucket, use_aws
 from support.daemon import Daemon
+from support.environment import isolate
 from support.faulty_s3 import FaultyS3
 from support.moto_s3 import MotoS3
 from support.seaweedfs import SeaweedFS
@@ -19,8 +21,21 @@ from support.zygote import Zygote
 
 # How long an example takes says more of the machine's other users than of the code. A change is judged by examples that
 # the next one is judged by, too; new ones are looked for by people, who can keep what they find.
-settings.register_profile("shardcache", deadline=None, derandomize="CI" in os.environ)
+# A checkout that cannot be written to has no place for examples that failed.
+settings.register_profile(
+    "shardcache",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    database=settings.default.database if os.access(Path(), os.W_OK) else None,
+)
 settings.load_profile("shardcache")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide the machine that the tests run on, before any of them is imported."""
+    folder = tempfile.TemporaryDirectory(prefix="shardcache-tests-")
+    config.add_cleanup(folder.cleanup)
+    isolate(Path(folder.name))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,6 +24,7 @@ from shardcache.cache.pinning import Pinning
 from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
 from shardcache.cache.prefetch import Prefetcher
+from shardcache.cache.probing import Probing
 from shardcache.cache.readers import Loader, Reader, Readers
 from shardcache.cache.revalidation import Revalidation
 from shardcache.cache.room import Room
@@ -108,6 +109,7 @@ class Cache:
         self._overview = Overview(store, planner, names, transfers, readers, prefetcher, downloader, counters)
         self.glance = Glance(store, planner, names, transfers, readers, turns, self._overview.reason)
         self._upkeep = Upkeep(store, room, holds, pins, damage)
+        self._probing = Probing(settings, origins, self._allow, self._manifests, self._upkeep)
         self._warming = Warming(store, transfers, leasing, origins, downloader, settings.max_transfers)
         self._pins = pins
         self._pinning = Pinning(pins, self._warming)
@@ -182,6 +184,10 @@ class Cache:
     def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Read every shard below a url prefix again, yielding events."""
         return self._upkeep.verify(prefix, self.sight(peer))
+
+    async def probe(self, urls: Sequence[str], peer: Peer, tell: Tell, *, quick: bool) -> None:
+        """Try the stores of the urls, or all that are known, telling findings. Raises NotAllowedError, ConfigError."""
+        await self._probing.probe(urls, peer, tell, quick=quick)
 
     def settings(self) -> list[Json]:
         """Return the settings that `set` changes."""

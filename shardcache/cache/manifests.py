@@ -78,7 +78,7 @@ class Manifests:
         Raises NotAllowedError before anything is asked of a store, NotFoundError when there is no shard at all,
         and the origin's errors.
         """
-        await asyncio.to_thread(self._check_patterns, patterns, peer)
+        await asyncio.to_thread(self.check, patterns, peer)
         for pattern in patterns if fresh else ():
             self._listed.pop(pattern, None)
         refs = [ref for pattern in patterns for ref in await self._resolve(pattern)]
@@ -90,7 +90,8 @@ class Manifests:
         filled = [ref for piece in pieces for ref in await self._known.fill(piece)]
         return Resolved(filled, _counted(filled) - _counted(refs))
 
-    def _check_patterns(self, patterns: Sequence[str], peer: Peer) -> None:
+    def check(self, patterns: Sequence[str], peer: Peer) -> None:
+        """Raise NotAllowedError unless the user may have every pattern asked for. Blocks."""
         for pattern in patterns:
             head = pattern[: pattern.find("/", pattern.find("://") + 3)]
             # What a pattern's beginning says of a host has to be true of all that it stands for.

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import humanize
-
 from shardcache.cache.jobs import Job
 from shardcache.cache.names import Names
 from shardcache.cache.planner import Planner
@@ -24,6 +22,7 @@ from shardcache.plan.schedule import Schedule
 from shardcache.redact import HIDDEN, redact
 from shardcache.store.files import free_bytes
 from shardcache.store.store import Store
+from shardcache.units import size
 
 Json = dict[str, Any]
 
@@ -77,7 +76,7 @@ class Overview:
         if stage is not Stage.SPACE:
             return stage.value
         amounts = (space.capacity_bytes, self._in_hand_bytes(), space.pinned_bytes, space.promised_bytes)
-        capacity, in_hand, pinned, arriving = map(humanize.naturalsize, amounts)
+        capacity, in_hand, pinned, arriving = map(size, amounts)
         pins = f", {pinned} are pinned," if space.pinned_bytes else ""
         return (
             f"{stage.value}: of its {capacity} readers have {in_hand} in hand{pins} and {arriving} are promised to "

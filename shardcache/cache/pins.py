@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-import humanize
 import structlog
 
 from shardcache.cache.planner import Planner
@@ -21,6 +20,7 @@ from shardcache.errors import CapacityError, DiskError
 from shardcache.store.pinfile import Pin, write_pins
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
+from shardcache.units import size
 
 log = structlog.get_logger()
 
@@ -121,7 +121,7 @@ class Pins:
     @staticmethod
     def _check(pinned_bytes: int, limit_bytes: int) -> None:
         if pinned_bytes > limit_bytes:
-            pinned, limit = map(humanize.naturalsize, (pinned_bytes, limit_bytes))
+            pinned, limit = map(size, (pinned_bytes, limit_bytes))
             raise CapacityError(
                 f"{pinned} pinned are more than the {limit} that pins may take: the rest is for what comes and goes",
                 remedy="pin less, take pins back with `shardcache unpin` (`shardcache pin` lists them), give the cache "

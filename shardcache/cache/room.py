@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 
-import humanize
 import structlog
 
 from shardcache.cache.health import Health
@@ -24,6 +23,7 @@ from shardcache.errors import CapacityError, DiskFullError
 from shardcache.metrics import Counters
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
+from shardcache.units import size
 
 log = structlog.get_logger()
 
@@ -120,7 +120,7 @@ class Room:
                     break
         if bool(shortfall) != bool(self.short_bytes):
             state = "cannot be kept: others fill the disk" if shortfall else "is kept again"
-            log.warning(f"the free space that --min-free demands {state}", short_bytes=shortfall)
+            log.warning(f"the free space that --min-free demands {state}", short=size(shortfall))
         self.short_bytes = shortfall
 
     async def change(self, claim: Claim) -> None:
@@ -149,7 +149,7 @@ class Room:
                     if not await self._free(excess_bytes, NOW):
                         self._check_holds(capacity_bytes)
                         raise CapacityError(
-                            f"{humanize.naturalsize(excess_bytes)} are still open in some process",
+                            f"{size(excess_bytes)} are still open in some process",
                             remedy="end the process that reads them (lsof names it), or try again",
                         )
             except BaseException:
@@ -164,7 +164,7 @@ class Room:
         read_bytes = sum(shard.kept_bytes for shard in shards if shard.leases and not shard.pinned)
         if read_bytes + space.pinned_bytes + space.promised_bytes > capacity_bytes:
             sizes = (capacity_bytes, space.pinned_bytes, read_bytes, space.promised_bytes)
-            wanted, pinned, read, arriving = map(humanize.naturalsize, sizes)
+            wanted, pinned, read, arriving = map(size, sizes)
             raise CapacityError(
                 f"{wanted} cannot hold what stays: {pinned} are pinned, {read} in readers' hands, {arriving} promised "
                 "to what arrives",
@@ -253,20 +253,20 @@ class Room:
         space = self._store.space
         if size_bytes > space.capacity_bytes:
             raise CapacityError(
-                f"the shard takes {size_bytes} bytes, the whole cache holds {space.capacity_bytes}", url=url
+                f"the shard takes {size(size_bytes)}, the whole cache holds {size(space.capacity_bytes)}", url=url
             )
         if size_bytes > space.unpinned_bytes:
             raise CapacityError(
-                f"the shard takes {size_bytes} bytes, and pins leave {space.unpinned_bytes} of the cache's "
-                f"{space.capacity_bytes}",
+                f"the shard takes {size(size_bytes)}, and pins leave {size(space.unpinned_bytes)} of the cache's "
+                f"{size(space.capacity_bytes)}",
                 url=url,
                 remedy="take pins back with `shardcache unpin`, or give the cache more with `shardcache set capacity`",
             )
         on_disk_bytes = space.used_bytes - space.unwritten_bytes - space.pinned_bytes
         if self._store.shortfall_bytes(size_bytes) > on_disk_bytes + space.promised_bytes:
             raise DiskFullError(
-                f"the filesystem of {self._store.layout.root} has no {size_bytes} bytes to give above "
-                f"the {space.min_free_bytes} that stay free, whatever goes that is not pinned",
+                f"the filesystem of {self._store.layout.root} cannot give {size(size_bytes)} and keep "
+                f"{size(space.min_free_bytes)} free, whatever goes that is not pinned",
                 url=url,
                 remedy="free space there, or lower --min-free",
             )

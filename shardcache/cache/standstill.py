@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import humanize
-
 from shardcache.cache.transfers import Claim, PostponedError
 from shardcache.cache.waiting import Holder
 from shardcache.errors import CapacityError
 from shardcache.store.shard import Shard
 from shardcache.store.space import Space
+from shardcache.units import size
 
 
 def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[Shard], space: Space) -> None:
@@ -46,7 +45,7 @@ def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[S
     if not claim.waits:
         raise PostponedError
     amounts = (space.pinned_bytes + held_bytes, space.capacity_bytes, reserved_bytes, space.pinned_bytes, least_bytes)
-    kept, capacity, reserved, pinned, least = map(humanize.naturalsize, amounts)
+    kept, capacity, reserved, pinned, least = map(size, amounts)
     raise CapacityError(
         f"{kept} of the cache's {capacity} are in hand"
         + (f" or pinned ({pinned})" if space.pinned_bytes else "")

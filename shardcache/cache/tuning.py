@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shardcache.cache.allow import Peer
 from shardcache.cache.room import Room
-from shardcache.config import Amount, Settings
+from shardcache.config import Amount, Settings, did_you_mean
 from shardcache.errors import ConfigError, NotAllowedError
 from shardcache.fetch.download import Downloader
 from shardcache.logs import threshold
@@ -64,6 +64,11 @@ class Tuning:
             raise NotAllowedError(
                 "only the daemon's own user and root change its settings", remedy="ask the node's operator, or use sudo"
             )
+        if name not in Settings.model_fields:
+            raise ConfigError(
+                f"there is no setting {name!r}{did_you_mean(name, self._apply)}",
+                remedy=f"choose of {', '.join(map(_flag, self._apply))}",
+            )
         if name not in self._apply:
             raise ConfigError(
                 f"{_flag(name)} cannot be changed while the daemon runs",
@@ -80,7 +85,9 @@ class Tuning:
 
     async def _set_capacity(self, amount: Amount) -> Json:
         filesystem_bytes = await asyncio.to_thread(total_bytes, self._store.layout.root)
-        return {"freed_bytes": await self._room.resize(amount.of(filesystem_bytes))}
+        told: Json = {"freed_bytes": await self._room.resize(amount.of(filesystem_bytes))}
+        warning = amount.excess(filesystem_bytes)
+        return told | {"warning": warning} if warning else told
 
     async def _set_max_bandwidth(self, limit_bytes_per_s: int | None) -> Json:
         self._max_bandwidth = limit_bytes_per_s

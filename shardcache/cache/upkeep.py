@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 from shardcache.cache.damage import Damage
@@ -32,7 +32,9 @@ class Upkeep:
         self._pins = pins
         self._damage = damage
 
-    async def shards(self, prefix: str = "", sight: Sight = lambda _: True) -> AsyncIterator[tuple[Shard, Facts]]:
+    async def shards(
+        self, prefix: str = "", sight: Sight = lambda _: True
+    ) -> AsyncGenerator[tuple[Shard, Facts], None]:
         """Yield the published shards whose url starts with `prefix`; set damaged ones aside on the way."""
 
         def is_meant(facts: Facts) -> bool:

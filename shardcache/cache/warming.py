@@ -15,6 +15,7 @@ from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.store.store import Store
+from shardcache.units import size
 
 Use = Callable[[Published], Awaitable[None]]
 
@@ -88,7 +89,7 @@ class Warming:
         capacity_bytes = self._store.space.capacity_bytes
         if known_bytes > capacity_bytes:
             raise CapacityError(
-                f"the shards take {known_bytes} bytes together, the whole cache holds {capacity_bytes}",
+                f"the shards take {size(known_bytes)} together, the whole cache holds {size(capacity_bytes)}",
                 remedy="raise --capacity, or warm fewer shards",
             )
 

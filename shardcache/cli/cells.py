@@ -11,7 +11,8 @@ from typing import Any
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from shardcache.cli.output import count, duration, size
+from shardcache.cli.output import count
+from shardcache.units import duration, size
 
 Row = Mapping[str, Any]
 

@@ -87,6 +87,10 @@ class AdminClient:
         """Yield events until the samples of every shard of `urls` are counted, or it has failed."""
         return self._until_done("/v1/index", {"urls": urls})
 
+    def probe(self, urls: list[str], *, quick: bool) -> Lines:
+        """Yield what the daemon finds of the stores of `urls`, or of all that it knows; `quick` leaves out the rate."""
+        return self._lines("POST", "/v1/probe", json={"urls": urls, "quick": quick})
+
     def verify(self, prefix: str) -> Lines:
         """Yield events until every cached shard below `prefix` was read again."""
         return self._until_done("/v1/verify", {"prefix": prefix})

@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from shardcache.cli import cells
-from shardcache.cli.output import Tail, make_table, one_line, size
+from shardcache.cli.output import Tail, make_table, one_line
 from shardcache.cli.page import headline, transfer_table
 from shardcache.cli.rates import Page, Rates, job_key
 from shardcache.errors import ShardcacheError
+from shardcache.units import size
 
 Row = Mapping[str, Any]
 

@@ -96,7 +96,8 @@ async def _noted(events: AsyncIterator[Json], found: dict[int, ShardRef]) -> Asy
 
 
 async def _show_events(events: AsyncIterator[Json], output: Path) -> int:
-    from shardcache.cli.output import count, follow, make_console, size
+    from shardcache.cli.output import count, follow, make_console
+    from shardcache.units import size
 
     console = make_console(stderr=output == _STDOUT)
     done, failed = await follow(events, console, "counting")

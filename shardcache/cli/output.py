@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-import humanize
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.progress import (
@@ -19,6 +18,8 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+from shardcache.units import size
 
 # Wider than any url: a pipe has no edge to wrap at.
 _PIPE_COLUMNS = 10_000
@@ -41,20 +42,6 @@ def make_table(*columns: str, numbers: tuple[str, ...] = (), title: str | None =
             one_line(column), justify="right" if right else "left", no_wrap=right, overflow="fold", header_style="dim"
         )
     return table
-
-
-def size(value_bytes: float) -> str:
-    """Return bytes as people write them: `1.2 GB`."""
-    return humanize.naturalsize(value_bytes)
-
-
-def duration(value_s: float) -> str:
-    """Return seconds as `850 ms`, `3.2 s`, `5 min` or what comes above that."""
-    if value_s < 1:
-        return f"{value_s * 1000:.0f} ms"
-    if value_s < 60:
-        return f"{value_s:.1f} s"
-    return humanize.naturaldelta(value_s)
 
 
 def count(number: int, noun: str) -> str:

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shardcache.cli import cells
-from shardcache.cli.output import count, duration, make_table, one_line, size
+from shardcache.cli.output import count, make_table, one_line
+from shardcache.units import duration, size
 
 Row = Mapping[str, Any]
 

@@ -40,7 +40,8 @@ async def _pin(urls: list[str], socket: Path | None, as_json: bool) -> int:
 
 
 async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
-    from shardcache.cli.output import count, follow, make_console, size
+    from shardcache.cli.output import count, follow, make_console
+    from shardcache.units import size
 
     console = make_console()
     done, failed = await follow(events, console, "pinning", each_shard=True)
@@ -66,7 +67,8 @@ async def _list(socket: Path | None, as_json: bool) -> int:
 def _show_pins(rows: list[dict[str, Any]]) -> None:
     from rich.text import Text
 
-    from shardcache.cli.output import make_console, make_table, size
+    from shardcache.cli.output import make_console, make_table
+    from shardcache.units import size
 
     table = make_table("url", "size", "in the cache", "by user", numbers=("size",))
     for row in sorted(rows, key=itemgetter("url")):

@@ -62,10 +62,13 @@ async def _set(name: str, value: str, socket: Path | None, as_json: bool) -> Non
 
 
 def _show_change(row: dict[str, Any], value: str) -> None:
-    from shardcache.cli.output import make_console, size
+    from shardcache.cli.output import make_console
+    from shardcache.units import size
 
     console, flag = make_console(), _flag(row["name"])
     console.print(f"{flag}: {_shown(row, 'former')} → {_shown(row, 'value')}", markup=False)
+    if row.get("warning"):
+        console.print(f"warning: {row['warning']}", markup=False)
     if row.get("freed_bytes"):
         console.print(f"{size(row['freed_bytes'])} evicted", markup=False)
     lasting = f"start the daemon with --{flag} {value}, or have it in its config file"
@@ -78,7 +81,7 @@ def _flag(name: str) -> str:
 
 
 def _shown(row: dict[str, Any], key: str) -> str:
-    from shardcache.cli.output import size
+    from shardcache.units import size
 
     value, rate = row[key], "/s" if row["name"] == "max_bandwidth" else ""
     return "no limit" if value is None else f"{size(value)}{rate}" if isinstance(value, int) else value

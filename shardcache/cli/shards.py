@@ -42,7 +42,8 @@ def _show_shards(rows: list[dict[str, Any]]) -> None:
     import humanize
     from rich.text import Text
 
-    from shardcache.cli.output import make_console, make_table, size
+    from shardcache.cli.output import make_console, make_table
+    from shardcache.units import size
 
     numbers = ("size", "samples", "leases")
     table = make_table("url", *numbers, "pinned", "last used", numbers=numbers)
@@ -81,7 +82,8 @@ async def _evict(urls: list[str], socket: Path | None) -> dict[str, Any]:
 
 
 def _show_evicted(answer: dict[str, Any]) -> None:
-    from shardcache.cli.output import count, make_console, size
+    from shardcache.cli.output import count, make_console
+    from shardcache.units import size
 
     console = make_console()
     if not answer["evicted"] and not answer["kept"]:

@@ -45,7 +45,8 @@ async def _print_events(events: AsyncIterator[dict[str, Any]]) -> int:
 
 
 async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
-    from shardcache.cli.output import ByteProgress, FailureList, count, make_console, size
+    from shardcache.cli.output import ByteProgress, FailureList, count, make_console
+    from shardcache.units import size
 
     console = make_console()
     failures = FailureList(console)

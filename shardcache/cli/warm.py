@@ -39,7 +39,8 @@ async def _warm(urls: list[str], socket: Path | None, as_json: bool) -> int:
 
 
 async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
-    from shardcache.cli.output import count, follow, make_console, size
+    from shardcache.cli.output import count, follow, make_console
+    from shardcache.units import size
 
     console = make_console()
     done, failed = await follow(events, console, "warming", each_shard=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shardcache.config import Amount
 from shardcache.errors import CacheDirError, CacheError, DiskFullError
+from shardcache.units import size
 
 DIRECT_DIR_ENV = "SHARDCACHE_DIRECT_DIR"
 _REMEDY = f"mend that, or set {DIRECT_DIR_ENV} to a folder on a disk with room for the shards in hand"
@@ -86,7 +87,7 @@ class Scratch:
         disk = os.statvfs(self.folder)
         free_bytes = disk.f_frsize * disk.f_bavail
         if free_bytes - size_bytes < self._min_free.of(disk.f_frsize * disk.f_blocks):
-            raise OSError(errno.ENOSPC, f"{size_bytes} bytes do not fit beside what is to stay free")
+            raise OSError(errno.ENOSPC, f"{size(size_bytes)} do not fit beside the free space that is kept")
 
     @contextmanager
     def errors(self, url: str) -> Iterator[None]:

@@ -26,6 +26,7 @@ from shardcache.origin.urls import (
     protocol_of,
 )
 from shardcache.protocol import ShardRef
+from shardcache.units import size
 
 MAX_SHARDS = 10_000_000
 MAX_INDEX_BYTES = 1024 * 1024 * 1024
@@ -130,7 +131,7 @@ async def _read(url: str, origins: Origins, received: Received) -> bytes:
     origin = origins.origin(url)
     obj = await origin.stat(url)
     if obj.size_bytes > MAX_INDEX_BYTES:
-        raise OriginError(f"an index file of {obj.size_bytes} bytes is too large to be one", url=url)
+        raise OriginError(f"an index file of {size(obj.size_bytes)} is too large to be one", url=url)
     parts = origin.stream(obj, memoryview(bytearray(max(1, obj.size_bytes))), Free(received))
     return b"".join([bytes(part) async for part in parts])
 

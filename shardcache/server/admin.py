@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -158,6 +159,13 @@ async def verify(request: web.Request) -> web.StreamResponse:
     """Read the shards below `prefix` again, streaming events, a line each."""
     prefix = take(await _body(request), "prefix", str)
     return await _stream(request, request.app[CACHE].verify(prefix, peer_of(request)))
+
+
+@routes.post("/v1/probe")
+async def probe(request: web.Request) -> web.StreamResponse:
+    """Try the stores of `urls`, or all that are known, streaming findings, a line each."""
+    quick = take(await _body(request), "quick", bool)
+    return await _tell(request, partial(request.app[CACHE].probe, quick=quick))
 
 
 class _Lines:

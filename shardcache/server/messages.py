@@ -36,6 +36,8 @@ def take(message: dict[str, Any], field: str, kind: type[T]) -> T:
 
 
 def _is_sound(value: object) -> bool:
+    if type(value) is bool:
+        return True
     return _is_count(value) if isinstance(value, int) else not isinstance(value, str) or _is_text(value)
 
 

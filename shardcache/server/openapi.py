@@ -74,6 +74,10 @@ def _paths() -> Json:
         "/v1/evict": {
             "post": _of_urls("Remove what the urls match, unless it is in use or pinned.", JSON, _ref("Evicted"))
         },
+        "/v1/probe": {
+            "post": _operation("Try the stores of some urls, or all known ones.", NDJSON, _lines("Finding"), _STOPPING)
+            | _body({"urls": _URLS, "quick": {"type": "boolean"}})
+        },
         "/v1/verify": {
             "post": _operation("Read the shards below a prefix again.", NDJSON, _lines("Event"), _STOPPING)
             | _body({"prefix": {"type": "string"}})
@@ -89,12 +93,7 @@ def _operation(summary: str, media: str, schema: Json, errors: dict[int, str] | 
 
 
 def _of_urls(summary: str, media: str, schema: Json, errors: dict[int, str] | None = None) -> Json:
-    urls = {
-        "type": "array",
-        "items": {"type": "string", "format": "shard-pattern"},
-        "description": "urls, brace patterns, globs, prefixes that end in a slash, index files",
-    }
-    return _operation(summary, media, schema, _STOPPING | (errors or {})) | _body({"urls": urls})
+    return _operation(summary, media, schema, _STOPPING | (errors or {})) | _body({"urls": _URLS})
 
 
 def _body(properties: Json) -> Json:
@@ -120,6 +119,11 @@ def _list(items: Json) -> Json:
     return {"type": "array", "items": items}
 
 
+_URLS: Json = {
+    "type": "array",
+    "items": {"type": "string", "format": "shard-pattern"},
+    "description": "urls, brace patterns, globs, prefixes that end in a slash, index files",
+}
 _TEXT: Json = {"type": "string"}
 _TEXT_OR_NULL: Json = {"type": ["string", "null"]}
 _COUNT: Json = {"type": "integer", "minimum": 0}
@@ -160,6 +164,11 @@ def _schemas() -> Json:
         "Unpinned": _object({"unpinned": _list(_TEXT), "kept": _list(kept)}),
         "Evicted": _object({"evicted": _list(_TEXT), "kept": _list(kept), "freed_bytes": _COUNT}),
         "Event": _event(),
+        "Finding": _object(
+            {"check": _TEXT, "state": {"enum": ["ok", "warning", "failed", "skipped"]}}
+            | dict.fromkeys(("found", "cause", "remedy", "subject"), _TEXT)
+            | {"figures": {"type": "object", "additionalProperties": _NUMBER}}
+        ),
     }
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import humanize
-
 from shardcache.store.store import Store
+from shardcache.units import size
 
 # A disk that is full, read-only or broken still answers; one that hangs takes the readers along. The next daemon finds
 # another disk, or none, and then jobs read straight from the store where they may.
@@ -35,6 +34,6 @@ def standing(disk: Mapping[str, Any], store: Store, readers: int) -> Standing:
     """
     if disk["silent_s"] > _HUNG_S:
         return Standing(False, f"The cache's disk has not answered for {disk['silent_s']:.0f} s.")
-    used, capacity = map(humanize.naturalsize, (store.space.used_bytes, store.space.capacity_bytes))
+    used, capacity = map(size, (store.space.used_bytes, store.space.capacity_bytes))
     trouble = "" if disk["error"] is None else f" Fetching nothing: {disk['error']['message']}."
     return Standing(True, f"{readers} readers; {len(store.shards)} shards, {used} of {capacity}.{trouble}")

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+import structlog
+
 from shardcache import tarindex
 from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ShardError
@@ -25,6 +27,9 @@ from shardcache.store.pinfile import Pin, read_pins
 from shardcache.store.recovery import Leftover, find_leftovers, find_shards, quarantined
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import Reservation, Space
+from shardcache.units import size
+
+log = structlog.get_logger()
 
 _SHARD_MODE = 0o440  # what is published is never written again
 _AT_ONCE = 256
@@ -46,7 +51,7 @@ class Store:
 
     def __repr__(self) -> str:
         used, capacity = self.space.used_bytes, self.space.capacity_bytes
-        return f"Store({str(self.layout.root)!r}, shards={len(self.shards)}, used={used}/{capacity})"
+        return f"Store({str(self.layout.root)!r}, shards={len(self.shards)}, used={size(used)} of {size(capacity)})"
 
     @classmethod
     def open(cls, root: Path, capacity: Amount, min_free: Amount, group: str | None = None) -> Self:
@@ -64,6 +69,8 @@ class Store:
                     fsync_path(parent)
             total = total_bytes(layout.root)
             space = Space(capacity.of(total), min_free.of(total))
+            if warning := capacity.excess(total):
+                log.warning(warning, remedy="lower --capacity, or give a share of the filesystem such as 80%")
             store = cls(layout, space, Catalogue.open(layout.catalogue), folder)
             store._recover()
         return store

@@ -112,6 +112,23 @@ def test_what_one_may_not_fetch_one_neither_sees_nor_removes(daemon: Daemon, ser
     assert answer["evicted"] == [public] and seen(ALICE, daemon) == {hers}
 
 
+def test_who_may_fetch_may_have_a_store_tried_and_learns_no_more(daemon: Daemon, server: Canary) -> None:
+    """By the rules for fetching; a user learns whether a shard can be read, not way, credentials and rate."""
+    hers = {"urls": [server.url("/alice/a.tar")], "quick": False}
+    assert MEMBER.ask(daemon.socket, "POST", "/v1/probe", hers)[0] == 403
+    assert warm(ALICE, daemon, server.url("/alice/a.tar")) == "fetched"
+    everything = {"urls": [], "quick": False}
+    for user, body, checks in (
+        (ALICE, hers, ["store.reach"]),
+        (ALICE, everything, ["store.reach"]),
+        (MEMBER, everything, []),
+    ):
+        _, findings = user.ask(daemon.socket, "POST", "/v1/probe", body)
+        assert [finding["check"] for finding in findings] == checks
+    _, findings = OtherUser(0).ask(daemon.socket, "POST", "/v1/probe", hers)
+    assert [finding["check"] for finding in findings] == ["network.proxy", "store.clock", "store.reach", "store.speed"]
+
+
 def test_by_default_others_get_no_rights_of_the_daemons_place(folder: Path) -> None:
     """Without rules a member of the group can have neither local files fetched nor this node asked, by any notation."""
     (folder / "secret.tar").write_bytes(make_tar(random_samples(1)))
@@ -120,8 +137,10 @@ def test_by_default_others_get_no_rights_of_the_daemons_place(folder: Path) -> N
         hosts = ("127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "[::ffff:127.0.0.1]", "{a,127.0.0.1}")
         urls = [canary.url("/a.tar", host) for host in hosts] + [canary.url("/i.json", "{a,localhost}")]
         urls += ["http://169.254.169.254/latest/a.tar", f"file://{folder}/secret.tar", f"{folder}/secret.tar"]
-        refused = [warm(MEMBER, daemon, url) for url in [*urls, "sftp://127.0.0.1/a.tar", "memory://a.tar"]]
-        assert refused == ["not_allowed"] * (len(urls) + 2)
+        urls += ["sftp://127.0.0.1/a.tar", "memory://a.tar"]
+        assert [warm(MEMBER, daemon, url) for url in urls] == ["not_allowed"] * len(urls)
+        probes = [MEMBER.ask(daemon.socket, "POST", "/v1/probe", {"urls": [url], "quick": True}) for url in urls]
+        assert [status for status, _ in probes] == [403] * len(urls)
         assert canary.connections == 0 and daemon.shards() == []
 
 

@@ -215,7 +215,7 @@ def test_a_shard_that_the_cache_cannot_hold(daemon: Daemon, index: str, caplog: 
     """A cache that is too small for a single shard says so, and the job reads past it."""
     expected = by_daemon(daemon, index)
     (daemon.root / "small").mkdir()
-    with Daemon(daemon.root / "small", capacity="40KB") as small:
+    with Daemon(daemon.root / "small", capacity="66KB") as small:
         assert plain(dataset(small, index)) == expected
         assert small.leases() == 0
     assert "the whole cache holds" in caplog.text and "epoch 0: 6 shards were read straight" in caplog.text

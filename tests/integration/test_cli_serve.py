@@ -48,12 +48,58 @@ def test_config_file_that_is_no_toml_is_a_usage_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "value"), [("--capacity", "lots"), ("--capacity", "120%"), ("--attempts", "0"), ("--part-size", "100kB")]
+    ("flag", "value"),
+    [
+        ("--capacity", "lots"),
+        ("--capacity", "120%"),
+        ("--attempts", "0"),
+        ("--part-size", "1kB"),
+        ("--capacity", "50"),
+        ("--capacity", "0%"),
+    ],
 )
 def test_value_that_makes_no_sense_is_a_usage_error(flag: str, value: str, tmp_path: Path) -> None:
     """A bad value exits 2 and names its option."""
     ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", flag, value)
-    assert ran.code == 2 and flag.strip("-").replace("-", "_") in ran.err
+    assert ran.code == 2 and f"{flag}: " in ran.err
+
+
+@pytest.mark.parametrize(
+    ("config", "line", "meant"),
+    [
+        ("# sizes\ncapactiy = '1GB'", 2, "capacity"),
+        ("part-size = '8MB'", 1, "part_size"),
+        ("[[origin]]\nmatch = 's3://a/'\n\n[[origin]]\nmatch = 's3://b/'\nendpoint = 'http://c'", 6, "endpoint_url"),
+        ("[[allow]]\nprefix = 's3://a/'\n[[allow]]\nprefix = 's3://b/'\nuser = ['root']", 3, "users"),
+    ],
+)
+def test_a_misspelt_option_is_shown_with_its_line_and_the_one_that_was_meant(
+    config: str, line: int, meant: str, tmp_path: Path
+) -> None:
+    """At the top, in [[origin]] and in [[allow]]: file, line and the nearest name that there is."""
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config=config)
+    assert ran.code == 2 and f"{tmp_path}/shardcache.toml, line {line}: " in ran.err, ran.err
+    assert f"did you mean {meant!r}?" in ran.err
+
+
+def test_a_value_is_blamed_on_where_it_was_given(tmp_path: Path) -> None:
+    """The variable, or the line of the file; a limit reads as people write sizes."""
+    ran = shardcache("serve", "--cache-dir", tmp_path / "cache", env={"SHARDCACHE_MAX_BANDWIDTH": "1kB"})
+    assert ran.code == 2 and "$SHARDCACHE_MAX_BANDWIDTH: at least 65.5 kB" in ran.err
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="[origin]\nmatch = 's3://b/'")
+    assert ran.code == 2 and "write [[origin]]" in ran.err
+
+
+def test_what_is_odd_and_does_no_harm_is_a_warning(tmp_path: Path) -> None:
+    """A capacity beyond the disk, and a variable that nothing reads, with the one that was meant; parts are rounded."""
+    with Daemon(tmp_path, "--part-size", "8MB", capacity="900PB", env={"SHARDCACHE_CAPCITY": "1TB"}) as daemon:
+        log = daemon.log.read_text()
+        set_ = shardcache("set", "capacity", "900PB", socket=daemon.socket)
+        typo = shardcache("set", "capcity", "1GB", socket=daemon.socket)
+    assert "capacity of 900.0 PB is more than its filesystem has" in log
+    assert "meant=SHARDCACHE_CAPACITY" in log and "name=SHARDCACHE_CAPCITY" in log
+    assert "warning: the capacity of 900.0 PB is more than its filesystem has" in set_.out
+    assert typo.code == 2 and "did you mean 'capacity'?" in typo.err
 
 
 def test_missing_config_file_is_a_usage_error(tmp_path: Path) -> None:

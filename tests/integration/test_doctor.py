@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from shardcache.cache.origin_probe.findings import Finding, State
 from shardcache.cli.app import app
 from shardcache.cli.doctor import case, runner
 from shardcache.cli.doctor.blocking import in_thread
-from shardcache.cli.doctor.findings import Check, Finding, State
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION
 from shardcache.store.folder import Folder
 from shardcache.store.layout import Layout
@@ -40,13 +40,6 @@ def daemon() -> Iterator[Daemon]:
         [shard] = write_shards(folder, 1, samples_per_shard=200)
         daemon.request("POST", "/v1/warm", {"urls": [f"file://{shard}"]})
         yield daemon
-
-
-@pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the options of whoever runs the tests stay out."""
-    for name in [name for name in os.environ if name.startswith("SHARDCACHE_")]:
-        monkeypatch.delenv(name)
 
 
 async def look(config: Path | None = None, **flags: str | Path) -> dict[str, Finding]:
@@ -89,8 +82,9 @@ async def test_a_socket_that_a_killed_daemon_left(tmp_path: Path) -> None:
     assert found.state is State.WARNING and "killed" in found.cause and "shardcache serve" in found.remedy
 
 
-async def test_a_socket_where_clients_do_not_look(tmp_path: Path) -> None:
+async def test_a_socket_where_clients_do_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The config file names another socket than training processes find: the variable that tells them is named."""
+    monkeypatch.delenv("SHARDCACHE_SOCKET")
     (tmp_path / "conf.toml").write_text(f'socket = "{tmp_path}/s.sock"\n')
     found = (await look(tmp_path / "conf.toml"))["socket.path"]
     assert found.state is State.WARNING
@@ -119,6 +113,26 @@ def test_a_folder_that_its_readers_may_not_enter(daemon: Daemon) -> None:
     found = {finding["check"]: finding for finding in report["findings"]}
     assert (code, found["socket.daemon"]["state"], found["cache.folder"]["state"]) == (1, "ok", "failed")
     assert found["cache.folder"]["remedy"].startswith("usermod -aG 45679 54322")
+
+
+_CLOSED = 'mount -t tmpfs -o mode=755 tmpfs /run; mkdir -m 0700 /run/shardcache; exec "$@"'
+
+
+@needs_mounts
+def test_a_default_socket_behind_a_closed_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's daemon at the default socket: `--socket` leaves it alone; without, the closed folder is named."""
+    user = OtherUser(STRANGER.uid, within=("unshare", "--mount", "sh", "-c", _CLOSED, "sh"))
+    with open_folder() as folder:
+        options = ("--cache-dir", folder / "cache")
+        folder.chmod(0o777)
+        code, report = user.doctor(*options, "--socket", folder / "s.sock")
+        assert (code, report["counts"]["failed"]) == (3, 0), report["findings"]
+        monkeypatch.delenv("SHARDCACHE_SOCKET")
+        code, report = user.doctor(*options)
+    found = {finding["check"]: finding for finding in report["findings"]}
+    assert (code, report["socket"]) == (1, "/run/shardcache/shardcache.sock")
+    assert (found["socket.path"]["state"], found["socket.daemon"]["state"]) == ("ok", "failed")
+    assert "/run/shardcache is for its owner alone" in found["socket.daemon"]["cause"]
 
 
 async def test_a_daemon_of_another_protocol(tmp_path: Path) -> None:
@@ -150,10 +164,10 @@ async def test_a_daemon_with_few_open_files(daemon: Daemon) -> None:
 
 
 async def test_an_environment_that_is_not_the_daemons(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that differ are told, for what is found of stores may not hold; values are not."""
+    """Variables that differ are named, for what is set here alone does not reach the daemon; values are not shown."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
     found = (await look(socket=daemon.socket))["config.environment"]
-    assert "AWS_SECRET_ACCESS_KEY" in found.found and f"/proc/{daemon.pid}/environ" in found.remedy
+    assert "AWS_SECRET_ACCESS_KEY" in found.found and "the daemon's count" in found.found
     assert "do-not-tell" not in json.dumps(found.to_json())
 
 
@@ -220,7 +234,6 @@ async def test_a_folder_that_another_daemon_holds(tmp_path: Path) -> None:
     assert found.state is State.FAILED and f"ps -fp {os.getpid()}" in found.remedy
 
 
-@needs_root
 async def test_a_folder_of_a_newer_release(tmp_path: Path) -> None:
     """The daemon would not start over it: that is told beforehand."""
     (tmp_path / "format").write_text("99\n")
@@ -228,6 +241,7 @@ async def test_a_folder_of_a_newer_release(tmp_path: Path) -> None:
     assert found.state is State.FAILED and "format 99" in found.found and "--cache-dir" in found.remedy
 
 
+@needs_root
 async def test_a_folder_that_another_user_made(tmp_path: Path) -> None:
     """Files of two users in one cache end in a daemon that may not remove its own."""
     Folder.take(Layout(tmp_path / "cache"), None).close()
@@ -246,7 +260,7 @@ async def test_a_disk_that_hangs(tmp_path: Path) -> None:
         return []
 
     taken = await case.take({"socket": str(tmp_path / "s.sock")}, None)
-    [found] = await runner.examine(taken, lambda _doing: None, [Check("the disk", never)], limit_s=0.01)
+    [found] = await runner.examine(taken, lambda _doing: None, [runner.Check("the disk", never)], limit_s=0.01)
     assert found.state is State.FAILED and "hangs" in found.cause and found.check == "doctor.disk"
     hangs.set()
 

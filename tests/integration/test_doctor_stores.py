@@ -13,21 +13,15 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from shardcache.cache.origin_probe.findings import Finding, State
 from shardcache.cli.doctor import case, stores
-from shardcache.cli.doctor.findings import Finding, State
 from support.buckets import Bucket
+from support.daemon import Daemon
 from support.faulty_s3 import FaultyS3
+from support.tars import make_tar, random_samples
 
 BODY = os.urandom(3_000_000)
 _LATE_S = 20 * 60
-
-
-@pytest.fixture(autouse=True)
-def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let options and proxies of whoever runs the tests stay out."""
-    for name in list(os.environ):
-        if name.startswith("SHARDCACHE_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
 
 
 async def look(
@@ -51,7 +45,8 @@ async def test_a_bucket_that_is_well(moto: Bucket, tmp_path: Path) -> None:
     found = await look(tmp_path, url, quick=False)
     checks = ("network.proxy", "store.clock", "store.credentials", "store.reach", "store.speed")
     assert tuple(found) == checks and all(map(works, found.values())), found
-    assert found["store.credentials"].found == "AWS_ACCESS_KEY_ID in the environment"
+    assert found["store.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
+    assert "own, for no daemon answers" in found["store.credentials"].found
     assert found["store.reach"].figures["size_bytes"] == len(BODY)
     assert found["store.reach"].figures["first_byte_s"] > 0
     assert found["store.speed"].figures["read_bytes"] == len(BODY)
@@ -73,11 +68,40 @@ async def test_keys_that_the_store_does_not_know(
     url = seaweedfs.put("a.tar", BODY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-of-mine")
     found = await look(tmp_path, url)
-    assert found["store.credentials"].found == "AWS_ACCESS_KEY_ID in the environment"
+    assert found["store.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
     assert found["store.reach"].state is State.FAILED
     assert "access_denied" in found["store.reach"].cause and "AWS_PROFILE" in found["store.reach"].remedy
+    assert found["store.reach"].remedy.startswith(f"aws s3 ls {seaweedfs.url}/   #")
     shown = json.dumps([finding.to_json() for finding in found.values()])
     assert "wrong-secret-of-mine" not in shown and os.environ["AWS_ACCESS_KEY_ID"] not in shown
+
+
+@pytest.mark.parametrize("daemons_are_right", [True, False], ids=["right", "wrong"])
+async def test_a_daemons_stores_are_judged_by_its_own_credentials(
+    daemons_are_right: bool, seaweedfs: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon is asked: with good keys it passes beside a user whose keys are wrong, and the other way around."""
+    url = seaweedfs.put("a.tar", BODY)
+    daemons, users = ("right", "wrong-secret") if daemons_are_right else ("wrong-secret", "right")
+    secrets = {"right": seaweedfs.env()["AWS_SECRET_ACCESS_KEY"], "wrong-secret": "wrong-secret"}
+    with Daemon(tmp_path, env=seaweedfs.env() | {"AWS_SECRET_ACCESS_KEY": secrets[daemons]}):
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secrets[users])
+        found = await look(tmp_path, url)
+    assert works(found["store.reach"]) is daemons_are_right
+    assert "the daemon's, run as" in found["store.credentials"].found
+    shown = json.dumps([finding.to_json() for finding in found.values()])
+    assert not any(secret in shown for secret in secrets.values())
+
+
+async def test_a_daemon_knows_which_stores_to_try(moto: Bucket, tmp_path: Path) -> None:
+    """Without a url, the daemon tries its own tables' stores and those that shards are cached from, each once."""
+    cached, _ = moto.put("cached/a.tar", make_tar(random_samples(2))), moto.put("below/b.tar", BODY)
+    (tmp_path / "daemon.toml").write_text(f'[[origin]]\nmatch = "{moto.url}/below/"\n')
+    with Daemon(tmp_path, "--config", str(tmp_path / "daemon.toml")) as daemon:
+        assert (await look(tmp_path))["store.reach"].subject == f"{moto.url}/below/"
+        daemon.request("POST", "/v1/warm", {"urls": [cached]})
+        found = await look(tmp_path)
+    assert works(found["store.reach"]) and found["store.reach"].subject == cached
 
 
 async def test_no_credentials_at_all(moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

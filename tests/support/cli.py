@@ -34,7 +34,7 @@ class Ran:
 
 
 def shardcache(*args: str | Path, env: Mapping[str, str] | None = None, socket: Path | None = None) -> Ran:
-    """Run the command to its end, without whatever SHARDCACHE_ variables this process has."""
+    """Run the command to its end, with `env` on top of this process's environment."""
     command = [sys.executable, "-m", "shardcache", *map(str, args)]
     if socket is not None:
         command += ["--socket", str(socket)]
@@ -45,5 +45,5 @@ def shardcache(*args: str | Path, env: Mapping[str, str] | None = None, socket: 
 
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's environment without a daemon's options, and with `env`."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("SHARDCACHE_")} | dict(env)
+    """Return the tests' environment, which `support.environment` has cleaned, with `env` on top."""
+    return {**os.environ, **env}

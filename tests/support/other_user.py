@@ -47,8 +47,6 @@ from shardcache.cli.doctor import runner
 """
 _COMMAND = """
 os.chdir("/")
-for name in [name for name in os.environ if name.startswith("SHARDCACHE_")]:
-    del os.environ[name]
 with contextlib.redirect_stdout(io.StringIO()) as out:
     code = app(task, standalone_mode=False)
 print(json.dumps([code, json.loads(out.getvalue())]))
@@ -65,11 +63,16 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class OtherUser:
-    """A user by number, with a primary group and further ones."""
+    """A user by number, with a primary group and further ones.
+
+    Attributes:
+        within: command that starts the user's process, such as one that enters a namespace.
+    """
 
     uid: int
     gid: int = 65534
     groups: tuple[int, ...] = ()
+    within: tuple[str, ...] = ()
 
     def ask(self, socket: Path, method: str, target: str, body: object = None) -> tuple[int | str, list[Any]]:
         """Send one request; return its status, or "refused", and the lines of JSON that came."""
@@ -87,7 +90,7 @@ class OtherUser:
 
     def _run(self, script: str, task: object, *, before: str = "") -> Any:
         done = subprocess.run(
-            [sys.executable, "-I", "-c", before + _BECOME + script],
+            [*self.within, sys.executable, "-I", "-c", before + _BECOME + script],
             input=json.dumps([self.uid, self.gid, self.groups, task]),
             capture_output=True,
             text=True,

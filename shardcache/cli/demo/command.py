@@ -111,7 +111,8 @@ async def _in_turn(node: Node, urls: str, runs: Sequence[Run]) -> list[list[Any]
 
 
 def _show(console: Console, outcome: Outcome) -> None:
-    from shardcache.cli.output import duration, make_table, size
+    from shardcache.cli.output import make_table
+    from shardcache.units import duration, size
 
     dataset = outcome.dataset
     columns = ("job", "epoch", "samples", "padding", "each once", "steps of each rank", "equal", "loss", "data wait")

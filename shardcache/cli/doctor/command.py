@@ -15,8 +15,8 @@ from shardcache.cli.serve import SettingsCommand
 from shardcache.protocol import from_here
 
 if TYPE_CHECKING:
+    from shardcache.cache.origin_probe.findings import Finding
     from shardcache.cli.doctor.case import Case
-    from shardcache.cli.doctor.findings import Finding
 
 
 @click.command(
@@ -71,7 +71,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str], object]]:
 
 def _show(case: Case, findings: list[Finding], *, as_json: bool) -> None:
     from shardcache import __version__
-    from shardcache.cli.doctor.findings import State
+    from shardcache.cache.origin_probe.findings import State
     from shardcache.cli.doctor.runner import count
 
     if as_json:
@@ -86,7 +86,7 @@ def _show(case: Case, findings: list[Finding], *, as_json: bool) -> None:
 
 
 def _exit_code(case: Case, findings: list[Finding]) -> int:
-    from shardcache.cli.doctor.findings import State
+    from shardcache.cache.origin_probe.findings import State
 
     if any(finding.state is State.FAILED for finding in findings):
         return FAILED

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from shardcache.cli.doctor.case import Case, Running
-from shardcache.cli.doctor.findings import Finding, failed, ok, skipped, warning
-from shardcache.cli.doctor.people import user_name
-from shardcache.config import CONFIG_ENV, Settings
-from shardcache.protocol import SOCKET_ENV
+from shardcache.cache.origin_probe.findings import Finding, failed, ok, skipped, warning
+from shardcache.cli.doctor.case import Case
+from shardcache.config import unknown_variables
 
-_PREFIX = "SHARDCACHE_"
-# Read by the training side, and by this file's neighbours.
-_OTHERS = {CONFIG_ENV, SOCKET_ENV, "SHARDCACHE_JOB", "SHARDCACHE_DIRECT_DIR"}
-# Kubernetes tells every pod of a service that is called shardcache.
-_SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
 # By these the daemon finds stores, and what it may do there.
 _OF_STORES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_proxy$", re.IGNORECASE)
 
 
 async def examine(case: Case) -> list[Finding]:
     """Look at the config file and at both environments: this one and the daemon's."""
-    return [_file(case), *_unread(os.environ), *_differing(case)]
+    return [_file(case), *_unread(), *_differing(case)]
 
 
 def _file(case: Case) -> Finding:
@@ -40,17 +31,14 @@ def _file(case: Case) -> Finding:
     return ok(name, f"no file at {case.config}: options come from flags and environment alone")
 
 
-def _unread(env: Mapping[str, str]) -> Iterator[Finding]:
-    known = {_PREFIX + name.upper() for name in Settings.model_fields} | _OTHERS
-    for name in sorted(env):
-        if name.startswith(_PREFIX) and name.upper() not in known and not _SERVICE_LINK.match(name):
-            meant = difflib.get_close_matches(name, known, n=1)
-            remedy = f'export {meant[0]}="${name}"; unset {name}' if meant else f"unset {name}"
-            yield warning("config.environment", f"{name} is set", "nothing reads a variable of that name", remedy)
+def _unread() -> Iterator[Finding]:
+    for name, meant in unknown_variables():
+        remedy = f'export {meant}="${name}"; unset {name}' if meant else f"unset {name}"
+        yield warning("config.environment", f"{name} is set", "nothing reads a variable of that name", remedy)
 
 
 def _differing(case: Case) -> Iterator[Finding]:
-    """Compare names alone: values may be secrets."""
+    """Name variables whose values differ; the values may be secrets."""
     running = case.running
     theirs = None if running is None or running.pid is None else _environment(running.pid)
     if running is None or theirs is None:
@@ -61,15 +49,8 @@ def _differing(case: Case) -> Iterator[Finding]:
         if _OF_STORES.match(name) and theirs.get(name) != os.environ.get(name)
     )
     if names:
-        found = f"the running daemon's environment has other values than yours: {', '.join(names)}"
-        cause = "what is found of stores here may not hold for the daemon"
-        yield warning("config.environment", found, cause, _in_environment_of(running))
-
-
-def _in_environment_of(running: Running) -> str:
-    adopt = 'while IFS= read -rd "" v; do export "$v"; done'
-    script = f"{adopt} </proc/{running.pid}/environ; shardcache doctor"
-    return f"sudo -u {user_name(running.uid or 0)} env -i bash -c {shlex.quote(script)}"
+        found = f"the daemon's environment has other values than yours: {', '.join(names)}; the daemon's count"
+        yield ok("config.environment", found)
 
 
 def _environment(pid: int) -> dict[str, str] | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from shardcache import __version__
+from shardcache.cache.origin_probe.findings import Finding, failed, of_error, ok, skipped
 from shardcache.cli.doctor.blocking import in_thread
 from shardcache.cli.doctor.case import Case
-from shardcache.cli.doctor.findings import Finding, failed, of_error, ok, skipped
-from shardcache.cli.output import duration
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import SPOKEN
+from shardcache.units import duration
 from shardcache_client.daemon.connection import Connection, Reader
 
 _SILENT_S = 10.0
@@ -43,11 +43,11 @@ def _health(case: Case) -> list[Finding]:
     if disk.get("silent_s", 0) > _SILENT_S:
         found = f"the cache's disk has not answered for {duration(disk['silent_s'])}"
         cause = "a device or a network file system hangs; what needs the disk waits for it"
-        return [failed(name, found, cause, "dmesg | tail -50   # then mend or unmount it")]
+        return [failed(name, found, cause, "dmesg | tail -50")]
     if error := disk.get("error"):
         cause = "what is cached is served, nothing new is fetched"
         return [failed(name, error["message"], cause, error["remedy"])]
     if page.get("draining"):
         cause = "it was told to stop, and lets its readers finish"
-        return [failed(name, "the daemon is stopping", cause, "wait until the next one is started")]
+        return [failed(name, "the daemon is stopping", cause, "systemctl start shardcache   # once it has stopped")]
     return [ok(name, "it serves, and its disk takes and keeps bytes")]

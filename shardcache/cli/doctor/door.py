@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from shardcache.cache.origin_probe.findings import Finding, failed, ok, warning
 from shardcache.cli.doctor.blocking import in_thread
 from shardcache.cli.doctor.case import Case
-from shardcache.cli.doctor.findings import Finding, failed, ok, warning
 from shardcache.cli.doctor.people import barrier, user_name, way_in, who_may
 from shardcache.errors import DaemonError
 from shardcache.protocol import SOCKET_ENV, SYSTEM_SOCKET, socket_path
@@ -28,9 +28,13 @@ def _path(case: Case) -> Finding:
     name, path = "socket.path", case.socket
     if len(os.fsencode(path)) > _MOST_BYTES:
         cause = f"its path has {len(os.fsencode(path))} bytes; the kernel takes {_MOST_BYTES}"
-        return failed(name, f"{path} can be no socket", cause, "choose a shorter path: --socket /run/user/…")
-    theirs = _where_clients_look()
-    if theirs != path and "socket" not in case.flags:
+        return failed(
+            name,
+            f"{path} can be no socket",
+            cause,
+            "shardcache serve --socket /run/user/$UID/s.sock",
+        )
+    if "socket" not in case.flags and (theirs := _where_clients_look()) != path:
         cause = "the config file names it, and training processes do not read that file"
         remedy = f"export {SOCKET_ENV}={shlex.quote(str(path))}   # where training runs"
         return warning(name, f"{path}, while clients look at {theirs}", cause, remedy)
@@ -85,7 +89,7 @@ def _answering(case: Case) -> Finding:
     name, running = "socket.daemon", case.running
     if running is None:
         cause = "" if case.silence is None else case.silence.message
-        remedy = "see what it does: journalctl -u shardcache, or its log; then start it anew"
+        remedy = "journalctl -u shardcache -n 100   # or its own log; then: systemctl restart shardcache"
         return failed(name, f"what listens at {case.socket} gives no status", cause, remedy)
     who = "a user who cannot be told" if running.uid is None else user_name(running.uid)
     found = f"shardcache {running.page['version']}, pid {running.page['pid']}, run by {who}; {who_may(case.socket)}"

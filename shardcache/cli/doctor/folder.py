@@ -7,9 +7,9 @@ import re
 import shlex
 from pathlib import Path
 
+from shardcache.cache.origin_probe.findings import Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.blocking import in_thread
 from shardcache.cli.doctor.case import Case
-from shardcache.cli.doctor.findings import Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.mounts import mount_of, nearest
 from shardcache.cli.doctor.people import barrier, me, user_name, way_in, who_may
 from shardcache.errors import CacheFormatError
@@ -18,7 +18,7 @@ from shardcache.store.layout import Layout
 
 _NETWORK = re.compile("nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)")
 _MEMORY = ("tmpfs", "ramfs")
-_LOCAL = "a folder on a local disk: --cache-dir /path/on/local/disk"
+_LOCAL = "shardcache serve --cache-dir /path/on/local/disk"
 
 
 async def examine(case: Case) -> list[Finding]:
@@ -43,7 +43,12 @@ def _readable(folder: Path) -> Finding:
         return ok(name, f"{folder} is there, and {me()} may read it")
     if not closed.exists():
         cause = "readers open the daemon's files by their path; in a container, the folder is not mounted"
-        return failed(name, f"{folder} is not there", cause, f"mount it at the same path: -v {folder}:{folder}:ro")
+        return failed(
+            name,
+            f"{folder} is not there",
+            cause,
+            f"docker run -v {folder}:{folder}:ro …",
+        )
     cause, remedy = way_in(closed)
     return failed(name, f"{me()} may not read {folder}", cause, remedy)
 
@@ -55,7 +60,12 @@ def _usable(case: Case, folder: Path) -> Finding:
         cause = f"the filesystem at {mounted} is mounted read-only; dmesg says whether the kernel did it after an error"
         return failed(name, f"{folder} cannot be written", cause, f"mount -o remount,rw {shlex.quote(str(mounted))}")
     if not place.is_dir():
-        return failed(name, f"{place} is no folder", "the cache needs one", f"--cache-dir, or: rm {place}")
+        return failed(
+            name,
+            f"{place} is no folder",
+            "the cache needs one",
+            f"rm {shlex.quote(str(place))}   # or another --cache-dir",
+        )
     if barrier(place, os.R_OK | os.W_OK | os.X_OK) is not None:
         return _closed(folder, place)
     return ok(name, f"{folder} will be made") if place != folder else _owned(case, folder)
@@ -84,7 +94,7 @@ def _owned(case: Case, folder: Path) -> Finding:
     owner, user = user_name(alien.stat().st_uid), user_name(uid)
     cause = f"{alien} belongs to {owner}; a daemon that ran as {owner} made it, or it was copied"
     if running is None and uid == 0:
-        remedy = f"start the daemon as {owner}, or: chown -R {user} {quoted}"
+        remedy = f"chown -R {user} {quoted}   # or start the daemon as {owner}"
         return warning(name, f"{folder} is another user's", cause, remedy)
     return failed(name, f"{folder} is not the daemon's own", cause, f"chown -R {user} {quoted}   # as root")
 
@@ -109,7 +119,7 @@ def _filesystem(folder: Path) -> Finding:
         return warning(name, found, cause, _LOCAL)
     if mount.kind == "overlay":
         cause = "this is the container's own layer: slow, small, and gone with the container"
-        return warning(name, found, cause, "mount a folder of the node there: -v /nvme/shardcache:" + str(folder))
+        return warning(name, found, cause, f"docker run -v /nvme/shardcache:{folder} …   # a folder of the node")
     return ok(name, found)
 
 

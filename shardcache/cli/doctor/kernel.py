@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from shardcache.cache.origin_probe.findings import Finding, failed, ok, skipped, warning
 from shardcache.cli.doctor.blocking import in_thread
 from shardcache.cli.doctor.case import Case
-from shardcache.cli.doctor.findings import Finding, failed, ok, skipped, warning
-from shardcache.cli.output import size
 from shardcache.config import Settings
+from shardcache.units import size
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -87,7 +87,7 @@ def _shared_memory() -> Finding:
     found = f"{size(free)} of {size(total)} free in {_SHM}"
     if total < _LEAST_SHM_BYTES:
         cause = "DataLoader's workers hand tensors over by it; a full one ends them with 'Bus error'"
-        remedy = f"mount -o remount,size=8g {_SHM}; docker run --shm-size=8g; in a pod, an emptyDir with medium: Memory"
+        remedy = f"mount -o remount,size=8g {_SHM}   # docker run --shm-size=8g; in a pod, emptyDir with medium: Memory"
         return warning(name, found, cause, remedy, figures={"free_bytes": free})
     if free < total // 10:
         cause = "DataLoader's workers hand tensors over by it, and something fills it; shardcache keeps nothing there"
@@ -108,7 +108,7 @@ def _memory(case: Case) -> Finding:
     if limit_bytes >= needed_bytes:
         return ok(name, found, figures={"limit_bytes": limit_bytes})
     cause = f"{settings.max_connections} connections with parts of {size(settings.part_size)} may end in an OOM kill"
-    remedy = f"a limit of {size(needed_bytes * 1.25)} (MemoryMax=, resources.limits.memory), or less --max-connections"
+    remedy = f"systemctl set-property shardcache MemoryMax={needed_bytes * 5 // 4}   # or fewer --max-connections"
     return warning(name, found, cause, remedy, figures={"limit_bytes": limit_bytes})
 
 

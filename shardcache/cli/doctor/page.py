@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardcache.cli.doctor.findings import Finding, State
+from shardcache.cache.origin_probe.findings import Finding, State
 from shardcache.cli.doctor.runner import count
 from shardcache.cli.output import count as counted
 

@@ -62,8 +62,11 @@ def way_in(path: Path) -> tuple[str, str]:
     group = group_name(found.st_gid)
     # Nobody joins root's group to train a model.
     if found.st_gid == 0 or not found.st_mode & 0o070:
-        return f"{path} is for its owner alone ({who_may(path)})", "start the daemon with a group: --group NAME"
+        return (
+            f"{path} is for its owner alone ({who_may(path)})",
+            "shardcache serve --group NAME   # of those who train",
+        )
     if is_listed(found.st_gid):
-        return f"{me()} joined the group {group} after this login began", f"log in again, or: newgrp {group}"
+        return f"{me()} joined the group {group} after this login began", f"newgrp {group}   # or log in again"
     cause = f"{path} is for {who_may(path)}, and {me()} is neither its owner nor in its group"
     return cause, f"usermod -aG {group} {me()}   # as root; then log in again"

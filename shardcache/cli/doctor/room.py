@@ -7,13 +7,14 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardcache.cache.origin_probe.findings import Finding, failed, ok, skipped, warning
 from shardcache.cli.doctor.blocking import in_thread
 from shardcache.cli.doctor.case import Case
-from shardcache.cli.doctor.findings import Finding, failed, ok, skipped, warning
 from shardcache.cli.doctor.mounts import mount_of, nearest
-from shardcache.cli.output import count, size
+from shardcache.cli.output import count
 from shardcache.config import Settings
 from shardcache.store.layout import Layout
+from shardcache.units import size
 
 # The catalogue's files, and a few shards under way.
 _SOME_INODES = 64
@@ -91,7 +92,7 @@ def _space(room: Room) -> Finding:
     most = size(room.reachable_bytes)
     if room.total_bytes - room.min_free_bytes < room.capacity_bytes:
         cause = f"the filesystem is too small for that: the cache can come to hold {most}"
-        remedy = f"--capacity {_rounded(room.reachable_bytes)}, or a larger disk"
+        remedy = f"shardcache serve --capacity {_rounded(room.reachable_bytes)}   # or a larger disk"
         return warning(name, found, cause, remedy, figures=figures)
     cause = f"other files take the rest: the cache can come to hold {most}"
     return warning(name, found, cause, f"{largest}   # remove what nobody needs", figures=figures)
@@ -117,9 +118,9 @@ def _inodes(room: Room) -> Finding:
     needed = _SOME_INODES if Layout(room.place).shards.is_dir() else _SOME_INODES + len(Layout(room.place).folders())
     if free < needed:
         cause = f"the cache's folders and files under way take {needed:,}"
-        return failed(name, found, cause, "remove files there, or make the filesystem with more: mkfs.ext4 -i 65536")
+        return failed(name, found, cause, "mkfs.ext4 -i 65536 DEVICE   # new, with more inodes; or remove files")
     shards = (min(room.capacity_bytes, room.reachable_bytes) - room.used_bytes) // _SMALL_SHARD_BYTES
     if free < _INODES_A_SHARD * shards:
         cause = f"a cache of shards smaller than {size(room.capacity_bytes / max(1, free // 2))} would run out of them"
-        return warning(name, found, cause, "make the filesystem with more of them: mkfs.ext4 -i 65536")
+        return warning(name, found, cause, "mkfs.ext4 -i 65536 DEVICE   # new, with more inodes")
     return ok(name, found, figures={"free_inodes": free})

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
+from shardcache.cache.origin_probe.findings import Finding, State, failed, of_error
 from shardcache.cli.doctor import config, daemon, door, folder, kernel, room, speed, stores
 from shardcache.cli.doctor.case import Case
-from shardcache.cli.doctor.findings import Check, Finding, State, failed, of_error
 from shardcache.errors import ShardcacheError
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Some findings that belong together.
+
+    Attributes:
+        doing: what people read while it runs.
+        run: looks, and returns findings; raises ShardcacheError or OSError where it could not look.
+        measures: whether other work on the node would falsify it.
+        asks_network: whether it limits its own time, by the number of stores.
+    """
+
+    doing: str
+    run: Callable[[Case], Awaitable[Sequence[Finding]]]
+    measures: bool = False
+    asks_network: bool = False
+
 
 CHECKS = (
     Check("the socket", door.examine),
@@ -58,7 +77,7 @@ async def _run(check: Check, case: Case, limit_s: float) -> Sequence[Finding]:
         return [of_error(name, exn)]
     except OSError as exn:
         cause = f"{exn.filename}: {exn.strerror}" if exn.filename else str(exn)
-        return [failed(name, found, cause, "run it again as the daemon's user, or as root")]
+        return [failed(name, found, cause, "sudo shardcache doctor")]
 
 
 def count(findings: Sequence[Finding], state: State) -> int:

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from shardcache.cache.origin_probe.findings import Finding, failed, ok, skipped, warning
 from shardcache.cli.doctor.blocking import in_thread
 from shardcache.cli.doctor.case import Case
-from shardcache.cli.doctor.findings import Finding, failed, ok, skipped, warning
 from shardcache.cli.doctor.mounts import nearest
-from shardcache.cli.output import size
 from shardcache.config import Settings
+from shardcache.units import size
 
 _BLOCK_BYTES = 4 * 1024**2
 _MOST_BYTES = 256 * 1024**2
@@ -45,7 +45,7 @@ def _measure(folder: Path, settings: Settings | None) -> list[Finding]:
             read_bytes, read_s = _read(fd, written_bytes)
     except OSError as exn:
         cause = exn.strerror or str(exn)
-        return [failed("disk.write", f"{folder} takes no bytes", cause, "see the cache's other findings, and dmesg")]
+        return [failed("disk.write", f"{folder} takes no bytes", cause, "dmesg | tail -50")]
     how = "O_DIRECT" if past_cache else "fsync, then read after the page cache was dropped"
     return [
         _judge("disk.write", written_bytes / written_s, _SLOW_WRITE, f"written with {how}"),
@@ -120,5 +120,9 @@ def _judge(name: str, bytes_per_s: float, slow_bytes_per_s: float, how: str) -> 
         return ok(name, found, figures=figures)
     cause = "this is slower than one hard disk: a network volume, a throttled one, or a disk that others keep busy"
     return warning(
-        name, found, cause, "iostat -x 1 5   # who keeps it busy; else a local NVMe: --cache-dir", figures=figures
+        name,
+        found,
+        cause,
+        "iostat -x 1 5   # is it busy? else a local NVMe: --cache-dir",
+        figures=figures,
     )

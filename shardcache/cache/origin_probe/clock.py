@@ -7,8 +7,8 @@ from email.utils import parsedate_to_datetime
 
 import aiohttp
 
-from shardcache.cli.doctor.findings import Finding, failed, ok, skipped, warning
-from shardcache.cli.output import duration
+from shardcache.cache.origin_probe.findings import Finding, failed, ok, skipped, warning
+from shardcache.units import duration
 
 _NAME = "store.clock"
 _LIMIT = aiohttp.ClientTimeout(total=10)

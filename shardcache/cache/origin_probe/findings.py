@@ -1,14 +1,13 @@
-"""What a check found: a fact, how bad it is, why it is so, and what mends it."""
+"""Findings: a fact, its severity, its cause, and the command that mends it."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
-from shardcache.cli.doctor.case import Case
 from shardcache.errors import ShardcacheError
 from shardcache.redact import printable, redact
 
@@ -51,6 +50,11 @@ class Finding:
         """Return every field by its name."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Self:
+        """Build from what `to_json` gave."""
+        return cls(**{**row, "state": State(row["state"])})
+
 
 def ok(check: str, found: str, *, subject: str = "", figures: Figures = _NOTHING) -> Finding:
     """Return that all is well."""
@@ -76,9 +80,10 @@ def failed(
     return _finding(check, State.FAILED, found, cause, remedy, subject, figures)
 
 
-def of_error(check: str, error: ShardcacheError, cause: str = "", *, subject: str = "") -> Finding:
-    """Return an error as what it means here."""
-    return failed(check, error.message, cause, error.remedy, subject=subject)
+def of_error(check: str, error: ShardcacheError, cause: str = "", *, subject: str = "", command: str = "") -> Finding:
+    """Return an error as what it means here; `command` helps to follow its remedy."""
+    remedy = f"{command}   # {error.remedy}" if command else error.remedy
+    return failed(check, error.message, cause, remedy, subject=subject)
 
 
 def _finding(
@@ -92,20 +97,3 @@ def _finding(
 ) -> Finding:
     found, cause, remedy, subject = (printable(redact(text)) for text in (found, cause, remedy, subject))
     return Finding(check, state, found, cause, remedy, subject, dict(figures))
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Some findings that belong together.
-
-    Attributes:
-        doing: what people read while it runs.
-        run: looks, and returns findings; raises ShardcacheError or OSError where it could not look.
-        measures: whether other work on the node would falsify it.
-        asks_network: whether it limits its own time, by the number of stores.
-    """
-
-    doing: str
-    run: Callable[[Case], Awaitable[Sequence[Finding]]]
-    measures: bool = False
-    asks_network: bool = False

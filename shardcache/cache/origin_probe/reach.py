@@ -9,10 +9,10 @@ from collections.abc import Coroutine, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from shardcache.cli.doctor.findings import Finding, of_error, ok, warning
-from shardcache.cli.output import duration, size
+from shardcache.cache.origin_probe.findings import Finding, of_error, ok, warning
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.origin.base import Free, Origin, RemoteObject
+from shardcache.units import duration, size
 
 _STAT_LIMIT_S = 20.0
 _SAMPLES = 3
@@ -147,7 +147,7 @@ def _judge(done_bytes: int, elapsed_s: float, pull: Pull, subject: str) -> Findi
         return ok(name, f"{found}: too short to tell much", subject=subject, figures=figures)
     if rate < _SLOW_RATE:
         cause = "training that reads more than this a second will wait for the network"
-        remedy = "compare with --max-connections 32; look at the link (ethtool), a proxy, and the store's region"
+        remedy = "ethtool IFACE | grep Speed   # then look for a proxy, and at the store's region"
         return warning(name, found, cause, remedy, subject=subject, figures=figures)
     return ok(name, found, subject=subject, figures=figures)
 

@@ -1,56 +1,45 @@
-"""Which urls are tried: those given, else one for each store that the daemon has read from or has a table for."""
+"""Urls to try: those given, else one for each store that shards are cached from or an [[origin]] table is for."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardcache.cli.client import AdminClient
-from shardcache.cli.doctor.case import Case
+from shardcache.config import OriginTable
 from shardcache.errors import OriginUnavailableError
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
 from shardcache.origin.urls import INDEX_SUFFIX, SHARD_SUFFIXES, WEB, protocol_of, store_of
 from shardcache.redact import HIDDEN
 
-# Of what is cached, so many rows are looked at for stores; and a listing has so long to come to its end.
-_MOST_ROWS = 10_000
 _LISTING_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to try: a shard, or what stands for shards; and where that was found."""
+    """A shard, or a pattern for shards, and where its url was found."""
 
     url: str
     source: str
 
 
-async def targets(case: Case) -> list[Target]:
-    """Return them, in the order given, or by store. Nothing is asked of any store yet."""
-    if case.urls:
-        return [Target(url, "given on the command line") for url in case.urls]
-    tables = () if case.settings is None else (table.match for table in case.settings.origin)
-    found = [Target(url, "cached by the daemon") for url in await _cached(case)]
-    found += [Target(place, "the `match` of a table") for match in tables if (place := _place(match))]
-    return list({store_of(target.url): target for target in reversed(found)}.values())[::-1]
+def targets(urls: Sequence[str], tables: Sequence[OriginTable], cached: Iterable[str] = ()) -> list[Target]:
+    """Return the given urls in their order, else one target for each store. Asks no store.
 
-
-async def _cached(case: Case) -> list[str]:
-    """Return the url of a shard for each store of which any is cached."""
-    if case.running is None:
-        return []
-    stores: dict[str, str] = {}
-    async with AdminClient(case.socket) as daemon, aclosing(daemon.shards("")) as rows:
-        seen = 0
-        async for row in rows:
-            if _can_be_asked(row["url"]):
-                stores.setdefault(store_of(row["url"]), row["url"])
-            seen += 1
-            if seen == _MOST_ROWS:
-                break
-    return list(stores.values())
+    Args:
+        urls: given by the user.
+        tables: of the settings.
+        cached: urls of cached shards.
+    """
+    if urls:
+        return [Target(url, "given on the command line") for url in urls]
+    found = [Target(place, "the `match` of a table") for table in tables if (place := _place(table.match))]
+    by_store = {store_of(target.url): target for target in reversed(found)}
+    for url in cached:
+        if _can_be_asked(url):
+            by_store[store_of(url)] = Target(url, "cached by the daemon")
+    return list(by_store.values())[::-1]
 
 
 def _can_be_asked(url: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which credentials an S3 store is asked with: where they come from, never what they are."""
+"""Source of the credentials that an S3 store is asked with; never the credentials themselves."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Any
 
 from botocore.credentials import Credentials
 
-from shardcache.cli.doctor.case import Case
-from shardcache.cli.doctor.findings import Finding, failed, of_error, ok
-from shardcache.cli.doctor.people import me, user_name
+from shardcache.cache.origin_probe.findings import Finding, failed, of_error, ok
 from shardcache.config import OriginTable
 from shardcache.errors import ShardcacheError
 from shardcache.origin.s3_session import Sessions
@@ -19,7 +17,9 @@ _CHAIN = (
     "the chain was asked to its end: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, ~/.aws/credentials and "
     "config, the container's role, the instance's role"
 )
-_REMEDY = "export AWS_PROFILE=NAME, or `profile` in an [[origin]] table; `anon = true` there for public data"
+_REMEDY = (
+    "export AWS_PROFILE=NAME   # before serve; or `profile`, for public data `anon = true`, in an [[origin]] table"
+)
 
 # What botocore calls the links of its chain.
 _SOURCES = {
@@ -36,8 +36,8 @@ _SOURCES = {
 }
 
 
-async def examine(case: Case, sessions: Sessions, table: OriginTable, url: str) -> Finding:
-    """Follow the chain as the daemon does, renewing what can be renewed."""
+async def examine(sessions: Sessions, table: OriginTable, url: str, owner: str) -> Finding:
+    """Follow the chain as a fetch does, renewing what can be renewed; `owner` says whose credentials they are."""
     if table.anon or table.storage_options.get("anon"):
         return ok(_NAME, "none: the table says anon", subject=url)
     if table.storage_options.get("key"):
@@ -46,26 +46,17 @@ async def examine(case: Case, sessions: Sessions, table: OriginTable, url: str) 
         async with sessions.use(url) as fs:
             found: Credentials | None = await fs.session.get_credentials()
             if found is None:
-                return failed(_NAME, f"{me()} has none", _CHAIN, _REMEDY, subject=url)
+                return failed(_NAME, f"none ({owner})", _CHAIN, _REMEDY, subject=url)
             frozen = await found.get_frozen_credentials()
             profile = fs.session.get_config_variable("profile")
     except ShardcacheError as exn:
-        return of_error(_NAME, exn, f"the chain ends there, for {me()}", subject=url)
+        return of_error(_NAME, exn, f"the chain ends there ({owner})", subject=url)
     except RuntimeError as exn:  # botocore's, for what it renewed and is no better
         return failed(_NAME, redact(str(exn)), "whoever issues them says they are over", _REMEDY, subject=url)
-    return ok(_NAME, _told(case, found.method, profile, frozen), subject=url)
+    return ok(_NAME, f"{_source(found.method, profile, frozen)} ({owner})", subject=url)
 
 
-def _told(case: Case, method: str | None, profile: str | None, frozen: Any) -> str:
+def _source(method: str | None, profile: str | None, frozen: Any) -> str:
     source = _SOURCES.get(method or "", method or "an unnamed source")
     of_profile = f", profile {profile}" if profile else ""
-    kind = ", temporary" if frozen.token else ""
-    return f"{source}{of_profile}{kind}{_whose(case)}"
-
-
-def _whose(case: Case) -> str:
-    """Say where these are not the daemon's own."""
-    if case.running is None or case.running.uid is None:
-        return ""
-    daemons = user_name(case.running.uid)
-    return "" if daemons == me() else f"; {me()}'s, while the daemon runs as {daemons} and has its own"
+    return f"{source}{of_profile}{', temporary' if frozen.token else ''}"

@@ -1,0 +1,126 @@
+"""One store tried: whether it may be fetched from, by which way, as whom, and how well it answers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from shardcache.cache.allow import AllowList, Peer
+from shardcache.cache.origin_probe import clock, reach
+from shardcache.cache.origin_probe.findings import Finding, of_error, ok, warning
+from shardcache.cache.origin_probe.reach import Pull
+from shardcache.cache.origin_probe.targets import Target, shard_of
+from shardcache.config import OriginTable, Settings
+from shardcache.errors import NotAllowedError, ShardcacheError
+from shardcache.origin.registry import Origins
+from shardcache.origin.urls import WEB, protocol_of
+from shardcache.redact import redact
+
+_S3 = ("s3", "s3a")
+_FEW_CONNECTIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How stores are tried.
+
+    Attributes:
+        settings: of the daemon, or those that it would have.
+        origins: the ways to the stores.
+        allow: rules for what may be fetched.
+        peer: the user who asks. Who is not trusted learns whether a shard can be read, and no more: not the way, the
+            clock and the credentials, which are the daemon's own affair, and not the rate, which takes bandwidth.
+        owner: whose credentials they are, as a phrase.
+        quick: whether the rate is left out for everybody.
+    """
+
+    settings: Settings
+    origins: Origins
+    allow: AllowList
+    peer: Peer
+    owner: str
+    quick: bool
+
+    async def findings(self, target: Target) -> AsyncGenerator[Finding, None]:
+        """Yield what is found of one target, up to the first failure that makes further questions idle."""
+        url, table, subject = target.url, self.origins.rule(target.url), redact(target.url)
+        try:
+            self.allow.check(url, self.peer)
+            if self.peer.is_trusted:
+                async for finding in self._before(url, table, subject):
+                    yield finding
+            shard = await shard_of(target, self.origins)
+            self.allow.check(shard, self.peer)
+            origin = self.origins.origin(shard)
+            for finding in await reach.examine(origin, await reach.stat(origin, shard), subject, self._pull()):
+                yield finding
+        except ShardcacheError as exn:
+            yield of_error(
+                "store.reach", exn, _why(exn, target, table), subject=subject, command=_command(exn, url, table)
+            )
+
+    def _pull(self) -> Pull | None:
+        if self.quick or not self.peer.is_trusted:
+            return None
+        return Pull(self.settings.shard_connections, self.settings.part_size)
+
+    async def _before(self, url: str, table: OriginTable, subject: str) -> AsyncIterator[Finding]:
+        """Look at what can be told without the store's consent."""
+        protocol = protocol_of(url)
+        if protocol in WEB:
+            parts = urlsplit(url)
+            server = f"{parts.scheme}://{parts.netloc}/"
+            yield _proxy(server, subject, signs=False)
+            yield await clock.examine(server, subject, signs=False)
+        if protocol in _S3:
+            async for finding in self._before_s3(url, table, subject):
+                yield finding
+
+    async def _before_s3(self, url: str, table: OriginTable, subject: str) -> AsyncIterator[Finding]:
+        from shardcache.cache.origin_probe import credentials  # importing an SDK takes a second
+        from shardcache.origin.s3_session import Sessions
+
+        sessions = Sessions(table, _FEW_CONNECTIONS)
+        try:
+            async with sessions.use(url) as fs:
+                endpoint = str(fs.s3.meta.endpoint_url)
+            yield _proxy(endpoint, subject, signs=True)
+            yield await clock.examine(endpoint, subject, signs=True)
+            yield await credentials.examine(sessions, table, subject, self.owner)
+        finally:
+            await sessions.close()
+
+
+def _why(error: ShardcacheError, target: Target, table: OriginTable) -> str:
+    way = f", reached by the [[origin]] table for {table.match}" if table.match else ""
+    return f"{error.code}: the url is {target.source}{way}"
+
+
+def _command(error: ShardcacheError, url: str, table: OriginTable) -> str:
+    """Return the command that asks the store, or opens it to users, without shardcache; empty where none is known."""
+    if isinstance(error, NotAllowedError):
+        return f"shardcache serve --allow {shlex.quote(redact(url))}"
+    if protocol_of(url) in WEB:
+        return f"curl -I {shlex.quote(redact(url))}"
+    if protocol_of(url) not in _S3:
+        return ""
+    options = {"--endpoint-url": table.endpoint_url, "--profile": table.profile, "--region": table.region}
+    words = [word for option, value in options.items() if value for word in (option, value)]
+    words += ["--no-sign-request"] if table.anon else []
+    return shlex.join(["aws", "s3", "ls", *words, redact(url[: url.rindex("/") + 1])])
+
+
+def _proxy(server: str, subject: str, *, signs: bool) -> Finding:
+    name, parts = "network.proxy", urlsplit(server)
+    proxy = getproxies().get(parts.scheme)
+    if not proxy:
+        return ok(name, f"none on the way to {parts.netloc}", subject=subject)
+    if proxy_bypass(parts.hostname or ""):
+        return ok(name, f"$no_proxy lets {parts.netloc} be reached directly", subject=subject)
+    cause = "all bytes pass through it" + (", and the slower of two ways to read S3 is taken" if signs else "")
+    host = parts.hostname or parts.netloc
+    remedy = f'export no_proxy="$no_proxy,{host}"   # for the daemon, where a direct way exists'
+    return warning(name, f"{parts.netloc} is reached by {proxy}", cause, remedy, subject=subject)

@@ -1,0 +1,71 @@
+"""Stores tried on request: with the daemon's own credentials and connections, for those who may fetch from them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from shardcache.cache.allow import AllowList, Peer
+from shardcache.cache.manifests import Manifests
+from shardcache.cache.origin_probe.targets import Target, targets
+from shardcache.cache.origin_probe.trial import Trial
+from shardcache.cache.rounds import Tell
+from shardcache.cache.upkeep import Upkeep
+from shardcache.config import Settings
+from shardcache.errors import ConfigError
+from shardcache.origin.registry import Origins
+
+_MAX_URLS = 16
+# Of the cached shards, only the first ones are searched for stores.
+_MAX_ROWS = 10_000
+
+
+class Probing:
+    """Tries stores, for one user after the other: what is measured at the same time shares the line."""
+
+    def __init__(
+        self, settings: Settings, origins: Origins, allow: AllowList, manifests: Manifests, upkeep: Upkeep
+    ) -> None:
+        self._settings = settings
+        self._origins = origins
+        self._allow = allow
+        self._manifests = manifests
+        self._upkeep = upkeep
+        self._turn = asyncio.Lock()
+
+    async def probe(self, urls: Sequence[str], peer: Peer, tell: Tell, *, quick: bool) -> None:
+        """Tell a finding a line of what `urls` name, or of every known store that the user may see.
+
+        Raises NotAllowedError before any store is asked, ConfigError for too many urls.
+        """
+        if len(urls) > _MAX_URLS:
+            raise ConfigError(f"more than {_MAX_URLS} urls to try", remedy="try some of them at a time")
+        await asyncio.to_thread(self._manifests.check, urls, peer)
+        trial = Trial(self._settings, self._origins, self._allow, peer, f"the daemon's, run as {_me()}", quick)
+        async with self._turn:
+            for target in await self._targets(urls, peer):
+                async with aclosing(trial.findings(target)) as findings:
+                    async for finding in findings:
+                        await tell(finding.to_json())
+
+    async def _targets(self, urls: Sequence[str], peer: Peer) -> list[Target]:
+        if urls:
+            return targets(urls, ())
+        cached: list[str] = []
+        async with aclosing(self._upkeep.shards(sight=lambda url: self._allow.shows(url, peer))) as shards:
+            async for _, facts in shards:
+                cached.append(facts.url)
+                if len(cached) == _MAX_ROWS:
+                    break
+        found = targets((), self._settings.origin, cached)
+        return [target for target in found if self._allow.shows(target.url, peer)]
+
+
+def _me() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # as in a container
+        return str(os.getuid())
