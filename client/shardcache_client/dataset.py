@@ -77,8 +77,9 @@ class ShardDataset(IterableDataset[Any]):
             given already, and its `yielded` how many. False: give none before the whole shard has passed every check.
         fallback: what to do without the daemon, or when its disk is bad. "error": raise. "direct": read straight from
             the store meanwhile, with this process's own credentials. Needs `shardcache[daemon]`; see docs/fallback.md.
-        zero_copy: members are read-only arrays (`buffers.Buffer`) over the mapped shard in place of bytes, and reach
-            the training process from a DataLoader worker without being copied. Needs numpy; no partial reads.
+        zero_copy: members of 4 KiB and more are read-only arrays (`buffers.Buffer`) over the mapped shard in place of
+            bytes; they convert and compare as bytes do, and reach the training process from a DataLoader worker without
+            being copied. `json.loads`, which takes only bytes, needs `bytes(value)`. Needs numpy; no partial reads.
 
     Attributes:
         seed: as given.

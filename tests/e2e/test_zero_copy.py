@@ -18,7 +18,7 @@ from shardcache_client import ShardDataset
 from shardcache_client.sharing.buffers import Buffer
 from support.daemon import Daemon
 from support.lent_shards import LentShards, lay_sidecars
-from support.tars import random_samples, write_shards
+from support.tars import make_tar, random_samples, write_shards
 
 SHARDS, SAMPLES = 6, 50
 SIZES = {"jpg": 5000, "cls": 1}
@@ -106,19 +106,35 @@ def test_a_loader_without_workers(shards: list[Path]) -> None:
     assert torch.cat([batch["loans"] for batch in batches]).max() == 1
 
 
-def test_the_dataset_hands_over_what_it_reads(daemon: Daemon, urls: str, keys: list[str]) -> None:
-    """Mixed from several shards, by two workers: every sample once, as Buffers, equal to the bytes of plain reading."""
+@pytest.fixture(scope="module")
+def large(folder: Path) -> str:
+    """The pattern of shards whose samples have a label and a large member."""
+    source = folder / "large"
+    source.mkdir()
+    for number in range(SHARDS):
+        samples = random_samples(SAMPLES, {"jpg": 5000}, first=number * SAMPLES)
+        labelled = [sample | {"cls": str(int(sample["__key__"]) % 10).encode()} for sample in samples]
+        (source / f"{number}.tar").write_bytes(make_tar(labelled))
+    return f"file://{source}/{{0..{SHARDS - 1}}}.tar"
+
+
+def test_the_dataset_hands_over_what_it_reads(daemon: Daemon, large: str) -> None:
+    """Mixed from several shards, by two workers: every sample once, large members as Buffers, small ones as bytes."""
+    urls, keys = large, [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
     plain = {sample["__key__"]: sample["jpg"] for sample in ShardDataset(urls, socket=daemon.socket)}
     dataset = ShardDataset(urls, shuffle=True, shuffle_window=3, socket=daemon.socket, zero_copy=True)
     found = [sample for batch in DataLoader(dataset, batch_size=8, num_workers=2, collate_fn=list) for sample in batch]
     assert sorted(sample["__key__"] for sample in found) == keys
-    assert all(type(sample["jpg"]) is Buffer and bytes(sample["jpg"]) == plain[sample["__key__"]] for sample in found)
+    assert all(type(sample["jpg"]) is Buffer and sample["jpg"] == plain[sample["__key__"]] for sample in found)
+    assert [int(sample["cls"]) for sample in found] == [int(sample["__key__"]) % 10 for sample in found]
+    assert {type(sample["cls"]) for sample in found} == {bytes}
 
 
-def test_a_hungry_cache_takes_no_shard_that_is_on_its_way(urls: str, keys: list[str]) -> None:
+def test_a_hungry_cache_takes_no_shard_that_is_on_its_way(large: str) -> None:
     """With room for fewer shards than there are, evicted as they are read, three epochs arrive whole."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as root, Daemon(Path(root), capacity="400KB") as small:
-        dataset = ShardDataset(urls, socket=small.socket, zero_copy=True, timeout_s=30)
+    keys = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as root, Daemon(Path(root), capacity="1.5MB") as small:
+        dataset = ShardDataset(large, socket=small.socket, zero_copy=True, timeout_s=30)
         loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True, collate_fn=list)
         for _ in range(3):
             assert sorted(sample["__key__"] for batch in loader for sample in batch) == keys

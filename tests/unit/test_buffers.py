@@ -6,22 +6,26 @@ import copy
 import io
 import json
 import mmap
+import operator
 import pickle
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from shardcache_client.sharing.buffers import Buffer, pass_on, span
+from shardcache_client.sharing.buffers import WORTH_IT_BYTES, Buffer, Values, pass_on, span
 
 CONTENT = bytes(range(256)) * 64
 
@@ -79,13 +83,89 @@ def test_it_goes_where_bytes_go(value: Buffer) -> None:
 
 
 def test_decoders_take_it() -> None:
-    """PIL and json decode a member out of the middle of a file; a number comes by way of `bytes`."""
+    """PIL and json decode a member out of the middle of a file; json by way of `bytes`, and says so."""
     png, text = picture(), json.dumps({"label": 7}).encode()
     whole = Buffer.over(b"x" * 512 + png + text + b"42")
     image, label = whole[512 : 512 + len(png)], whole[512 + len(png) : -2]
     assert Image.open(io.BytesIO(image)).getpixel((0, 0)) == (1, 2, 3)
     assert json.loads(bytes(label)) == {"label": 7}
-    assert int(bytes(whole[-2:])) == 42
+    with pytest.raises(TypeError, match="must be str, bytes or bytearray, not Buffer"):
+        json.loads(label)
+
+
+AS_BYTES: dict[str, Callable[[Any], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+    "hash": hash,
+    "format": "{}".format,
+    "in a tuple": lambda value: value in (b"0", b"17", b" 2.5\n"),
+    "in a set": lambda value: value in {b"0", b"17"},
+    "key of a dict": lambda value: {b"17": "seventeen"}.get(value),
+    "contains bytes": lambda value: b"7" in value,
+    "contains a byte": lambda value: 55 in value,
+    "contains text": lambda value: "7" in value,
+    "equal": lambda value: value == b"17",
+    "unequal": lambda value: value != b"17",
+    "equal to a bytearray": lambda value: value == bytearray(b"17"),
+    "equal to a memoryview": lambda value: memoryview(b"17") == value,
+    "on the right": lambda value: (operator.eq(b"17", value), operator.ne(b"17", value)),
+    "equal to text": lambda value: value == "17",
+    "unequal to text": lambda value: value != "17",
+    "equal to None": lambda value: value == None,  # noqa: E711
+    "decode": lambda value: value.decode(),
+    "str of an encoding": lambda value: str(value, "utf-8"),
+    "startswith": lambda value: value.startswith((b"1", b" ")),
+    "split": lambda value: value.split(),
+    "strip": lambda value: value.strip(),
+    "join": lambda value: b"-".join([value, value]),
+    "hex": lambda value: value.hex(),
+    "match": lambda value: re.fullmatch(rb"\d+", value) is not None,
+    "no attribute": lambda value: value.nothing,
+}
+
+
+@pytest.mark.parametrize("name", AS_BYTES)
+@pytest.mark.parametrize("content", [b"17", b"0", b" 2.5\n", b"", b"seven", bytes(5000)])
+def test_it_converts_and_compares_as_bytes_do(content: bytes, name: str) -> None:
+    """The same result, or the same kind of error, for whatever a decoder does with bytes; never a byte's number."""
+
+    def outcome(value: Any) -> Any:
+        try:
+            return AS_BYTES[name](value)
+        except Exception as exn:  # noqa: BLE001
+            return type(exn)
+
+    value = Buffer.over(b"x" + content + b"x")[1:-1]
+    assert outcome(value) == outcome(content)
+    assert type(outcome(value)) is type(outcome(content))
+
+
+@given(st.binary(max_size=40), st.binary(max_size=3))
+def test_it_equals_what_its_bytes_equal(content: bytes, other: bytes) -> None:
+    """Whatever it is compared with, another Buffer too, and of whatever else is made of it."""
+    value, others = Buffer.over(content), Buffer.over(other)
+    assert (value == others, value != others) == (content == other, content != other)
+    assert (others in value) is (other in content)
+    assert (value[::2] == bytes(content[::2])) is True
+    assert len({value, Buffer.over(bytes(content)), content}) == 1
+
+
+def test_small_members_are_bytes(mapped: mmap.mmap) -> None:
+    """What costs less to copy than to refer to is just that; only large members are Buffers."""
+    values = Values(mapped, Buffer.over(mapped))
+    small, large = values[5 : 5 + WORTH_IT_BYTES - 1], values[5 : 5 + WORTH_IT_BYTES]
+    assert (type(small), type(large)) == (bytes, Buffer)
+    assert large == CONTENT[5 : 5 + WORTH_IT_BYTES]
+    assert large.startswith(small)  # type: ignore[union-attr]
+    assert values[7:7] == b""
+
+
+def test_it_shows_its_beginning_and_size(value: Buffer) -> None:
+    """In a debugger or a log: neither five thousand bytes nor the middle left out."""
+    assert repr(value) == f"Buffer({CONTENT[512:528]!r}…, bytes=1024)"
+    assert repr(Buffer.over(b"cat")) == "Buffer(b'cat', bytes=3)"
 
 
 @read_only_is_fine

@@ -11,11 +11,11 @@ from shardcache.errors import SampleError
 from shardcache.tarindex import Tables, fault_of
 
 if TYPE_CHECKING:
-    from shardcache_client.sharing.buffers import Buffer
+    from shardcache_client.sharing.buffers import Values
 
 Sample = dict[str, Any]
-TarBytes: TypeAlias = "mmap.mmap | Buffer"
-"""What samples are cut from: slices of a map are copies, those of a Buffer are not."""
+TarBytes: TypeAlias = "mmap.mmap | Values"
+"""Source of samples: slices of a map are bytes; with zero copy, large ones are Buffers."""
 
 
 def cut(tables: Tables, tar: TarBytes, url: str, start: int, stop: int) -> Iterator[Sample]:

@@ -34,7 +34,8 @@ class ShardReader:
         index_path: its sidecar.
         url: what samples carry as `__url__`.
         in_order: whether most of it will be read as it lies in the file.
-        handover: through which samples may reach other processes without a copy; None makes their values bytes.
+        handover: through which samples may reach other processes without a copy; None makes all values bytes, rather
+            than only small ones.
 
     Raises:
         ShardGoneError: a file is not there.
@@ -97,7 +98,7 @@ class ShardReader:
 
     @property
     def _bytes(self) -> TarBytes:
-        return self._map if self._loan is None else self._loan.whole()
+        return self._map if self._loan is None else self._loan.values()
 
     def __iter__(self) -> Iterator[Sample]:
         return self.samples()

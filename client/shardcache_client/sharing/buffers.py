@@ -1,4 +1,4 @@
-"""What a sample's value is with zero copy: a run of a mapped shard's bytes, as a numpy array of a type of its own.
+"""Values of samples with zero copy: a run of a mapped shard's bytes, as a numpy array of a type of its own.
 
 numpy is needed from here on, and imported here alone. It is an array because only C types can lend their memory to
 others before Python 3.12; a type of its own, because a loader would stack plain arrays and take a memoryview for a
@@ -19,15 +19,24 @@ except ImportError as exn:
     raise ConfigError("zero_copy needs numpy, which is not installed", remedy="pip install numpy") from exn
 
 
+WORTH_IT_BYTES = 4096
+"""Smaller runs cost less to copy than to refer to, and are given as `bytes`."""
+
 _BYTE = np.dtype(np.uint8)  # numpy has one object for it: comparing identity is enough, and fast
+
+_BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
 class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     """Bytes that nobody copied: uint8, of one dimension, read-only.
 
     Goes wherever a bytes-like object does: `torch.frombuffer`, `io.BytesIO`, `numpy.frombuffer`; `bytes(value)` makes
-    a copy for what takes nothing else. Slices are Buffers, too, and keep the file mapped as long as they live. All
-    that is no mere run of the bytes any more, such as a sum, another dtype or another shape, is plain numpy.
+    a copy for functions that accept `bytes` alone, such as `json.loads`. Slices are Buffers, too, and keep the file
+    mapped as long as they live. A sum, another dtype or another shape is plain numpy.
+
+    It converts and compares as `bytes` do, never as numbers: `int`, `float`, `bool`, `str`, `hash`, `in`, `==` and `!=`
+    with bytes-like objects, and all methods of `bytes`, such as `decode` and `startswith`. Compared with numbers and
+    arrays it is an array, and so it is in arithmetic and for its elements.
 
     Pickled, it becomes a Buffer over bytes of its own, unless `handover` has a shorter way to the other process.
     """
@@ -41,6 +50,45 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     def over(data: bytes | bytearray | memoryview | mmap.mmap | pickle.PickleBuffer) -> Buffer:
         """Return all bytes of `data` as a Buffer, which keeps `data` from being closed or resized while it lives."""
         return np.frombuffer(memoryview(data).toreadonly(), np.uint8).view(Buffer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(bytes, name):
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return getattr(self.tobytes(), name)
+
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, (Buffer, *_BYTES_LIKE)):
+            return _run(self) == _run(other)
+        if isinstance(other, np.ndarray | np.generic | int | float):
+            return np.asarray(self) == other
+        return NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        equal = self.__eq__(other)
+        if equal is NotImplemented:
+            return NotImplemented
+        return not equal if isinstance(equal, bool) else ~equal
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(self.tobytes())
+
+    def __contains__(self, other: object) -> bool:
+        return other in self.tobytes()  # type: ignore[operator]
+
+    def __bool__(self) -> bool:
+        return self.size > 0
+
+    def __int__(self) -> int:
+        return int(self.tobytes())
+
+    def __float__(self) -> float:
+        return float(self.tobytes())
+
+    def __str__(self) -> str:
+        return str(self.tobytes())
+
+    def __repr__(self) -> str:
+        return f"Buffer({self[:16].tobytes()!r}{'…' if self.size > 16 else ''}, bytes={self.size})"
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         return array[()] if array.ndim == 0 else np.asarray(array)
@@ -71,6 +119,27 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
 
 def _over_bytes(data: bytes) -> Buffer:
     return np.frombuffer(data, np.uint8).view(Buffer)
+
+
+def _run(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
+    return memoryview(value).cast("B") if memoryview(value).c_contiguous else memoryview(bytes(value))
+
+
+class Values:
+    """Cuts values out of a mapped shard: `bytes` of small runs, Buffers of others."""
+
+    def __init__(self, mapped: mmap.mmap, whole: Buffer) -> None:
+        self._map = mapped
+        self._whole = whole
+
+    def __repr__(self) -> str:
+        return f"Values({self._whole!r})"
+
+    def __getitem__(self, run: slice) -> bytes | Buffer:
+        """Return a run, given by where it begins and ends."""
+        if run.stop - run.start < WORTH_IT_BYTES:
+            return self._map[run]
+        return self._whole[run]  # type: ignore[return-value]
 
 
 def span(value: Buffer) -> tuple[Buffer, int, int] | None:

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from shardcache_client.reading.reader import map_file, unreadable
-from shardcache_client.sharing.buffers import Buffer, span
+from shardcache_client.sharing.buffers import WORTH_IT_BYTES, Buffer, Values, span
 from shardcache_client.sharing.receipts import Receipt, Receipts
 
 _BY_VALUE = 4  # the protocol from which on pickles hold large bytes well; out-of-band buffers are not for pipes
-
-_WORTH_IT_BYTES = 4096  # what is smaller costs less to copy than to refer to
 
 _WHOLES: weakref.WeakValueDictionary[tuple[str, int], Buffer] = weakref.WeakValueDictionary()
 """The shards that this process received something of, as long as it holds on to any of it."""
@@ -93,6 +91,10 @@ class Loan:
                 self._handover.keep(self)
         return whole
 
+    def values(self) -> Values:
+        """Return the same for whole members: the small ones are copied, and hold up nobody."""
+        return Values(self._map, self.whole())
+
     @property
     def refers(self) -> bool:
         """Whether its Buffers are sent as references: by whoever borrowed it, if its parent can follow."""
@@ -122,7 +124,7 @@ class Loan:
 
 
 def _reduce(value: Buffer) -> tuple[Any, ...]:
-    place = span(value) if value.size >= _WORTH_IT_BYTES else None
+    place = span(value) if value.size >= WORTH_IT_BYTES else None
     if place is not None:
         whole, start, stop = place
         if isinstance(whole.lender, Loan) and whole.lender.refers:
