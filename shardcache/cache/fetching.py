@@ -28,6 +28,7 @@ from shardcache.errors import (
 )
 from shardcache.fetch.bid import Bid
 from shardcache.fetch.download import Downloader
+from shardcache.fetch.tap import Coming
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
@@ -135,7 +136,7 @@ class Fetcher:
             if present is not None:
                 return present
             self._health.check(obj.url)
-            transfer.total_bytes, transfer.done_bytes = obj.size_bytes, 0
+            transfer.total_bytes, transfer.done_bytes, transfer.coming = obj.size_bytes, 0, Coming()
             return await self._into(transfer, claim, origin, obj)
 
     @asynccontextmanager
@@ -196,7 +197,12 @@ class Fetcher:
         if codec_of(partial.obj.url) is None and partial.obj.guarded and partial.obj.ranges:
             transfer.arriving = Arriving(partial, transfer.moved, transfer.waits)
         await self._downloader.download(
-            origin, partial.obj, partial, bid=lambda: self._bid(partial.key), progress=transfer.set_done
+            origin,
+            partial.obj,
+            partial,
+            bid=lambda: self._bid(partial.key),
+            progress=transfer.set_done,
+            coming=transfer.coming,
         )
         transfer.stages.enter(Stage.DISK)
         shard = await self._ingester.publish(partial, claim, self._origins.rule(partial.obj.url))

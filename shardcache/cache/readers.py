@@ -118,7 +118,7 @@ class Reader:
         for lease in self._leases.values():
             lease.position = _OF_A_FORMER_PLAN
         self.job.shards_planned += reads
-        self.owner.planner.now.declare(self)
+        self.owner.planner.now.declare(self, job=self.job.key)
         await self._forget_plan()
 
     def planned(self, ref: ShardRef) -> Planned:

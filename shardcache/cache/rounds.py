@@ -107,7 +107,7 @@ class Round:
             "event": "progress",
             "done_shards": self._counts.total(),
             "shards": len(self._refs),
-            "done_bytes": self._done_bytes + sum(transfer.done_bytes for transfer in transfers if transfer),
+            "done_bytes": self._done_bytes + sum(transfer.arrived_bytes for transfer in transfers if transfer),
             "total_bytes": self._total_bytes,
         }
 

@@ -18,6 +18,7 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
 from shardcache.cache.waiting import Stage, Stages, Wait
 from shardcache.errors import OriginUnavailableError, ShardcacheError
+from shardcache.fetch.tap import Coming
 from shardcache.logs import about
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
@@ -48,6 +49,7 @@ class Transfer:
         wanted: how urgent it is apart from readers that wait.
         waits: of those who wait for it now.
         done_bytes: bytes that are on disk already, of `total_bytes` (None until the store said).
+        coming: those that have come in beyond that.
         arriving: what can be read of it already.
         moved: notified when any of this changes.
     """
@@ -58,6 +60,7 @@ class Transfer:
     waits: set[Wait] = field(default_factory=set)
     stages: Stages = field(default_factory=Stages)
     done_bytes: int = 0
+    coming: Coming = field(default_factory=Coming)
     total_bytes: int | None = None
     arriving: Arriving | None = None
     moved: Signal = field(default_factory=Signal)
@@ -79,16 +82,21 @@ class Transfer:
         self.done_bytes = done_bytes
         self.moved.notify()
 
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes that have come in, on disk or not."""
+        return self.done_bytes + self.coming.size_bytes
+
     def rate_bytes_per_s(self) -> float:
         """Return the mean rate of the download, 0 when it is not at that."""
         elapsed_s = time.monotonic() - self.stages.present_since_s
-        return self.done_bytes / elapsed_s if self.stages.present is Stage.NETWORK and elapsed_s > 0 else 0.0
+        return self.arrived_bytes / elapsed_s if self.stages.present is Stage.NETWORK and elapsed_s > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return what `shardcache status` shows of it."""
         return {
             "url": redact(self.ref.url),
-            "done_bytes": self.done_bytes,
+            "done_bytes": self.arrived_bytes,
             "total_bytes": self.total_bytes,
             "rate_bytes_per_s": round(self.rate_bytes_per_s()),
             "class": self.klass.name.lower(),

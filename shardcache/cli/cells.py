@@ -111,7 +111,7 @@ def progress(job: Row) -> str:
 
 def pace(job: Row) -> str:
     """Return a job's shards per second."""
-    return f"{job['shards_per_s']:.2g}" if "shards_per_s" in job else ""
+    return f"{job['shards_per_s']:.2g}" if job.get("shards_per_s") else ""
 
 
 def ahead(job: Row) -> Text:

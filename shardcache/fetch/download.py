@@ -21,6 +21,7 @@ from shardcache.fetch.retry import BACKOFF, Backoff, Retry
 from shardcache.fetch.sink import Sink
 from shardcache.fetch.slots import Claim, Slots, StoreLoad
 from shardcache.fetch.stall import Watch
+from shardcache.fetch.tap import Coming
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, Received, RemoteObject, nothing
 from shardcache.origin.urls import store_of
@@ -103,18 +104,20 @@ class Downloader:
         *,
         bid: Callable[[], Bid],
         progress: Callable[[int], None],
+        coming: Coming | None = None,
     ) -> None:
         """Fetch every part that the sink misses, in order, and check the whole.
 
         Args:
             bid: what it bids for connections and bandwidth at the moment.
             progress: told the bytes on disk, those of an earlier run included.
+            coming: keeps count of those that have come in beyond that.
 
         Raises the origin's errors once retries cannot help, ShardChangedError at once when the store holds another
         version, CorruptShardError when the whole differs from the store's checksum or ETag, and the sink's errors. The
         first error ends every part of this shard; what is written stays.
         """
-        download = _Download(origin, obj, sink, bid, progress)
+        download = _Download(origin, obj, sink, bid, progress, coming or Coming())
         missing = sink.missing()
         if obj.ranges:
             await self._ranges(download, missing)
@@ -156,6 +159,7 @@ class Downloader:
                 async with aclosing(download.origin.stream(obj, buffer, tap)) as parts:
                     index = 0
                     while True:
+                        download.coming.begin(index, tap)
                         async with tap.limit():
                             part = await anext(parts, None)
                         if part is None:
@@ -173,6 +177,7 @@ class _Download:
     sink: Sink
     bid: Callable[[], Bid]
     progress: Callable[[int], None]
+    coming: Coming
     ledger: Ledger = field(init=False)
     done_bytes: int = 0
 
@@ -187,7 +192,8 @@ class _Download:
         """Return a part as it is to be asked for."""
         # All parts of one shard alike, so that the last one needs no buffer of its own.
         (start, stop), buffer_bytes = self.span(index), min(self.sink.part_bytes, self.obj.size_bytes)
-        return Part(self.origin, self.obj, start, stop - start, buffer_bytes, self.claim(), partial(self.write, index))
+        write, begun = partial(self.write, index), partial(self.coming.begin, index)
+        return Part(self.origin, self.obj, start, stop - start, buffer_bytes, self.claim(), write, begun)
 
     def span(self, index: int) -> tuple[int, int]:
         """Return a part's first byte and the one behind its last."""
@@ -202,5 +208,6 @@ class _Download:
     async def write(self, index: int, part: memoryview) -> None:
         """Put a part into its place."""
         await self.sink.write(index, part, self.ledger.observer(index))
+        self.coming.end(index)
         self.done_bytes += len(part)
         self.progress(self.done_bytes)

@@ -26,6 +26,7 @@ class Part:
     Attributes:
         buffer_bytes: memory to be lent for it, `size_bytes` or more.
         write: puts the part into its place.
+        begun: told of each tap through which it comes, but for a second request's.
     """
 
     origin: Origin
@@ -35,6 +36,7 @@ class Part:
     buffer_bytes: int
     claim: Claim
     write: Callable[[memoryview], Awaitable[None]]
+    begun: Callable[[Tap], None]
 
 
 class Requests:
@@ -76,6 +78,7 @@ class Requests:
         """
         async with self.lend(part.claim, part.buffer_bytes) as buffer:
             with self.tap(part.claim, part.obj.url, part.size_bytes) as tap:
+                part.begun(tap)
                 is_first = await self._first_of_two(part, buffer, tap)
             self._hedging.took(part.claim.store, part.size_bytes, tap.worked.elapsed_s)
             if is_first:

@@ -10,6 +10,29 @@ from shardcache.fetch.stall import Watch
 from shardcache.fetch.stopwatch import Stopwatch
 
 
+class Coming:
+    """Bytes of one download that have come in and are not on disk yet."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, tuple[Tap, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"Coming({self.size_bytes} bytes of {len(self._parts)} parts)"
+
+    @property
+    def size_bytes(self) -> int:
+        """How many they are now."""
+        return sum(tap.received_bytes - before_bytes for tap, before_bytes in self._parts.values())
+
+    def begin(self, part: int, tap: Tap) -> None:
+        """Count what a tap gives from now on as bytes of a part, in place of an earlier try's."""
+        self._parts[part] = tap, tap.received_bytes
+
+    def end(self, part: int) -> None:
+        """Count no more of a part: it is on disk."""
+        self._parts.pop(part, None)
+
+
 class Tap:
     """An `origin.base.Flow` which rests while it has no slot, or no leave for more bytes.
 

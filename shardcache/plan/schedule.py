@@ -54,14 +54,15 @@ class Schedule:
 
     # What sessions do
 
-    def declare(self, session: Hashable, seconds_per_shard: float | None = None) -> None:
+    def declare(self, session: Hashable, seconds_per_shard: float | None = None, job: Hashable | None = None) -> None:
         """Begin a session's plan, in place of a former one; `extend` gives it its shards.
 
         Args:
             seconds_per_shard: its pace, where that is known before it has read anything.
+            job: whose other sessions are as fast as this one.
         """
         former = self._timeline.course(session)
-        self._timeline.declare(session, seconds_per_shard)
+        self._timeline.declare(session, seconds_per_shard, job)
         if former is not None:
             self._residents.forget(former)
 
@@ -164,9 +165,9 @@ class Schedule:
         return self._timeline.covered_until(session, cared_for, coming)
 
     def shards_per_s(self, session: Hashable) -> float:
-        """Return a session's pace while it does not wait; 0 before it has read anything."""
+        """Return a session's pace while it does not wait; 0 while that is unknown."""
         course = self._timeline.course(session)
-        return 1 / course.seconds_per_shard if course is not None and course.measured else 0.0
+        return 1 / course.pace_s if course is not None and course.measures else 0.0
 
     def victims(self, wanted_bytes: int, needed_at_s: float, lead_s: float) -> list[str] | None:
         """Return what to evict for a shard of so many bytes that is needed at a time; None: it has to wait."""

@@ -14,8 +14,10 @@ from shardcache.plan.course import Course
 
 NEVER = math.inf
 
-# Until a session has read its first shard it is taken to be as fast as the others, or else as this.
+# Until a session's pace is known it is taken to be that of its job, else that of the others, or else this.
 _GUESS_S = 1.0
+# The paces of as many jobs are remembered, those whose sessions have ended included.
+_JOBS = 1_000
 _NO_USES: dict[Course, int] = {}
 _BATCH = 64
 
@@ -47,6 +49,7 @@ class Timeline:
         self.now_s = -math.inf
         self._courses: dict[Hashable, Course] = {}
         self._uses: dict[str, dict[Course, int]] = {}  # where each course reads a shard next
+        self._paces_s: dict[Hashable, float] = {}  # what was measured last of each job
         self._ended: list[Course] = []  # of which there still are uses; they are at no time
 
     def __repr__(self) -> str:
@@ -68,18 +71,42 @@ class Timeline:
         """Return the course of a session that has declared a plan."""
         return self._courses.get(session)
 
-    def declare(self, session: Hashable, seconds_per_shard: float | None = None) -> Course:
-        """Begin a session's plan, its first or another, with no shards yet; its pace outlives its plans."""
+    def declare(self, session: Hashable, seconds_per_shard: float | None = None, job: Hashable | None = None) -> Course:
+        """Begin a session's plan, its first or another, with no shards yet; its pace outlives its plans.
+
+        Args:
+            job: whose other sessions, also such as have ended, are as fast as this one.
+        """
         former = self.forget(session)
         if seconds_per_shard is None:
             seconds_per_shard = former.seconds_per_shard if former else self._usual_pace_s()
-        course = self._courses[session] = Course(seconds_per_shard, self.now_s)
-        course.measured = former is not None and former.measured
+        course = self._courses[session] = Course(seconds_per_shard, self.now_s, job)
+        if former is not None and former.measures:
+            course.measures = former.measures
+        elif job in self._paces_s:
+            course.believe(self._paces_s[job])
+        course.tick(self.now_s)
         return course
 
     def _usual_pace_s(self) -> float:
-        paces_s = [course.seconds_per_shard for course in self._courses.values()]
+        courses = self._courses.values()
+        paces_s = [course.seconds_per_shard for course in courses if course.measures]
+        paces_s = paces_s or [course.seconds_per_shard for course in courses]
         return sum(paces_s) / len(paces_s) if paces_s else _GUESS_S
+
+    def _remember_pace(self, course: Course) -> None:
+        """Keep what was measured for sessions of the same job that come later, or have read nothing yet."""
+        if course.job is None or not course.measures:
+            return
+        is_first = course.job not in self._paces_s
+        self._paces_s[course.job] = course.seconds_per_shard
+        if is_first:
+            for other in self._courses.values():
+                if other.job == course.job and not other.measures:
+                    other.believe(course.seconds_per_shard)
+                    other.tick(self.now_s)
+        if len(self._paces_s) > _JOBS:
+            del self._paces_s[next(iter(self._paces_s))]
 
     def extend(self, session: Hashable, names: Iterable[str]) -> None:
         """Add shards to the end of a session's plan."""
@@ -129,6 +156,7 @@ class Timeline:
         return self._move(course, position + 1)
 
     def _move(self, course: Course, position: int) -> list[str]:
+        self._remember_pace(course)
         over = list(course.move(position))
         course.tick(self.now_s)
         for name, at in over:

@@ -293,7 +293,7 @@ class Session:
             return {"type": "waiting", "of": of, "reason": "asking the store if the cached version is the present one"}
         answer: Json = {"type": "waiting", "of": of, "reason": self._cache.reason(transfer)}
         if transfer.total_bytes is not None:
-            answer |= {"done_bytes": transfer.done_bytes, "total_bytes": transfer.total_bytes}
+            answer |= {"done_bytes": transfer.arrived_bytes, "total_bytes": transfer.total_bytes}
         return answer
 
 

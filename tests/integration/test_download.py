@@ -11,6 +11,7 @@ import pytest
 
 from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavailableError, ShardChangedError
 from shardcache.fetch.bid import WAITING, Bid
+from shardcache.fetch.tap import Coming
 from shardcache.metrics import Counters
 from shardcache.origin.base import Flow, Origin, RemoteObject
 from shardcache.store.partial import Partial
@@ -203,6 +204,35 @@ async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requ
         assert origin.open == requests
         origin.let.set()
     assert origin.open == shards * 10
+
+
+class HalfwayOrigin:
+    """A store that sends half of each range, and the rest when it is let."""
+
+    def __init__(self) -> None:
+        self.halves, self.let = asyncio.Semaphore(0), asyncio.Event()
+
+    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:  # noqa: D102
+        flow.received(len(buffer) // 2)
+        self.halves.release()
+        await self.let.wait()
+        flow.received(len(buffer) - len(buffer) // 2)
+
+
+async def test_bytes_count_as_they_come(rig: Rig) -> None:
+    """Half of each part that is under way is told before any is whole, and nothing twice when they are on disk."""
+    origin, coming, told = HalfwayOrigin(), Coming(), list[int]()
+    obj = RemoteObject("halfway://0", "1", 3 * PART)
+    sink, held = Partial.open(rig.layout, obj, PART), cast(Origin, origin)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(
+            rig.downloader.download(held, obj, sink, bid=lambda: PLANNED, progress=told.append, coming=coming)
+        )
+        for _ in range(3):
+            await origin.halves.acquire()
+        assert (told, coming.size_bytes) == ([0], 3 * (PART // 2))
+        origin.let.set()
+    assert (told[-1], coming.size_bytes) == (3 * PART, 0)
 
 
 async def test_a_shard_that_is_waited_for_overtakes(rig: Rig, faulty: FaultyS3) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 
 from shardcache_client import ShardDataset
 from support.daemon import Daemon, eventually
+from support.faulty_s3 import Fault, FaultyS3
 from support.gated_store import GatedStore
+from support.raw_session import RawSession
 from support.tars import make_tar, random_samples, write_shards
 
 PART_BYTES = 64 * 1024
@@ -27,6 +31,21 @@ def store() -> Iterator[GatedStore]:
 def job(daemon: Daemon, name: str) -> dict[str, Any]:
     """Return what is told of a job; nothing while it is not known."""
     return next((row for row in daemon.status()["jobs"] if row["name"] == name), {})
+
+
+async def test_a_slow_shard_shows_what_has_come_of_it(tmp_path: Path, faulty: FaultyS3) -> None:
+    """Bytes are told as they come, long before the first part of the shard is whole."""
+    body = make_tar(random_samples(4, {"bin": 9_000}))
+    url = faulty.put("a.tar", body)
+    faulty.fail("a.tar", Fault.STALL, times=1000)
+    with ThreadPoolExecutor(1) as thread, Daemon(tmp_path, "--stall-timeout-s", "300", env=faulty.env()) as daemon:
+
+        def shown() -> None:
+            with RawSession(daemon) as session:
+                session.plan([url], [0])
+                eventually(lambda: [row["done_bytes"] for row in daemon.status()["transfers"]] == [len(body) // 2])
+
+        await asyncio.get_running_loop().run_in_executor(thread, shown)
 
 
 def test_a_job_that_waits_for_the_network(tmp_path: Path, store: GatedStore) -> None:

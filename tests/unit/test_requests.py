@@ -85,7 +85,7 @@ class Desk:
     async def fetch(self) -> None:
         """Fetch the only part."""
         claim = Claim(lambda: Bid(2), STORE)
-        await self.requests.fetch(Part(self.origin, OBJ, 0, 100, 100, claim, self._write))
+        await self.requests.fetch(Part(self.origin, OBJ, 0, 100, 100, claim, self._write, lambda tap: None))
 
     async def _write(self, data: memoryview) -> None:
         self.written.append(bytes(data))

@@ -135,16 +135,89 @@ def test_the_pace_follows_a_change() -> None:
     assert use_s(timeline, "30") == pytest.approx(now_s + 100.0, rel=0.01)
 
 
+def mixing(timeline: Timeline, pace_s: float, window: int) -> float:
+    """Have session 0 mix its first shards: each beat gives a window's part of each shard in hand; return the time."""
+    now_s = 0.0
+    for position in range(window):
+        timeline.tick(now_s)
+        timeline.reads(0, position)
+        now_s += pace_s * (position + 1) / window
+    timeline.tick(now_s)
+    return now_s
+
+
+def test_a_reader_that_mixes_shards_takes_the_first_ones_in_quick_succession() -> None:
+    """That is not its pace: it is that of all it read until it gave the first one back."""
+    timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
+    now_s = mixing(timeline, pace_s=8.0, window=4)
+    assert use_s(timeline, "f") > 100.0, "no pace is known yet"
+    timeline.done(0, 0)
+    timeline.reads(0, 4)
+    assert use_s(timeline, "f") == pytest.approx(now_s + 8.0)
+    timeline.tick(now_s + 16.0)
+    timeline.done(0, 1)
+    timeline.reads(0, 5)
+    assert use_s(timeline, "g") == pytest.approx(now_s + 16.0 + 8.0 + 8.0 / 3), "the third measure counts a third"
+
+
+def test_the_next_epoch_of_a_reader_that_mixes_shards_begins_at_the_pace_of_the_last() -> None:
+    """The first shards of each plan come in quick succession, and none of them quickens it."""
+    timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
+    mixing(timeline, pace_s=8.0, window=4)
+    timeline.done(0, 0)
+    timeline.declare(0)
+    timeline.extend(0, [*"abcdefgh"])
+    for position in range(4):
+        timeline.reads(0, position)
+    assert use_s(timeline, "e") == pytest.approx(timeline.now_s + 8.0)
+
+
+def test_a_loader_that_fills_its_queues_tells_no_pace() -> None:
+    """Some short shards are read at once; until a second of reading was seen the pace is unknown, then that of all."""
+    timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
+    course = timeline.course(0)
+    assert course is not None
+    for position in range(3):
+        timeline.reads(0, position)
+        timeline.tick(0.01 * (position + 1))
+        timeline.done(0, position)
+    assert course.measures == 0
+    timeline.reads(0, 3)
+    timeline.tick(2.0)
+    timeline.done(0, 3)
+    assert course.measures == 1 and course.seconds_per_shard == pytest.approx(0.5)
+
+
+def test_sessions_of_a_job_share_what_is_known_of_its_pace() -> None:
+    """Those that have read nothing take it over, also when the one that it was learnt from is gone."""
+    timeline = Timeline()
+    timeline.tick(0.0)
+    for session, job in (("a", "job"), ("b", "job"), ("stranger", "other")):
+        timeline.declare(session, job=job)
+        timeline.extend(session, [f"{session}-{number}" for number in range(9)])
+        timeline.waits(session, 0)
+    timeline.reads("a", 0)
+    timeline.tick(5.0)
+    timeline.done("a", 0)
+    assert use_s(timeline, "b-2") == 5.0 + 2 * 5.0 and use_s(timeline, "stranger-2") == 5.0 + 2 * 1.0
+    timeline.forget("a")
+    timeline.forget("b")
+    for session, job in (("c", "job"), ("d", "other")):
+        course = timeline.declare(session, job=job)
+        assert (course.measures > 0) == (job == "job"), "that of the other job is unknown"
+        assert course.seconds_per_shard == (5.0 if job == "job" else pytest.approx(5.0))
+
+
 def test_the_pace_of_who_has_several_in_hand_is_that_of_taking_them() -> None:
     """However long each stays in hand, the next is needed as long after the newest as that after the one before."""
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
-    for position in range(4):
-        timeline.tick(5.0 * position)
+    now_s = mixing(timeline, pace_s=5.0, window=3)
+    for position in range(3, 6):
+        timeline.done(0, position - 3)
         timeline.reads(0, position)
-    timeline.tick(16.0)
-    timeline.done(0, 0)
-    timeline.done(0, 1)
-    assert use_s(timeline, "f") == pytest.approx(15.0 + 2 * 5.0)
+        now_s += 5.0
+        timeline.tick(now_s)
+    assert use_s(timeline, "h") == pytest.approx(now_s + 5.0)
 
 
 def test_standing_still_between_two_shards_is_no_reading() -> None:
@@ -152,6 +225,7 @@ def test_standing_still_between_two_shards_is_no_reading() -> None:
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
     timeline.reads(0, 0, stalled_s=7.0)
     timeline.tick(5.0)
+    timeline.done(0, 0, stalled_s=11.0)
     timeline.reads(0, 1, stalled_s=11.0)
     assert use_s(timeline, "d") == pytest.approx(5.0 + 2 * 1.0)
     timeline.tick(6.0)
