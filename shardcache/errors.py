@@ -2,15 +2,23 @@
 
 An error is raised where a foreign exception enters, crosses the wire as JSON (`to_json`), and is raised again
 as the same class in the training process (`from_json`).
+
+torch sends an exception of a DataLoader worker to the trainer as its class and its formatted traceback, and there calls
+the class with that text. So the text has the JSON at its end whenever torch formats it, and the constructor reads it.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import Any, ClassVar, Self
 
 from shardcache.redact import redact
 
 _MOST_CHARS = 8192
+
+_FORMATS_FOR_THE_TRAINER = "torch._utils"  # the module of ExceptionWrapper
+_TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
 
 
 class ShardcacheError(Exception):
@@ -23,6 +31,7 @@ class ShardcacheError(Exception):
         code: stable machine-readable name of the class, the same on the wire.
         retryable: whether asking again, unchanged, may help.
         yielded: samples of the shard that had been given before this was known.
+        worker_traceback: of the DataLoader worker that raised it; empty in the process that did.
     """
 
     code: ClassVar[str] = "error"
@@ -30,11 +39,17 @@ class ShardcacheError(Exception):
     default_remedy: ClassVar[str] = ""
 
     def __init__(self, message: str, *, url: str | None = None, remedy: str | None = None) -> None:
+        self.yielded, self.worker_traceback = 0, ""
+        sent = _sent_by_worker(message)
+        if sent is not None:
+            self.worker_traceback = message.rpartition(_TRAILER)[0]
+            self.yielded = _yielded(sent)
+            message, url, remedy = str(sent.get("message", "")), _text(sent.get("url")), _text(sent.get("remedy"))
+            self.add_note(f"{self.worker_traceback.partition(chr(10))[0]} See the attribute worker_traceback.")
         self.message = _told(message)
         super().__init__(self.message)
         self.url = None if url is None else _told(url)
         self.remedy = self.default_remedy if remedy is None else remedy
-        self.yielded = 0
 
     def __repr__(self) -> str:
         where = "" if self.url is None else f", url={self.url!r}"
@@ -43,7 +58,8 @@ class ShardcacheError(Exception):
     def __str__(self) -> str:
         where = f"{self.url}: " if self.url else ""
         hint = f"\n  What to do: {self.remedy}" if self.remedy else ""
-        return f"{where}{self.message}{hint}"
+        trailer = f"{_TRAILER}{json.dumps(self.to_json())}" if _is_formatted_for_trainer() else ""
+        return f"{where}{self.message}{hint}{trailer}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # DataLoader sends exceptions between processes; keyword-only arguments need a helping hand.
@@ -345,9 +361,32 @@ def from_json(data: dict[str, Any]) -> ShardcacheError:
     codes = (data.get("code"), *(parents if isinstance(parents, list | tuple) else ()))
     cls = next((known[code] for code in codes if isinstance(code, str) and code in known), ShardcacheError)
     error = cls(str(data.get("message", "")), url=_text(data.get("url")), remedy=_text(data.get("remedy")))
-    yielded = data.get("yielded")
-    error.yielded = yielded if isinstance(yielded, int) else 0
+    error.yielded = _yielded(data)
     return error
+
+
+def _yielded(data: dict[str, Any]) -> int:
+    yielded = data.get("yielded")
+    return yielded if isinstance(yielded, int) else 0
+
+
+def _is_formatted_for_trainer() -> bool:
+    """Whether the caller's `__str__` is called to send the error from a DataLoader worker to the trainer."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == "traceback":
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") == _FORMATS_FOR_THE_TRAINER
+
+
+def _sent_by_worker(text: str) -> dict[str, Any] | None:
+    """Return the JSON of an error that torch makes again from the text of a worker's; None for any other message."""
+    if not (text.startswith("Caught ") and _TRAILER in text):
+        return None
+    try:
+        sent = json.loads(text.rpartition(_TRAILER)[2].partition("\n")[0])
+    except ValueError:
+        return None
+    return sent if isinstance(sent, dict) and "code" in sent else None
 
 
 def _text(value: object) -> str | None:

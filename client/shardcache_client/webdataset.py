@@ -29,6 +29,12 @@ log = logging.getLogger("shardcache")
 Splitter = Callable[..., Any] | None
 
 _NAMES = ("__key__", "__url__")  # what a sample has beside its members
+_ITEM_BY_ITEM = (
+    *("associate", "decode", "extract_keys", "info", "log_keys", "map", "map_dict", "map_tuple", "rename"),
+    *("rename_keys", "rsample", "select", "slice", "to_tuple", "xdecode"),
+)
+"""Stages of webdataset that give at most one item for each that they take, before they take the next."""
+
 _OURS = (wds.single_node_only, wds.split_by_node)  # what they do to shards, ShardDataset does to samples
 
 
@@ -118,11 +124,26 @@ class WebDataset(wds.WebDataset):  # type: ignore[misc]
         self.source.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the source is. Samples that a later stage has taken and still holds count as read."""
+        """Return where the source is. Samples that `.shuffle()` or `.batched()` holds back count as read.
+
+        Raises ConfigError for a pipeline with a stage that may give several items of one sample.
+        """
+        self._check_stages()
         return self.source.state_dict()
 
+    def _check_stages(self) -> None:
+        """Raise ConfigError where the source's place does not tell how many items the last stage has given."""
+        for stage in self.pipeline:
+            _refuse(
+                not (isinstance(stage, _Begin) or _is_item_by_item(stage) or _holds_samples(stage)),
+                f"a state behind the stage {_named(stage)}, which may give several items of one sample,",
+                "write a stage that gives one item for each sample as .map() or .select(); split samples behind the "
+                "loader, or let .map() return all items of a sample together",
+            )
+
     def load_state_dict(self, state: object) -> None:
-        """Go on where the state was taken; see ShardDataset."""
+        """Go on where the state was taken; see ShardDataset. Raises ConfigError as `state_dict` does."""
+        self._check_stages()
         if any(_holds_samples(stage) for stage in self.pipeline):
             log.warning(
                 "WebDataset: samples that .shuffle() or .batched() held when the state was saved are left out; "
@@ -196,6 +217,17 @@ def _select(samples: Iterable[Sample], *, keep: Callable[[str], bool]) -> Iterat
         kept = {ext: value for ext, value in sample.items() if ext not in _NAMES and keep(f"{key}.{ext}")}
         if kept:
             yield {"__key__": key, "__url__": url} | kept
+
+
+def _is_item_by_item(stage: Any) -> bool:
+    function = stage.func if isinstance(stage, functools.partial) else getattr(stage, "f", None)
+    return function is _select or any(
+        function is getattr(getattr(wds.filters, name, None), "f", ()) for name in _ITEM_BY_ITEM
+    )
+
+
+def _named(stage: Any) -> str:
+    return str(getattr(getattr(stage, "f", stage), "__name__", type(stage).__name__)).lstrip("_")
 
 
 def _holds_samples(stage: Any) -> bool:

@@ -330,6 +330,9 @@ def test_an_error_in_a_worker_arrives_typed(daemon: Daemon, flawed: list[str]) -
     loader = DataLoader(ShardDataset(flawed, socket=daemon.socket), batch_size=None, num_workers=1)
     with pytest.raises(NotATarError, match=r"1\.tar[\s\S]*What to do") as caught:
         keys_of(loader)
+    assert caught.value.url is not None
+    assert caught.value.url.endswith("/1.tar")
+    assert caught.value.remedy == NotATarError.default_remedy
     # The traceback is a cycle that holds the loader; left to the collector, its worker idles for seconds.
     caught.value.__traceback__ = None
     del caught

@@ -248,10 +248,14 @@ def test_a_decoders_error_names_the_sample(daemon: Daemon, source: Path) -> None
 
 
 def test_a_decoders_error_in_a_worker(daemon: Daemon, source: Path) -> None:
-    """Arrives in the training process under its own type, with all of that in its text."""
+    """Arrives in the training process under its own type, with all of that, and the line that raised it."""
     ds = ShardDataset(f"file://{source}/index.json", decode=decode, socket=daemon.socket)
     with pytest.raises(DecodeError, match=rf"{BAD}\.tar: the sample '{LOST[2]}'[\s\S]*ValueError: no image") as caught:
         list(DataLoader(ds, batch_size=None, num_workers=1))
+    assert caught.value.url == f"file://{source}/{BAD}.tar"
+    assert "on_error" in caught.value.remedy
+    assert f"no image, {__file__}:" in caught.value.message
+    assert "in decode\n    raise ValueError" in caught.value.worker_traceback
     # The traceback is a cycle that holds the loader; left to the collector, its worker idles for seconds.
     caught.value.__traceback__ = None
     del caught

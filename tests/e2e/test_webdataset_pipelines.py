@@ -262,6 +262,47 @@ def test_a_state_taken_early_in_a_later_epoch(dataset: Any, workers: int, taken:
     assert list(again) == list(whole)[taken:]
 
 
+def letters(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Split each sample into the letters of its key."""
+    for sample in samples:
+        yield from sample["__key__"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        (lambda pipe: pipe.compose(letters), "letters"),
+        (lambda pipe: pipe.map(dict).compose(letters).select(bool), "letters"),
+        (lambda pipe: pipe.map(list).unlisted(), "unlisted"),
+        (lambda pipe: pipe.batched(2).unbatched(), "unbatched"),
+    ],
+)
+def test_a_state_behind_a_stage_that_splits_samples_is_refused(dataset: Any, stages: Pipeline, named: str) -> None:
+    """In the middle of a sample the source is behind it: the rest of its items would be lost on resume."""
+    pipeline = stages(dataset())
+    next(iter(pipeline))
+    for refused in (pipeline.state_dict, lambda: pipeline.load_state_dict(dataset().state_dict())):
+        with pytest.raises(ConfigError, match=rf"behind the stage {named}[\s\S]*\.map\(\)"):
+            refused()
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        lambda pipe: pipe.decode().rename(text="txt").map(dict).select(bool).map_dict(text=str),
+        lambda pipe: pipe.rename_keys(text="txt", keep_unselected=True).compose(wds.info(n=0)).slice(100),
+    ],
+)
+def test_stages_that_give_item_by_item_go_on_exactly(dataset: Any, stages: Pipeline) -> None:
+    """What comes after the state is what would have come."""
+    pipeline = stages(dataset(select_files=lambda name: name.endswith("txt")))
+    items = iter(pipeline)
+    read(items, 7)
+    again = stages(dataset(select_files=lambda name: name.endswith("txt")))
+    again.load_state_dict(pipeline.state_dict())
+    assert keys_of(again) == keys_of(items)
+
+
 def test_what_a_buffer_held_is_said_to_be_lost(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A shuffle buffer has samples that the state takes for read: whoever loads it is told."""
     pipeline = dataset().shuffle(5)

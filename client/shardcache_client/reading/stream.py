@@ -153,7 +153,13 @@ def _decoded(decode: Decode, sample: Sample) -> Any:
         return decode(sample)
     except Exception as exn:  # it is the user's code, and may raise anything
         raise DecodeError(
-            f"the sample {sample.get('__key__')!r} could not be decoded ({type(exn).__name__}: {exn})",
+            f"the sample {sample.get('__key__')!r} could not be decoded ({type(exn).__name__}: {exn}{_line(exn)})",
             url=sample.get("__url__"),
             remedy="mend the sample or the function; until then an on_error handler can skip the sample",
         ) from exn
+
+
+def _line(exn: Exception) -> str:
+    """Return where in the user's function it was raised: through a DataLoader the traceback is an attribute only."""
+    trace = exn.__traceback__ and exn.__traceback__.tb_next
+    return f", {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
