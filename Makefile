@@ -8,7 +8,7 @@ TYPED := shardcache client/shardcache_client tests/support
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test platforms lint docs bench faults clean
+.PHONY: help demo test platforms ecosystem lint docs bench faults clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
@@ -21,6 +21,9 @@ test: $(VENV)/.installed-dev  ## run the tests
 
 platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus
 	$(BIN)/python -m pytest -m '' tests/platforms
+
+ecosystem: $(VENV)/.installed-ecosystem  ## run other projects' own code against ours: Trainer, datasets, Ray Train
+	$(BIN)/python -m pytest -m '' tests/ecosystem
 
 lint: $(VENV)/.installed-dev  ## check style, types and which module may import which
 	$(BIN)/ruff check .

@@ -67,7 +67,8 @@ class ShardDataset(IterableDataset[Any]):
         on_error: called with the error of one shard or sample; returns True to go on without it, False to end the
             epoch here, or raises. See `handlers`. What is left out is made up for at the end by samples that other
             readers read, unless `even` is None: ranks that get unequal numbers wait for each other without end.
-        job: the name under which `shardcache status` shows this job. Default: Slurm's or torchrun's, or the script.
+        job: the name under which `shardcache status` shows this job. Default: Slurm's, torchrun's or Ray's, or the
+            script.
         socket: the daemon's. Default: as in `shardcache serve`.
         rank, world_size: of this process. Default: torch.distributed's where it is initialised, else torchrun's or
             Slurm's variables, else a single process. Found out when iteration begins.
@@ -89,7 +90,7 @@ class ShardDataset(IterableDataset[Any]):
     Raises:
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be talked to.
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: what the store says about `urls`.
-        ConfigError: an argument makes no sense.
+        ConfigError: an argument makes no sense; or, with the first sample, a wrapper shards the samples a second time.
         ManifestMismatchError, RanksError: another rank sees other shards, or does not answer.
     """
 

@@ -90,20 +90,32 @@ def _slurm_id(env: Mapping[str, str]) -> str:
     return env["SLURM_JOB_ID"]
 
 
+def _ray_job(env: Mapping[str, str]) -> str:
+    """Return the name of the Ray Train run that this worker belongs to, or else the id of its Ray job."""
+    train = sys.modules.get("ray.train")
+    try:
+        run = train and train.get_context().get_experiment_name()
+    except RuntimeError:  # a worker of another kind
+        run = None
+    return run or f"ray-{env['RAY_JOB_ID']}"
+
+
 def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> str:
     """Return a name under which the daemon lists this job.
 
-    $SHARDCACHE_JOB, else Slurm's job name and the id that `squeue` shows, else torchrun's run id where one was chosen,
-    else the script.
+    $SHARDCACHE_JOB, else in Ray's workers, whose scripts all have one name, that of the Ray Train run or the Ray job,
+    else Slurm's job name and the id that `squeue` shows, else torchrun's run id where one was chosen, else the script.
     """
     if env.get("SHARDCACHE_JOB"):
         return env["SHARDCACHE_JOB"]
+    script = Path(argv[0]).name if argv else ""
+    if script == "default_worker.py" and env.get("RAY_JOB_ID"):
+        return _ray_job(env)
     if env.get("SLURM_JOB_ID"):
         return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{_slurm_id(env)}"
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's own default is the word "none"
     if run_id != "none":
         return run_id
     # With `-c`, `-m` or at a prompt there is no script.
-    script = Path(argv[0]).name if argv else ""
     script = script.encode(errors="replace").decode()  # a file's name need not be text; what is sent has to be
     return script if script not in ("", "-c", "-m") else "python"

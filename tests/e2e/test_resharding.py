@@ -98,6 +98,12 @@ def test_shares_of_shares_may_be_what_was_meant(make: Make, keys: list[str], mon
     assert sorted(read) == keys
 
 
+def test_a_wrapper_may_know_of_more_processes_than_the_dataset(make: Make, keys: list[str]) -> None:
+    """Each process whose launcher names no ranks reads everything; a wrapper that knows of two may share that out."""
+    read = [sample["__key__"] for rank in range(2) for sample in loader(shards(make(batch_size=5), rank), 2)]
+    assert sorted(read) == keys
+
+
 WORKER_WRAPPERS: dict[str, tuple[Wrap, str]] = {
     "split_by_worker": (pipeline(wds.split_by_worker), "split_by_worker"),
     "sharding_filter": (lambda dataset: IterableWrapper(dataset).sharding_filter(), "sharding_filter"),

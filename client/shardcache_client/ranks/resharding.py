@@ -17,8 +17,11 @@ from shardcache.errors import ConfigError
 from shardcache_client.topology import Topology
 
 Variables = Mapping[str, Any]
+Shares = Callable[[Variables], int]
 
-_PAGE = "docs/frameworks.md"
+
+def _all(variables: Variables) -> int:
+    return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +30,19 @@ class Resharder:
 
     Attributes:
         name: what its users call it.
-        shares: number of shares that it makes of its samples, from the local variables of its frame.
         remedy: what to do about it.
-        among_workers: whether it shares out among a rank's workers alone.
+        ranks: number of shares that it makes for ranks, from the local variables of its frame.
+        workers: number of shares that it makes for a rank's workers.
     """
 
     name: str
-    shares: Callable[[Variables], int]
     remedy: str
-    among_workers: bool = False
+    ranks: Shares = _all
+    workers: Shares = _all
 
 
 def _processes(variables: Variables) -> int:
     return int(variables["self"].num_processes)
-
-
-def _processes_of_job(variables: Variables) -> int:
-    return int(variables["self"].state.num_processes)
 
 
 def _workers_per_shard(variables: Variables) -> int:
@@ -51,41 +50,46 @@ def _workers_per_shard(variables: Variables) -> int:
     return int(-(-variables["worker_info"].num_workers // max(1, variables["self"].num_shards)))
 
 
+def _instances(variables: Variables) -> int:
+    """Return the shares of all workers of all ranks."""
+    return int(variables["self"].num_of_instances)
+
+
 _ACCELERATE = (
     "leave this loader out of accelerator.prepare() and move its batches to accelerator.device; with transformers' "
     "Trainer, have get_train_dataloader, get_eval_dataloader and get_test_dataloader return a plain DataLoader "
-    f"({_PAGE}); or give the dataset rank=0, world_size=1, for every process to read all samples and keep its share"
+    "(docs/frameworks.md); or give the dataset rank=0, world_size=1, for every process to read all samples and keep "
+    "its share"
 )
-_WEBDATASET = "leave the stage out: ranks and workers have samples of their own already"
-_DATASETS = "use the ShardDataset itself, without datasets.IterableDataset around it; .map(), in decode="
+_STAGE = "leave the stage out: ranks and workers have samples of their own already"
+_DATASETS = "use the ShardDataset itself, without datasets.IterableDataset around it; .map() becomes decode="
 
 _RESHARDERS = {
     ("accelerate.data_loader", "IterableDatasetShard.__iter__"): Resharder(
-        "Accelerate's IterableDatasetShard", _processes, _ACCELERATE
+        "Accelerate's IterableDatasetShard", _ACCELERATE, ranks=_processes
     ),
     ("accelerate.data_loader", "DataLoaderDispatcher.__iter__"): Resharder(
-        "Accelerate's DataLoaderDispatcher", _processes_of_job, _ACCELERATE
+        "Accelerate's DataLoaderDispatcher", _ACCELERATE, ranks=lambda names: int(names["self"].state.num_processes)
     ),
     ("transformers.trainer_pt_utils", "IterableDatasetShard.__iter__"): Resharder(
-        "transformers' IterableDatasetShard", _processes, "leave it out: ranks have samples of their own already"
+        "transformers' IterableDatasetShard", _STAGE, ranks=_processes
     ),
     ("webdataset.shardlists", "split_by_node"): Resharder(
-        "webdataset's split_by_node", lambda variables: int(variables["world_size"]), _WEBDATASET
+        "webdataset's split_by_node", _STAGE, ranks=lambda names: int(names["world_size"])
     ),
     ("webdataset.shardlists", "split_by_worker"): Resharder(
-        "webdataset's split_by_worker", lambda variables: int(variables["num_workers"]), _WEBDATASET, among_workers=True
+        "webdataset's split_by_worker", _STAGE, workers=lambda names: int(names["num_workers"])
     ),
     ("datasets.iterable_dataset", "StepExamplesIterable.__iter__"): Resharder(
-        "datasets' split_dataset_by_node", lambda variables: int(variables["self"].step), _DATASETS
+        "datasets' split_dataset_by_node", _DATASETS, ranks=lambda names: int(names["self"].step)
     ),
     ("datasets.iterable_dataset", "IterableDataset._iter_pytorch"): Resharder(
-        "datasets.IterableDataset, which has fewer shards than the loader has workers,",
-        _workers_per_shard,
+        "datasets.IterableDataset, with fewer shards than the loader has workers,",
         f"give the loader num_workers=0; or {_DATASETS}",
-        among_workers=True,
+        workers=_workers_per_shard,
     ),
     ("torch.utils.data.datapipes.iter.sharding", "ShardingFilterIterDataPipe.__iter__"): Resharder(
-        "torch's sharding_filter", lambda variables: int(variables["self"].num_of_instances), _WEBDATASET
+        "torch's sharding_filter", _STAGE, ranks=_instances, workers=_instances
     ),
 }
 
@@ -93,8 +97,8 @@ _RESHARDERS = {
 def refuse_resharding(topology: Topology, processes: int) -> None:
     """Check who asks for samples.
 
-    Shares of shares are right where together they are no more than there are readers: a dataset of one rank that each
-    process reads whole, or one dealt to nodes whose processes share what is the node's.
+    Shares of shares are right where they are no more than the job has processes: a dataset dealt to nodes, for example,
+    whose processes share what is the node's.
 
     Args:
         topology: how the dataset's samples are shared out.
@@ -105,16 +109,14 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
     if topology.readers == 1:
         return
     for resharder, variables in _resharders(sys._getframe(1)):
-        dealt, readers = topology.readers, max(processes, topology.world_size) * topology.workers
-        if resharder.among_workers:
-            dealt = readers = topology.workers
-        shares = _shares(resharder, variables)
-        if dealt * shares > readers:
-            raise ConfigError(
-                f"the samples are sharded a second time: {resharder.name} passes on one of {shares} shares of what "
-                f"{'this worker' if resharder.among_workers else 'this rank'} reads, and the rest is lost",
-                remedy=resharder.remedy,
-            )
+        if topology.world_size > 1:
+            shares = _count(resharder.ranks, variables)
+            if topology.world_size * shares > max(processes, topology.world_size):
+                raise _error(resharder, shares, "rank")
+        if topology.workers > 1:
+            shares = _count(resharder.workers, variables)
+            if shares > 1:
+                raise _error(resharder, shares, "worker")
 
 
 def _resharders(frame: FrameType | None) -> Iterator[tuple[Resharder, Variables]]:
@@ -125,8 +127,16 @@ def _resharders(frame: FrameType | None) -> Iterator[tuple[Resharder, Variables]
         frame = frame.f_back
 
 
-def _shares(resharder: Resharder, variables: Variables) -> int:
+def _count(shares: Shares, variables: Variables) -> int:
     try:
-        return resharder.shares(variables)
+        return shares(variables)
     except (KeyError, AttributeError):
         return 2  # a release that keeps the number elsewhere; it would not be there to pass on everything
+
+
+def _error(resharder: Resharder, shares: int, reader: str) -> ConfigError:
+    return ConfigError(
+        f"the samples are sharded a second time: {resharder.name} passes on one of {shares} shares of what this "
+        f"{reader} reads, and the rest is lost",
+        remedy=resharder.remedy,
+    )

@@ -1,0 +1,134 @@
+"""Hugging Face Trainer: training, evaluation, prediction, and resuming from a checkpoint.
+
+torchrun --nproc-per-node 2 with_trainer.py URLS --validation URLS --checkpoints DIR  # or accelerate launch
+torchrun --nproc-per-node 2 with_trainer.py URLS --validation URLS --checkpoints DIR --resume DIR/checkpoint-6
+
+Trainer passes each loader that it makes to `accelerator.prepare`, which would shard the samples a second time. The
+loaders of ShardTrainer, in the three methods that Trainer documents for it, are left as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, default_collate
+from toy import BATCH, EPOCHS, arguments, decode, model, report
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from shardcache_client import ShardDataset
+
+
+class ShardTrainer(Trainer):  # type: ignore[misc]
+    """Trainer over ShardDatasets, each of which reads its own process's share."""
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the loader for `train`."""
+        return self.loader(self.train_dataset, self.args.train_batch_size)
+
+    def get_eval_dataloader(self, eval_dataset: Dataset[Any] | None = None) -> DataLoader[Any]:
+        """Return the loader for `evaluate`."""
+        return self.loader(eval_dataset or self.eval_dataset, self.args.eval_batch_size)
+
+    def get_test_dataloader(self, test_dataset: Dataset[Any]) -> DataLoader[Any]:
+        """Return the loader for `predict`."""
+        return self.loader(test_dataset, self.args.eval_batch_size)
+
+    def loader(self, dataset: Dataset[Any], batch_size: int) -> DataLoader[Any]:
+        """Load a dataset as Trainer would, without sharding it."""
+        return DataLoader(
+            dataset, batch_size, collate_fn=self.data_collator, num_workers=self.args.dataloader_num_workers
+        )
+
+
+class Epochs(TrainerCallback):  # type: ignore[misc]
+    """Sets the dataset's epoch. After a resume, Trainer itself skips the batches that the epoch has been trained on."""
+
+    def __init__(self, dataset: ShardDataset) -> None:
+        self.dataset = dataset
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Set it to the epoch that begins, or is resumed."""
+        self.dataset.set_epoch(math.floor(state.epoch or 0))
+
+
+class Toy(nn.Module):
+    """The toy model, with the loss that Trainer wants of it, and the samples it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = model()
+        self.shown: dict[bool, list[list[str]]] = {True: [], False: []}
+
+    def forward(self, key: list[str], image: Tensor, label: Tensor, number: Tensor) -> dict[str, Tensor]:
+        """Return loss and logits of a batch."""
+        self.shown[self.training].append(key)
+        logits = self.net(image)
+        return {"loss": nn.functional.cross_entropy(logits, label), "logits": logits}
+
+    def tell(self, name: str, out: str | None, *, training: bool) -> None:
+        """Report the samples shown since the last time."""
+        report(name, self.shown[training], out)
+        self.shown[training].clear()
+
+
+class Report(TrainerCallback):  # type: ignore[misc]
+    """Reports each epoch's samples."""
+
+    def __init__(self, net: Toy, out: str | None) -> None:
+        self.net = net
+        self.out = out
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Report the training samples."""
+        self.net.tell(f"epoch {math.ceil(state.epoch) - 1} training", self.out, training=True)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Report the samples of the evaluation."""
+        self.net.tell(f"epoch {math.ceil(state.epoch) - 1} validation", self.out, training=False)
+
+
+def numbered(sample: dict[str, Any]) -> dict[str, Any]:
+    """Decode a sample, with a number by which `predict`'s results are assigned: ranks' samples come interleaved."""
+    return decode(sample) | {"number": int(sample["__key__"])}
+
+
+def main() -> None:
+    """Train on the shards that the command line names."""
+    args = arguments("--validation", "--checkpoints", "--resume")
+    common: dict[str, Any] = {"batch_size": BATCH, "decode": numbered, "socket": args.socket}
+    training = ShardDataset(args.urls, shuffle=True, seed=7, **common)
+    validation = ShardDataset(args.validation, **common)
+    net = Toy()
+    trainer = ShardTrainer(
+        model=net,
+        args=TrainingArguments(
+            output_dir=args.checkpoints,
+            use_cpu=not torch.cuda.is_available(),
+            num_train_epochs=EPOCHS,
+            per_device_train_batch_size=BATCH,
+            per_device_eval_batch_size=BATCH,
+            dataloader_num_workers=2,
+            label_names=["label", "number"],
+            eval_strategy="epoch",
+            save_strategy="steps",
+            save_steps=3,
+            report_to="none",
+            disable_tqdm=True,
+        ),
+        data_collator=default_collate,
+        train_dataset=training,
+        eval_dataset=validation,
+        callbacks=[Epochs(training), Report(net, args.out)],
+    )
+    trainer.train(resume_from_checkpoint=args.resume)
+    _, labels = trainer.predict(validation)[:2]
+    report("predicted", [[f"{number:06d}" for number in labels[1]]], args.out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The examples in docs/, run as they are over shards of uneven sizes in S3, and what must come of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+from support.cli import clean_environment, shardcache
+from support.daemon import Daemon
+from support.moto_s3 import MotoS3
+from support.tars import make_tar, random_samples
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+TRAINING = (5, 11, 3, 8, 1, 13, 6)
+VALIDATION = (4, 7, 2)
+BATCH = 4
+EPOCHS = 3
+RANKS = 2
+LIMIT_S = 150
+
+Rank = list[list[str]]  # the keys of each of its batches
+
+
+@contextmanager
+def counted_shards(server: MotoS3) -> Iterator[Daemon]:
+    """Run a daemon with the shards in its store, their samples counted."""
+    server.make_bucket("ways-in")
+    for name, counts in (("train", TRAINING), ("val", VALIDATION)):
+        put_shards(server, name, counts)
+    with tempfile.TemporaryDirectory(prefix="shardcache-ways-") as root, Daemon(Path(root), env=server.env()) as it:
+        assert shardcache("warm", "s3://ways-in/train/", "s3://ways-in/val/", socket=it.socket).code == 0
+        yield it
+
+
+def put_shards(server: MotoS3, name: str, counts: tuple[int, ...]) -> None:
+    """Store shards with so many samples each: an image, and a class from 0 to 9."""
+    for number, count in enumerate(counts):
+        samples = random_samples(count, {"jpg": 100}, first=sum(counts[:number]))
+        tar = make_tar([{**sample, "cls": str(place % 10).encode()} for place, sample in enumerate(samples)])
+        server.put("ways-in", f"{name}/{number}.tar", tar)
+
+
+def run(daemon: Daemon, out: Path, *command: str, limit_s: float = LIMIT_S) -> dict[str, list[Rank]]:
+    """Run an example; return what it reported: by the report's name, what each rank was given."""
+    job = subprocess.Popen(
+        [sys.executable, *command, "--socket", str(daemon.socket), "--out", str(out)],
+        cwd=EXAMPLES,
+        env=clean_environment({"OMP_NUM_THREADS": "1"}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        said, _ = job.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        job.terminate()  # a launcher that is killed would leave its ranks behind
+        said, _ = job.communicate()
+    assert job.returncode == 0, said
+    return {row["name"]: row["ranks"] for row in map(json.loads, out.read_text().splitlines())}
+
+
+def torchrun(script: str, *, ranks: int = RANKS) -> list[str]:
+    """Return the command that starts an example on all ranks."""
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script]
+
+
+def check(ranks: list[Rank], counts: tuple[int, ...]) -> None:
+    """Hold an epoch against the promise: equal steps of equal sizes, every sample, and no more twice than must be."""
+    assert len(ranks) == RANKS
+    assert len({tuple(map(len, rank)) for rank in ranks}) == 1
+    reads = Counter(chain.from_iterable(chain.from_iterable(ranks)))
+    assert sorted(reads) == [f"{number:06d}" for number in range(sum(counts))]
+    assert reads.total() - len(reads) == -sum(counts) % RANKS
