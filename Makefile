@@ -8,7 +8,7 @@ TYPED := shardcache client/shardcache_client tests/support
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test platforms lint docs bench faults clean
+.PHONY: help demo test ecosystem platforms lint docs bench faults clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
@@ -18,6 +18,9 @@ demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a sto
 
 test: $(VENV)/.installed-dev  ## run the tests
 	$(BIN)/python -m pytest
+
+ecosystem: $(VENV)/.installed-ecosystem  ## run webdataset's own tests, and open_clip's and timm's pipelines, over shardcache
+	$(BIN)/python -m pytest -m ecosystem tests/ecosystem
 
 platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus
 	$(BIN)/python -m pytest -m '' tests/platforms

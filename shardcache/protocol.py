@@ -208,6 +208,12 @@ def from_here(url: str | os.PathLike[str]) -> str:
     return f"{path}/" if not path.endswith("/") and os.path.isdir(path) else path  # noqa: PTH112
 
 
+def local_path(url: str) -> str | None:
+    """Return the path of a `file://` url or an absolute path; None for any other url."""
+    path = url.removeprefix("file://")
+    return path if path.startswith("/") else None
+
+
 def _may_make(folder: Path) -> bool:
     nearest = folder if folder.exists() else folder.parent
     return os.access(nearest, os.W_OK | os.X_OK)
