@@ -22,7 +22,7 @@ test: $(VENV)/.installed-dev  ## run the tests
 platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus
 	$(BIN)/python -m pytest -m '' tests/platforms
 
-ecosystem: $(VENV)/.installed-ecosystem  ## run other projects' own code against ours: Trainer, datasets, Ray Train
+ecosystem: $(VENV)/.installed-ecosystem  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, datasets, Ray Train
 	$(BIN)/python -m pytest -m '' tests/ecosystem
 
 lint: $(VENV)/.installed-dev  ## check style, types and which module may import which

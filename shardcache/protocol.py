@@ -211,6 +211,12 @@ def from_here(url: str | os.PathLike[str]) -> str:
     return f"{path}/" if not path.endswith("/") and os.path.isdir(path) else path  # noqa: PTH112
 
 
+def local_path(url: str) -> str | None:
+    """Return the path of a `file://` url or an absolute path; None for any other url."""
+    path = url.removeprefix("file://")
+    return path if path.startswith("/") else None
+
+
 def _exists(path: Path) -> bool:
     """Whether there is such a file, or a folder that is closed to this user: what refuses him can say so."""
     try:

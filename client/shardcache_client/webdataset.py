@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from shardcache.errors import ConfigError
+from shardcache.protocol import from_here, local_path
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.reading.cutting import Sample
 
 try:
     import webdataset as wds
+    from webdataset import WebDataset as Theirs  # under a name that stays, where the drop-in takes its place
     from webdataset.shardlists import envsubst
 except ImportError as exn:
     raise ImportError("shardcache_client.webdataset needs webdataset: pip install webdataset", name=exn.name) from exn
@@ -28,7 +30,7 @@ log = logging.getLogger("shardcache")
 
 Splitter = Callable[..., Any] | None
 
-_NAMES = ("__key__", "__url__")  # what a sample has beside its members
+_NAMES = ("__key__", "__url__", "__local_path__")  # what a sample has beside its members
 _ITEM_BY_ITEM = (
     *("associate", "decode", "extract_keys", "info", "log_keys", "map", "map_dict", "map_tuple", "rename"),
     *("rename_keys", "rsample", "select", "slice", "to_tuple", "xdecode"),
@@ -38,15 +40,15 @@ _ITEM_BY_ITEM = (
 _OURS = (wds.single_node_only, wds.split_by_node)  # what they do to shards, ShardDataset does to samples
 
 
-class WebDataset(wds.WebDataset):  # type: ignore[misc]
+class WebDataset(Theirs):  # type: ignore[misc]
     """A pipeline of webdataset whose first stage is a ShardDataset, the attribute `source`.
 
     All that webdataset does to samples is webdataset's own code: `.decode()`, `.to_tuple()`, `.map()`, `.batched()`,
     `.shuffle()`, `.with_epoch()`. What it does to shards, this node's daemon and ShardDataset do in its place.
 
     Args:
-        urls: as webdataset takes them (braces, "::", `${VAR}` from $WDS_VAR, paths of this node, lists), or as
-            ShardDataset does.
+        urls: as webdataset takes them (braces, "::", `${VAR}` from $WDS_VAR, paths and `file:` urls of this node,
+            lists), or as ShardDataset does. `pipe:` is refused. Samples of local shards have `__local_path__`.
         handler: asked about shards and samples that cannot be read. Stages have handlers of their own.
         mode, resampled: "resampled" gives samples without end, for `.with_epoch()`: in rounds of all of them, each in
             an order of its own, where webdataset draws shards with replacement.
@@ -71,7 +73,7 @@ class WebDataset(wds.WebDataset):  # type: ignore[misc]
 
     def __init__(
         self,
-        urls: str | Iterable[str],
+        urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         handler: Handler = reraise,
         mode: str | None = None,
         resampled: bool = False,
@@ -100,8 +102,9 @@ class WebDataset(wds.WebDataset):  # type: ignore[misc]
         if cache_dir is not None or cache_size > 0:
             log.warning("WebDataset: cache_dir and cache_size are left aside; the cache is the daemon's")
         options = {"shuffle_window": 0} | _deal(nodesplitter, workersplitter, endless) | options
+        patterns = _patterns(urls)
         self.source = ShardDataset(
-            _patterns(urls),
+            patterns,
             shuffle=bool(shardshuffle) or endless,
             seed=int(os.environ.get("WDS_SEED", "0")) if seed is None else seed,
             on_error=handler,
@@ -109,8 +112,10 @@ class WebDataset(wds.WebDataset):  # type: ignore[misc]
         )
         # Not webdataset's own __init__: that builds the stages which the source replaces.
         self._begin = _Begin(self.source)
-        super(wds.WebDataset, self).__init__(
-            self._begin, None if select_files is None else functools.partial(_select, keep=select_files)
+        super(Theirs, self).__init__(
+            self._begin,
+            _locate if any(local_path(pattern) for pattern in patterns) else None,
+            None if select_files is None else functools.partial(_select, keep=select_files),
         )
         if endless:
             self.repeat()
@@ -178,20 +183,22 @@ def _refuse(condition: bool, what: str, remedy: str) -> None:
         raise ConfigError(f"WebDataset cannot do {what} over shardcache", remedy=remedy)
 
 
-def _patterns(urls: str | Iterable[str]) -> list[str]:
+def _patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return what ShardDataset takes, for what webdataset takes."""
     _refuse(
         isinstance(urls, dict) or (isinstance(urls, str) and urls.endswith((".yaml", ".yml"))),
         "a mixture written in yaml",
         "make a WebDataset of each part and mix them by webdataset.RandomMix",
     )
-    listed = [envsubst(url) for url in urls.split("::")] if isinstance(urls, str) else urls
-    return [_pattern(url) for url in listed]
+    if isinstance(urls, str):
+        urls = [envsubst(url) for url in urls.split("::")]
+    return [_pattern(url) for url in ([urls] if isinstance(urls, os.PathLike) else urls)]
 
 
-def _pattern(url: str) -> str:
-    _refuse(url.startswith("pipe:"), f"{url!r}", "give the url that the command reads; the daemon fetches it itself")
-    return url
+def _pattern(url: str | os.PathLike[str]) -> str:
+    pattern = from_here(url)
+    _refuse(pattern.startswith("pipe:"), repr(url), "give the url that the command reads; the daemon fetches it itself")
+    return pattern
 
 
 def _deal(nodesplitter: Splitter, workersplitter: Splitter, endless: bool) -> dict[str, Any]:
@@ -210,18 +217,26 @@ def _deal(nodesplitter: Splitter, workersplitter: Splitter, endless: bool) -> di
     return {"rank": 0, "world_size": 1} if nodesplitter is None and not endless else {}
 
 
+def _locate(samples: Iterable[Any]) -> Iterator[Any]:
+    """Add the paths of local shards, as webdataset does; what `decode` turned into something else passes through."""
+    for sample in samples:
+        if isinstance(sample, dict) and (path := local_path(sample.get("__url__", ""))):
+            sample["__local_path__"] = path
+        yield sample
+
+
 def _select(samples: Iterable[Sample], *, keep: Callable[[str], bool]) -> Iterator[Sample]:
     """Yield the samples with those members that are kept; one with none left is no sample."""
     for sample in samples:
-        key, url = sample["__key__"], sample["__url__"]
-        kept = {ext: value for ext, value in sample.items() if ext not in _NAMES and keep(f"{key}.{ext}")}
+        named = {name: sample[name] for name in _NAMES if name in sample}
+        kept = {ext: value for ext, value in sample.items() if ext not in named and keep(f"{sample['__key__']}.{ext}")}
         if kept:
-            yield {"__key__": key, "__url__": url} | kept
+            yield named | kept
 
 
 def _is_item_by_item(stage: Any) -> bool:
-    function = stage.func if isinstance(stage, functools.partial) else getattr(stage, "f", None)
-    return function is _select or any(
+    function = stage.func if isinstance(stage, functools.partial) else getattr(stage, "f", stage)
+    return function in (_locate, _select) or any(
         function is getattr(getattr(wds.filters, name, None), "f", ()) for name in _ITEM_BY_ITEM
     )
 

@@ -62,10 +62,10 @@ def theirs(urls: str | list[str], *arguments: Any, **more: Any) -> wds.WebDatase
 
 
 def opened(shards: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Open files for as long as they are read: what webdataset's StreamingOpen does, and close."""
+    """Do what webdataset's StreamingOpen does, and close the files."""
     for shard in shards:
-        with open(shard["url"], "rb") as stream:
-            yield shard | {"stream": stream}
+        with open(shard["url"].removeprefix("file:"), "rb") as stream:
+            yield shard | {"stream": stream, "local_path": shard["url"].removeprefix("file:")}
 
 
 def text_of(sample: dict[str, Any]) -> str:
@@ -138,6 +138,36 @@ def test_urls_are_written_as_for_webdataset(
     monkeypatch.setenv("WDS_PLACE", str(source))
     pipeline = WebDataset("{0..1}.tar::${PLACE}/2.tar", socket=daemon.socket)
     assert keys_of(pipeline) == keys_of(theirs("{0..1}.tar::${PLACE}/2.tar"))
+
+
+def test_local_shards_are_named_as_in_webdataset(source: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`file:` urls, relative ones too, and paths lead to the shards, and samples have `__local_path__`."""
+    monkeypatch.chdir(source)
+    for url in (f"file:{source}/0.tar", "file:0.tar", f"{source}/0.tar", Path("0.tar")):
+        expected = list(theirs(f"file:{source}/0.tar"))
+        assert [sample["__local_path__"] for sample in expected] == [f"{source}/0.tar"] * COUNTS[0]
+        assert plain(list(WebDataset(url, socket=daemon.socket))) == plain(expected)
+        selected = list(WebDataset(url, socket=daemon.socket, select_files=lambda name: name.endswith("txt")))
+        assert {name for sample in selected for name in sample} == {"__key__", "__url__", "__local_path__", "txt"}
+
+
+def test_a_missing_shard_is_an_ioerror_of_the_iteration(
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in webdataset, making the pipeline does not fail; webdataset's handlers print the url."""
+    monkeypatch.chdir(tmp_path)
+    for url in ("missing.tar", f"file:{tmp_path}/missing.tar", f"{tmp_path}/missing-{{0..1}}.tar"):
+        pipeline = WebDataset(url, socket=daemon.socket)
+        with pytest.raises(OSError, match="missing"):
+            list(pipeline)
+    with pytest.warns(UserWarning, match=f"NotFoundError.*url='{tmp_path}/missing.tar'"):
+        list(WebDataset("missing.tar", wds.warn_and_continue, socket=daemon.socket))
+
+
+def test_the_drop_in_takes_webdatasets_place(counted: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works where a script puts it into webdataset's own module."""
+    monkeypatch.setattr(wds, "WebDataset", WebDataset)
+    assert len(keys_of(wds.WebDataset(counted, socket=daemon.socket))) == TOTAL
 
 
 def test_ranks_and_workers_share_the_samples(dataset: Any) -> None:

@@ -1,0 +1,43 @@
+"""timm's reader of webdataset shards, with ShardDataset in place of the stages that list, split, open and shuffle them.
+
+Import this before timm makes its datasets, as the first line of its train.py, say. Its options for shards hold:
+
+python train.py --dataset wds/ --data-dir s3://bucket/imagenet --train-split 'train-{0000..1023}.tar|1281167' …
+"""
+
+from __future__ import annotations
+
+import webdataset as wds
+from timm.data.readers import reader_wds
+
+from shardcache_client import ShardDataset
+
+
+class ShardReader(reader_wds.ReaderWds):
+    """timm's reader with other first stages."""
+
+    def set_loader_cfg(self, num_workers: int | None = None) -> None:
+        """Make the dataset, once timm says how many workers will read it."""
+        super().set_loader_cfg(num_workers)
+        per_epoch = self._num_samples_per_worker() * self.global_num_workers if self.is_training else None
+        self.samples = ShardDataset(
+            [f"{self.root}/{name}" for name in self.split_info.filenames],
+            shuffle=self.is_training,
+            seed=self.common_seed,
+            batch_size=self.batch_size,
+            samples_per_epoch=per_epoch,  # whole batches, as many on each rank and worker
+        )
+
+    def set_epoch(self, count: int) -> None:
+        """Choose the epoch that is read next."""
+        super().set_epoch(count)
+        self.samples.set_epoch(count)
+
+    def _lazy_init(self) -> None:
+        super()._lazy_init()
+        stages = self.ds.pipeline
+        first = next(place for place, stage in enumerate(stages) if getattr(stage, "f", None) is wds.map.f)
+        stages[:first] = [self.samples]
+
+
+reader_wds.ReaderWds = ShardReader
