@@ -203,7 +203,16 @@ class Room:
         self._pages.idle(shard)
 
     async def evict(self, shard: Shard) -> bool:
-        """Remove a shard that neither lease nor pin keeps; False when a process still has it open."""
+        """Remove a shard that neither lease nor pin keeps; False when it is kept, or a process still has it open.
+
+        Meanwhile nobody reserves room, and so nobody fetches the same shard: its new files would be removed.
+        """
+        async with self._lock:
+            if shard.stays or self._store.shards.get(shard.key) is not shard:
+                return False
+            return await self._evict(shard)
+
+    async def _evict(self, shard: Shard) -> bool:
         self._planner.now.held(shard.key)  # so that nobody else chooses it meanwhile
         removed = False
         try:
@@ -242,7 +251,7 @@ class Room:
 
     async def _evict_if_idle(self, key: str) -> None:
         shard = self._store.shards.get(key)  # a lease may have come while another victim was removed
-        if shard is not None and not shard.stays and await self.evict(shard):
+        if shard is not None and not shard.stays and await self._evict(shard):
             self._remember(key)
 
     def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:
