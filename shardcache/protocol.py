@@ -6,7 +6,8 @@ plain HTTP on the same socket.
 
 A session, in order (every request has an `id`, its answer carries the same one):
 
-    client  hello    {protocol, oldest_protocol, client_version, job, rank, world_size, worker, workers, pid}
+    client  hello    {protocol, oldest_protocol, client_version, job, rank, world_size, worker, workers, pid,
+                      loader?, batch_size?}
     daemon  welcome  {protocol, version, cache_dir}
     client  resolve  {id, urls}                          → manifest {id, shards: [[url, version, size, samples]…]}
     client  plan     {id, epoch, shards, order, reads}   → ok {id}
@@ -38,6 +39,9 @@ over already, `need` and `release` say nothing: an error may have crossed them o
 
 What is published is read again now and then. When a shard that a reader has in hand turns out to be damaged, the next
 `leased` or `arriving` has a list `damaged` of errors, each naming a shard: what was read of it may be wrong.
+
+The workers of a data loader name it in `hello`, and the size of its batches: the loader takes one from each in turn,
+so that one that waits for room keeps the others from giving theirs back.
 
 A `waiting` has `done_bytes` and `total_bytes` only while the shard is being fetched.
 

@@ -33,6 +33,8 @@ NOW = float("-inf")
 AFTER_ALL_PLANS = sys.float_info.max
 
 LOOK_AGAIN_S = 1.0
+# Who waits for room is woken by every change; to find out whether anybody can go on means to look at all readers.
+_CHECK_AGAIN_S = 0.5
 # Of so many evicted shards it is remembered that they were here.
 _REMEMBERED = 100_000
 
@@ -128,7 +130,10 @@ class Room:
 
         Raises what `check_progress` raises for a claim that waits.
         """
-        check_progress(claim, self.claims.values(), self._holds.shards, self._store.space)
+        now_s = time.monotonic()
+        if now_s - claim.checked_s >= _CHECK_AGAIN_S:
+            claim.checked_s = now_s
+            check_progress(claim, self.claims.values(), self._holds.shards, self._store.space)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_AGAIN_S):
                 await self.changed.wait()
