@@ -6,7 +6,8 @@ plain HTTP on the same socket.
 
 A session, in order (every request has an `id`, its answer carries the same one):
 
-    client  hello    {protocol, oldest_protocol, client_version, job, rank, world_size, worker, workers, pid}
+    client  hello    {protocol, oldest_protocol, client_version, job, rank, world_size, worker, workers, pid,
+                      loader?, batch_size?}
     daemon  welcome  {protocol, version, cache_dir}
     client  resolve  {id, urls}                          → manifest {id, shards: [[url, version, size, samples]…],
                                                            remembered}
@@ -41,6 +42,9 @@ What is published is read again now and then. When a shard that a reader has in 
 `leased` or `arriving` has a list `damaged` of errors, each naming a shard: what was read of it may be wrong.
 
 Of a manifest's sample counts, `remembered` are known to this daemon alone; the others stand in an index file.
+
+The workers of a data loader name it in `hello`, and the size of its batches: the loader takes one from each in turn,
+so that one that waits for room keeps the others from giving theirs back.
 
 A `waiting` has `done_bytes` and `total_bytes` only while the shard is being fetched.
 

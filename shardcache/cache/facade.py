@@ -14,6 +14,7 @@ from shardcache.cache.fetching import Fetcher
 from shardcache.cache.health import Health
 from shardcache.cache.holds import Holds
 from shardcache.cache.ingesting import Ingester
+from shardcache.cache.jobs import Loader
 from shardcache.cache.known import Known
 from shardcache.cache.leasing import Leasing
 from shardcache.cache.manifests import Manifests, Resolved
@@ -25,7 +26,7 @@ from shardcache.cache.pins import Pins
 from shardcache.cache.planner import Planner
 from shardcache.cache.prefetch import Prefetcher
 from shardcache.cache.probing import Probing
-from shardcache.cache.readers import Loader, Reader, Readers
+from shardcache.cache.readers import Reader, Readers
 from shardcache.cache.revalidation import Revalidation
 from shardcache.cache.room import Room
 from shardcache.cache.rounds import Tell

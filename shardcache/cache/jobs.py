@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardcache.cache.waiting import Stage, Wait
 from shardcache.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from shardcache.cache.readers import Reader
 
 # Jobs without a connection are shown until so many newer ones have come: epochs end and begin.
 _PAST_JOBS = 32
@@ -19,12 +22,26 @@ _LONGEST_NAME = 255
 _CAUSES = {Stage.ASKING: "network_s", Stage.NETWORK: "network_s", Stage.SPACE: "space_s", Stage.DISK: "disk_s"}
 
 
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A data loader, which takes batches of `batch_size` samples from its workers in turn.
+
+    Attributes:
+        name: tells it from the other loaders of its rank's process.
+    """
+
+    name: str
+    rank: int
+    batch_size: int
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """All readers of one job of one user.
 
     Attributes:
         sessions: readers connected now.
+        workers: those of them that are a loader's.
         shards_planned: shards of the epochs that its readers have begun.
         shards_done: shards read and given back.
         stall_s: seconds in which a reader had nothing to read, all readers together.
@@ -34,6 +51,7 @@ class Job:
     name: str
     uid: int
     sessions: int = 0
+    workers: dict[Loader, set[Reader]] = field(default_factory=dict, repr=False)
     shards_planned: int = 0
     shards_done: int = 0
     stall_s: float = 0.0
@@ -43,6 +61,14 @@ class Job:
     def key(self) -> tuple[str, int]:
         """What tells it from every other job."""
         return self.name, self.uid
+
+    def leave(self, reader: Reader) -> None:
+        """Count a reader no longer."""
+        self.sessions -= 1
+        if reader.loader is not None:
+            self.workers[reader.loader].discard(reader)
+            if not self.workers[reader.loader]:
+                del self.workers[reader.loader]
 
     def to_json(self) -> dict[str, Any]:
         """Return what `shardcache status` shows of it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from shardcache.cache.arriving import Arriving
 from shardcache.cache.holds import Holds
-from shardcache.cache.jobs import Job, Jobs, StallClock
+from shardcache.cache.jobs import Job, Jobs, Loader, StallClock
 from shardcache.cache.leasing import Leasing, Published
 from shardcache.cache.names import Names
 from shardcache.cache.planned import Planned, PlannedShards
@@ -34,19 +34,6 @@ _FORGOTTEN_AT_ONCE = 1024
 _BATCHES_AHEAD = 4
 # A worker that has neither taken nor given back a shard for this long does not do so just now.
 _STILL_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Loader:
-    """A data loader, which takes batches of `batch_size` samples from its workers in turn.
-
-    Attributes:
-        name: tells it from the other loaders of its rank's process.
-    """
-
-    name: str
-    rank: int
-    batch_size: int
 
 
 @dataclass(slots=True, eq=False)
@@ -297,14 +284,13 @@ class Reader:
         """
         if self.loader is None:
             return ()
-        return [reader for reader in self.owner if reader.job is self.job and reader._keeps_for(self.loader)]
+        return [reader for reader in self.job.workers.get(self.loader, ()) if reader._keeps_for(self.loader)]
 
     def _keeps_for(self, loader: Loader) -> bool:
         held = [lease.shard for lease in self._leases.values() if lease.held and lease.shard is not None]
         least = loader.batch_size * _BATCHES_AHEAD
         return (
-            self.loader == loader
-            and not self._clock.waits
+            not self._clock.waits
             and time.monotonic() - self._moved_s > _STILL_S
             and all(shard.facts is not None and shard.facts.samples > least for shard in held)
         )
@@ -357,12 +343,14 @@ class Readers:
         """Return a new reader of a user's job."""
         reader = Reader(self._jobs.join(job_name, uid), self, loader)
         self._readers.add(reader)
+        if loader is not None:
+            reader.job.workers.setdefault(loader, set()).add(reader)
         return reader
 
     def remove(self, reader: Reader) -> None:
         """Forget a reader and its plan."""
         self._readers.discard(reader)
-        reader.job.sessions -= 1
+        reader.job.leave(reader)
         self.planner.now.forget(reader)
         self.changed.notify()
 

@@ -33,6 +33,8 @@ NOW = float("-inf")
 AFTER_ALL_PLANS = sys.float_info.max
 
 LOOK_AGAIN_S = 1.0
+# Who waits for room is woken by every change; to find out whether anybody can go on means to look at all readers.
+_CHECK_AGAIN_S = 0.5
 # Of so many evicted shards it is remembered that they were here.
 _REMEMBERED = 100_000
 
@@ -128,7 +130,10 @@ class Room:
 
         Raises what `check_progress` raises for a claim that waits.
         """
-        check_progress(claim, self.claims.values(), self._holds.shards, self._store.space)
+        now_s = time.monotonic()
+        if now_s - claim.checked_s >= _CHECK_AGAIN_S:
+            claim.checked_s = now_s
+            check_progress(claim, self.claims.values(), self._holds.shards, self._store.space)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_AGAIN_S):
                 await self.changed.wait()
@@ -203,7 +208,16 @@ class Room:
         self._pages.idle(shard)
 
     async def evict(self, shard: Shard) -> bool:
-        """Remove a shard that neither lease nor pin keeps; False when a process still has it open."""
+        """Remove a shard that neither lease nor pin keeps; False when it is kept, or a process still has it open.
+
+        Meanwhile nobody reserves room, and so nobody fetches the same shard: its new files would be removed.
+        """
+        async with self._lock:
+            if shard.stays or self._store.shards.get(shard.key) is not shard:
+                return False
+            return await self._evict(shard)
+
+    async def _evict(self, shard: Shard) -> bool:
         self._planner.now.held(shard.key)  # so that nobody else chooses it meanwhile
         removed = False
         try:
@@ -242,7 +256,7 @@ class Room:
 
     async def _evict_if_idle(self, key: str) -> None:
         shard = self._store.shards.get(key)  # a lease may have come while another victim was removed
-        if shard is not None and not shard.stays and await self.evict(shard):
+        if shard is not None and not shard.stays and await self._evict(shard):
             self._remember(key)
 
     def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:

@@ -31,7 +31,7 @@ def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[S
     """
     blocked = [each for each in others if each.is_blocked]
     waits = [wait for each in blocked for wait in each.stalled]
-    if not waits or claim is not max(blocked, key=_readiness):
+    if not waits or not claim.is_blocked:
         return
     readers = _stuck_readers(blocked)
     held_bytes = sum(shard.kept_bytes for shard in in_use if not shard.pinned)
@@ -41,6 +41,8 @@ def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[S
     least_bytes = min(each.wanted_bytes for each in blocked if each.wanted_bytes)
     may_be_given_back = sum(shard.leases for shard in in_use) != sum(reader.in_hand() for reader in readers)
     if staying_bytes + least_bytes <= space.capacity_bytes or may_be_given_back:
+        return
+    if claim is not max(blocked, key=_readiness):
         return
     if not claim.waits:
         raise PostponedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -114,6 +115,7 @@ class Claim:
         wanted_bytes: the room that it waits for beyond that; 0 while it does not wait.
         behind: the claim whose turn it waits for.
         waits_since_s: when it began to wait, by the monotonic clock.
+        checked_s: when it was looked at last whether anybody can go on.
     """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -122,6 +124,7 @@ class Claim:
     wanted_bytes: int = 0
     behind: Claim | None = None
     waits_since_s: float = 0.0
+    checked_s: float = -math.inf
 
     @property
     def is_blocked(self) -> bool:

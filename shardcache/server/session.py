@@ -14,8 +14,9 @@ from aiohttp import WSMsgType, web
 from shardcache import __version__
 from shardcache.cache.allow import Peer
 from shardcache.cache.facade import Cache
+from shardcache.cache.jobs import Loader
 from shardcache.cache.planned import Planned
-from shardcache.cache.readers import Lease, Loader, Reader
+from shardcache.cache.readers import Lease, Reader
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.logs import about
 from shardcache.protocol import MAX_REQUEST_BYTES, SPOKEN, Release, Spoken, agree

@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
+from shardcache.errors import CacheDirError
 from shardcache.store.files import size_or_zero, unlink_quietly
 from shardcache.store.layout import JOURNAL, KEY_CHARS, PART, SIDECAR, TAR, Layout, is_key
+from shardcache.store.openfiles import ask_openness
 from shardcache.store.shard import Shard
 
 _OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
@@ -30,7 +33,10 @@ class Leftover:
 
 
 def find_shards(layout: Layout) -> list[Shard]:
-    """Return every published shard, least recently used first; sweep halves that a crash left. Blocks."""
+    """Return every published shard, least recently used first; sweep halves that a crash left. Blocks.
+
+    Raises CacheDirError where shards are another user's, so that they could never be evicted.
+    """
     found: list[Shard] = []
     with os.scandir(layout.shards) as buckets:
         names = [bucket.name for bucket in buckets if bucket.is_dir(follow_symlinks=False)]
@@ -54,7 +60,23 @@ def _scan_bucket(folder: Path) -> list[Shard]:
     for key in tars.keys() ^ sidecars.keys():
         _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
         tars.pop(key, None)
+    _check_owner([folder / (key + TAR) for key, tar in tars.items() if tar.st_uid != os.geteuid()])
     return [Shard(key, tar.st_size, sidecars[key].st_size, sidecars[key].st_mtime) for key, tar in tars.items()]
+
+
+def _check_owner(others: Sequence[Path]) -> None:
+    """Raise CacheDirError where the first of some files of another owner, as it seems, tells not whether it is open."""
+    for path in others[:1]:
+        try:
+            told = ask_openness(path)
+        except PermissionError:
+            told = None
+        if told is None:
+            raise CacheDirError(
+                f"{path} is another user's, and the kernel does not say whether some process has it mapped",
+                remedy=f"make all files in the cache folder this user's (chown -R {os.geteuid()}), or remove them, or "
+                "choose another --cache-dir",
+            )
 
 
 def find_leftovers(layout: Layout) -> list[Leftover]:

@@ -32,6 +32,7 @@ from shardcache.tarindex.tables import Fault, Samples, fault_of, key_of
 
 _MAGIC = b"shardix1"
 _PROLOGUE = struct.Struct("=8s7QI")
+_BLOCK_BYTES = 256 * 1024
 _CRC = struct.Struct("=I")
 
 Table = memoryview  # of u64 or u32
@@ -126,6 +127,13 @@ def _read_head(file: BinaryIO, path: Path) -> tuple[dict[str, Any], _Counts, int
     return _parse_json(header, path), counts, tables_crc
 
 
+def _crc_of_rest(file: BinaryIO) -> int:
+    crc = 0
+    while block := file.read(_BLOCK_BYTES):
+        crc = zlib.crc32(block, crc)
+    return crc
+
+
 def _parse_json(header: bytes, path: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(header)
@@ -169,12 +177,13 @@ class TarIndex:
         """
         with open(path, "rb") as file:
             header, counts, tables_crc = _read_head(file, path)
+            begin = file.tell()
+            # Read before it is mapped: what the disk cannot read is an error here, and SIGBUS in a map.
+            if _crc_of_rest(file) != tables_crc:
+                raise _damaged(path, "the checksum of its tables does not match")
             # Pages of the file rather than memory of the process: readers hold many indexes, and share them.
             with memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
-                tables = mapped[file.tell() :]
-        if zlib.crc32(tables) != tables_crc:
-            tables.release()
-            raise _damaged(path, "the checksum of its tables does not match")
+                tables = mapped[begin:]
         index = cls._of_tables(header, counts, tables, path)
         if not index._is_sound():
             index.close()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,10 +21,12 @@ from shardcache.cache.signal import Signal
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
 from shardcache.store.files import disk_errors
 from shardcache.store.folder import Folder
-from shardcache.store.layout import Layout
+from shardcache.store.layout import SIDECAR, TAR, Layout
+from shardcache.tarindex import Samples, write
 from support.cache_rig import CacheRig
+from support.daemon import eventually
 from support.mounts import Bind, Tmpfs, may_mount
-from support.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim
+from support.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 
 needs_cc = pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
 needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
@@ -97,6 +103,63 @@ def test_a_bad_disk_is_logged_once_and_leaves_the_store_alone(ill: tuple[CacheRi
     shim.disarm()
     rig.await_state("ok")
     assert rig.daemon.log.read_text().count("well again") == 1
+
+
+@needs_cc
+@pytest.mark.parametrize("suffix", [TAR, SIDECAR])
+def test_verify_sets_aside_what_the_disk_cannot_read(tmp_path: Path, suffix: str) -> None:
+    """A bad sector under one file is damage of that shard, and no failure of the disk: it is fetched again."""
+    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
+    with CacheRig(tmp_path, env=shim.env()) as rig:
+        assert rig.read(0) and rig.read(1)
+        bad = min((tmp_path / "cache" / "shards").rglob(f"*{suffix}"))
+        shim.arm(Action.FAIL, times=FOR_EVER, ops=(Op.READ,), match=bad.name, error=errno.EIO)
+        events = [json.loads(line) for line in rig.daemon.request("POST", "/v1/verify", {"prefix": ""}).splitlines()]
+        assert [event["error"]["code"] for event in events if event.get("ok") is False] == ["corrupt"], events
+        assert (rig.disk()["state"], len(rig.daemon.shards())) == ("ok", 1)
+        shim.disarm()
+        assert rig.read(0) and rig.read(1)
+        assert len(rig.daemon.shards()) == 2
+
+
+@needs_cc
+def test_a_sidecar_that_cannot_be_read_is_an_error_and_no_sigbus(tmp_path: Path) -> None:
+    """Its tables are read before they are mapped: a process that met the bad sector in the map would be killed."""
+    sidecar, shim = tmp_path / "sidecar", Shim(tmp_path / "shim", root=tmp_path)
+    write(sidecar, {"size_bytes": 0}, Samples(keys=bytearray(10_000_000)))
+    shim.arm(Action.FAIL, at=2, times=FOR_EVER, ops=(Op.READ,), match=sidecar.name, error=errno.EIO)
+    command = "import pathlib, sys, shardcache.tarindex as index; index.TarIndex.open(pathlib.Path(sys.argv[1]))"
+    env = {**os.environ, **shim.env()}
+    run = subprocess.run([sys.executable, "-c", command, str(sidecar)], env=env, capture_output=True, text=True)
+    assert run.returncode == 1 and "Input/output error" in run.stderr
+
+
+def test_a_shard_that_is_fetched_again_during_a_slow_removal_stays(tmp_path: Path) -> None:
+    """What `evict` removes is the shard that it found, and never the files of the next one of that name."""
+    with CacheRig(tmp_path) as rig:
+        assert rig.read(0)
+        (tar,) = (tmp_path / "cache" / "shards").rglob("*.tar")
+        slow = tmp_path / "slow"
+        os.mkfifo(slow)
+        slow.rename(tar.with_suffix(".slow"))
+        tar.unlink()
+        tar.hardlink_to(tar.with_suffix(".slow"))  # to look at it takes as long as nobody writes there
+        with ThreadPoolExecutor(1) as threads:
+            evicting = threads.submit(rig.daemon.request, "POST", "/v1/evict", {"urls": rig.urls[:1]})
+            eventually(lambda: rig.daemon.status()["cache"]["shards"] == 0)
+            reading = rig.reading(0)
+            eventually(lambda: reading.done() or "waiting for space in the cache" in stages(rig))
+            os.close(os.open(tar.with_suffix(".slow"), os.O_WRONLY))
+            evicting.result()
+            assert reading.result()
+        assert tar.exists() and tar.with_suffix(SIDECAR).exists()
+        assert rig.read(0)
+        assert rig.daemon.status()["counters"]["misses"] == 2
+
+
+def stages(rig: CacheRig) -> list[str]:
+    """Return what the transfers under way are at."""
+    return [row["stage"] for row in rig.daemon.status()["transfers"]]
 
 
 @needs_mounts

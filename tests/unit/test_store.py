@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import mmap
 import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from shardcache.errors import CacheDirError, CorruptShardError
-from shardcache.store.layout import TAR, shard_key
+from shardcache.store.layout import TAR, Layout, shard_key
+from shardcache.store.openfiles import is_open_elsewhere
+from shardcache.store.recovery import find_shards
+from support.other_user import needs_root
 from support.stores import open_store, publish
 
 URL = "s3://bucket/shard.tar"
@@ -180,3 +185,56 @@ async def test_a_shard_that_is_damaged_twice_is_counted_once(tmp_path: Path) -> 
         await store.quarantine(shard)
     assert store.space.used_bytes == shard.kept_bytes
     store.close()
+
+
+def as_nobody(question: Callable[[], bool]) -> bool:
+    """Return what a child process finds that is another user, without any capability."""
+    pid = os.fork()
+    if pid == 0:
+        status = 2
+        try:
+            os.setgroups([])
+            os.setuid(65534)
+            status = int(question())
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, 1)
+    return bool(status)
+
+
+@pytest.fixture
+def readable_by_all() -> Iterator[Path]:
+    """A folder that every user may enter and write."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-open-") as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        yield folder
+
+
+@needs_root
+def test_another_users_file_may_be_open(readable_by_all: Path) -> None:
+    """The kernel does not tell whether it is: it is not taken for closed. Of one's own it does tell."""
+    path = readable_by_all / "shard.tar"
+    path.write_bytes(b"tar")
+    path.chmod(0o444)
+    assert as_nobody(lambda: is_open_elsewhere(path))
+    os.chown(path, 65534, -1)
+    assert not as_nobody(lambda: is_open_elsewhere(path))
+
+
+@needs_root
+async def test_a_cache_of_another_users_shards_is_refused(readable_by_all: Path) -> None:
+    """None of them could ever be evicted: the error says so at the start, and what to do."""
+    store = open_store(readable_by_all)
+    await publish(store, URL)
+    store.close()
+    for path in (readable_by_all, *readable_by_all.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o444)
+
+    def is_refused() -> bool:
+        with pytest.raises(CacheDirError, match="another user's") as caught:
+            find_shards(Layout(readable_by_all))
+        return "chown -R 65534" in caught.value.remedy
+
+    assert as_nobody(is_refused)
