@@ -81,7 +81,9 @@ class Cache:
         leasing = Leasing(
             store, transfers, room, holds, planner, names, known, origins, counters, health, settings.listing_ttl_s
         )
-        readers = Readers(planner, leasing, holds, transfers, counters, changed, turns, accounts.waited)
+        readers = Readers(
+            planner, leasing, holds, transfers, counters, changed, turns, accounts.waited, settings.plan_memory
+        )
         prefetcher = Prefetcher(planner, names, store, room, transfers, changed, settings.max_transfers)
         stocktaking = Stocktaking(store, room, pins, fetcher.is_under_way)
         damage = Damage(health, leasing)
