@@ -238,6 +238,11 @@ class Settings(BaseSettings):
     part_size: Annotated[ByteSize, AfterValidator(_whole_blocks)] = Field(
         ByteSize(8 * MIB), ge=64 * 1024, le=1024 * MIB, description="bytes asked for by one request"
     )
+    plan_memory: ByteSize = Field(
+        ByteSize(2048 * MIB),
+        ge=1 * MIB,
+        description="most memory for the plans of all readers together; one reader may have half of it",
+    )
     attempts: int = Field(10, ge=1, le=100, description="tries for one part before its shard fails")
     stall_timeout_s: float = Field(
         20.0, gt=0, description="seconds with less than 1 KiB each after which a part is asked for again"

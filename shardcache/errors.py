@@ -201,6 +201,13 @@ class CorruptShardError(ShardError):
     default_remedy = "run `shardcache verify`; if the store's copy is damaged, upload the shard again"
 
 
+class UnsupportedShardError(ShardError):
+    """Reading the shard would take more memory than one shard may have."""
+
+    code = "unsupported_shard"
+    default_remedy = "compress the shard with a smaller window: `xz -9`, `zstd --long=27`; or leave it uncompressed"
+
+
 class CountMismatchError(ShardError):
     """A shard holds another number of samples than the manifest says."""
 

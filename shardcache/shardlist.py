@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from shardcache.protocol import ShardRef
 
 KIND = "wids-shard-index-v1"
 WIDS_VERSION = 1
+# A million shards of 100 MB are 100 TB. Each takes some 250 bytes of memory while a manifest is made.
+MAX_SHARDS = 2_000_000
+
+_WINDOW_CHARS = 256 * 1024
+_SPACE = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
 
 Value = TypeVar("Value", str, int)
 
@@ -43,26 +50,113 @@ def _relative(url: str, folder: str) -> str:
     return path if path == posixpath.normpath(path) and not path.startswith(("/", ".")) else url
 
 
-def read(data: bytes) -> list[ShardRef]:
+def read(data: bytes, most: int = MAX_SHARDS) -> list[ShardRef]:
     """Return the shards of an index in its order, urls and etags as they stand there.
 
-    Raises ValueError with a sentence for what is no index, and for one that stands for more than its own list.
+    Row by row: what is parsed at once would take up to thirty times the file's size in memory, and the interpreter.
+    Raises ValueError with a sentence for what is no index, for one of more than `most` shards, and for one that stands
+    for more than its own list.
     """
-    match _parse(data):
-        case {"wids_version": version} if version != WIDS_VERSION:
-            raise ValueError(f"it has wids_version {version!r}, known is {WIDS_VERSION}")
-        case {"datasets": [_, *_]}:
+    text, rows = _Text(data.decode("utf-8-sig")), None
+    for name in text.members():
+        if name == "shardlist" and text.begins("["):
+            rows = []
+            for row in text.items():
+                rows.append(_ref(row))
+                if len(rows) > most:
+                    raise ValueError(f"it lists more than {most:,} shards")
+            continue
+        value = text.value()
+        if name == "wids_version" and value != WIDS_VERSION:
+            raise ValueError(f"it has wids_version {value!r}, known is {WIDS_VERSION}")
+        if name == "datasets" and isinstance(value, list) and value:
             raise ValueError("it refers to further datasets, which are not followed")
-        case {"shardlist": [*rows]}:
-            return [_ref(row) for row in rows]
-    raise ValueError('it has no "shardlist"')
+    if rows is None:
+        raise ValueError('it has no "shardlist"')
+    return rows
 
 
-def _parse(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except RecursionError as exn:
-        raise ValueError("it is nested too deep") from exn
+class _Text:
+    """A JSON object, read value by value in windows of its text; no value may be longer than a window."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._start = 0
+        self._window = text[:_WINDOW_CHARS]
+        self._at = 0  # in the window
+
+    def begins(self, mark: str) -> bool:
+        """Tell whether the next value begins so."""
+        self._skip()
+        return self._window.startswith(mark, self._at)
+
+    def members(self) -> Iterator[str]:
+        """Yield each name of the object that is the whole text; the caller reads its value."""
+        for _ in self._list("{", "}"):
+            name = self.value()
+            self._take(":")
+            yield str(name)
+        self._skip()
+        if self._at < len(self._window):
+            raise self._error("something follows the end")
+
+    def items(self) -> Iterator[Any]:
+        """Yield each value of a list."""
+        for _ in self._list("[", "]"):
+            yield self.value()
+
+    def value(self) -> Any:
+        """Read one value."""
+        self._skip()
+        try:
+            value, end = _DECODER.raw_decode(self._window, self._at)
+        except json.JSONDecodeError as exn:
+            if self._is_last:
+                raise self._error(exn.msg, exn.pos) from None
+        except RecursionError as exn:
+            raise ValueError("it is nested too deep") from exn
+        else:
+            if end < len(self._window) or self._is_last:  # else a number may go on
+                self._at = end
+                return value
+        if not self._at:
+            raise self._error(f"there is no JSON, or a value longer than {_WINDOW_CHARS:,} characters", 0)
+        self._slide()
+        return self.value()
+
+    @property
+    def _is_last(self) -> bool:
+        return self._start + len(self._window) == len(self._text)
+
+    def _slide(self) -> None:
+        self._start += self._at
+        self._window, self._at = self._text[self._start : self._start + _WINDOW_CHARS], 0
+
+    def _list(self, opening: str, closing: str) -> Iterator[None]:
+        self._take(opening)
+        if self.begins(closing):
+            self._at += 1
+            return
+        while True:
+            yield
+            is_over = self.begins(closing)
+            self._take(closing if is_over else ",")
+            if is_over:
+                return
+
+    def _take(self, mark: str) -> None:
+        if not self.begins(mark):
+            raise self._error(f"{mark!r} is missing")
+        self._at += 1
+
+    def _skip(self) -> None:
+        self._at = _SPACE.match(self._window, self._at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        while self._at == len(self._window) and not self._is_last:
+            self._slide()
+            self._at = _SPACE.match(self._window).end()  # type: ignore[union-attr]
+
+    def _error(self, reason: str, at: int | None = None) -> ValueError:
+        return ValueError(f"{reason}, at character {self._start + (self._at if at is None else at):,}")
 
 
 def _ref(row: Any) -> ShardRef:

@@ -82,7 +82,9 @@ class Cache:
         transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group, accounts.transferred)
         self._revalidation = Revalidation(store, origins, names, counters, group, settings.listing_ttl_s)
         leasing = Leasing(store, transfers, room, holds, planner, names, known, self._revalidation, counters, health)
-        readers = Readers(planner, leasing, holds, transfers, counters, changed, turns, accounts.waited)
+        readers = Readers(
+            planner, leasing, holds, transfers, counters, changed, turns, accounts.waited, settings.plan_memory
+        )
         prefetcher = Prefetcher(planner, names, store, room, transfers, changed, settings.max_transfers)
         stocktaking = Stocktaking(store, room, pins, fetcher.is_under_way)
         damage = Damage(health, leasing)

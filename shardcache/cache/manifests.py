@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
@@ -13,13 +15,14 @@ import structlog
 from shardcache.cache.allow import AllowList, Peer
 from shardcache.cache.known import Known
 from shardcache.cache.turns import Turns
-from shardcache.errors import NotFoundError, OriginUnavailableError
+from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.fetch.download import Downloader
-from shardcache.origin.listing import expand, expand_braces
+from shardcache.origin.listing import asks_store, expand, expand_braces
 from shardcache.origin.registry import Origins
 from shardcache.origin.urls import INDEX_SUFFIX
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
+from shardcache.shardlist import MAX_SHARDS
 from shardcache.store.catalogue import Catalogue
 
 log = structlog.get_logger()
@@ -81,7 +84,14 @@ class Manifests:
         await asyncio.to_thread(self.check, patterns, peer)
         for pattern in patterns if fresh else ():
             self._listed.pop(pattern, None)
-        refs = [ref for pattern in patterns for ref in await self._resolve(pattern)]
+        refs: list[ShardRef] = []
+        for pattern in patterns:
+            refs += await self._resolve(pattern)
+            if len(refs) > MAX_SHARDS:
+                raise ConfigError(
+                    f"the patterns stand for more than {MAX_SHARDS:,} shards",
+                    remedy="write larger shards, or read the dataset in several parts",
+                )
         if not refs:
             raise NotFoundError("no urls given", remedy="name at least one shard")
         # An index file may point anywhere.
@@ -104,6 +114,8 @@ class Manifests:
             if pattern not in self._listed:
                 refs = await self._list(pattern)
                 self._listed[pattern] = (time.monotonic(), refs)
+                self._bound()
+                return refs
             return self._listed[pattern][1]
 
     async def _list(self, pattern: str) -> list[ShardRef]:
@@ -114,9 +126,10 @@ class Manifests:
             if rows is None:
                 raise
             log.warning("the store does not answer; using the listing seen last", url=pattern, cause=exn.message)
-            return [ShardRef.from_json(row) for row in rows]
-        if not await asyncio.to_thread(lambda: _is_secret(pattern) or any(_is_secret(ref.url) for ref in refs)):
-            await self._catalogue.put([ref.to_json() for ref in refs], _KIND, pattern)
+            return await asyncio.to_thread(_read_rows, rows)
+        rows = await asyncio.to_thread(_rows, pattern, refs)
+        if rows is not None:
+            await self._catalogue.put(rows, _KIND, pattern)
         return refs
 
     def _drop_stale(self) -> None:
@@ -125,6 +138,12 @@ class Manifests:
             pattern: entry for pattern, entry in self._listed.items() if entry[0] > now_s - self._lifetime_s(pattern)
         }
 
+    def _bound(self) -> None:
+        """Forget the oldest listings while all together are more than two manifests may be."""
+        total = sum(len(refs) for _, refs in self._listed.values())
+        while total > 2 * MAX_SHARDS:
+            total -= len(self._listed.pop(next(iter(self._listed)))[1])
+
     def _lifetime_s(self, pattern: str) -> float:
         """An index file costs one request, and may just have been brought up to date for the job that asks."""
         return min(self._ttl_s, _INDEX_TTL_S) if pattern.endswith(INDEX_SUFFIX) else self._ttl_s
@@ -132,6 +151,21 @@ class Manifests:
 
 def _counted(refs: list[ShardRef]) -> int:
     return sum(ref.samples is not None for ref in refs)
+
+
+def _rows(pattern: str, refs: list[ShardRef]) -> str | None:
+    """Return what is kept of a listing, a row a line; None where the store was not asked, or a url is secret. Blocks.
+
+    One call of `json.dumps` for a million rows would hold the interpreter for a second.
+    """
+    if not asks_store(pattern) or _is_secret(pattern) or any(_is_secret(ref.url) for ref in refs):
+        return None
+    return "\n".join(json.dumps(ref.to_json()) for ref in refs)
+
+
+def _read_rows(rows: str | list[list[Any]]) -> list[ShardRef]:
+    """Return a listing that was kept, by this release or by one that kept a list."""
+    return [ShardRef.from_json(row) for row in (map(json.loads, rows.split("\n")) if isinstance(rows, str) else rows)]
 
 
 def _is_secret(url: str) -> bool:

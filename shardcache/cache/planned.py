@@ -32,6 +32,9 @@ class PlannedShards:
     def __repr__(self) -> str:
         return f"PlannedShards({len(self._shards)})"
 
+    def __len__(self) -> int:
+        return len(self._shards)
+
     def of(self, ref: ShardRef) -> Planned:
         """Return the shard that equals a plan's."""
         row = (ref.url, ref.version, ref.size_bytes, ref.samples)

@@ -19,13 +19,17 @@ from shardcache.cache.signal import Signal
 from shardcache.cache.transfers import Class, Transfer, Transfers
 from shardcache.cache.turns import Turns
 from shardcache.cache.waiting import Stage, Wait
-from shardcache.errors import ProtocolError, ShardcacheError
+from shardcache.errors import CapacityError, ProtocolError, ShardcacheError
 from shardcache.metrics import Counters
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
+from shardcache.units import size
 
 _OF_A_FORMER_PLAN = -1
 
+# What a position of a plan takes of memory, and a shard that no other plan names.
+_POSITION_BYTES = 64
+_SHARD_BYTES = 512
 # More than any reader has use for: each is a file that it has open.
 _MOST_LEASES = 4096
 _FORGOTTEN_AT_ONCE = 1024
@@ -113,7 +117,11 @@ class Reader:
         return self.owner.shards.of(ref)
 
     async def extend(self, shards: Sequence[Planned], order: Sequence[int]) -> None:
-        """Add to the plan: more shards, and positions that index into all of them."""
+        """Add to the plan: more shards, and positions that index into all of them.
+
+        Raises CapacityError where this plan, or all plans together, would take more memory than they may.
+        """
+        self.owner.check_memory(len(self._shards) + len(shards), len(self._course) + len(order), len(order))
         await self.owner.leasing.recall(planned.ref for planned in shards)
         self._shards += shards
         await self.owner.turns.take(order, self._add_positions)
@@ -121,6 +129,7 @@ class Reader:
 
     def _add_positions(self, order: Sequence[int]) -> None:
         self._course.extend(order)
+        self.owner.positions += len(order)
         self.owner.planner.now.extend(self, [self._shards[index].name for index in order])
 
     # Leases
@@ -239,6 +248,7 @@ class Reader:
 
     async def _forget_plan(self) -> None:
         """Let go of it bit by bit; and now, for an error's traceback may hold on to a reader that has left."""
+        self.owner.positions -= len(self._course)
         del self._course[:]
         while self._shards:
             del self._shards[-_FORGOTTEN_AT_ONCE:]
@@ -323,6 +333,7 @@ class Readers:
         changed: Signal,
         turns: Turns,
         waited: Callable[[Wait, Job], None],
+        plan_memory_bytes: int,
     ) -> None:
         self.planner = planner
         self.leasing = leasing
@@ -332,6 +343,8 @@ class Readers:
         self.turns = turns
         self.waited = waited
         self.shards = PlannedShards()
+        self.positions = 0  # of all plans
+        self._plan_memory_bytes = plan_memory_bytes
         self._counters = counters
         self._readers: set[Reader] = set()
         self._jobs = Jobs()
@@ -346,6 +359,20 @@ class Readers:
         if loader is not None:
             reader.job.workers.setdefault(loader, set()).add(reader)
         return reader
+
+    def check_memory(self, shards: int, positions: int, added: int) -> None:
+        """Raise CapacityError where a plan of so many shards and positions, some of these added now, is too large."""
+        own_bytes = _SHARD_BYTES * shards + _POSITION_BYTES * positions
+        all_bytes = _SHARD_BYTES * len(self.shards) + _POSITION_BYTES * (self.positions + added)
+        for who, taken_bytes, most_bytes in (
+            ("the plan takes", own_bytes, self._plan_memory_bytes // 2),
+            ("all plans together take", all_bytes, self._plan_memory_bytes),
+        ):
+            if taken_bytes > most_bytes:
+                raise CapacityError(
+                    f"{who} {size(taken_bytes)} of the daemon's memory, {size(most_bytes)} are allowed",
+                    remedy="start the daemon with more --plan-memory, or write fewer and larger shards",
+                )
 
     def remove(self, reader: Reader) -> None:
         """Forget a reader and its plan."""

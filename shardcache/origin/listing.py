@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from itertools import islice
 from math import prod
@@ -26,10 +27,12 @@ from shardcache.origin.urls import (
     protocol_of,
 )
 from shardcache.protocol import ShardRef
+from shardcache.shardlist import MAX_SHARDS
 from shardcache.units import size
 
-MAX_SHARDS = 10_000_000
-MAX_INDEX_BYTES = 1024 * 1024 * 1024
+# An index of a million shards with long urls has 250 MB.
+MAX_INDEX_BYTES = 512 * 1024 * 1024
+_READ_BYTES = 1024 * 1024
 
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
 _MOST_DIGITS = 18
@@ -53,9 +56,37 @@ async def expand(urls: str | Sequence[str], origins: Origins, received: Received
         raise NotFoundError("an empty list names no shard", remedy="give at least one url")
     shards: list[ShardRef] = []
     for pattern in patterns:
-        for url in await asyncio.to_thread(expand_braces, pattern):
+        urls, refs = await asyncio.to_thread(_expanded, pattern)
+        shards += refs
+        for url in urls:
             shards += await _expand_one(url, origins, received)
+            _check_number(len(shards), pattern)
+        _check_number(len(shards), pattern)
     return shards
+
+
+def _expanded(pattern: str) -> tuple[list[str], list[ShardRef]]:
+    """Return what the braces stand for: as urls that the store is asked about, or else as shards. Blocks."""
+    urls = expand_braces(pattern)
+    return (urls, []) if asks_store(pattern) else ([], list(map(ShardRef, urls)))
+
+
+def asks_store(pattern: str) -> bool:
+    """Tell whether a store is asked for what a pattern stands for; else braces alone say it. Blocks."""
+    if pattern.endswith(("/", INDEX_SUFFIX)) or is_glob(pattern):
+        return True
+    if "{" not in pattern or pattern.endswith(SHARD_SUFFIXES):
+        return False
+    return any(map(asks_store, expand_braces(pattern)))
+
+
+def _check_number(shards: int, pattern: str) -> None:
+    if shards > MAX_SHARDS:
+        raise ConfigError(
+            f"it stands for more than {MAX_SHARDS:,} shards",
+            url=pattern,
+            remedy="write larger shards, or read the dataset in several parts",
+        )
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -75,8 +106,7 @@ def expand_braces(pattern: str) -> list[str]:
         urls = list(islice(braceexpand(pattern), MAX_SHARDS + 1))
     except ValueError:
         raise ConfigError("the braces do not pair", url=pattern, remedy="write {000..099} or {a,b}") from None
-    if len(urls) > MAX_SHARDS:
-        raise ConfigError(f"the pattern stands for more than {MAX_SHARDS} shards", url=pattern)
+    _check_number(len(urls), pattern)
     if any("{" in url or "}" in url for url in urls):
         raise ConfigError("the braces expand to nothing", url=pattern, remedy="write {000..099} or {a,b}")
     return urls
@@ -132,8 +162,11 @@ async def _read(url: str, origins: Origins, received: Received) -> bytes:
     obj = await origin.stat(url)
     if obj.size_bytes > MAX_INDEX_BYTES:
         raise OriginError(f"an index file of {size(obj.size_bytes)} is too large to be one", url=url)
-    parts = origin.stream(obj, memoryview(bytearray(max(1, obj.size_bytes))), Free(received))
-    return b"".join([bytes(part) async for part in parts])
+    data, buffer = bytearray(), memoryview(bytearray(max(1, min(obj.size_bytes, _READ_BYTES))))
+    async with aclosing(origin.stream(obj, buffer, Free(received))) as parts:
+        async for part in parts:
+            data += part
+    return bytes(data)
 
 
 def parse_index(url: str, data: bytes) -> list[ShardRef]:
@@ -143,7 +176,7 @@ def parse_index(url: str, data: bytes) -> list[ShardRef]:
     """
     try:
         rows = shardlist.read(data)
-    except (ValueError, RecursionError) as exn:
+    except ValueError as exn:
         raise OriginError(
             f"not an index of shards ({exn})",
             url=url,

@@ -5,24 +5,37 @@ from __future__ import annotations
 import bz2
 import enum
 import gzip
+import io
 import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from awscrt import checksums
 
-from shardcache.errors import CorruptShardError, TruncatedShardError
+from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.store.files import disk_errors
+from shardcache.units import size
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
+
+
+# Presets of xz need 65 MiB at most, `zstd --long` 128 MiB: whoever writes more into a header takes it from the daemon.
+_MAX_WINDOW_LOG = 27
+_MAX_MEMORY_BYTES = 129 * 1024 * 1024
+_CHUNK_BYTES = 256 * 1024
+# The libraries tell it by these words alone.
+_TOO_MUCH_MEMORY = ("Memory usage limit exceeded", "Frame requires too much memory")
 
 
 class Codec(enum.Enum):
@@ -38,11 +51,62 @@ class Codec(enum.Enum):
         return cast(BinaryIO, _OPENERS[self](path))
 
 
+class _XzStreams(io.RawIOBase):
+    """The plain bytes of all streams of an .xz file, as `lzma.open` gives them, with a limit of memory."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._file = open(path, "rb")  # noqa: SIM115  # closed by `close`
+        self._input = b""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._decoder = lzma.LZMADecompressor(memlimit=_MAX_MEMORY_BYTES)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        view = memoryview(buffer)
+        while True:
+            if self._decoder.eof and not self._next_stream():
+                return 0
+            if self._decoder.needs_input and not self._input:
+                self._input = self._file.read(_CHUNK_BYTES)
+                if not self._input:
+                    raise EOFError("the file ends before its end marker")
+            piece, self._input = self._decoder.decompress(self._input, len(view)), b""
+            if piece:
+                view[: len(piece)] = piece
+                return len(piece)
+
+    def _next_stream(self) -> bool:
+        """Go to the next stream, past zeros between the two; return whether there is one."""
+        self._input = self._decoder.unused_data.lstrip(b"\0")
+        while not self._input and (data := self._file.read(_CHUNK_BYTES)):
+            self._input = data.lstrip(b"\0")
+        if self._input:
+            self._begin()
+        return bool(self._input)
+
+
+def _open_xz(path: Path) -> BinaryIO:
+    return io.BufferedReader(_XzStreams(path), _CHUNK_BYTES)
+
+
+def _open_zstd(path: Path) -> object:
+    return zstd.open(path, options={zstd.DecompressionParameter.window_log_max: _MAX_WINDOW_LOG})
+
+
 _OPENERS: dict[Codec, Callable[[Path], object]] = {
     Codec.GZIP: gzip.open,
-    Codec.ZSTD: zstd.open,
+    Codec.ZSTD: _open_zstd,
     Codec.BZIP2: bz2.open,
-    Codec.XZ: lzma.open,
+    Codec.XZ: _open_xz,
 }
 _SUFFIXES = {
     ".tar.gz": Codec.GZIP,
@@ -78,6 +142,7 @@ def inflate(
 
     Raises:
         TruncatedShardError: `src` ends early.
+        UnsupportedShardError: `src` asks for more memory than a shard may have.
         CorruptShardError: `src` is damaged, or compressed otherwise than its name says.
         DiskFullError, CacheDirError: the cache's disk fails.
     """
@@ -106,6 +171,10 @@ def _codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
     except (OSError, zlib.error, lzma.LZMAError, zstd.ZstdError) as exn:
         if isinstance(exn, OSError) and exn.errno is not None:
             raise  # the disk's fault; gzip and bz2 raise an OSError without a number for bad data
+        if any(words in str(exn) for words in _TOO_MUCH_MEMORY):
+            raise UnsupportedShardError(
+                f"decompressing the {codec.value} data takes more than {size(_MAX_MEMORY_BYTES)} of memory", url=url
+            ) from exn
         raise CorruptShardError(
             f"the {codec.value} data cannot be decompressed ({exn})",
             url=url,

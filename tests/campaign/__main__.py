@@ -17,7 +17,7 @@ from campaign.result import Result, render
 from support.parts import chosen, console
 
 # Each is a module with `run(scale, folder) -> Iterator[Result]`.
-PARTS = ("store", "kills", "power", "disks", "direct", "restarts", "access", "load", "fuzz")
+PARTS = ("store", "kills", "power", "disks", "direct", "restarts", "access", "load", "memory", "fuzz")
 
 
 @click.command()

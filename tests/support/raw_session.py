@@ -49,10 +49,14 @@ class RawSession:
 
     def receive(self) -> dict[str, Any]:
         """Return the next message."""
+        answer: dict[str, Any] = json.loads(self.receive_text())
+        return answer
+
+    def receive_text(self) -> bytes:
+        """Return the next message as it came: to read a large one holds up whatever else this process does."""
         message = self._socket.receive(time.monotonic() + LIMIT_S)
         assert message is not None, "no answer"
-        answer: dict[str, Any] = json.loads(message)
-        return answer
+        return message
 
     def unread_bytes(self) -> int:
         """Return how many bytes wait to be received."""

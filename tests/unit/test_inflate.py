@@ -11,11 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.errors import CapacityError, CorruptShardError, DiskFullError, ShardError, TruncatedShardError
+from shardcache.errors import (
+    CapacityError,
+    CorruptShardError,
+    DiskFullError,
+    ShardError,
+    TruncatedShardError,
+    UnsupportedShardError,
+)
 from shardcache.store.checksums import first_damaged_piece
 from shardcache.store.indexing import Request, index_shard
 from shardcache.store.inflate import Codec, codec_of, inflate
 from support.tars import make_tar, random_samples
+from support.windows import with_window
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -146,6 +154,25 @@ def test_a_bomb_is_stopped_at_the_limit(dst: Path, codec: Codec) -> None:
     with pytest.raises(CapacityError):
         run(COMPRESS[codec](bytes(4 << 20)), dst, codec, Reservation(dst, limit_bytes=10 * PART_BYTES))
     assert dst.stat().st_size <= 10 * PART_BYTES
+
+
+@pytest.mark.parametrize("codec", [Codec.XZ, Codec.ZSTD])
+def test_a_window_that_takes_much_memory_is_refused(dst: Path, codec: Codec) -> None:
+    """The header asks for 64 MiB as the strongest presets do, and passes; for 512 MiB, and is refused with a remedy."""
+    run(with_window(codec, TAR, 26), dst, codec)
+    assert dst.read_bytes() == TAR
+    with pytest.raises(UnsupportedShardError, match="takes more than 135") as caught:
+        run(with_window(codec, TAR, 29), dst, codec)
+    assert caught.value.url == URL and "smaller window" in caught.value.remedy
+
+
+def test_streams_of_xz_are_joined_past_their_padding(dst: Path) -> None:
+    """As `xz` and `pixz` write them; what follows and is no stream is not taken for the end."""
+    streams = lzma.compress(TAR[:20_480]) + bytes(512_000) + lzma.compress(TAR[20_480:]) + bytes(4)
+    run(streams, dst, Codec.XZ)
+    assert dst.read_bytes() == TAR
+    with pytest.raises(CorruptShardError):
+        run(streams + b"junk that is no stream", dst, Codec.XZ)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

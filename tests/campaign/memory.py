@@ -1,0 +1,151 @@
+"""Small inputs that stand for a lot: the daemon's peak of memory over each, and whether it goes on answering."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from campaign.result import Result
+from shardcache.shardlist import MAX_SHARDS
+from shardcache.store.inflate import Codec
+from support.daemon import Daemon
+from support.raw_session import RawSession
+from support.tars import make_tar, random_samples
+from support.windows import with_window
+
+PART = "memory"
+
+_MIB = 1024 * 1024
+_INDEX_BYTES = 24 * _MIB
+_MANIFEST = 1_000_000
+_PLAN_MEMORY_BYTES = 1024 * _MIB
+_LEAST_PLAN_MEMORY_BYTES = 8 * _MIB
+_POSITIONS = 100_000
+# What a shard takes while a manifest of it is made and sent: its url and row twice, once as text.
+_SHARD_BYTES = 600
+_SLACK_BYTES = 48 * _MIB
+# The longest that the daemon may owe an answer to a health check, on a machine that does other things.
+_SILENT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """What is sent, how much the daemon may grow by it at most, and the code of the error or type of the answer."""
+
+    name: str
+    allowed_bytes: int
+    expected: str
+    send: Callable[[Daemon, Path], str]
+
+
+def run(scale: float, folder: Path) -> Iterator[Result]:
+    """Yield a result for each kind of input."""
+    plan_memory_bytes = max(_LEAST_PLAN_MEMORY_BYTES, round(scale * _PLAN_MEMORY_BYTES))
+    with Daemon(folder, "--plan-memory", str(plan_memory_bytes), "--log-level", "error") as daemon:
+        for each in _inputs(max(_MANIFEST // 20, round(scale * _MANIFEST)), plan_memory_bytes):
+            yield _judge(each, daemon, folder)
+
+
+def _inputs(manifest: int, plan_memory_bytes: int) -> Iterator[_Input]:
+    for codec in (Codec.XZ, Codec.ZSTD):
+        yield _Input(f"{codec.value} with a window of 512 MiB", 0, "unsupported_shard", _window(codec))
+    yield _Input("index of brackets", 5 * _INDEX_BYTES, "origin", _brackets)
+    yield _Input("braces for a shard too many", 0, "config", _braces(MAX_SHARDS + 1))
+    yield _Input(f"braces for {manifest:,} shards", _SHARD_BYTES * manifest, "manifest", _braces(manifest))
+    yield _Input("plan without end", plan_memory_bytes, "capacity", _endless_plan)
+
+
+def _judge(each: _Input, daemon: Daemon, folder: Path) -> Result:
+    before_bytes = _reset_peak(daemon)
+    with _watched(daemon) as silent_s:
+        answer = each.send(daemon, folder)
+    grown_bytes = _memory(daemon, "VmHWM") - before_bytes
+    figures = f"{grown_bytes / _MIB:.0f} MiB, {max(silent_s):.2f} s silent"
+    result = Result(PART, f"{each.name} ({figures})", injected=1)
+    if answer != each.expected:
+        result.fail("untyped", f"{each.name}: {answer} and not {each.expected}")
+    if grown_bytes > each.allowed_bytes + _SLACK_BYTES:
+        result.fail("wrong", f"{each.name}: the daemon grew by {figures}")
+    if max(silent_s) > _SILENT_S:
+        result.fail("hangs", f"{each.name}: {figures}")
+    return result
+
+
+def _reset_peak(daemon: Daemon) -> int:
+    """Begin to measure anew (proc(5), clear_refs); return what the daemon has now."""
+    Path(f"/proc/{daemon.pid}/clear_refs").write_text("5")
+    return _memory(daemon, "VmRSS")
+
+
+def _memory(daemon: Daemon, name: str) -> int:
+    lines = Path(f"/proc/{daemon.pid}/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+@contextlib.contextmanager
+def _watched(daemon: Daemon) -> Iterator[list[float]]:
+    """Ask for the daemon's health all the while; yield how long each answer took."""
+    took_s, stop = [0.0], threading.Event()
+
+    def ask() -> None:
+        while not stop.wait(0.005):
+            begun_s = time.monotonic()
+            daemon.request("GET", "/v1/health")
+            took_s.append(time.monotonic() - begun_s)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield took_s
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _window(codec: Codec) -> Callable[[Daemon, Path], str]:
+    def send(daemon: Daemon, folder: Path) -> str:
+        shard = folder / f"window.tar.{'xz' if codec is Codec.XZ else 'zst'}"
+        shard.write_bytes(with_window(codec, make_tar(random_samples(10)), 29))
+        lines = daemon.request("POST", "/v1/warm", {"urls": [f"file://{shard}"]}).splitlines()
+        errors = [line["error"] for line in map(json.loads, lines) if line.get("event") == "error"]
+        return str(errors[0]["code"]) if errors else "fetched"
+
+    return send
+
+
+def _brackets(daemon: Daemon, folder: Path) -> str:
+    index = folder / "index.json"
+    index.write_text(f'{{"shardlist": [{",".join(["[]"] * (_INDEX_BYTES // 3))}]}}')
+    return _resolved(daemon, f"file://{index}")
+
+
+def _braces(count: int) -> Callable[[Daemon, Path], str]:
+    def send(daemon: Daemon, _folder: Path) -> str:
+        return _resolved(daemon, f"s3://bucket/train-{{0000000..{count - 1:07d}}}.tar")
+
+    return send
+
+
+def _resolved(daemon: Daemon, url: str) -> str:
+    with RawSession(daemon) as session:
+        session.send(type="resolve", id=1, urls=[url])
+        answer = session.receive_text()
+        return "manifest" if answer.startswith(b'{"type":"manifest"') else _outcome(json.loads(answer))
+
+
+def _endless_plan(daemon: Daemon, _folder: Path) -> str:
+    with RawSession(daemon) as session:
+        answer = session.plan(["s3://bucket/a.tar"], [0])
+        while answer["type"] == "ok":
+            answer = session.ask("extend", shards=[], order=[0] * _POSITIONS)
+        return _outcome(answer)
+
+
+def _outcome(answer: dict[str, Any]) -> str:
+    return str(answer["error"]["code"] if answer["type"] == "error" else answer["type"])
