@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -23,6 +24,7 @@ from shardcache_client.order.partition import Cut, Even, taken_in_turns
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.state import Place, Resumption, State, resume
 from shardcache_client.ranks import distributed
+from shardcache_client.ranks.one_epoch import OneEpoch
 from shardcache_client.ranks.one_manifest import OneManifest
 from shardcache_client.reading.stream import Decode, EpochStream, Source
 from shardcache_client.reading.tally import Tally
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
 log = logging.getLogger("shardcache")
+
+_PATIENCE_S = 120.0  # with ranks that stay in an epoch; well below the 10 minutes of NCCL's collectives
 
 
 class ShardDataset(IterableDataset[Any]):
@@ -121,7 +125,7 @@ class ShardDataset(IterableDataset[Any]):
         self._job = job or job_name()
         self._explicit_ranks = explicit_ranks(rank, world_size)
         self._parent_ranks: Ranks | None = None
-        self._stream: EpochStream | None = None
+        self._reading: tuple[int, EpochStream] | None = None
         where = socket_path(socket)
         patterns = [from_here(url) for url in ([urls] if isinstance(urls, str) else urls)]
         self._agreed = OneManifest(patterns, self._explicit_ranks, timeout_s)
@@ -138,8 +142,9 @@ class ShardDataset(IterableDataset[Any]):
             decode=decode,
             handover=_handover() if zero_copy else None,
         )
-        self._board = Board()
-        self._bookmark = Bookmark(self._board, self._dealing.identities(self.manifest))
+        self._board = Board(in_worker=_in_worker)
+        self._one_epoch = OneEpoch(self._agreed.name, self._agreed.place, min(timeout_s, _PATIENCE_S))
+        self._bookmark = Bookmark(self._board, self._dealing.identities(self.manifest), self._agree_on_epoch)
 
     def __repr__(self) -> str:
         return f"ShardDataset({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
@@ -158,15 +163,29 @@ class ShardDataset(IterableDataset[Any]):
         return size
 
     def __iter__(self) -> Iterator[Any]:
+        loader = _loader()
         if self._source.handover is not None:
             _let_collate_pass_buffers()
+            if loader is None:
+                self._source.handover.receipts.receive_here()
         topology = self.topology()
         check(self._source.deal, topology, self._dealing.even)
         self._agreed.compare(self.manifest, topology)
-        epoch = self._bookmark.begin(_loader())
-        self._stream = self._stream_of(epoch, topology, self._bookmark.states)
+        epoch = self._bookmark.begin(loader)
+        stream = self._stream_of(epoch, topology, self._bookmark.states)
+        stream.when_read = partial(self._bookmark.finish, epoch, loader)
+        self._reading = os.getpid(), stream
         self._explain(topology)
-        return iter(self._stream)
+        return iter(stream)
+
+    @property
+    def _stream(self) -> EpochStream | None:
+        """What this process reads; one that was forked meanwhile reads nothing yet."""
+        return self._reading[1] if self._reading is not None and self._reading[0] == os.getpid() else None
+
+    def _agree_on_epoch(self, epoch: int, left: int | None) -> int:
+        # With even=None ranks need not be in step, and each goes by its own count.
+        return epoch if self._dealing.even is None else self._one_epoch.agree(self._ranks(), epoch, left)
 
     def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
         source, start = self._source, Resumption(epoch)
@@ -208,7 +227,7 @@ class ShardDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that every iteration reads from now on, in living DataLoader workers, too."""
         self._bookmark.set_epoch(epoch)
-        self._stream = None
+        self._reading = None
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return where this reader is: a few numbers, whatever the size of dataset and batches.
@@ -248,8 +267,8 @@ class ShardDataset(IterableDataset[Any]):
 
         Raises ConfigError when there is no state in it, or one of another dataset.
         """
-        self._bookmark.load(state, worker=_loader() is not None)
-        self._stream = None
+        self._bookmark.load(state, worker=_in_worker())
+        self._reading = None
 
     def _state_of_rank(self, topology: Topology, batches: int) -> dict[str, Any]:
         """Return the states of all workers of this rank when so many batches were taken from them in turn."""
@@ -299,11 +318,15 @@ class ShardDataset(IterableDataset[Any]):
         if self._explicit_ranks is not None:
             return self._explicit_ranks
         # A spawned worker has no torch.distributed of its own and reads for the process that started it.
-        inherited = self._parent_ranks if get_worker_info() is not None else None
+        inherited = self._parent_ranks if _in_worker() else None
         return distributed.ranks() or inherited or ranks_of_environment()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_parent_ranks": distributed.ranks(), "_stream": None}
+        return self.__dict__ | {"_parent_ranks": distributed.ranks(), "_reading": None}
+
+
+def _in_worker() -> bool:
+    return get_worker_info() is not None
 
 
 def _loader() -> Loader | None:
