@@ -14,6 +14,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch docu
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import from_here, socket_path
+from shardcache_client.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
@@ -152,15 +153,23 @@ class ShardDataset(IterableDataset[Any]):
     def __len__(self) -> int:
         """Return how many samples this rank reads in an epoch.
 
-        Raises TypeError, as Python's protocols want it, while that is not known.
+        Raises TypeError, as Python's protocols want it, while that is not known; also to a loader of several workers
+        that has another batch_size, whose own length would be wrong.
         """
-        size = self._source.deal.rank_size(self.topology())
-        if size is None:
+        size = self._dealing.batch_size
+        loaders_size = batch_size_of_loader_asking_length(self)
+        if loaders_size and size % loaders_size:
+            raise TypeError(
+                f"len() of the loader is not known: its batch_size is {loaders_size}, the dataset's {size}, and each "
+                f"worker may have a short batch; give the dataset batch_size={loaders_size}, too"
+            )
+        samples = self._source.deal.rank_size(self.topology())
+        if samples is None:
             raise TypeError(
                 f"the samples of {self.manifest.uncounted} shards are not counted yet: "
                 "`shardcache index URL... -o index.json` counts them, and index.json is the url then"
             )
-        return size
+        return samples
 
     def __iter__(self) -> Iterator[Any]:
         loader = _loader()
@@ -173,6 +182,7 @@ class ShardDataset(IterableDataset[Any]):
         self._agreed.compare(self.manifest, topology)
         epoch = self._bookmark.begin(loader)
         stream = self._stream_of(epoch, topology, self._bookmark.states)
+        stream.when_asked = self._note_batching
         stream.when_read = partial(self._bookmark.finish, epoch, loader)
         self._reading = os.getpid(), stream
         self._explain(topology)
@@ -182,6 +192,10 @@ class ShardDataset(IterableDataset[Any]):
     def _stream(self) -> EpochStream | None:
         """What this process reads; one that was forked meanwhile reads nothing yet."""
         return self._reading[1] if self._reading is not None and self._reading[0] == os.getpid() else None
+
+    def _note_batching(self) -> None:
+        found = batching_of(self)
+        self._bookmark.note_batching(None if found is None else (found.batch_size, found.drop_last))
 
     def _agree_on_epoch(self, epoch: int, left: int | None) -> int:
         # With even=None ranks need not be in step, and each goes by its own count.
@@ -232,14 +246,16 @@ class ShardDataset(IterableDataset[Any]):
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return where this reader is: a few numbers, whatever the size of dataset and batches.
 
-        Where samples are read in this process, that is behind the last one that was taken from the iterator; so a
-        StatefulDataLoader asks its workers. A training loop around a plain DataLoader with workers, which are ahead of
-        it, says how many batches it has taken. What was skipped is then not known, and comes up again; and worker 0 has
-        the first turn again, whoever's it was.
+        Where samples are read in this process, that is behind the last one that was taken from the iterator, and behind
+        an epoch's last sample the beginning of the next epoch; so a StatefulDataLoader asks its workers. A training
+        loop around a plain DataLoader with workers, which are ahead of it, says how many batches it has taken. What was
+        skipped is then not known, and comes up again; and worker 0 has the first turn again, whoever's it was.
 
         Args:
             batches: taken from the loader since the iteration began. The dataset must know the loader's batch_size. All
                 of them make the state that of the beginning of the next epoch.
+
+        Raises ConfigError where the state cannot be told: by a loader of another batch_size, for one.
         """
         topology = self.topology()
         if batches is not None:
@@ -251,7 +267,14 @@ class ShardDataset(IterableDataset[Any]):
                 "the number of batches taken since the iteration began",
             )
         stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
+        if self._is_over(stream) and _loader() is None and not stateful_loader_asks():
+            stream = self._stream_of(stream.start.epoch + 1, topology, ())
         return self._state(stream, topology, stream.tally.place).to_json()
+
+    def _is_over(self, stream: EpochStream) -> bool:
+        """Whether nothing comes of an epoch any more but what the loader would drop."""
+        size, drop_last = self._bookmark.batching or (1, False)
+        return stream.read or (stream.counted and stream.samples_left < (size if drop_last else 1))
 
     def load_state_dict(self, state: object) -> None:
         """Go on from a state at the next iteration of its epoch, exactly where it was taken.
@@ -283,8 +306,15 @@ class ShardDataset(IterableDataset[Any]):
                 "how far a number of batches goes is not known: the samples of the shards are not counted",
                 remedy="count them: shardcache index URL... -o index.json; or use torchdata's StatefulDataLoader",
             )
-        left = [stream.samples_left for stream in streams]
-        taken = taken_in_turns(left, self._dealing.batch_size, batches)
+        size = self._dealing.batch_size
+        loaders_size, drop_last = bookmark.batching or (size, False)
+        if batches and loaders_size != size:
+            raise ConfigError(
+                f"how far batches go is not known: the loader's batch_size is {loaders_size}, the dataset's {size}",
+                remedy=f"give it to both: ShardDataset(..., batch_size={loaders_size})",
+            )
+        left = [stream.samples_left // size * size if drop_last else stream.samples_left for stream in streams]
+        taken = taken_in_turns(left, size, batches)
         if taken == left:
             fresh = [self._stream_of(bookmark.epoch_begun + 1, reader, ()) for reader in crew]
             streams, taken = fresh, [0] * workers

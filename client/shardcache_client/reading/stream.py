@@ -61,12 +61,14 @@ class EpochStream:
         start: from where it goes on; what is read after it the tally says.
         when_asked: called when the first sample is asked for, by whoever asks.
         when_read: called before the last sample is given, or when there is none left to give.
+        read: whether it was.
     """
 
     def __init__(self, source: Source, reader: Reader, start: Resumption, tally: Tally) -> None:
         self.start = start
         self.when_asked: Callable[[], object] = _unheard
         self.when_read: Callable[[], object] = _unheard
+        self.read = False
         self.tally = tally
         self._source = source
         self._reader = reader
@@ -80,7 +82,7 @@ class EpochStream:
         tally, quota, decode = self.tally, self._quota, self._source.decode
         self.when_asked()
         if quota == tally.given or not self._first.legs:
-            self.when_read()
+            self._end()
             return
         with self._source.sessions.borrow(self._reader) as session:
             try:
@@ -93,16 +95,20 @@ class EpochStream:
                             continue
                     tally.given += 1
                     if tally.given == quota:
-                        self.when_read()  # a loop that knows the number of samples asks for no more
+                        self._end()  # a loop that knows the number of samples asks for no more
                         yield sample
                         break
                     yield sample
                 else:
-                    self.when_read()
+                    self._end()
             except StoppedError:
-                self.when_read()
+                self._end()
                 session.close()
         tally.report(self.start.epoch, made_up=quota is not None)
+
+    def _end(self) -> None:
+        self.read = True
+        self.when_read()
 
     @property
     def counted(self) -> bool:

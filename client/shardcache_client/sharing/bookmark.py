@@ -96,6 +96,18 @@ class Bookmark:
         """Note that this process has given the last sample of its part of the iteration that it began."""
         self._epochs.finish(epoch, *((loader.number, loader.worker) if loader else ()))
 
+    @property
+    def batching(self) -> tuple[int, bool] | None:
+        """Samples of a batch, and whether a short one is dropped, of the loader that reads; None where not known."""
+        found = self._board.read().get("batching")
+        return None if found is None else (found[0], found[1])
+
+    def note_batching(self, batching: tuple[int, bool] | None) -> None:
+        """Note how the loader batches that has begun to read."""
+        if batching != self.batching:
+            with self._board.edit() as notes:
+                notes["batching"] = batching
+
     def load(self, data: object, *, worker: bool) -> None:
         """Go on from a state, at the next iteration.
 
