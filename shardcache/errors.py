@@ -346,6 +346,16 @@ class ManifestMismatchError(RanksError):
     )
 
 
+class EpochMismatchError(RanksError):
+    """A rank leaves an epoch in which the other ranks stay, more than once."""
+
+    code = "epoch_mismatch"
+    default_remedy = (
+        "call dataset.set_epoch(epoch) before each iteration, on every rank; or do not iterate over the dataset on one "
+        "rank alone (rank=0, world_size=1 makes a dataset for that)"
+    )
+
+
 def _told(text: str) -> str:
     if len(text) > _MOST_CHARS:  # who sends nonsense by the megabyte need not have all of it back
         text = text[:_MOST_CHARS] + "…"

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -13,6 +14,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch docu
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import from_here, socket_path
+from shardcache_client.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
@@ -22,6 +24,7 @@ from shardcache_client.order.partition import Cut, Even, taken_in_turns
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.state import Place, Resumption, State, resume
 from shardcache_client.ranks import distributed
+from shardcache_client.ranks.one_epoch import OneEpoch
 from shardcache_client.ranks.one_manifest import OneManifest
 from shardcache_client.ranks.resharding import refuse_resharding
 from shardcache_client.reading.stream import Decode, EpochStream, Source
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
 log = logging.getLogger("shardcache")
+
+_PATIENCE_S = 120.0  # with ranks that stay in an epoch; well below the 10 minutes of NCCL's collectives
 
 
 class ShardDataset(IterableDataset[Any]):
@@ -129,7 +134,7 @@ class ShardDataset(IterableDataset[Any]):
         self._job = job or job_name()
         self._explicit_ranks = explicit_ranks(rank, world_size)
         self._parent_ranks: Ranks | None = None
-        self._stream: EpochStream | None = None
+        self._reading: tuple[int, EpochStream] | None = None
         where = socket_path(socket)
         patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
         self._agreed = OneManifest(patterns, self._explicit_ranks, timeout_s)
@@ -147,8 +152,9 @@ class ShardDataset(IterableDataset[Any]):
             handover=_handover() if zero_copy else None,
             epochs=epochs,
         )
-        self._board = Board()
-        self._bookmark = Bookmark(self._board, self._dealing.identities(self.manifest))
+        self._board = Board(in_worker=_in_worker)
+        self._one_epoch = OneEpoch(self._agreed.name, self._agreed.place, min(timeout_s, _PATIENCE_S))
+        self._bookmark = Bookmark(self._board, self._dealing.identities(self.manifest), self._agree_on_epoch)
 
     def __repr__(self) -> str:
         return f"ShardDataset({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
@@ -156,29 +162,53 @@ class ShardDataset(IterableDataset[Any]):
     def __len__(self) -> int:
         """Return how many samples this rank reads in an epoch.
 
-        Raises TypeError, as Python's protocols want it, while that is not known.
+        Raises TypeError, as Python's protocols want it, while that is not known; also to a loader of several workers
+        that has another batch_size, whose own length would be wrong.
         """
-        size = self._deal().rank_size(self.topology())
-        if size is None:
+        size = self._dealing.batch_size
+        loaders_size = batch_size_of_loader_asking_length(self)
+        if loaders_size and size % loaders_size:
+            raise TypeError(
+                f"len() of the loader is not known: its batch_size is {loaders_size}, the dataset's {size}, and each "
+                f"worker may have a short batch; give the dataset batch_size={loaders_size}, too"
+            )
+        samples = self._deal().rank_size(self.topology())
+        if samples is None:
             raise TypeError(f"the number of samples is not known: {self._why_not_counted()}")
-        return size
+        return samples
 
     def __iter__(self) -> Iterator[Any]:
+        loader = _loader()
         if self._source.handover is not None:
             _let_collate_pass_buffers()
+            if loader is None:
+                self._source.handover.receipts.receive_here()
         self._refuse_resharding()
         topology = self.topology()
         deal = self._deal()
         check(deal, topology, self._dealing.even)
         self._agreed.compare(self.manifest, topology, counted=deal.counted)
-        epoch = self._bookmark.begin(_loader())
-        self._stream = self._stream_of(epoch, topology, self._bookmark.states)
+        epoch = self._bookmark.begin(loader)
+        stream = self._stream_of(epoch, topology, self._bookmark.states)
+        stream.when_asked = self._look_at_callers
+        stream.when_read = partial(self._bookmark.finish, epoch, loader)
+        self._reading = os.getpid(), stream
         self._explain(topology)
-        return self._samples(self._stream)
+        return iter(stream)
 
-    def _samples(self, stream: EpochStream) -> Iterator[Any]:
-        self._refuse_resharding()  # a wrapper that was handed this iterator is on the stack from here on
-        yield from stream
+    @property
+    def _stream(self) -> EpochStream | None:
+        """What this process reads; one that was forked meanwhile reads nothing yet."""
+        return self._reading[1] if self._reading is not None and self._reading[0] == os.getpid() else None
+
+    def _look_at_callers(self) -> None:
+        self._refuse_resharding()  # a wrapper that was handed the iterator is on the stack from here on
+        found = batching_of(self)
+        self._bookmark.note_batching(None if found is None else (found.batch_size, found.drop_last))
+
+    def _agree_on_epoch(self, epoch: int, left: int | None) -> int:
+        # With even=None ranks need not be in step, and each goes by its own count.
+        return epoch if self._dealing.even is None else self._one_epoch.agree(self._ranks(), epoch, left)
 
     def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
         source, start = replace(self._source, deal=self._deal()), Resumption(epoch)
@@ -239,20 +269,22 @@ class ShardDataset(IterableDataset[Any]):
         """Choose the epoch that every iteration reads from now on, in living DataLoader workers, too."""
         self._refuse_resharding()  # a wrapper that gives one process's batches to all asks for none on the others
         self._bookmark.set_epoch(epoch)
-        self._stream = None
+        self._reading = None
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return where this reader is: a few numbers, whatever the size of dataset and batches.
 
-        Where samples are read in this process, that is behind the last one that was taken from the iterator; so a
-        StatefulDataLoader asks its workers. A training loop around a plain DataLoader with workers, which are ahead of
-        it, says how many batches it has taken. What was skipped is then not known, and comes up again; and worker 0 has
-        the first turn again, whoever's it was.
+        Where samples are read in this process, that is behind the last one that was taken from the iterator, and behind
+        an epoch's last sample the beginning of the next epoch; so a StatefulDataLoader asks its workers. A training
+        loop around a plain DataLoader with workers, which are ahead of it, says how many batches it has taken. What was
+        skipped is then not known, and comes up again; and worker 0 has the first turn again, whoever's it was.
 
         Args:
             batches: taken from the loader since the iteration began. The dataset must know the loader's batch_size. All
                 of them make the state that of the beginning of the next epoch; or of the end of this one where other
                 ranks have a batch more or fewer (`even=None`), so that theirs can be loaded with it.
+
+        Raises ConfigError where the state cannot be told: by a loader of another batch_size, for one.
         """
         topology = self.topology()
         if batches is not None:
@@ -264,7 +296,15 @@ class ShardDataset(IterableDataset[Any]):
                 "the number of batches taken since the iteration began",
             )
         stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
+        own_loop = _loader() is None and not stateful_loader_asks()
+        if own_loop and self._is_over(stream) and self._ranks_end_together(stream, topology):
+            stream = self._stream_of(stream.start.epoch + 1, topology, ())
         return self._state(stream, topology, stream.tally.place).to_json()
+
+    def _is_over(self, stream: EpochStream) -> bool:
+        """Whether nothing comes of an epoch any more but what the loader would drop."""
+        size, drop_last = self._bookmark.batching or (1, False)
+        return stream.read or (stream.counted and stream.samples_left < (size if drop_last else 1))
 
     def load_state_dict(self, state: object) -> None:
         """Go on from a state at the next iteration of its epoch, exactly where it was taken.
@@ -282,8 +322,8 @@ class ShardDataset(IterableDataset[Any]):
         Raises ConfigError when there is no state in it, or one of another dataset; the next iteration, when it does not
         tell where all readers were.
         """
-        self._bookmark.load(state, worker=_loader() is not None)
-        self._stream = None
+        self._bookmark.load(state, worker=_in_worker())
+        self._reading = None
 
     def _state_of_rank(self, topology: Topology, batches: int) -> dict[str, Any]:
         """Return the states of all workers of this rank when so many batches were taken from them in turn."""
@@ -298,16 +338,25 @@ class ShardDataset(IterableDataset[Any]):
                 "how far a number of batches goes is not known: the samples of the shards are not counted",
                 remedy="count them: shardcache index URL... -o index.json; or use torchdata's StatefulDataLoader",
             )
-        left = [stream.samples_left for stream in streams]
-        taken = taken_in_turns(left, self._dealing.batch_size, batches)
-        if taken == left and self._ends_with(streams[0], crew[0]):
+        size = self._dealing.batch_size
+        loaders_size, drop_last = bookmark.batching or (size, False)
+        if batches and loaders_size != size:
+            raise ConfigError(
+                f"how far batches go is not known: the loader's batch_size is {loaders_size}, the dataset's {size}",
+                remedy=f"give it to both: ShardDataset(..., batch_size={loaders_size})",
+            )
+        left = [stream.samples_left // size * size if drop_last else stream.samples_left for stream in streams]
+        taken = taken_in_turns(left, size, batches)
+        if taken == left and self._ranks_end_together(streams[0], crew[0]):
             fresh = [self._stream_of(bookmark.epoch_begun + 1, reader, ()) for reader in crew]
             streams, taken = fresh, [0] * workers
         places = [stream.tally.place.after(count) for stream, count in zip(streams, taken, strict=True)]
         return {"workers": [self._state(*each).to_json() for each in zip(streams, crew, places, strict=True)]}
 
-    def _ends_with(self, stream: EpochStream, reader: Topology) -> bool:
+    def _ranks_end_together(self, stream: EpochStream, reader: Topology) -> bool:
         """Whether the epoch is over on all ranks when it is on one, rather than a batch later on some."""
+        if reader.world_size == 1:
+            return True
         deal = stream.deal
         return isinstance(deal, SampleDeal) and deal.ends_together(self._cut(reader), stream.start.phases)
 
@@ -339,7 +388,7 @@ class ShardDataset(IterableDataset[Any]):
 
     def _ranks_of_job(self) -> Ranks:
         # A spawned worker has no torch.distributed of its own and reads for the process that started it.
-        inherited = self._parent_ranks if get_worker_info() is not None else None
+        inherited = self._parent_ranks if _in_worker() else None
         return distributed.ranks() or inherited or ranks_of_environment()
 
     def _refuse_resharding(self) -> None:
@@ -347,7 +396,11 @@ class ShardDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_resharding()  # a spawned worker does not see what its parent's loader does with its batches
-        return self.__dict__ | {"_parent_ranks": distributed.ranks(), "_stream": None}
+        return self.__dict__ | {"_parent_ranks": distributed.ranks(), "_reading": None}
+
+
+def _in_worker() -> bool:
+    return get_worker_info() is not None
 
 
 def _loader() -> Loader | None:

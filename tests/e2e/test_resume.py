@@ -361,3 +361,54 @@ def test_a_state_of_other_counts_is_refused(daemon: Daemon, folder: Path) -> Non
     (folder / "recounted" / "later.json").write_text(rows.replace('"nsamples": 4', '"nsamples": 5'))
     with pytest.raises(ConfigError, match="other numbers of samples"):
         ShardDataset(url.replace("index", "later"), socket=daemon.socket).load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_end_whose_short_batch_is_dropped_is_the_next_epochs_beginning(make: Make, workers: int) -> None:
+    """By the number of batches and, without workers, by the dataset's own state: 47 samples are 11 batches of 4."""
+
+    def loader(ds: ShardDataset) -> DataLoader[Any]:
+        return DataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=list, drop_last=True)
+
+    ds = make()
+    reading = loader(ds)
+    assert len(list(reading)) == len(reading) == len(KEYS) // BATCH
+    states = [ds.state_dict(batches=len(reading))]
+    if not workers:
+        states.append(ds.state_dict())
+    expected = list(reading)
+    for state in states:
+        resumed = make()
+        resumed.load_state_dict(through_json(state))
+        assert list(loader(resumed)) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_number_of_batches_of_another_size_is_refused(make: Make, workers: int) -> None:
+    """A dataset that was given another batch_size than its loader, or none, would repeat or skip samples in silence."""
+    for options in ({"batch_size": 2}, {"batch_size": 1}):
+        ds = make(**options)
+        samples = iter(plain(ds, workers))
+        next(samples)
+        with pytest.raises(ConfigError, match="batch_size is 4, the dataset's") as caught:
+            ds.state_dict(batches=1)
+        assert "batch_size=4" in caught.value.remedy
+
+
+def test_a_loaders_length_by_another_size_is_not_known(make: Make) -> None:
+    """With several workers each may have a short batch; with one, and by a multiple, the length is right."""
+    with pytest.raises(TypeError, match="batch_size is 4, the dataset's 3"):
+        len(plain(make(batch_size=3), 2))
+    for ds, workers in ((make(batch_size=3), 1), (make(batch_size=2 * BATCH), 2), (make(), 2)):
+        loader = plain(ds, workers)
+        assert len(list(loader)) == len(loader) == -(-len(KEYS) // BATCH)
+    assert sorted(keys_of(list(plain(make(batch_size=3), 2)))) == KEYS, "it is read all the same"
+    assert len(make(batch_size=3)) == len(KEYS)
+
+
+def test_loaders_that_batch_nothing_themselves_are_let_be(make: Make) -> None:
+    """Samples one by one, to be batched by whoever takes them."""
+    ds = make()
+    samples = iter(DataLoader(ds, batch_size=None, num_workers=2))
+    next(samples)
+    assert ds.state_dict(batches=1)

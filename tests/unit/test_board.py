@@ -1,4 +1,4 @@
-"""board.py: notes that a process and its children share, and that leave nothing behind."""
+"""board.py: notes that a trainer shares with its workers alone, whole at any moment, and that leave nothing behind."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ import copy
 import multiprocessing
 import os
 import pickle
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardcache_client.sharing.board import Board
+from support.shim import HAS_CC, Action, Op, Shim
 
 ROUNDS = 200
+METHODS = ("fork", "spawn", "forkserver")
+
+
+def everywhere() -> bool:
+    """Take each child for a loader's worker."""
+    return True
 
 
 def _answer(board: Board, pipe: Connection) -> None:
@@ -25,11 +37,11 @@ def _answer(board: Board, pipe: Connection) -> None:
         notes["child"] = [2**40]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_living_processes_see_what_the_others_note(method: str) -> None:
-    """A child reads what its parent notes after it was started, and the other way round."""
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trainer_and_its_workers_see_what_the_others_note(method: str) -> None:
+    """A worker reads what its trainer notes after it was started, and the other way round."""
     context: Any = multiprocessing.get_context(method)  # typeshed: only its subclasses have a Process
-    board, (here, there) = Board({"next": 3}), multiprocessing.Pipe()
+    board, (here, there) = Board({"next": 3}, everywhere), multiprocessing.Pipe()
     child = context.Process(target=_answer, args=(board, there))
     child.start()
     assert here.recv() == {"next": 3}
@@ -41,6 +53,66 @@ def test_living_processes_see_what_the_others_note(method: str) -> None:
     assert board.read() == {"child": [2**40]}
 
 
+_is_worker = False
+
+
+def here() -> bool:
+    """Whether this process was told that it is a loader's worker."""
+    return _is_worker
+
+
+def _be_worker(board: Board, name: str) -> None:
+    global _is_worker
+    _is_worker = True
+    with board.edit() as notes:
+        notes[name] = True
+
+
+def _be_trainer(board: Board, name: str, method: str, started: Connection, pipe: Connection) -> None:
+    started.send(None)
+    pipe.recv()
+    context: Any = multiprocessing.get_context(method)
+    worker = context.Process(target=_be_worker, args=(board, f"worker of {name}"))
+    worker.start()
+    worker.join()
+    pipe.send(board.read())
+
+
+@pytest.mark.parametrize(
+    ("method", "starts_workers_by"),
+    [("fork", "fork"), ("fork", "spawn"), ("spawn", "fork"), ("spawn", "spawn"), ("forkserver", "fork")],
+)
+def test_trainers_that_share_a_dataset_share_no_notes(method: str, starts_workers_by: str) -> None:
+    """Each begins with the notes as they were when it was started, and has them in common with its workers alone.
+
+    Also where its first worker is started before the trainer itself has touched the board.
+    """
+    context: Any = multiprocessing.get_context(method)
+    board, trainers = Board({"loaded": 1}, here), []
+    for name in ("a", "b"):
+        (started, tell), (mine, theirs) = multiprocessing.Pipe(duplex=False), multiprocessing.Pipe()
+        child = context.Process(target=_be_trainer, args=(board, name, starts_workers_by, tell, theirs))
+        child.start()
+        started.recv()
+        trainers.append((name, child, mine))
+        with board.edit() as notes:
+            notes[f"after {name}"] = True
+    found = {}
+    try:
+        for name, _, pipe in trainers:
+            pipe.send(None)
+            found[name] = pipe.recv()
+    finally:
+        for _, child, _ in trainers:
+            child.kill()
+            child.join()
+    assert found == {
+        "a": {"loaded": 1, "worker of a": True},
+        "b": {"loaded": 1, "after a": True, "worker of b": True},
+    }
+    assert board.read() == {"loaded": 1, "after a": True, "after b": True}
+
+
 def _count(board: Board) -> None:
     for _ in range(ROUNDS):
         with board.edit() as notes:
@@ -49,7 +121,7 @@ def _count(board: Board) -> None:
 
 def test_one_process_edits_at_a_time() -> None:
     """Nothing that several processes note at once is lost."""
-    board = Board({"count": 0})
+    board = Board({"count": 0}, everywhere)
     context = multiprocessing.get_context("fork")
     children = [context.Process(target=_count, args=(board,)) for _ in range(3)]
     for child in children:
@@ -58,6 +130,75 @@ def test_one_process_edits_at_a_time() -> None:
     for child in children:
         child.join()
     assert board.read() == {"count": 4 * ROUNDS}
+
+
+def test_threads_edit_one_at_a_time_and_read_meanwhile() -> None:
+    """Nor is anything lost that several threads of one process note, and who reads finds whole notes."""
+    board = Board({"count": 0})
+    with ThreadPoolExecutor(4) as pool:
+        edits = [pool.submit(_count, board) for _ in range(3)]
+        reads = [pool.submit(board.read) for _ in range(ROUNDS)]
+        for each in [*edits, *reads]:
+            each.result()
+    assert board.read() == {"count": 3 * ROUNDS}
+
+
+def test_a_fork_in_the_middle_of_an_edit() -> None:
+    """A child that is forked while another thread edits has whole notes, and neither waits for the other's lock."""
+    board = Board({"count": 0}, everywhere)
+    context = multiprocessing.get_context("fork")
+    with ThreadPoolExecutor(1) as pool:
+        edits = pool.submit(_count, board)
+        children = []
+        while not edits.done():
+            children.append(context.Process(target=_count_once, args=(board,)))
+            children[-1].start()
+            children[-1].join()
+    assert {child.exitcode for child in children} == {0}
+    assert board.read() == {"count": ROUNDS + len(children)}
+
+
+def _count_once(board: Board) -> None:
+    with board.edit() as notes:
+        notes["count"] += 1
+
+
+_EDIT = """
+import sys
+from shardcache_client.sharing.board import Board, _attach
+
+class Inherited:
+    def detach(self):
+        return int(sys.argv[1])
+
+board = _attach(Inherited(), int(sys.argv[2]), b"{}", lambda: True)
+while True:
+    with board.edit() as notes:
+        notes["count"] += 1
+        notes["fill"] = str(notes["count"] % 10) * 10_000
+"""
+
+
+@pytest.mark.skipif(not HAS_CC, reason="cc is missing")
+def test_a_process_that_is_killed_while_it_edits(tmp_path: Path) -> None:
+    """Before, in the middle of and after a write: the notes are those of one edit, and others go on with them."""
+    board = Board({"count": 0, "fill": ""}, everywhere)
+    shim = Shim(tmp_path / "control", Path("/memfd:shardcache-board (deleted)"))
+    edits = 0
+    for action in (Action.KILL_BEFORE, Action.KILL_HALF, Action.KILL_AFTER):
+        for at in (1, 2, 3):
+            shim.arm(action, at=at, ops=(Op.WRITE,))
+            editor = subprocess.run(
+                [sys.executable, "-c", _EDIT, str(board._fd), str(os.getpid())],
+                env=os.environ | shim.env(),
+                pass_fds=[board._fd],
+                check=False,
+                timeout=60,
+            )
+            assert (editor.returncode, shim.acted) == (-signal.SIGKILL, 1)
+            edits += at if action is Action.KILL_AFTER else at - 1
+            assert board.read() == {"count": edits, "fill": str(edits % 10) * 10_000 if edits else ""}, (action, at)
+    assert edits == 12
 
 
 def test_a_copy_is_a_board_of_its_own() -> None:

@@ -7,6 +7,7 @@ DataLoader workers have no process group at all.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,10 @@ from shardcache_client.topology import Ranks, ranks_of_environment
 if torch.distributed.is_available():
     from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+log = logging.getLogger("shardcache")
+
 CONNECT_TIMEOUT_S = 60.0
+_SHORT_CONNECT_S = 10.0  # where the store is of use, but not needed
 
 
 def ranks() -> Ranks | None:
@@ -55,6 +59,8 @@ class MeetingPlace:
 
     def __init__(self, inherited: StoreAddress | None = None) -> None:
         self._inherited = inherited
+        # Of this process, which is not to speak over its parent's connection; None where nobody answered.
+        self._connected: tuple[int, StoreAddress, KeyValueStore | None] | None = None
 
     def __repr__(self) -> str:
         return f"MeetingPlace({self._told()!r})"
@@ -69,6 +75,18 @@ class MeetingPlace:
         """Return the address of the store that a job of so many ranks shares; None where none is known."""
         found = self._told() or _address_of_environment()
         return found if found is not None and found.world_size == world_size else None
+
+    def store(self, world_size: int) -> KeyValueStore | None:
+        """Return the store of a job of so many ranks, over a connection that stays open.
+
+        None where no store is known, or none answers, which is logged; asked once for each process and address.
+        """
+        address = self.address(world_size)
+        if address is None:
+            return None
+        if self._connected is None or self._connected[:2] != (os.getpid(), address):
+            self._connected = (os.getpid(), address, _connect_or_log(address))
+        return self._connected[2]
 
 
 def _process_group_store() -> Store | None:
@@ -155,6 +173,11 @@ class KeyValueStore:
         with self._translated():
             return str(self._store.get(key).decode())
 
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which is 0 at first; return it."""
+        with self._translated():
+            return int(self._store.add(key, amount))
+
     def delete(self, key: str) -> None:
         """Remove the value, if there is one."""
         with self._translated():
@@ -192,6 +215,14 @@ class KeyValueStore:
                 url=self._where,
                 remedy="see why the process that holds it ended: rank 0, or torchrun on the first node",
             ) from exn
+
+
+def _connect_or_log(address: StoreAddress) -> KeyValueStore | None:
+    try:
+        return KeyValueStore.connect(address, _SHORT_CONNECT_S)
+    except RanksError as exn:
+        log.info("whether all ranks read the same is not checked: %s: %s", address, exn.message)
+        return None
 
 
 def _connect(address: StoreAddress, timeout_s: float) -> TCPStore | None:

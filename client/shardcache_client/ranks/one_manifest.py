@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import time
 import zlib
@@ -19,10 +18,7 @@ from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace
 from shardcache_client.topology import Ranks, Topology
 
-log = logging.getLogger("shardcache")
-
 _PIECE_CHARACTERS = 4 * 2**20  # a store takes at most 8 MiB at once
-_COMPARE_CONNECT_S = 10.0
 _COMPARE_TIMEOUT_S = 30.0
 
 _made: Counter[tuple[str, Ranks | None]] = Counter()
@@ -41,21 +37,23 @@ class OneManifest:
 
     Attributes:
         settled: whether all ranks have the manifest of rank 0.
+        name: of the dataset: the same on all ranks, and no other's.
+        place: where the ranks meet.
     """
 
     def __init__(self, urls: Sequence[str], explicit: Ranks | None, timeout_s: float) -> None:
         digest = hashlib.blake2b(json.dumps(list(urls)).encode(), digest_size=16).hexdigest()
-        self._name = f"{digest}/{_made[digest, explicit]}"
+        self.name = f"{digest}/{_made[digest, explicit]}"
         _made[digest, explicit] += 1
         self._first_url = next(iter(urls), "")
         self._explicit = explicit
         self._timeout_s = timeout_s
-        self._place = MeetingPlace()
+        self.place = MeetingPlace()
         self.settled = False
         self._compared_by = 0
 
     def __repr__(self) -> str:
-        return f"OneManifest({self._name}, settled={self.settled})"
+        return f"OneManifest({self.name}, settled={self.settled})"
 
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
         """Return what `resolve` gives on rank 0, or here where torch.distributed has not begun.
@@ -75,7 +73,7 @@ class OneManifest:
 
     def share(self, store: KeyValueStore, ranks: Ranks, resolve: Callable[[], Manifest]) -> Manifest:
         """Do so over a store: rank 0 resolves and tells, the others listen."""
-        name = f"manifest/{self._name}/{ranks.world_size}"
+        name = f"manifest/{self.name}/{ranks.world_size}"
         if ranks.rank == 0:
             return self._publish(store, name, resolve)
         answer = store.get(name, self._timeout_s)
@@ -89,7 +87,7 @@ class OneManifest:
 
     @property
     def _number(self) -> int:
-        return int(self._name.rpartition("/")[2]) + 1
+        return int(self.name.rpartition("/")[2]) + 1
 
     def _publish(self, store: KeyValueStore, name: str, resolve: Callable[[], Manifest]) -> Manifest:
         if store.has(name):
@@ -125,21 +123,16 @@ class OneManifest:
         """
         if self.settled or topology.world_size == 1 or topology.worker != 0 or self._compared_by == os.getpid():
             return
-        address = self._place.address(topology.world_size)
-        if address is None:
+        store = self.place.store(topology.world_size)
+        if store is None:
             return
-        try:
-            store = KeyValueStore.connect(address, _COMPARE_CONNECT_S)
-        except RanksError as exn:
-            log.info("whether all ranks have the same shards is not checked: %s", exn.message)
-        else:
-            self._compare(store, manifest if counted else _without_counts(manifest), topology)
+        self._compare(store, manifest if counted else _without_counts(manifest), topology)
         self._compared_by = os.getpid()
 
     def _compare(self, store: KeyValueStore, mine: Manifest, topology: Topology) -> None:
         # Processes that torchrun starts anew may well see other shards than those before.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        name = f"compare/{attempt}/{self._name}/{topology.world_size}"
+        name = f"compare/{attempt}/{self.name}/{topology.world_size}"
         if not store.has(name):
             _upload(store, mine)
         rank, _, fingerprint = store.first(name, f"{topology.rank} {mine.fingerprint}").partition(" ")

@@ -7,13 +7,12 @@ DataLoader worker has its parent's frames below its own, so a wrapper around the
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from shardcache.errors import ConfigError
+from shardcache_client.callers import frames
 from shardcache_client.topology import Topology
 
 Variables = Mapping[str, Any]
@@ -108,7 +107,7 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
     """
     if topology.readers == 1:
         return
-    for resharder, variables in _resharders(sys._getframe(1)):
+    for resharder, variables in _resharders():
         if topology.world_size > 1:
             shares = _count(resharder.ranks, variables)
             if topology.world_size * shares > max(processes, topology.world_size):
@@ -119,12 +118,11 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
                 raise _error(resharder, shares, "worker")
 
 
-def _resharders(frame: FrameType | None) -> Iterator[tuple[Resharder, Variables]]:
-    while frame is not None:
+def _resharders() -> Iterator[tuple[Resharder, Variables]]:
+    for frame in frames():
         found = _RESHARDERS.get((frame.f_globals.get("__name__", ""), frame.f_code.co_qualname))
         if found is not None:
             yield found, frame.f_locals
-        frame = frame.f_back
 
 
 def _count(shares: Shares, variables: Variables) -> int:

@@ -49,6 +49,10 @@ class Source:
         return self.manifest.counts if self.deal.counted else None
 
 
+def _unheard() -> None:
+    """Tell nobody."""
+
+
 class EpochStream:
     """Iterable once: what one reader reads of an epoch.
 
@@ -57,10 +61,16 @@ class EpochStream:
 
     Attributes:
         start: from where it goes on; what is read after it the tally says.
+        when_asked: called when the first sample is asked for, by whoever asks.
+        when_read: called before the last sample is given, or when there is none left to give.
+        read: whether it was.
     """
 
     def __init__(self, source: Source, reader: Reader, start: Resumption, tally: Tally) -> None:
         self.start = start
+        self.when_asked: Callable[[], object] = _unheard
+        self.when_read: Callable[[], object] = _unheard
+        self.read = False
         self.tally = tally
         self._source = source
         self._reader = reader
@@ -72,7 +82,9 @@ class EpochStream:
 
     def __iter__(self) -> Iterator[Any]:
         tally, quota, decode = self.tally, self._quota, self._source.decode
+        self.when_asked()
         if quota == tally.given or not self._first.legs:
+            self._end()
             return
         with self._source.sessions.borrow(self._reader) as session:
             try:
@@ -84,12 +96,21 @@ class EpochStream:
                             tally.skip(exn)
                             continue
                     tally.given += 1
-                    yield sample
                     if tally.given == quota:
+                        self._end()  # a loop that knows the number of samples asks for no more
+                        yield sample
                         break
+                    yield sample
+                else:
+                    self._end()
             except StoppedError:
+                self._end()
                 session.close()
         tally.report(self.start.epoch, made_up=quota is not None)
+
+    def _end(self) -> None:
+        self.read = True
+        self.when_read()
 
     @property
     def deal(self) -> Deal:

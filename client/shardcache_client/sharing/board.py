@@ -1,75 +1,162 @@
-"""A board on which the processes of one dataset leave notes for each other: a JSON document in shared memory."""
+"""Notes that a trainer process shares with the workers of its data loaders: a JSON document in shared memory."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import struct
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any
+from zlib import crc32
+
+from shardcache_client.sharing.locks import held
 
 Notes = dict[str, Any]
 
+_EDITING, _BEGINNING = range(2)  # bytes of the file by which processes exclude each other
+
+# Two slots, written in turn: whoever is killed while it writes one leaves the other. Only address space is this large.
+_SLOT_BYTES = 1 << 30
+_COUNTS = struct.Struct("<QQ")  # which edit this is, and the length of the document behind the checksum
+_CHECKSUM = struct.Struct("<I")
+_HEAD_BYTES = _COUNTS.size + _CHECKSUM.size
+
+_BOARDS: weakref.WeakValueDictionary[int, Board] = weakref.WeakValueDictionary()
+_detaching = threading.Lock()
+
+
+def _nowhere() -> bool:
+    return False
+
 
 class Board:
-    """A dict of JSON values, shared with forked and spawned children, also with those that run already.
+    """A dict of JSON values, shared by the process that made it and by the loader workers that it starts.
 
-    It lives in a memfd: a file without a name, gone with the last process that holds it, however that ends. A copy
-    that is pickled for any other purpose than starting a process takes the notes along and is a board of its own.
+    Any other process that gets it, by fork or by spawn, is a trainer of its own: from its first use on it has a board
+    of its own, with the notes as they were when that process was started. A copy pickled for any other purpose begins
+    with the present notes.
+
+    The notes live in a memfd: a file without a name, gone with the last process that holds it, however that ends.
+    Threads and processes may read and edit at any time, and be killed while they do.
+
+    Args:
+        notes: to begin with.
+        in_worker: tells, in any process, whether it is a loader's worker. Pickled along.
     """
 
-    def __init__(self, notes: Notes | None = None) -> None:
-        self._own(os.memfd_create("shardcache-board"))
-        with self.edit() as present:
-            present |= notes or {}
+    def __init__(self, notes: Notes | None = None, in_worker: Callable[[], bool] = _nowhere) -> None:
+        self._in_worker = in_worker
+        self._make(json.dumps(notes or {}).encode())
 
     def __repr__(self) -> str:
         return f"Board({self.read()!r})"
 
-    def _own(self, fd: int) -> None:
-        self._fd = fd
-        weakref.finalize(self, os.close, fd)
+    def _make(self, document: bytes) -> None:
+        fd = os.memfd_create("shardcache-board")
+        _write(fd, 1, document)
+        self._hold(fd, os.getpid(), document)
+
+    def _hold(self, fd: int, trainer_pid: int, at_start: bytes) -> None:
+        self._fd, self._at_start = fd, at_start
+        self._close = weakref.finalize(self, os.close, fd)
+        self._trainer_pid = trainer_pid  # last: until then, other threads wait in `_here`
+        _BOARDS[id(self)] = self
+
+    def _here(self) -> int:
+        """Return the descriptor of this process's notes; detach it first from a trainer that it does not work for."""
+        if self._detached():
+            return self._fd
+        with _detaching:
+            if not self._detached():
+                self._close()
+                self._make(self._at_start)
+        return self._fd
+
+    def _detached(self) -> bool:
+        return self._trainer_pid == os.getpid() or self._in_worker()
 
     def read(self) -> Notes:
         """Return the notes as they are now."""
-        with self._locked(fcntl.LOCK_SH):
-            return self._load()
+        notes: Notes = json.loads(_newest(self._here())[1])
+        return notes
 
     @contextmanager
     def edit(self) -> Iterator[Notes]:
         """Lend the notes to be changed, to nobody else at the same time."""
-        with self._locked(fcntl.LOCK_EX):
-            notes = self._load()
+        fd = self._here()
+        with held(fd, _EDITING):
+            number, document = _newest(fd)
+            notes: Notes = json.loads(document)
             yield notes
-            data = json.dumps(notes).encode()
-            os.pwrite(self._fd, data, 0)
-            os.ftruncate(self._fd, len(data))
-
-    def _load(self) -> Notes:
-        size_bytes = os.fstat(self._fd).st_size
-        notes: Notes = json.loads(os.pread(self._fd, size_bytes, 0)) if size_bytes else {}
-        return notes
+            _write(fd, number + 1, json.dumps(notes).encode())
 
     @contextmanager
-    def _locked(self, kind: int) -> Iterator[None]:
-        # A lock of this process's, not of the open file, which forked children share.
-        fcntl.lockf(self._fd, kind)
-        try:
+    def turn(self) -> Iterator[None]:
+        """Let one thread or process at a time do something, for however long; the others may read and edit."""
+        with held(self._here(), _BEGINNING):
             yield
-        finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def prepare_fork(self) -> None:
+        """Keep the present notes for a child that is about to be forked."""
+        self._at_start = _newest(self._here())[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
-            return Board, (self.read(),)
-        return _attach, (DupFd(self._fd),)
+            return Board, (self.read(), self._in_worker)
+        self.prepare_fork()
+        return _attach, (DupFd(self._fd), self._trainer_pid, self._at_start, self._in_worker)
 
 
-def _attach(duplicate: Any) -> Board:
+def _attach(duplicate: Any, trainer_pid: int, at_start: bytes, in_worker: Callable[[], bool]) -> Board:
     board = Board.__new__(Board)
-    board._own(duplicate.detach())
+    board._in_worker = in_worker
+    board._hold(duplicate.detach(), trainer_pid, at_start)
     return board
+
+
+def _write(fd: int, number: int, document: bytes) -> None:
+    counts = _COUNTS.pack(number, len(document))
+    data = counts + _CHECKSUM.pack(crc32(document, crc32(counts))) + document
+    at = number % 2 * _SLOT_BYTES
+    while data:
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written
+
+
+def _newest(fd: int) -> tuple[int, bytes]:
+    """Return the number and the document of the last edit. Needs no lock: one slot is whole, but for a moment."""
+    while True:
+        if found := max(filter(None, (_read(fd, slot) for slot in range(2))), default=None):
+            return found
+
+
+def _read(fd: int, slot: int) -> tuple[int, bytes] | None:
+    at = slot * _SLOT_BYTES
+    head = os.pread(fd, _HEAD_BYTES, at)
+    if len(head) < _HEAD_BYTES:
+        return None
+    number, size_bytes = _COUNTS.unpack_from(head)
+    document = os.pread(fd, min(size_bytes, _SLOT_BYTES - _HEAD_BYTES), at + _HEAD_BYTES)
+    (checksum,) = _CHECKSUM.unpack_from(head, _COUNTS.size)
+    return (number, document) if checksum == crc32(document, crc32(head[: _COUNTS.size])) else None
+
+
+def _prepare_fork() -> None:
+    for reference in _BOARDS.valuerefs():
+        board = reference()
+        if board is not None:
+            board.prepare_fork()
+
+
+def _begin_child() -> None:
+    global _detaching
+    _detaching = threading.Lock()  # that of the parent may have been held by a thread which the child does not have
+
+
+# In the parent, so that nothing noted after the fork, by whomever, reaches a trainer that was forked.
+os.register_at_fork(before=_prepare_fork, after_in_child=_begin_child)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from shardcache.errors import ConfigError
 from shardcache_client.order.state import State, find_states
 from shardcache_client.sharing.board import Board
-from shardcache_client.sharing.epoch import Epochs
+from shardcache_client.sharing.epoch import Agree, Epochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +28,21 @@ class Loader:
 
 
 class Bookmark:
-    """Shared by the processes of a dataset, but for what a worker was told to load.
+    """Shared by a trainer and its workers, but for what a worker was told to load.
 
     Args:
-        board: where they meet.
+        board: what they share.
         datasets: tells states of this dataset from those of others, whether samples are counted (True) or not (False).
+        agree: as for `Epochs`.
     """
 
-    def __init__(self, board: Board, datasets: Mapping[bool, str]) -> None:
+    def __init__(self, board: Board, datasets: Mapping[bool, str], agree: Agree | None = None) -> None:
         self.datasets = datasets
         self._board = board
-        self._epochs = Epochs(board)
+        self._epochs = Epochs(board, agree) if agree else Epochs(board)
         self._loaded_here: Sequence[State] = ()  # by this worker, for the iteration that it begins next
-        self._begun: Sequence[State] | None = None  # from where it began the present one, if it did
+        # From where a process began its present iteration, if it did; one that is forked has begun none.
+        self._begun: tuple[int, Sequence[State]] | None = None
 
     def __repr__(self) -> str:
         return f"Bookmark(next={self.next_epoch}, loaded={len(self._loaded_here)})"
@@ -76,7 +79,7 @@ class Bookmark:
         chosen = self._board.read().get("chosen")
         if own and chosen in (None, own[0].epoch):
             epoch = own[0].epoch
-            self._epochs.passed(epoch)
+            self._epochs.passed(epoch, *((loader.number, loader.workers) if loader else ()))
         else:
             own = ()
             epoch = self._epochs.begin() if loader is None else self._epochs.join(*astuple(loader))
@@ -86,8 +89,24 @@ class Bookmark:
                 "loader": loader and loader.number,
                 "workers": loader.workers if loader else 0,
             }
-            self._begun = own or _take(notes, epoch, loader)
+            self._begun = os.getpid(), own or _take(notes, epoch, loader)
         return epoch
+
+    def finish(self, epoch: int, loader: Loader | None) -> None:
+        """Note that this process has given the last sample of its part of the iteration that it began."""
+        self._epochs.finish(epoch, *((loader.number, loader.worker) if loader else ()))
+
+    @property
+    def batching(self) -> tuple[int, bool] | None:
+        """Samples of a batch, and whether a short one is dropped, of the loader that reads; None where not known."""
+        found = self._board.read().get("batching")
+        return None if found is None else (found[0], found[1])
+
+    def note_batching(self, batching: tuple[int, bool] | None) -> None:
+        """Note how the loader batches that has begun to read."""
+        if batching != self.batching:
+            with self._board.edit() as notes:
+                notes["batching"] = batching
 
     def load(self, data: object, *, worker: bool) -> None:
         """Go on from a state, at the next iteration.
@@ -117,8 +136,8 @@ class Bookmark:
     @property
     def states(self) -> Sequence[State]:
         """From where this process reads the epoch that it has begun, or else would read the next one."""
-        if self._begun is not None:
-            return self._begun
+        if self._begun is not None and self._begun[0] == os.getpid():
+            return self._begun[1]
         return self._loaded_here or self.states_of_workers
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shardcache_client.sharing.board import Board
@@ -9,16 +10,26 @@ from shardcache_client.sharing.board import Board
 # Iterations whose workers have not all begun; loaders that were dropped leave some behind.
 _REMEMBERED = 64
 
+Agree = Callable[[int, int | None], int]
+"""Returns the epoch that an iteration is to read, given the next one by this trainer's count, and the one that this
+trainer read last, if it left that before its end. May wait."""
+
+
+def _by_own_count(epoch: int, _left: int | None) -> int:
+    return epoch
+
 
 class Epochs:
     """Counts the iterations over a dataset, until `set` says which epoch it shall be from now on.
 
     Args:
-        board: shared by all processes of the dataset.
+        board: shared by a trainer and its workers.
+        agree: asked once for each iteration that is counted.
     """
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, agree: Agree = _by_own_count) -> None:
         self._board = board
+        self._agree = agree
 
     def __repr__(self) -> str:
         return f"Epochs(next={self.next})"
@@ -39,17 +50,23 @@ class Epochs:
         """Count on from this epoch."""
         with self._board.edit() as notes:
             notes.pop("chosen", None)
-            notes |= {"next": epoch, "begun": []}
+            notes |= {"next": epoch, "begun": [], "last": None}
 
-    def passed(self, epoch: int) -> None:
+    def passed(self, epoch: int, loader: int | None = None, workers: int = 1) -> None:
         """Count on behind this epoch, which an iteration reads by itself."""
-        with self._board.edit() as notes:
-            notes["next"] = epoch + 1
+        with self._board.turn():
+            last = self._board.read().get("last")
+            if last is None or [last["loader"], last["epoch"]] != [loader, epoch]:
+                self._agree(epoch, None)
+                self._note(epoch, loader, workers)
 
     def begin(self) -> int:
         """Return the epoch for an iteration in a process without workers."""
-        with self._board.edit() as notes:
-            return self._count(notes)
+        chosen: int | None = self._board.read().get("chosen")
+        if chosen is not None:
+            return chosen
+        with self._board.turn():
+            return self._count(None, 1)
 
     def join(self, loader: int, worker: int, workers: int) -> int:
         """Return the epoch for a worker's part of an iteration.
@@ -58,26 +75,45 @@ class Epochs:
             loader: a number that the workers of one iteration share. Persistent workers keep it; their iterations are
                 told apart by each worker's taking part once in each.
         """
+        chosen: int | None = self._board.read().get("chosen")
+        if chosen is not None:
+            return chosen
+        with self._board.turn():  # the first worker may wait for other ranks, the others for the first
+            epoch = self._take_part(loader, worker, workers)
+            if epoch is None:
+                epoch = self._count(loader, workers)
+                with self._board.edit() as notes:
+                    begun = [*notes.setdefault("begun", []), [loader, epoch, [worker]]]
+                    notes["begun"] = [each for each in begun if len(each[2]) < workers][-_REMEMBERED:]
+            return epoch
+
+    def _take_part(self, loader: int, worker: int, workers: int) -> int | None:
+        """Note the worker with the iteration that its loader has begun, if it has; return that one's epoch."""
         with self._board.edit() as notes:
-            if "chosen" in notes:
-                return self._count(notes)
             begun: list[list[Any]] = notes.setdefault("begun", [])
             for each in reversed(begun):  # a dropped loader may have had the number of the present one
                 if each[0] == loader and worker not in each[2]:
-                    break
-            else:
-                each = [loader, self._count(notes), []]
-                begun.append(each)
-            each[2].append(worker)
-            epoch: int = each[1]
-            notes["begun"] = [each for each in begun if len(each[2]) < workers][-_REMEMBERED:]
-            return epoch
+                    each[2].append(worker)
+                    notes["begun"] = [each for each in begun if len(each[2]) < workers]
+                    epoch: int = each[1]
+                    return epoch
+        return None
 
-    @staticmethod
-    def _count(notes: dict[str, Any]) -> int:
-        if "chosen" in notes:
-            epoch: int = notes["chosen"]
-            return epoch
-        epoch = notes.get("next", 0)
-        notes["next"] = epoch + 1
+    def _count(self, loader: int | None, workers: int) -> int:
+        notes = self._board.read()
+        last = notes.get("last")
+        epoch = self._agree(notes.get("next", 0), last["epoch"] if last and last["unread"] else None)
+        self._note(epoch, loader, workers)
         return epoch
+
+    def _note(self, epoch: int, loader: int | None, workers: int) -> None:
+        with self._board.edit() as notes:
+            notes["next"] = epoch + 1
+            notes["last"] = {"epoch": epoch, "loader": loader, "unread": list(range(workers))}
+
+    def finish(self, epoch: int, loader: int | None = None, worker: int = 0) -> None:
+        """Note that a worker has given the last sample of its part of an iteration."""
+        with self._board.edit() as notes:
+            last = notes.get("last")
+            if last and [last["epoch"], last["loader"]] == [epoch, loader] and worker in last["unread"]:
+                last["unread"].remove(worker)

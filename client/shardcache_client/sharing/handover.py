@@ -26,10 +26,10 @@ _WHOLES: weakref.WeakValueDictionary[tuple[str, int], Buffer] = weakref.WeakValu
 
 
 class Handover:
-    """Made with the dataset, in the process that will receive; shared with the workers that it starts.
+    """Shared by the process that will receive, the one that made it or says so, and the workers that it starts.
 
-    In the process that made it, and after any other pickling, Buffers are sent by value: nobody is known to be able to
-    follow a reference.
+    In that process, and after any other pickling, Buffers are sent by value: nobody is known to be able to follow a
+    reference.
 
     Attributes:
         receipts: what messages carry along.

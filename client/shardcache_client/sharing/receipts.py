@@ -8,8 +8,6 @@ nothing to the next one.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import struct
 import weakref
@@ -22,10 +20,10 @@ from secrets import randbits
 from typing import Any
 
 from shardcache.errors import ConfigError
+from shardcache_client.sharing.locks import reopened, take
 
 _NUMBER = struct.Struct("<Q")
 _DESK_CELLS = 1 << 20  # address space only: the few that are in use at a time are the same ones again and again
-_FLOCK = struct.Struct("hhqqi4x")  # flock of fcntl(2): type, whence, start, length, and a pid that must be 0
 
 _OFFICES: weakref.WeakValueDictionary[int, Receipts] = weakref.WeakValueDictionary()
 
@@ -74,6 +72,10 @@ class Receipts:
         weakref.finalize(self, os.close, fd)
         _OFFICES[name] = self
 
+    def receive_here(self) -> None:
+        """Make this process the one that receives, whoever made the receipts: it has no relative to send to."""
+        self._maker_pid = os.getpid()
+
     @property
     def inherited(self) -> bool:
         """Whether another process, the one that started this one, has them, too."""
@@ -118,18 +120,7 @@ def _attach(duplicate: Any, name: int, maker_pid: int) -> Receipts:
 
 
 def _take_desk(shared_fd: int) -> _Desk:
-    """Find a desk that nobody sits at. The kernel's lock on it is given back when this process ends, however it ends.
-
-    Locks of open file descriptions (F_OFD_SETLK): those of processes go when any descriptor of the file is closed. The
-    description is opened anew because the inherited one, and its locks, are the relatives' as well.
-    """
-    fd = os.open(f"/proc/self/fd/{shared_fd}", os.O_RDWR | os.O_CLOEXEC)
-    for number in count():
-        try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
-        except OSError as exn:
-            if exn.errno not in (errno.EAGAIN, errno.EACCES):
-                raise
-        else:
-            break
+    """Find a desk that nobody sits at; the lock on it is given back when this process ends, however it ends."""
+    fd = reopened(shared_fd)
+    number = next(number for number in count() if take(fd, number))
     return _Desk(os.getpid(), fd, count(number * _DESK_CELLS))

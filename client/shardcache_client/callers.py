@@ -1,0 +1,51 @@
+"""The DataLoader around a dataset, found on the stack: torch tells a dataset nothing about it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How a loader batches the samples that it takes straight from a dataset."""
+
+    batch_size: int
+    drop_last: bool
+
+
+def batching_of(dataset: object) -> Batching | None:
+    """Return how the loader batches that is asking for a sample; None where no loader is, or it batches nothing."""
+    for frame in frames():
+        if frame.f_code.co_name == "fetch" and frame.f_globals.get("__name__") == "torch.utils.data._utils.fetch":
+            fetcher: Any = frame.f_locals["self"]
+            if fetcher.dataset is not dataset or not fetcher.auto_collation:
+                return None
+            return Batching(len(frame.f_locals["possibly_batched_index"]), fetcher.drop_last)
+    return None
+
+
+def batch_size_of_loader_asking_length(dataset: object) -> int | None:
+    """Return that of the DataLoader of several workers whose `__len__` asks for the dataset's; else None."""
+    asking = sys._getframe(2)  # 0 is here, 1 the dataset's own `__len__`
+    loader = asking.f_locals.get("self") if asking.f_code.co_name == "__len__" else None
+    if getattr(loader, "dataset", None) is not dataset or getattr(loader, "num_workers", 0) < 2:
+        return None
+    batch_size: int | None = getattr(loader, "batch_size", None)
+    return batch_size
+
+
+def stateful_loader_asks() -> bool:
+    """Whether torchdata's StatefulDataLoader is asking, which keeps by itself that an iteration has ended."""
+    return any(str(frame.f_globals.get("__name__")).startswith("torchdata.") for frame in frames())
+
+
+def frames() -> Iterator[FrameType]:
+    """Yield the frames on the stack, from that of the caller's caller outwards."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,0 +1,155 @@
+"""One epoch for all ranks where nobody sets it: a rank that looks at samples on its own does not run ahead."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from shardcache.errors import EpochMismatchError, RanksError
+from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace
+from shardcache_client.topology import Ranks
+
+log = logging.getLogger("shardcache")
+
+_LOG_AFTER_S = 10.0
+_MOST_PASSES = 3
+_NEXT, _AGAIN = "next", "again"
+
+
+class OneEpoch:
+    """Decides what follows an epoch that a rank leaves before its end. Can be pickled for DataLoader workers.
+
+    All ranks leave it (a loop with a fixed number of steps): the next epoch follows. One rank alone does (it looked at
+    a sample): that rank begins the epoch again, in step with the others, who are in it or have yet to begin it. A rank
+    that reads an epoch to its end never waits here.
+
+    Ranks tell each other over the job's key-value store, under names that hold the epoch and, for each rank, its
+    number of passes over it; whichever rank decides first decides for all. Where ranks share no store, each goes by its
+    own count.
+
+    Args:
+        name: the same on all ranks, and no other dataset's.
+        place: where the ranks meet.
+        patience_s: how long a rank that has left an epoch waits for the others to leave it. They wait for that rank
+            meanwhile, if it left alone, so this is to be well below a collective's time-out.
+    """
+
+    def __init__(self, name: str, place: MeetingPlace, patience_s: float) -> None:
+        self._name = name
+        self._place = place
+        self._patience_s = patience_s
+
+    def __repr__(self) -> str:
+        return f"OneEpoch({self._name}, {self._place!r})"
+
+    def agree(self, ranks: Ranks, epoch: int, left: int | None) -> int:
+        """Return the epoch that this rank begins.
+
+        Args:
+            epoch: the next one by its own count.
+            left: the one that it left before its end, if it did.
+
+        Raises EpochMismatchError when it has left an epoch alone again and again.
+        """
+        store = None if ranks.world_size == 1 else self._place.store(ranks.world_size)
+        if store is None:
+            return epoch
+        try:
+            return self._agree(_Passes(store, self._prefix(ranks), ranks), epoch, left)
+        except EpochMismatchError:
+            raise
+        except RanksError as exn:
+            log.warning("whether all ranks read epoch %d is not checked: %s", epoch, exn.message)
+            return epoch
+
+    def _prefix(self, ranks: Ranks) -> str:
+        # Processes that torchrun starts anew begin anew.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return f"epochs/{attempt}/{self._name}/{ranks.world_size}"
+
+    def _agree(self, passes: _Passes, epoch: int, left: int | None) -> int:
+        if left is not None and self._follows(passes, left) == _AGAIN:
+            epoch = left
+        elif epoch:
+            passes.close(epoch - 1)
+        passes.begin(epoch)
+        return epoch
+
+    def _follows(self, passes: _Passes, epoch: int) -> str:
+        """Return what follows an epoch that this rank has left: it again, or the next one."""
+        number = passes.number(epoch)
+        if passes.closed(epoch):
+            return _NEXT
+        if passes.alone(epoch):
+            log.info("rank %d alone has looked at epoch %d, and begins it again", passes.ranks.rank, epoch)
+            return passes.decide(epoch, number, _AGAIN)
+        decided = passes.decided(epoch, number)
+        if decided is None and passes.leave(epoch, number):
+            decided = passes.decide(epoch, number, _NEXT)
+        return decided or self._wait(passes, epoch, number)
+
+    def _wait(self, passes: _Passes, epoch: int, number: int) -> str:
+        told = f"rank {passes.ranks.rank} has left epoch {epoch} before its end, and not all other ranks have"
+        soon_s = min(_LOG_AFTER_S, self._patience_s)
+        if passes.comes_to_close(epoch, soon_s):
+            return _NEXT
+        log.warning("%s; it waits up to %g s for them", told, self._patience_s)
+        if passes.comes_to_close(epoch, self._patience_s - soon_s):
+            return _NEXT
+        if number >= _MOST_PASSES:
+            raise EpochMismatchError(f"{told}, for the {number}th time")
+        log.warning("%s within %g s; it begins epoch %d again", told, self._patience_s, epoch)
+        return passes.decide(epoch, number, _AGAIN)
+
+
+class _Passes:
+    """The ranks' passes over each epoch, as the store knows them."""
+
+    def __init__(self, store: KeyValueStore, prefix: str, ranks: Ranks) -> None:
+        self._store = store
+        self._prefix = prefix
+        self.ranks = ranks
+
+    def begin(self, epoch: int) -> None:
+        """Note that this rank begins a pass."""
+        if self._store.add(self._mine(epoch), 1) == 1:
+            self._store.add(f"{self._prefix}/{epoch}/ranks", 1)
+
+    def number(self, epoch: int) -> int:
+        """Return how many passes this rank has begun."""
+        return self._store.add(self._mine(epoch), 0)
+
+    def alone(self, epoch: int) -> bool:
+        """Whether no other rank has begun the epoch."""
+        return self._store.add(f"{self._prefix}/{epoch}/ranks", 0) == min(1, self.number(epoch))
+
+    def leave(self, epoch: int, number: int) -> bool:
+        """Note that this rank has left its pass of this number; return whether all ranks have."""
+        return self._store.add(f"{self._prefix}/{epoch}/{number}/left", 1) == self.ranks.world_size
+
+    def decided(self, epoch: int, number: int) -> str | None:
+        """Return what follows the ranks' passes of this number, if that is decided."""
+        key = f"{self._prefix}/{epoch}/{number}/follows"
+        return self._store.first(key, "") if self._store.has(key) else None
+
+    def decide(self, epoch: int, number: int, follows: str) -> str:
+        """Decide what follows, unless another rank has; return what was decided."""
+        decided = self._store.first(f"{self._prefix}/{epoch}/{number}/follows", follows)
+        if decided == _NEXT:
+            self.close(epoch)
+        return decided
+
+    def close(self, epoch: int) -> None:
+        """Note that a rank is past the epoch."""
+        self._store.set(f"{self._prefix}/{epoch}/closed", "1")
+
+    def closed(self, epoch: int) -> bool:
+        """Whether a rank is past the epoch."""
+        return self._store.has(f"{self._prefix}/{epoch}/closed")
+
+    def comes_to_close(self, epoch: int, timeout_s: float) -> bool:
+        """Return as soon as a rank is past the epoch, or False when none is within the time."""
+        return self._store.get(f"{self._prefix}/{epoch}/closed", timeout_s) is not None
+
+    def _mine(self, epoch: int) -> str:
+        return f"{self._prefix}/{epoch}/of/{self.ranks.rank}"

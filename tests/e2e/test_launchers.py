@@ -1,0 +1,92 @@
+"""Ranks that share a dataset made before them, under each launcher: every sample once, rank by rank, epoch by epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from shardcache_client import ShardDataset
+from support.daemon import Daemon
+from support.tars import make_tar
+
+JOB = Path(__file__).with_name("launched_job.py")
+LIGHTNING_JOB = JOB.with_name("lightning_job.py")
+COUNTS = (7, 12, 1, 20, 5, 15)
+WORLD, BATCH = 2, 5  # as in the job
+LIMIT_S = 100
+
+Read = dict[str, list[list[str]]]
+
+
+@pytest.fixture(scope="module")
+def train(folder: Path) -> str:
+    """The index file of 60 samples whose bytes begin with their keys."""
+    source, first = folder / "train", 0
+    source.mkdir()
+    for number, count in enumerate(COUNTS):
+        keys = [f"{key:06d}" for key in range(first, first + count)]
+        (source / f"{number}.tar").write_bytes(
+            make_tar([{"__key__": key, "bin": key.encode() + bytes(5000)} for key in keys])
+        )
+        first += count
+    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(COUNTS)]
+    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    return f"file://{source}/index.json"
+
+
+def dataset(train: str, daemon: Daemon, rank: int) -> ShardDataset:
+    """Return the job's dataset, as a process that is started as that rank makes it for itself."""
+    return ShardDataset(
+        train, shuffle=True, seed=7, batch_size=BATCH, socket=daemon.socket, rank=rank, world_size=WORLD
+    )
+
+
+def epochs(ds: ShardDataset, number: int) -> list[list[str]]:
+    """Read so many epochs."""
+    return [[sample["__key__"] for sample in ds] for _ in range(number)]
+
+
+@pytest.mark.parametrize("launcher", ["spawn", "fork", "notebook", "debug"])
+def test_ranks_that_share_a_dataset_made_before_them(launcher: str, train: str, daemon: Daemon, tmp_path: Path) -> None:
+    """Epochs are counted, set and resumed, and values handed over, as if each rank had made the dataset for itself."""
+    ranks = [dataset(train, daemon, rank) for rank in range(WORLD)]
+    expected = [epochs(ds, 3) for ds in ranks]
+    assert sorted(key for rank in expected for key in rank[0]) == [f"{key:06d}" for key in range(sum(COUNTS))]
+
+    stopped = dataset(train, daemon, 0)
+    taken = list(islice(DataLoader(stopped, batch_size=BATCH, collate_fn=list), 2))
+    state = json.dumps(stopped.state_dict(batches=len(taken)))
+    command = [sys.executable, str(JOB), launcher, str(daemon.socket), train, str(tmp_path), state]
+    run(command)
+    for rank, read in enumerate(expected):
+        told: Read = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert told["counted"][:2] == read[:2]
+        assert sorted(told["counted"][2]) == sorted(read[2]), "by two workers in turn"
+        assert told["resumed"] == [read[0][2 * BATCH :], read[1]]
+        assert told["set"] == read[:2]
+        assert told["alone"] == told["handed over"] == read[:1]
+
+
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
+def test_lightnings_ranks_that_share_a_loader(strategy: str, train: str, daemon: Daemon, tmp_path: Path) -> None:
+    """Three epochs, batch by batch, of a loader made before the ranks, without any sampler of Lightning's."""
+    run([sys.executable, str(LIGHTNING_JOB), strategy, str(daemon.socket), train, str(tmp_path)])
+    for rank in range(WORLD):
+        shown = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert shown == epochs(dataset(train, daemon, rank), 3)
+
+
+def run(command: list[str], **options: Any) -> None:
+    """Run a job to its end."""
+    names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    env = {k: v for k, v in os.environ.items() if k not in names} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False, **options)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,141 @@
+"""one_epoch.py over torch's own store: a rank that looks on its own begins its epoch again, ranks in step go on."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from shardcache.errors import EpochMismatchError
+from shardcache_client.ranks.distributed import MeetingPlace, StoreAddress
+from shardcache_client.ranks.one_epoch import OneEpoch
+from shardcache_client.topology import Ranks
+
+WORLD = 3
+IN_VAIN_S = 0.3
+PATIENT_S = 30.0
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
+    """A store as the first rank or torchrun holds it."""
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20))
+
+
+class Rank:
+    """One rank's count of epochs, as `Epochs` keeps it."""
+
+    def __init__(self, server: TCPStore, rank: int, patience_s: float = PATIENT_S, name: str = "train/0") -> None:
+        place = MeetingPlace(StoreAddress("127.0.0.1", server.port, WORLD))
+        # As in a loader's worker, to which the dataset was pickled.
+        self._one: OneEpoch = pickle.loads(pickle.dumps(OneEpoch(name, place, patience_s)))
+        self._ranks = Ranks(rank, WORLD)
+        self._last: int | None = None
+        self._read = True
+
+    def begin(self) -> int:
+        """Begin an iteration; return its epoch."""
+        following = 0 if self._last is None else self._last + 1
+        self._last = self._one.agree(self._ranks, following, None if self._read else self._last)
+        self._read = False
+        return self._last
+
+    def read(self) -> int:
+        """Read an epoch to its end."""
+        epoch = self.begin()
+        self._read = True
+        return epoch
+
+
+def ranks(server: TCPStore, patience_s: float = PATIENT_S) -> list[Rank]:
+    """Return all ranks of a job."""
+    return [Rank(server, rank, patience_s) for rank in range(WORLD)]
+
+
+def at_once(calls: list[Callable[[], int]]) -> list[int]:
+    """Call all at the same time; return what each returned."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        ends: list[Future[int]] = [pool.submit(call) for call in calls]
+        return [end.result() for end in ends]
+
+
+def test_epochs_that_are_read_to_their_ends_are_counted(server: TCPStore) -> None:
+    """No rank waits for another, however far ahead it is."""
+    for rank in ranks(server):
+        assert [rank.read() for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_rank_that_looks_before_the_others_begin(server: TCPStore) -> None:
+    """Once or three times: it reads with them the epoch at which it looked."""
+    first, second, third = ranks(server)
+    assert [first.begin(), first.begin(), first.read()] == [0, 0, 0]
+    assert [rank.read() for rank in (second, third)] == [0, 0]
+    assert [rank.read() for rank in (first, second, third)] == [1, 1, 1]
+
+
+def test_a_rank_that_looks_while_the_others_have_begun(server: TCPStore) -> None:
+    """After its patience it reads their epoch with them."""
+    first, second, third = ranks(server, IN_VAIN_S)
+    assert [rank.begin() for rank in (first, second, third)] == [0, 0, 0]
+    assert first.read() == 0
+    second._read = third._read = True
+    assert [rank.read() for rank in (third, first, second)] == [1, 1, 1]
+
+
+def test_a_loop_that_every_rank_leaves_early(server: TCPStore) -> None:
+    """Each pass is another epoch: whoever leaves first waits for the last."""
+    job = ranks(server)
+    assert [at_once([rank.begin for rank in job]) for _ in range(4)] == [[number] * WORLD for number in range(4)]
+
+
+def test_all_ranks_look_before_they_train(server: TCPStore) -> None:
+    """As for the shape of a batch: at once, or one rank while the others have yet to begin. None waits in vain."""
+    job = ranks(server)
+    assert [rank.begin() for rank in job] == [0, 0, 0]
+    assert at_once([rank.begin for rank in job]) == [1, 1, 1]
+    first, *others = (Rank(server, rank, name="other/0") for rank in range(WORLD))
+    assert [first.begin(), first.begin()] == [0, 0]
+    assert [rank.begin() for rank in others] == [0, 0]
+    assert [rank.begin() for rank in others] == [0, 0]
+
+
+def test_some_have_given_their_last_sample_ahead_and_others_not(server: TCPStore) -> None:
+    """A loop that ends a batch early: of one rank the workers were through already. All go on with the next epoch."""
+    first, second, third = ranks(server)
+    assert [first.read(), second.begin(), third.begin()] == [0, 0, 0]
+    assert at_once([second.begin, first.read, third.begin]) == [1, 1, 1]
+
+
+def test_a_rank_that_leaves_again_and_again_is_told(server: TCPStore) -> None:
+    """The error names the rank, the epoch and the remedy."""
+    first, second, _ = ranks(server, IN_VAIN_S)
+    second.begin()
+    assert [first.begin() for _ in range(3)] == [0, 0, 0]
+    with pytest.raises(EpochMismatchError, match=r"rank 0 has left epoch 0 [\s\S]*set_epoch\(epoch\)"):
+        first.begin()
+
+
+def test_datasets_restarts_and_jobs_of_one_rank_are_apart(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was begun of another dataset, or before torchrun started the ranks anew, is nobody's business."""
+    for rank in range(WORLD):
+        Rank(server, rank, name="validation/0").begin()
+    assert Rank(server, 0).begin() == 0
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    alone = Rank(server, 1)
+    assert [alone.begin(), alone.begin()] == [0, 0]
+    keys = server.num_keys()
+    assert OneEpoch("train/0", MeetingPlace(), PATIENT_S).agree(Ranks(), 5, 4) == 5
+    assert server.num_keys() == keys
+
+
+def test_where_ranks_share_no_store_each_counts_for_itself(server: TCPStore) -> None:
+    """As the same loop on each rank did before."""
+    assert "MASTER_ADDR" not in os.environ
+    assert OneEpoch("train/0", MeetingPlace(), PATIENT_S).agree(Ranks(0, WORLD), 5, 4) == 5
