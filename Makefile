@@ -22,8 +22,9 @@ test: $(VENV)/.installed-dev  ## run the tests
 platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus
 	$(BIN)/python -m pytest -m '' tests/platforms
 
-ecosystem: $(VENV)/.installed-ecosystem  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, datasets, Ray Train
-	$(BIN)/python -m pytest -m '' tests/ecosystem
+ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, Ray Train
+	$(BIN)/python -m pytest -m '' tests/ecosystem/frameworks
+	PYTHONPATH=$(abspath $(VENV))/apart $(BIN)/python -m pytest -m '' tests/ecosystem/pipelines
 
 lint: $(VENV)/.installed-dev  ## check style, types and which module may import which
 	$(BIN)/ruff check .
@@ -48,6 +49,12 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing shardcache[$*] into $(VENV): a few minutes the first time"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
+
+# PyPI's torchvision is for CUDA. Beside a torch for CPUs its import fails, and so would that of whatever looks for it.
+$(VENV)/apart: constraints.txt | $(VENV)/.installed-ecosystem
+	@rm -rf $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --target $@ \
+	  torchvision open-clip-torch==3.3.0 timm==1.0.31
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

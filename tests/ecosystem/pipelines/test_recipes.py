@@ -17,7 +17,7 @@ from support.cli import shardcache
 from support.daemon import Daemon
 from support.tars import pack
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 SHARDS, PER_SHARD = 4, 12
 TOTAL = SHARDS * PER_SHARD
 BATCH, WORKERS, RANKS = 3, 2, 2

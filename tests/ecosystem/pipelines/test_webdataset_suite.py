@@ -66,7 +66,8 @@ def outcomes(sdist: Path, data_url: str, **env: str) -> tuple[set[str], set[str]
     left_out = [f"--deselect=tests/{name}" for name in LEFT_OUT]
     report = sdist / ("drop_in.xml" if "SUITE_DROP_IN" in env else "webdataset.xml")
     options = ("-q", "--timeout=300", f"--junitxml={report}", "-o", "junit_family=xunit1", "-p", "no:cacheprovider")
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "SUITE_DATA_URL": data_url, **env}
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environ = {**os.environ, "PYTHONPATH": path, "SUITE_DATA_URL": data_url, **env}
     command = [sys.executable, "-m", "pytest", *options, *left_out, "tests"]
     ran = subprocess.run(command, cwd=sdist, env=environ, capture_output=True, text=True, check=False)
     assert ran.returncode in (0, 1), ran.stdout + ran.stderr
