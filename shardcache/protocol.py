@@ -200,7 +200,7 @@ def from_here(url: str) -> str:
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is such a file, or a folder that is closed to this user: what refuses him can say so."""
+    """Tell whether the file exists; True, too, where its folder is closed to this user: connecting names the reason."""
     try:
         return path.exists()
     except PermissionError:

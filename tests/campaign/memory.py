@@ -37,7 +37,7 @@ _SILENT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """What is sent, how much the daemon may grow by it at most, and the code of the error or type of the answer."""
+    """Hostile or large input, the most that the daemon may grow by it, and the error code or answer type expected."""
 
     name: str
     allowed_bytes: int
