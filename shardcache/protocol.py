@@ -222,7 +222,7 @@ def local_path(url: str) -> str | None:
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is such a file, or a folder that is closed to this user: what refuses him can say so."""
+    """Tell whether the file exists; True, too, where its folder is closed to this user: connecting names the reason."""
     try:
         return path.exists()
     except PermissionError:

@@ -30,13 +30,14 @@ _POSITIONS = 100_000
 # What a shard takes while a manifest of it is made and sent: its url and row twice, once as text.
 _SHARD_BYTES = 600
 _SLACK_BYTES = 48 * _MIB
+_LIMIT_S = 300.0
 # The longest that the daemon may owe an answer to a health check, on a machine that does other things.
 _SILENT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """What is sent, how much the daemon may grow by it at most, and the code of the error or type of the answer."""
+    """Hostile or large input, the most that the daemon may grow by it, and the error code or answer type expected."""
 
     name: str
     allowed_bytes: int
@@ -94,7 +95,7 @@ def _watched(daemon: Daemon) -> Iterator[list[float]]:
     took_s, stop = [0.0], threading.Event()
 
     def ask() -> None:
-        while not stop.wait(0.005):
+        while not stop.wait(0.02):
             begun_s = time.monotonic()
             daemon.request("GET", "/v1/health")
             took_s.append(time.monotonic() - begun_s)
@@ -135,7 +136,7 @@ def _braces(count: int) -> Callable[[Daemon, Path], str]:
 def _resolved(daemon: Daemon, url: str) -> str:
     with RawSession(daemon) as session:
         session.send(type="resolve", id=1, urls=[url])
-        answer = session.receive_text()
+        answer = session.receive_text(_LIMIT_S)
         return "manifest" if answer.startswith(b'{"type":"manifest"') else _outcome(json.loads(answer))
 
 

@@ -52,9 +52,9 @@ class RawSession:
         answer: dict[str, Any] = json.loads(self.receive_text())
         return answer
 
-    def receive_text(self) -> bytes:
+    def receive_text(self, limit_s: float = LIMIT_S) -> bytes:
         """Return the next message as it came: to read a large one holds up whatever else this process does."""
-        message = self._socket.receive(time.monotonic() + LIMIT_S)
+        message = self._socket.receive(time.monotonic() + limit_s)
         assert message is not None, "no answer"
         return message
 

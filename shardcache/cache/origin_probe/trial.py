@@ -25,7 +25,7 @@ _FEW_CONNECTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How stores are tried.
+    """One way of trying stores: by which options, for whom, with whose credentials.
 
     Attributes:
         settings: of the daemon, or those that it would have.
