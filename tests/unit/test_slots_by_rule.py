@@ -115,6 +115,7 @@ async def compare(count: int, bids: list[Bid], steps: list[tuple[object, ...]]) 
         assert sides[0].state() == sides[1].state()
     while sides[0].alive():
         for side in sides:
+            act(side, 0, ("wait",))  # else nobody begins while one has the line to himself
             finish(side, 0, None)
         await turns()
         assert sides[0].state() == sides[1].state()
