@@ -75,7 +75,7 @@ class Downloader:
         self._bandwidth.change(bytes_per_s)
 
     def reconsider(self) -> None:
-        """Let bids count that have become more urgent; by itself that happens when a part begins or ends."""
+        """Re-evaluate priorities now; otherwise that happens some fifty times a second, when a part begins or ends."""
         self._slots.deal()
 
     async def stat(self, origin: Origin, url: str) -> RemoteObject:

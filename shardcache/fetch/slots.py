@@ -1,20 +1,21 @@
-"""Connections that all downloads of a node share: who gets one, and who gives his up for it."""
+"""Scheduler for the node's connections: grants them by priority, preempts the least urgent."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from operator import itemgetter
+from typing import Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from shardcache.errors import OriginBusyError
 from shardcache.fetch.aimd import Aimd
 from shardcache.fetch.bid import Bid
-from shardcache.fetch.rotation import Rotation
+from shardcache.fetch.queue import Group, Queue
 
 
 class Pausable(Protocol):
@@ -29,6 +30,8 @@ class Pausable(Protocol):
 
 # A store that does not answer one claim shall not keep the others waiting for it.
 _ALONE_S = 1.0
+# What is bid changes with every step of a reader; to ask all downloads for each part would take longer than some parts.
+ASK_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,14 @@ class Claim:
         return self._granted is not None and self._granted.done()
 
 
+_Group: TypeAlias = "Group[Claim]"
+
+
 class Slots:
     """So many claims hold a slot at a time; a waiting reader's takes one from a claim for which nobody waits.
 
-    Of those in the queue goes first: the lowest class; in it the party that holds fewest slots, then the one that
-    was served longest ago; of its claims that with the earliest deadline, then the first come. Bids are asked for at
-    that moment, since they change while one waits.
+    `Queue` says which of those that wait goes first. What they bid changes while they wait: they are asked when one
+    of them comes, by `deal`, and every so often.
 
     While a claim is `alone`, those of its store for which nobody waits rest, though there be slots.
 
@@ -95,16 +100,21 @@ class Slots:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._holding: list[Claim] = []
-        self._queue: list[Claim] = []
-        self._held: Counter[str] = Counter()
+        self._groups: dict[tuple[Callable[[], Bid], str], _Group] = {}
+        self._queue = Queue[Claim]()
+        self._holding: dict[Claim, _Group] = {}
+        self._waiting: dict[Claim, _Group] = {}
+        self._paused: dict[Claim, _Group] = {}  # of those that wait
+        self._held: Counter[str] = Counter()  # slots by store
+        self._lesser: Counter[str] = Counter()  # of these, those for which nobody waits
+        self._clearing: Counter[str] = Counter()  # groups for which others of the store rest
         self._limits: dict[str, Aimd] = {}
-        self._rotation = Rotation()
         self._alone_until_s: WeakKeyDictionary[Callable[[], Bid], float] = WeakKeyDictionary()  # of each download
+        self._ask_again_s = 0.0
         self._pauses = 0
 
     def __repr__(self) -> str:
-        return f"<Slots {len(self._holding)} of {self._count} held, {len(self._queue)} queued>"
+        return f"<Slots {len(self._holding)} of {self._count} held, {len(self._waiting)} queued>"
 
     @property
     def pauses(self) -> int:
@@ -127,9 +137,9 @@ class Slots:
         """
         limit = self._limits.setdefault(claim.store, Aimd(self._count))
         claim._granted, claim.paused = asyncio.get_running_loop().create_future(), False
-        self._queue.append(claim)
+        self._join(claim)
         try:
-            self.deal()
+            self._deal()
             await claim._granted
             yield
             limit.succeeded(claim._generation)
@@ -138,75 +148,112 @@ class Slots:
             raise
         finally:
             self._leave(claim)
-            self.deal()
+            self._deal()
 
     def deal(self) -> None:
         """Give every slot to whom it belongs at this moment; call it when a bid became more urgent."""
-        bids = _Bids()
-        cleared = self._cleared(bids)
-        for holder in [holder for holder in self._holding if holder.store in cleared]:
-            if holder.work is not None and not bids.of(holder).waiting and self._may_pause_more:
+        self._ask_all()
+        self._deal()
+
+    def _deal(self) -> None:
+        if asyncio.get_running_loop().time() >= self._ask_again_s:
+            self._ask_all()
+        self._clear()
+        while (claim := self._next()) is not None:
+            self._grant(claim)
+        while (claim := self._usurper()) is not None:
+            group = self._waiting[claim]
+            self._pause(max(self._victims(group.store), key=self._urgency))
+            self._grant(claim)
+
+    def _ask_all(self) -> None:
+        self._ask_again_s = asyncio.get_running_loop().time() + ASK_AGAIN_S
+        bids: dict[Callable[[], Bid], Bid] = {}
+        for (ask, _), group in self._groups.items():
+            if ask not in bids:
+                bids[ask] = ask()
+            self._take_bid(group, bids[ask])
+
+    def _take_bid(self, group: _Group, bid: Bid) -> None:
+        if bid.waiting != group.bid.waiting:
+            self._lesser[group.store] += -len(group.holding) if bid.waiting else len(group.holding)
+        self._queue.change(group, bid)
+        clears = bid.alone and self._is_alone(group.ask)
+        self._clearing[group.store] += clears - group.clears
+        group.clears = clears
+
+    def _is_alone(self, ask: Callable[[], Bid]) -> bool:
+        """Tell whether a download still has the line to itself; its time begins with the first question."""
+        loop = asyncio.get_running_loop()
+        if ask not in self._alone_until_s:
+            self._alone_until_s[ask] = loop.time() + _ALONE_S
+            loop.call_later(_ALONE_S, self.deal)
+        return loop.time() < self._alone_until_s[ask]
+
+    def _clear(self) -> None:
+        """Let those rest for which nobody waits, where somebody has the line to himself."""
+        if not any(self._lesser[store] for store, groups in self._clearing.items() if groups):
+            return
+        for holder, group in list(self._holding.items()):
+            if self._clearing[group.store] and _may_rest(holder, group) and self._may_pause_more:
                 self._pause(holder)
-        while (claim := self._best(self._grantable(cleared, bids), bids)) is not None:
-            self._grant(claim, bids)
-        while (claim := self._best(self._usurpers(bids), bids)) is not None:
-            self._pause(max(self._victims(claim, bids), key=lambda victim: _urgency(victim, bids)))
-            self._grant(claim, bids)
 
-    def _cleared(self, bids: _Bids) -> set[str]:
-        """Return the stores of which somebody has the line to himself."""
-        loop, stores = asyncio.get_running_loop(), set[str]()
-        for claim in (*self._holding, *self._queue):
-            if bids.of(claim).alone:
-                if claim.bid not in self._alone_until_s:
-                    self._alone_until_s[claim.bid] = loop.time() + _ALONE_S
-                    loop.call_later(_ALONE_S, self.deal)
-                if loop.time() < self._alone_until_s[claim.bid]:
-                    stores.add(claim.store)
-        return stores
-
-    def _grantable(self, cleared: set[str], bids: _Bids) -> list[Claim]:
+    def _next(self) -> Claim | None:
+        """Return the claim that gets the next free slot."""
         if len(self._holding) >= self._count:
-            return []
-        open_to_all = [claim for claim in self._queue if not self._is_full(claim.store)]
-        return [claim for claim in open_to_all if claim.store not in cleared or bids.of(claim).waiting]
+            return None
+        return self._first(store for store in self._queue.stores() if not self._is_full(store))
+
+    def _first(self, stores: Iterable[str], *, waiting: bool = False) -> Claim | None:
+        """Return the claim that goes first in some stores; where they are cleared, one for which somebody waits."""
+        bests = map(self._queue.best, stores)
+        fit = [
+            (rank, group) for rank, group in bests if group.bid.waiting or not (waiting or self._clearing[group.store])
+        ]
+        return min(fit, key=itemgetter(0))[1].queued[0] if fit else None
 
     @property
     def _may_pause_more(self) -> bool:
-        return sum(claim._begun for claim in self._queue) < self._count
+        return len(self._paused) < self._count
 
-    def _usurpers(self, bids: _Bids) -> list[Claim]:
-        if all(holder.work is None or bids.of(holder).waiting for holder in self._holding):
-            return []
-        more = self._may_pause_more
-        urgent = [claim for claim in self._queue if bids.of(claim).waiting and (more or claim._begun)]
-        return [claim for claim in urgent if self._victims(claim, bids)]
+    def _usurper(self) -> Claim | None:
+        """Return the claim that takes a slot from another, for which nobody waits."""
+        if not any(self._lesser.values()):
+            return None
+        victims = {group.store for holder, group in self._holding.items() if _may_rest(holder, group)}
+        stores = [store for store in self._queue.stores() if store in victims or (victims and not self._is_full(store))]
+        if self._may_pause_more:
+            return self._first(stores, waiting=True)
+        begun = [(claim, group) for claim, group in self._paused.items() if group.bid.waiting and group.store in stores]
+        ranked = [(self._queue.rank(group, claim), claim) for claim, group in begun]
+        return min(ranked, key=itemgetter(0))[1] if ranked else None
 
-    def _victims(self, claim: Claim, bids: _Bids) -> list[Claim]:
-        within = self._is_full(claim.store)
-        return [
-            holder
-            for holder in self._holding
-            if holder.work is not None and not bids.of(holder).waiting and (holder.store == claim.store or not within)
-        ]
+    def _victims(self, store: str) -> list[Claim]:
+        within = self._is_full(store)
+        resting = [(holder, group) for holder, group in self._holding.items() if _may_rest(holder, group)]
+        return [holder for holder, group in resting if group.store == store or not within]
 
-    def _best(self, claims: list[Claim], bids: _Bids) -> Claim | None:
-        if len(claims) <= 1:
-            return claims[0] if claims else None
-        held = Counter((bids.of(holder).klass, bids.of(holder).party) for holder in self._holding)
+    def _urgency(self, holder: Claim) -> tuple[int, float, int]:
+        bid = self._holding[holder].bid
+        return bid.klass, bid.deadline_s, holder.arrival
 
-        def rank(claim: Claim) -> tuple[int, int, int, float, int]:
-            bid = bids.of(claim)
-            share = held[bid.klass, bid.party]
-            return bid.klass, share, self._rotation.last(bid.party), bid.deadline_s, claim.arrival
+    def _join(self, claim: Claim) -> None:
+        bid, key = claim.bid(), (claim.bid, claim.store)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(claim.bid, claim.store, bid)
+        self._take_bid(group, bid)
+        self._waiting[claim] = group
+        self._queue.put(group, claim)
 
-        return min(claims, key=rank)
-
-    def _grant(self, claim: Claim, bids: _Bids) -> None:
-        self._queue.remove(claim)
-        self._holding.append(claim)
+    def _grant(self, claim: Claim) -> None:
+        group = self._waiting.pop(claim)
+        self._paused.pop(claim, None)
+        self._queue.take(group, claim)
+        self._queue.hold(group, claim)
+        self._holding[claim] = group
         self._held[claim.store] += 1
-        self._rotation.serve(bids.of(claim).party)
+        self._lesser[claim.store] += not group.bid.waiting
         assert claim._granted is not None
         if not claim._begun:
             claim._generation = self._limits[claim.store].generation
@@ -218,35 +265,32 @@ class Slots:
         assert claim.work is not None
         claim.work.halt()
         claim.paused = True
-        self._leave(claim)
-        self._queue.append(claim)
+        group = self._release(claim)
+        self._waiting[claim] = self._paused[claim] = group
+        self._queue.put(group, claim)
         self._pauses += 1
+
+    def _release(self, claim: Claim) -> _Group:
+        group = self._holding.pop(claim)
+        self._queue.release(group, claim)
+        self._held[claim.store] -= 1
+        self._lesser[claim.store] -= not group.bid.waiting
+        return group
 
     def _leave(self, claim: Claim) -> None:
         if claim in self._holding:
-            self._holding.remove(claim)
-            self._held[claim.store] -= 1
+            group = self._release(claim)
         else:
-            self._queue.remove(claim)
+            group = self._waiting.pop(claim)
+            self._paused.pop(claim, None)
+            self._queue.take(group, claim)
+        if not (group.queued or group.holding):
+            self._clearing[group.store] -= group.clears
+            del self._groups[group.ask, group.store]
 
     def _is_full(self, store: str) -> bool:
         return self._held[store] >= self._limits[store].limit
 
 
-class _Bids:
-    """What is bid at one moment. The parts of a download share one callable, which is asked once."""
-
-    def __init__(self) -> None:
-        self._known: dict[Callable[[], Bid], Bid] = {}
-
-    def of(self, claim: Claim) -> Bid:
-        """Return what a claim bids."""
-        bid = self._known.get(claim.bid)
-        if bid is None:
-            bid = self._known[claim.bid] = claim.bid()
-        return bid
-
-
-def _urgency(claim: Claim, bids: _Bids) -> tuple[int, float, int]:
-    bid = bids.of(claim)
-    return bid.klass, bid.deadline_s, claim.arrival
+def _may_rest(holder: Claim, group: _Group) -> bool:
+    return holder.work is not None and not group.bid.waiting

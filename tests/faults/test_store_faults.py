@@ -39,6 +39,21 @@ def test_a_right_shard_or_a_typed_error(mischief: Mischief, place: StorePlace) -
     assert result.passed, result.first_failure
 
 
+@pytest.mark.parametrize("mischief", [Mischief.CHUNKED, Mischief.ENCODED], ids=lambda mischief: mischief.name.lower())
+def test_what_a_store_may_send_is_read(mischief: Mischief, place: StorePlace, result: Result) -> None:
+    """Answers that HTTP allows, however rare, cost no shard and no second try."""
+    place.proxy.fail(mischief)
+    assert place.read(result) == []
+    assert place.proxy.done[mischief]
+    assert not result.first_failure
+
+
+def test_idle_connections_that_died_silently_cost_no_shard(place: StorePlace) -> None:
+    """All of them at once, between two readings."""
+    result = store.forgotten(place, 1)
+    assert result.passed, result.first_failure
+
+
 def test_everything_at_once_does_no_harm(place: StorePlace) -> None:
     """Answers spoiled in all ways at random."""
     result = store.all_kinds(place, 20)

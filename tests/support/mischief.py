@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 _LENGTH, _RANGE, _ETAG = "content-length", "content-range", "etag"
+_CHUNK_BYTES = 10_000
 
 
 class Mischief(enum.StrEnum):
@@ -42,6 +43,8 @@ class Mischief(enum.StrEnum):
     EMPTY = "206 and an empty body"
     GARBAGE = "bytes that are no HTTP"
     ENDLESS_HEAD = "headers without an end"
+    CHUNKED = "a body in chunks, without a Content-Length"
+    ENCODED = "a Content-Encoding that the object was stored with"
     FLIP = "a bit flipped"
     ETAG_OTHER = "another ETag"
     ETAG_NONE = "no ETag"
@@ -232,6 +235,13 @@ def _empty(answer: Answer, _scene: Scene) -> None:
     answer.body, answer.headers[_LENGTH] = b"", "0"
 
 
+def _chunked(answer: Answer, _scene: Scene) -> None:
+    del answer.headers[_LENGTH]
+    answer.headers["transfer-encoding"] = "chunked"
+    chunks = [answer.body[first : first + _CHUNK_BYTES] for first in range(0, len(answer.body), _CHUNK_BYTES)]
+    answer.body = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+
+
 def _flip(answer: Answer, _scene: Scene) -> None:
     middle = len(answer.body) // 2
     answer.body = answer.body[:middle] + bytes([answer.body[middle] ^ 1]) + answer.body[middle + 1 :]
@@ -271,6 +281,8 @@ _SPOILERS: Mapping[Mischief, Spoiler] = {
     Mischief.EMPTY: _empty,
     Mischief.GARBAGE: _instead(b"\x00\xff not a word of HTTP \r\n\r\n" * 10, Ending.CLOSE),
     Mischief.ENDLESS_HEAD: _instead(b"HTTP/1.1 206 OK\r\n" + b"x-more: and more\r\n" * 20_000, Ending.HANG),
+    Mischief.CHUNKED: _chunked,
+    Mischief.ENCODED: _with("content-encoding", "gzip"),
     Mischief.FLIP: _flip,
     Mischief.ETAG_OTHER: _other_etag,
     Mischief.ETAG_NONE: _without(_ETAG),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import OriginBusyError, OriginUnavailableError
 from shardcache.fetch.bid import WAITING, Bid
-from shardcache.fetch.slots import Claim, Slots, StoreLoad
+from shardcache.fetch.slots import ASK_AGAIN_S, Claim, Slots, StoreLoad
 
 PLANNED, WARM = Bid(2), Bid(3)
 
@@ -119,12 +119,13 @@ async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> No
     assert users.order == expected
 
 
-async def test_bids_are_asked_for_when_a_slot_becomes_free() -> None:
-    """Whoever became urgent while queueing goes first."""
+async def test_bids_are_asked_for_again() -> None:
+    """Whoever became urgent while queueing goes first, though nobody said so, once a moment has passed."""
     users = Users(Slots(1))
     for name in ("held", "a", "b"):
         await users.start(name, PLANNED)
     users.bids["b"] = Bid(1)
+    await asyncio.sleep(2 * ASK_AGAIN_S)
     for name in ("held", "b", "a"):
         await users.finish(name)
     assert users.order == ["held", "b", "a"]
@@ -226,6 +227,7 @@ async def test_no_more_are_paused_than_there_are_slots() -> None:
     await users.start("first", WARM, pausable=True)
     await users.start("waiting", Bid(WAITING))
     users.bids["first"] = Bid(4)
+    users.slots.deal()
     await users.start("second", WARM, pausable=True)
     await users.finish("waiting")
     assert users.holding == {"second"}

@@ -18,6 +18,7 @@ _EACH = 125  # of every kind at scale 1
 _MIXED = 600
 _LISTED = 150
 _REPLACED = 60
+_FORGOTTEN = 30
 # Half of the answers: some parts come at the first try, some later, and some shards not at all.
 _SHARE = 0.5
 
@@ -45,6 +46,7 @@ def run(scale: float, folder: Path) -> Iterator[Result]:
         yield listings(place, _scaled(_LISTED, scale))
         yield dataset(place, _scaled(_MIXED, scale))
         yield replaced(place, _scaled(_REPLACED, scale))
+        yield forgotten(place, _scaled(_FORGOTTEN, scale))
 
 
 def one_kind(place: StorePlace, mischief: Mischief, least: int) -> Result:
@@ -106,6 +108,19 @@ def replaced(place: StorePlace, least: int) -> Result:
         place.recover(result, place.read(result))  # the new edition, and nothing else
         if result.injected >= least:
             break
+    return result
+
+
+def forgotten(place: StorePlace, least: int) -> Result:
+    """Let all idle connections die without a word: each shard comes all the same, and none fails."""
+    result = Result(PART, "idle connections that died silently")
+    before = place.proxy.swallowed
+    while result.injected < least:
+        place.evict()
+        place.proxy.forget()
+        for failure in place.read(result):
+            result.fail("lost", f"{failure.url} failed: {failure.error}")
+        result.injected = place.proxy.swallowed - before
     return result
 
 

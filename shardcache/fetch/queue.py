@@ -1,0 +1,191 @@
+"""Claims that wait for a slot, in the order in which they are served. Pure.
+
+No decision looks at more than a few of them: claims that share a bid are one group, groups of one party and class
+stand in one line, and lines are sorted by rank.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from shardcache.fetch.bid import Bid
+from shardcache.fetch.rotation import Rotation
+
+
+class Waiter(Protocol):
+    """A claim as the queue knows it: by a number that grows from one to the next."""
+
+    arrival: int
+
+
+W = TypeVar("W", bound=Waiter)
+
+Rank = tuple[int, int, int, float, int]
+"""Class, slots that the party holds in it, when it was last served, deadline, arrival."""
+
+
+@dataclass(slots=True, eq=False)
+class Group(Generic[W]):
+    """Claims of one download on one store.
+
+    Attributes:
+        ask: returns what they bid at the moment.
+        bid: what they bid when they were last asked.
+        queued: those that wait, first come first.
+        holding: those that hold a slot.
+        clears: whether others of its store rest for it.
+    """
+
+    ask: Callable[[], Bid]
+    store: str
+    bid: Bid
+    queued: list[W] = field(default_factory=list)
+    holding: set[W] = field(default_factory=set)
+    clears: bool = False
+
+    @property
+    def place(self) -> tuple[float, int]:
+        """Place among the groups of its party."""
+        return self.bid.deadline_s, self.queued[0].arrival
+
+
+@dataclass(slots=True, eq=False)
+class _Line(Generic[W]):
+    """The groups with queued claims of one store, class and party."""
+
+    store: str
+    klass: int
+    party: Hashable
+    groups: list[Group[W]] = field(default_factory=list)
+    rank: Rank = (0, 0, 0, 0.0, 0)  # under which it stands in the order of its store
+
+
+class Queue(Generic[W]):
+    """Groups of claims. Whatever changes a group goes through it, so that its lines stay in order.
+
+    First comes the lowest class; in it the party that holds fewest slots, then the one that was served longest ago; of
+    its claims that with the earliest deadline, then the first come.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[str, int, Hashable], _Line[W]] = {}
+        self._orders: defaultdict[str, list[_Line[W]]] = defaultdict(list)  # by store
+        self._lines_of: defaultdict[Hashable, set[_Line[W]]] = defaultdict(set)  # by party
+        self._held: Counter[tuple[int, Hashable]] = Counter()  # slots by class and party
+        self._rotation = Rotation()
+
+    def stores(self) -> Iterator[str]:
+        """Yield the stores that have claims waiting."""
+        return iter(self._orders)
+
+    def best(self, store: str) -> tuple[Rank, Group[W]]:
+        """Return the group of a store whose first claim is served next, and its rank."""
+        line = self._orders[store][0]
+        return line.rank, line.groups[0]
+
+    def rank(self, group: Group[W], claim: W) -> Rank:
+        """Return the rank of any claim of a group."""
+        bid = group.bid
+        share, last = self._held[bid.klass, bid.party], self._rotation.last(bid.party)
+        return bid.klass, share, last, bid.deadline_s, claim.arrival
+
+    def put(self, group: Group[W], claim: W) -> None:
+        """Let a claim wait."""
+        self._unfile(group)
+        insort(group.queued, claim, key=_arrival)
+        self._file(group)
+
+    def take(self, group: Group[W], claim: W) -> None:
+        """Let a claim wait no longer."""
+        self._unfile(group)
+        group.queued.remove(claim)
+        self._file(group)
+
+    def hold(self, group: Group[W], claim: W) -> None:
+        """Note that a claim was served."""
+        group.holding.add(claim)
+        forgotten = self._rotation.serve(group.bid.party)
+        self._count(group.bid, 1)
+        for party in {group.bid.party, forgotten} & self._lines_of.keys():
+            self._sort(self._lines_of[party])
+
+    def release(self, group: Group[W], claim: W) -> None:
+        """Note that a claim has no slot any more."""
+        group.holding.discard(claim)
+        self._count(group.bid, -1)
+
+    def change(self, group: Group[W], bid: Bid) -> None:
+        """Let a group's claims bid something else."""
+        if bid == group.bid:
+            return
+        self._unfile(group)
+        self._count(group.bid, -len(group.holding))
+        group.bid = bid
+        self._count(group.bid, len(group.holding))
+        self._file(group)
+
+    def _count(self, bid: Bid, slots: int) -> None:
+        if slots:
+            self._held[bid.klass, bid.party] += slots
+            if not self._held[bid.klass, bid.party]:
+                del self._held[bid.klass, bid.party]
+            self._sort({line for line in self._lines_of.get(bid.party, ()) if line.klass == bid.klass})
+
+    def _file(self, group: Group[W]) -> None:
+        if group.queued:
+            key = group.store, group.bid.klass, group.bid.party
+            line = self._lines.get(key)
+            if line is None:
+                line = self._lines[key] = _Line(*key)
+                self._lines_of[line.party].add(line)
+            else:
+                self._remove(line)
+            insort(line.groups, group, key=_place)
+            self._insert(line)
+
+    def _unfile(self, group: Group[W]) -> None:
+        if group.queued:
+            line = self._lines[group.store, group.bid.klass, group.bid.party]
+            self._remove(line)
+            del line.groups[bisect_left(line.groups, group.place, key=_place)]
+            if line.groups:
+                self._insert(line)
+            else:
+                self._forget(line)
+
+    def _sort(self, lines: set[_Line[W]]) -> None:
+        for line in lines:
+            self._remove(line)
+            self._insert(line)
+
+    def _insert(self, line: _Line[W]) -> None:
+        line.rank = self.rank(line.groups[0], line.groups[0].queued[0])
+        insort(self._orders[line.store], line, key=_rank)
+
+    def _remove(self, line: _Line[W]) -> None:
+        order = self._orders[line.store]
+        del order[bisect_left(order, line.rank, key=_rank)]
+        if not order:
+            del self._orders[line.store]
+
+    def _forget(self, line: _Line[W]) -> None:
+        del self._lines[line.store, line.klass, line.party]
+        self._lines_of[line.party].discard(line)
+        if not self._lines_of[line.party]:
+            del self._lines_of[line.party]
+
+
+def _arrival(claim: Waiter) -> int:
+    return claim.arrival
+
+
+def _place(group: Group[W]) -> tuple[float, int]:
+    return group.place
+
+
+def _rank(line: _Line[W]) -> Rank:
+    return line.rank
