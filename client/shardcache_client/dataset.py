@@ -48,7 +48,8 @@ class ShardDataset(IterableDataset[Any]):
     of samples, a function of manifest, seed and epoch; the ranks of the job and the DataLoader workers of each rank
     take equal spans of it, down to single samples, whatever the number of shards.
 
-    Without `set_epoch`, each iteration reads the next epoch.
+    Without `set_epoch`, each iteration reads the next epoch; see docs/semantics.md for ranks that leave one early. The
+    epoch, and a state that is loaded, belong to one trainer process and the DataLoader workers that it starts.
 
     Args:
         urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local path, or a list of
@@ -67,7 +68,7 @@ class ShardDataset(IterableDataset[Any]):
             and fetches nothing for it. Reading on works, without anything fetched ahead from one epoch to the next.
             Default: there is always another.
         batch_size: the DataLoader's. Workers then read whole batches, so that only one of a rank's is short and
-            `len(loader)` is right.
+            `len(loader)` is right; without it, `len(loader)` of several workers is not known.
         decode: called with each sample; what it returns is yielded. An error it raises becomes a DecodeError.
         on_error: called with the error of one shard or sample; returns True to go on without it, False to end the
             epoch here, or raises. See `handlers`. What is left out is made up for at the end by samples that other
@@ -97,6 +98,7 @@ class ShardDataset(IterableDataset[Any]):
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: what the store says about `urls`.
         ConfigError: an argument makes no sense; or, with the first sample, a wrapper shards the samples a second time.
         ManifestMismatchError, RanksError: another rank sees other shards, or does not answer.
+        EpochMismatchError: this rank leaves epochs in which the others stay.
     """
 
     def __init__(
