@@ -156,7 +156,7 @@ class ShardDataset(IterableDataset[Any]):
         )
         self._board = Board(in_worker=_in_worker)
         self._one_epoch = OneEpoch(self._agreed.name, self._agreed.place, min(timeout_s, _PATIENCE_S))
-        self._bookmark = Bookmark(self._board, self._dealing.identities(self.manifest), self._agree_on_epoch)
+        self._bookmark = Bookmark(self._board, self._dealing.identities(self.manifest))
 
     def __repr__(self) -> str:
         return f"ShardDataset({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
@@ -190,13 +190,11 @@ class ShardDataset(IterableDataset[Any]):
         deal = self._deal()
         check(deal, topology, self._dealing.even)
         self._agreed.compare(self.manifest, topology, counted=deal.counted)
-        epoch = self._bookmark.begin(loader)
+        epoch = self._bookmark.begin(loader, self._agree_on_epoch)
         stream = self._stream_of(epoch, topology, self._bookmark.states)
-        stream.when_asked = self._look_at_callers
-        stream.when_read = partial(self._bookmark.finish, epoch, loader)
         self._reading = os.getpid(), stream
         self._explain(topology)
-        return iter(stream)
+        return stream.samples(self._look_at_callers, partial(self._bookmark.finish, epoch, loader))
 
     @property
     def _stream(self) -> EpochStream | None:

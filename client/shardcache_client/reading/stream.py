@@ -61,15 +61,11 @@ class EpochStream:
 
     Attributes:
         start: from where it goes on; what is read after it the tally says.
-        when_asked: called when the first sample is asked for, by whoever asks.
-        when_read: called before the last sample is given, or when there is none left to give.
-        read: whether it was.
+        read: whether the last sample was given.
     """
 
     def __init__(self, source: Source, reader: Reader, start: Resumption, tally: Tally) -> None:
         self.start = start
-        self.when_asked: Callable[[], object] = _unheard
-        self.when_read: Callable[[], object] = _unheard
         self.read = False
         self.tally = tally
         self._source = source
@@ -81,10 +77,21 @@ class EpochStream:
         return f"EpochStream(epoch={self.start.epoch}, {self.tally.place!r}, quota={self._quota})"
 
     def __iter__(self) -> Iterator[Any]:
+        return self.samples()
+
+    def samples(
+        self, when_asked: Callable[[], object] = _unheard, when_read: Callable[[], object] = _unheard
+    ) -> Iterator[Any]:
+        """Yield them.
+
+        Args:
+            when_asked: called when the first sample is asked for, in the frames of whoever asks.
+            when_read: called before the last sample is given, or when there is none left to give.
+        """
         tally, quota, decode = self.tally, self._quota, self._source.decode
-        self.when_asked()
+        when_asked()
         if quota == tally.given or not self._first.legs:
-            self._end()
+            self._end(when_read)
             return
         with self._source.sessions.borrow(self._reader) as session:
             try:
@@ -97,20 +104,20 @@ class EpochStream:
                             continue
                     tally.given += 1
                     if tally.given == quota:
-                        self._end()  # a loop that knows the number of samples asks for no more
+                        self._end(when_read)  # a loop that knows the number of samples asks for no more
                         yield sample
                         break
                     yield sample
                 else:
-                    self._end()
+                    self._end(when_read)
             except StoppedError:
-                self._end()
+                self._end(when_read)
                 session.close()
         tally.report(self.start.epoch, made_up=quota is not None)
 
-    def _end(self) -> None:
+    def _end(self, when_read: Callable[[], object]) -> None:
         self.read = True
-        self.when_read()
+        when_read()
 
     @property
     def deal(self) -> Deal:

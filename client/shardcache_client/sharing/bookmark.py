@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.state import State, find_states
 from shardcache_client.sharing.board import Board
-from shardcache_client.sharing.epoch import Agree, Epochs
+from shardcache_client.sharing.epoch import Agree, Epochs, by_own_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,12 @@ class Bookmark:
     Args:
         board: what they share.
         datasets: tells states of this dataset from those of others, whether samples are counted (True) or not (False).
-        agree: as for `Epochs`.
     """
 
-    def __init__(self, board: Board, datasets: Mapping[bool, str], agree: Agree | None = None) -> None:
+    def __init__(self, board: Board, datasets: Mapping[bool, str]) -> None:
         self.datasets = datasets
         self._board = board
-        self._epochs = Epochs(board, agree) if agree else Epochs(board)
+        self._epochs = Epochs(board)
         self._loaded_here: Sequence[State] = ()  # by this worker, for the iteration that it begins next
         # From where a process began its present iteration, if it did; one that is forked has begun none.
         self._begun: tuple[int, Sequence[State]] | None = None
@@ -73,16 +72,23 @@ class Bookmark:
             raise ConfigError(f"epoch {epoch} is negative")
         self._epochs.set(operator.index(epoch))
 
-    def begin(self, loader: Loader | None) -> int:
-        """Return the epoch that an iteration reads which begins in this process, whether a loader's worker or not."""
+    def begin(self, loader: Loader | None, agree: Agree = by_own_count) -> int:
+        """Return the epoch that an iteration reads which begins in this process, whether a loader's worker or not.
+
+        Args:
+            agree: as for `Epochs`.
+        """
         own, self._loaded_here = self._loaded_here, ()
         chosen = self._board.read().get("chosen")
         if own and chosen in (None, own[0].epoch):
             epoch = own[0].epoch
-            self._epochs.passed(epoch, *((loader.number, loader.workers) if loader else ()))
+            self._epochs.passed(agree, epoch, *((loader.number, loader.workers) if loader else ()))
         else:
             own = ()
-            epoch = self._epochs.begin() if loader is None else self._epochs.join(*astuple(loader))
+            if loader is None:
+                epoch = self._epochs.begin(agree)
+            else:
+                epoch = self._epochs.join(loader.number, loader.worker, loader.workers, agree)
         with self._board.edit() as notes:
             notes |= {
                 "begun_epoch": epoch,

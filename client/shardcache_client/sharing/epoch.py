@@ -1,4 +1,4 @@
-"""Which epoch an iteration reads, agreed among the workers of the loader that began it."""
+"""The epoch of each iteration, agreed among the workers of the loader that began it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _REMEMBERED = 64
 
 Agree = Callable[[int, int | None], int]
 """Returns the epoch that an iteration is to read, given the next one by this trainer's count, and the one that this
-trainer read last, if it left that before its end. May wait."""
+trainer read last, if it left that before its end. Asked once for each iteration that is counted. May wait."""
 
 
-def _by_own_count(epoch: int, _left: int | None) -> int:
+def by_own_count(epoch: int, _left: int | None) -> int:
+    """Agree with nobody."""
     return epoch
 
 
@@ -24,12 +25,10 @@ class Epochs:
 
     Args:
         board: shared by a trainer and its workers.
-        agree: asked once for each iteration that is counted.
     """
 
-    def __init__(self, board: Board, agree: Agree = _by_own_count) -> None:
+    def __init__(self, board: Board) -> None:
         self._board = board
-        self._agree = agree
 
     def __repr__(self) -> str:
         return f"Epochs(next={self.next})"
@@ -52,23 +51,23 @@ class Epochs:
             notes.pop("chosen", None)
             notes |= {"next": epoch, "begun": [], "last": None}
 
-    def passed(self, epoch: int, loader: int | None = None, workers: int = 1) -> None:
+    def passed(self, agree: Agree, epoch: int, loader: int | None = None, workers: int = 1) -> None:
         """Count on behind this epoch, which an iteration reads by itself."""
         with self._board.turn():
             last = self._board.read().get("last")
             if last is None or [last["loader"], last["epoch"]] != [loader, epoch]:
-                self._agree(epoch, None)
+                agree(epoch, None)
                 self._note(epoch, loader, workers)
 
-    def begin(self) -> int:
+    def begin(self, agree: Agree = by_own_count) -> int:
         """Return the epoch for an iteration in a process without workers."""
         chosen: int | None = self._board.read().get("chosen")
         if chosen is not None:
             return chosen
         with self._board.turn():
-            return self._count(None, 1)
+            return self._count(agree, None, 1)
 
-    def join(self, loader: int, worker: int, workers: int) -> int:
+    def join(self, loader: int, worker: int, workers: int, agree: Agree = by_own_count) -> int:
         """Return the epoch for a worker's part of an iteration.
 
         Args:
@@ -81,7 +80,7 @@ class Epochs:
         with self._board.turn():  # the first worker may wait for other ranks, the others for the first
             epoch = self._take_part(loader, worker, workers)
             if epoch is None:
-                epoch = self._count(loader, workers)
+                epoch = self._count(agree, loader, workers)
                 with self._board.edit() as notes:
                     begun = [*notes.setdefault("begun", []), [loader, epoch, [worker]]]
                     notes["begun"] = [each for each in begun if len(each[2]) < workers][-_REMEMBERED:]
@@ -99,10 +98,10 @@ class Epochs:
                     return epoch
         return None
 
-    def _count(self, loader: int | None, workers: int) -> int:
+    def _count(self, agree: Agree, loader: int | None, workers: int) -> int:
         notes = self._board.read()
         last = notes.get("last")
-        epoch = self._agree(notes.get("next", 0), last["epoch"] if last and last["unread"] else None)
+        epoch = agree(notes.get("next", 0), last["epoch"] if last and last["unread"] else None)
         self._note(epoch, loader, workers)
         return epoch
 
