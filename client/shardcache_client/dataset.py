@@ -269,12 +269,14 @@ class ShardDataset(IterableDataset[Any]):
                 "the number of batches taken since the iteration began",
             )
         stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
-        if self._is_over(stream) and _loader() is None and not stateful_loader_asks():
+        if self._is_over(stream) and not stateful_loader_asks():
             stream = self._stream_of(stream.start.epoch + 1, topology, ())
         return self._state(stream, topology, stream.tally.place).to_json()
 
     def _is_over(self, stream: EpochStream) -> bool:
-        """Whether nothing comes of an epoch any more but what the loader would drop."""
+        """Whether this rank gets nothing more of an epoch, and so no rank does."""
+        if _in_worker() or (self._dealing.even is None and self._ranks().world_size > 1):
+            return False
         size, drop_last = self._bookmark.batching or (1, False)
         return stream.read or (stream.counted and stream.samples_left < (size if drop_last else 1))
 
