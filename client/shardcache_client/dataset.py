@@ -296,7 +296,7 @@ class ShardDataset(IterableDataset[Any]):
                 "the number of batches taken since the iteration began",
             )
         stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
-        own_loop = _loader() is None and not stateful_loader_asks()
+        own_loop = not _in_worker() and not stateful_loader_asks()
         if own_loop and self._is_over(stream) and self._ranks_end_together(stream, topology):
             stream = self._stream_of(stream.start.epoch + 1, topology, ())
         return self._state(stream, topology, stream.tally.place).to_json()

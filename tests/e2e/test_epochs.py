@@ -230,7 +230,10 @@ def test_what_was_dealt_is_read(
     rank: int,
     step: int,
 ) -> None:
-    """Whatever the options, a reader gives the samples of its share in its order, at once or in two runs."""
+    """Whatever the options, a reader gives the samples of its share in its order, at once or in two runs.
+
+    Where ranks are equal, the state behind the last sample is the beginning of the next epoch.
+    """
     deal = SampleDeal(COUNTS, shuffle, even, 1, length)
     shares = [deal.share(each, 0, Topology(rank, 4)) for each in (epoch, epoch + 1)]
     dealt, dealt_next = ([f"{100 * shard + number:06d}" for shard, number in walk(share, COUNTS)] for share in shares)

@@ -20,6 +20,7 @@ from support.tars import make_tar
 JOB = Path(__file__).with_name("launched_job.py")
 LIGHTNING_JOB = JOB.with_name("lightning_job.py")
 LOOKING_JOB = JOB.with_name("looking_job.py")
+RESTARTED_JOB = JOB.with_name("restarted_job.py")
 COUNTS = (7, 12, 1, 20, 5, 15)
 WORLD, BATCH = 2, 5  # as in the job
 LIMIT_S = 100
@@ -85,27 +86,33 @@ def test_lightnings_ranks_that_share_a_loader(strategy: str, train: str, daemon:
         assert shown == epochs(dataset(train, daemon, rank), 3)
 
 
-def torchrun(scenario: str, train: str, daemon: Daemon, out: Path) -> list[list[list[str]]]:
+def torchrun(job: Path, train: str, daemon: Daemon, out: Path, *scenario: str) -> list[list[list[str]]]:
     """Run a job of torchrun's; return what each rank read, by epoch."""
     launch = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORLD}", "--standalone"]
-    run([*launch, str(LOOKING_JOB), scenario, str(daemon.socket), train, str(out)])
+    run([*launch, "--max-restarts=1", str(job), *scenario, str(daemon.socket), train, str(out)])
     return [json.loads((out / f"{rank}.json").read_text())["read"] for rank in range(WORLD)]
 
 
 def test_a_rank_that_looks_on_its_own(train: str, daemon: Daemon, tmp_path: Path) -> None:
     """Rank 0 takes a sample before the others begin, and one once they have begun: every sample comes once an epoch."""
-    read = torchrun("look", train, daemon, tmp_path)
+    read = torchrun(LOOKING_JOB, train, daemon, tmp_path, "look")
     whole = [epochs(dataset(train, daemon, rank), 2) for rank in range(WORLD)]
     assert [[sorted(each) for each in rank] for rank in read] == [[sorted(each) for each in rank] for rank in whole]
 
 
 def test_epochs_that_all_ranks_leave_early_follow_each_other(train: str, daemon: Daemon, tmp_path: Path) -> None:
     """A loop of a fixed number of steps reads other samples in each epoch, on all ranks of the same one."""
-    read = torchrun("early", train, daemon, tmp_path)
+    read = torchrun(LOOKING_JOB, train, daemon, tmp_path, "early")
     whole = [epochs(dataset(train, daemon, rank), 2) for rank in range(WORLD)]
     assert [set(read[rank][epoch]) <= set(whole[rank][epoch]) for rank in range(WORLD) for epoch in range(2)] == [
         True
     ] * (2 * WORLD)
+
+
+def test_a_rank_that_is_killed_and_restarted(train: str, daemon: Daemon, tmp_path: Path) -> None:
+    """torchrun starts both ranks anew, and each goes on from its own last state with the very next batch."""
+    read = torchrun(RESTARTED_JOB, train, daemon, tmp_path)
+    assert read == [epochs(dataset(train, daemon, rank), 2) for rank in range(WORLD)]
 
 
 def run(command: list[str], **options: Any) -> None:

@@ -1,0 +1,48 @@
+"""A rank of a job for `test_launchers` that torchrun starts anew when one of its ranks is killed.
+
+    torchrun … restarted_job.py SOCKET URLS OUT_FOLDER
+
+Rank 1 kills itself in the second epoch. Each rank saves what it has read, and its state, after every batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from torch.utils.data import DataLoader
+
+from shardcache_client import ShardDataset
+
+BATCH, EPOCHS = 5, 2
+
+
+def main() -> None:
+    """Be one rank."""
+    daemon, urls, out = sys.argv[1:]
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    dataset = ShardDataset(urls, shuffle=True, seed=7, batch_size=BATCH, socket=daemon)
+    loader = DataLoader(dataset, batch_size=BATCH, num_workers=1, collate_fn=list)
+    saved = Path(out, f"{rank}.json")
+    read: list[list[str]] = [[]]
+    if attempt:
+        told = json.loads(saved.read_text())
+        read = told["read"]
+        dataset.load_state_dict(told["state"])
+        read += [[] for _ in range(len(read), dataset.epoch + 1)]  # it had read an epoch to its end
+    while len(read) <= EPOCHS:
+        for taken, batch in enumerate(loader, 1):
+            read[-1] += [sample["__key__"] for sample in batch]
+            temporary = saved.with_suffix(".new")
+            temporary.write_text(json.dumps({"read": read, "state": dataset.state_dict(batches=taken)}))
+            temporary.replace(saved)
+            if rank and not attempt and len(read) == EPOCHS and taken == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+        read.append([])
+
+
+if __name__ == "__main__":
+    main()
