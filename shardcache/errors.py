@@ -389,10 +389,10 @@ def _yielded(data: dict[str, Any]) -> int:
 
 def _is_formatted_for_trainer() -> bool:
     """Whether the caller's `__str__` is called to send the error from a DataLoader worker to the trainer."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") == "traceback":
+    frame = sys._getframe(1).f_back  # none where the interpreter itself prints an error that ended the program
+    while frame is not None and frame.f_globals.get("__name__") == "traceback":
         frame = frame.f_back
-    return frame.f_globals.get("__name__") == _FORMATS_FOR_THE_TRAINER
+    return frame is not None and frame.f_globals.get("__name__") == _FORMATS_FOR_THE_TRAINER
 
 
 def _sent_by_worker(text: str) -> dict[str, Any] | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -95,3 +97,10 @@ def test_a_text_that_nobody_sent_is_a_message(end: str) -> None:
     text = f"Caught OutdatedError somewhere\n  shardcache error as JSON: {end}"
     assert OutdatedError(text).message == text
     assert OutdatedError(text, url="s3://b/1.tar").url == "s3://b/1.tar"
+
+
+def test_one_that_ends_the_program_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    """The interpreter prints it whole, with no frame of Python's below."""
+    program = "from shardcache.errors import ConfigError; raise ConfigError('no such option', remedy='leave it out')"
+    subprocess.run([sys.executable, "-c", program], check=False)
+    assert capfd.readouterr().err.endswith("ConfigError: no such option\n  What to do: leave it out\n")
