@@ -29,7 +29,7 @@ DEATHS = [
     ("fetch from S3", Death(Action.KILL_BEFORE, 140)),
     ("resume and evict", Death(Action.KILL_BEFORE, 110)),
     ("resume and evict", Death(Action.KILL_HALF, 50)),
-    ("verify, evict, count", Death(Action.KILL_BEFORE, 90)),
+    ("verify, evict, count", Death(Action.KILL_BEFORE, 70)),
     ("resume and evict", Death(Action.KILL_AFTER, 120, again=60)),
 ]
 
