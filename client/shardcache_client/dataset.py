@@ -23,7 +23,7 @@ from shardcache_client.order.deal import Deal, Dealing, SampleDeal, check
 from shardcache_client.order.partition import Cut, Even, taken_in_turns
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.state import Place, Resumption, State, resume
-from shardcache_client.ranks import distributed
+from shardcache_client.ranks.membership import Membership, in_worker
 from shardcache_client.ranks.one_epoch import OneEpoch
 from shardcache_client.ranks.one_manifest import OneManifest
 from shardcache_client.ranks.resharding import refuse_resharding
@@ -31,7 +31,7 @@ from shardcache_client.reading.stream import Decode, EpochStream, Source
 from shardcache_client.reading.tally import Tally
 from shardcache_client.sharing.board import Board
 from shardcache_client.sharing.bookmark import Bookmark, Loader
-from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name, ranks_of_environment
+from shardcache_client.topology import Topology, explicit_ranks, job_name
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -134,12 +134,12 @@ class ShardDataset(IterableDataset[Any]):
         self.seed = seed
         self._on_error = on_error
         self._job = job or job_name()
-        self._explicit_ranks = explicit_ranks(rank, world_size)
-        self._parent_ranks: Ranks | None = None
+        named_ranks = explicit_ranks(rank, world_size)
+        self._membership = Membership(named_ranks)
         self._reading: tuple[int, EpochStream] | None = None
         where = socket_path(socket)
         patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
-        self._agreed = OneManifest(patterns, self._explicit_ranks, timeout_s)
+        self._agreed = OneManifest(patterns, named_ranks, timeout_s)
         resolve = resolver(fallback)
         self.manifest = self._agreed.settle(lambda: resolve(where, Reader(self._job), patterns, timeout_s))
         shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
@@ -154,7 +154,7 @@ class ShardDataset(IterableDataset[Any]):
             handover=_handover() if zero_copy else None,
             epochs=epochs,
         )
-        self._board = Board(in_worker=_in_worker)
+        self._board = Board(in_worker=in_worker)
         self._one_epoch = OneEpoch(self._agreed.name, self._agreed.place, min(timeout_s, _PATIENCE_S))
         self._bookmark = Bookmark(self._board, self._dealing.identities(self.manifest))
 
@@ -208,7 +208,7 @@ class ShardDataset(IterableDataset[Any]):
 
     def _agree_on_epoch(self, epoch: int, left: int | None) -> int:
         # With even=None ranks need not be in step, and each goes by its own count.
-        return epoch if self._dealing.even is None else self._one_epoch.agree(self._ranks(), epoch, left)
+        return epoch if self._dealing.even is None else self._one_epoch.agree(self._membership.ranks, epoch, left)
 
     def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
         source, start = replace(self._source, deal=self._deal()), Resumption(epoch)
@@ -223,7 +223,7 @@ class ShardDataset(IterableDataset[Any]):
 
     def _deal(self) -> Deal:
         """Return how the ranks deal: by sample counts only where all of them are sure to have the same ones."""
-        deal, ranks = self._source.deal, self._ranks()
+        deal, ranks = self._source.deal, self._membership.ranks
         if not deal.counted or self._dealing.needs_counts or ranks.world_size == 1:
             return deal
         shared = self._agreed.settled or self.manifest.counts_listed
@@ -296,7 +296,7 @@ class ShardDataset(IterableDataset[Any]):
                 "the number of batches taken since the iteration began",
             )
         stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
-        own_loop = not _in_worker() and not stateful_loader_asks()
+        own_loop = not in_worker() and not stateful_loader_asks()
         if own_loop and self._is_over(stream) and self._ranks_end_together(stream, topology):
             stream = self._stream_of(stream.start.epoch + 1, topology, ())
         return self._state(stream, topology, stream.tally.place).to_json()
@@ -322,7 +322,7 @@ class ShardDataset(IterableDataset[Any]):
         Raises ConfigError when there is no state in it, or one of another dataset; the next iteration, when it does not
         tell where all readers were.
         """
-        self._bookmark.load(state, worker=_in_worker())
+        self._bookmark.load(state, worker=in_worker())
         self._reading = None
 
     def _state_of_rank(self, topology: Topology, batches: int) -> dict[str, Any]:
@@ -375,32 +375,17 @@ class ShardDataset(IterableDataset[Any]):
 
     def topology(self) -> Topology:
         """Return which reader of the job this process is now."""
-        ranks, loader = self._ranks(), _loader()
-        if loader is None:
-            return Topology(ranks.rank, ranks.world_size)
-        return Topology(ranks.rank, ranks.world_size, loader.worker, loader.workers)
+        return self._membership.topology()
 
     def _cut(self, topology: Topology) -> Cut:
         return Cut.of(topology, self._dealing.even, self._dealing.batch_size)
 
-    def _ranks(self) -> Ranks:
-        return self._explicit_ranks or self._ranks_of_job()
-
-    def _ranks_of_job(self) -> Ranks:
-        # A spawned worker has no torch.distributed of its own and reads for the process that started it.
-        inherited = self._parent_ranks if _in_worker() else None
-        return distributed.ranks() or inherited or ranks_of_environment()
-
     def _refuse_resharding(self) -> None:
-        refuse_resharding(self.topology(), self._ranks_of_job().world_size)
+        refuse_resharding(self.topology(), self._membership.ranks_of_job.world_size)
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_resharding()  # a spawned worker does not see what its parent's loader does with its batches
-        return self.__dict__ | {"_parent_ranks": distributed.ranks(), "_reading": None}
-
-
-def _in_worker() -> bool:
-    return get_worker_info() is not None
+        return self.__dict__ | {"_reading": None}
 
 
 def _loader() -> Loader | None:

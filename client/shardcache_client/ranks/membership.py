@@ -1,0 +1,52 @@
+"""The place of a process among the readers of its job: its rank, and its number among the workers of a loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from shardcache_client.ranks import distributed
+from shardcache_client.topology import Ranks, Topology, ranks_of_environment
+
+
+def in_worker() -> bool:
+    """Whether this process is a DataLoader worker."""
+    return get_worker_info() is not None
+
+
+class Membership:
+    """Found each time it is asked for, as a dataset is made before its processes. Can be pickled for workers.
+
+    Args:
+        explicit: the ranks that the user named, if any.
+    """
+
+    def __init__(self, explicit: Ranks | None) -> None:
+        self._explicit = explicit
+        self._inherited: Ranks | None = None
+
+    def __repr__(self) -> str:
+        return f"Membership({self.topology()!r})"
+
+    @property
+    def ranks(self) -> Ranks:
+        """The rank for which this process reads."""
+        return self._explicit or self.ranks_of_job
+
+    @property
+    def ranks_of_job(self) -> Ranks:
+        """The rank that torch.distributed, else the launcher, gave the process, whatever the user named."""
+        # A spawned worker has no torch.distributed of its own and reads for the process that started it.
+        inherited = self._inherited if in_worker() else None
+        return distributed.ranks() or inherited or ranks_of_environment()
+
+    def topology(self) -> Topology:
+        """Return which reader of the job this process is now."""
+        ranks, worker = self.ranks, get_worker_info()
+        if worker is None:
+            return Topology(ranks.rank, ranks.world_size)
+        return Topology(ranks.rank, ranks.world_size, worker.id, worker.num_workers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_inherited": distributed.ranks()}
