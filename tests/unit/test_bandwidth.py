@@ -134,5 +134,5 @@ def test_rates_are_read_as_people_write_them(written: object, meant: int) -> Non
 @pytest.mark.parametrize("written", ["1", "0", "fast", "10 requests/s"])
 def test_a_rate_that_can_only_be_a_slip_is_refused(written: str) -> None:
     """Anything under 64 KiB a second would never end."""
-    with pytest.raises(ConfigError, match="max_bandwidth"):
+    with pytest.raises(ConfigError, match="--max-bandwidth"):
         Settings.load({"max_bandwidth": written})
