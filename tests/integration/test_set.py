@@ -31,7 +31,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 def daemon(running: Daemon) -> Daemon:
     """Lend it empty, with room for all."""
     assert put(running, "capacity", "1GB")["value"] == 10**9
-    running.request("POST", "/v1/evict", {"urls": ["file:///**"]})
+    running.empty()
     return running
 
 

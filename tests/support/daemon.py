@@ -153,6 +153,15 @@ class Daemon:
         answer: dict[str, Any] = json.loads(self.request("GET", "/v1/status"))
         return answer
 
+    def empty(self) -> None:
+        """Evict everything, what is still on its way for readers that have left included."""
+
+        def emptied() -> bool:
+            self.request("POST", "/v1/evict", {"urls": ["file:///**"]})
+            return not (self.shards() or self.status()["transfers"])
+
+        eventually(emptied)
+
     def shards(self) -> list[dict[str, Any]]:
         """Return what `GET /v1/shards` says."""
         return [json.loads(line) for line in self.request("GET", "/v1/shards").splitlines()]
