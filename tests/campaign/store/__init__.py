@@ -11,6 +11,7 @@ from campaign.store.place import HANG_S, PART_BYTES, StorePlace, shard
 from campaign.store.reading import Reading
 from support.daemon import eventually
 from support.mischief import Mischief
+from support.shim import HAS_CC
 
 PART = "store"
 MOST_SHARDS = 24
@@ -19,6 +20,7 @@ _MIXED = 600
 _LISTED = 150
 _REPLACED = 60
 _FORGOTTEN = 30
+_SILENT = 250
 # Half of the answers: some parts come at the first try, some later, and some shards not at all.
 _SHARE = 0.5
 
@@ -47,6 +49,8 @@ def run(scale: float, folder: Path) -> Iterator[Result]:
         yield dataset(place, _scaled(_MIXED, scale))
         yield replaced(place, _scaled(_REPLACED, scale))
         yield forgotten(place, _scaled(_FORGOTTEN, scale))
+        if HAS_CC:
+            yield silent_first(place, _scaled(_SILENT, scale))
 
 
 def one_kind(place: StorePlace, mischief: Mischief, least: int) -> Result:
@@ -121,6 +125,21 @@ def forgotten(place: StorePlace, least: int) -> Result:
         for failure in place.read(result):
             result.fail("lost", f"{failure.url} failed: {failure.error}")
         result.injected = place.proxy.swallowed - before
+    return result
+
+
+def silent_first(place: StorePlace, least: int) -> Result:
+    """Let the store's name lead to a silent address first: each shard and each listing comes from the second."""
+    result = Result(PART, "a host whose first address is silent")
+    with place.silent_first() as lead:
+        while result.injected < least:
+            place.evict()
+            place.proxy.forget()  # so that the daemon connects anew
+            if not place.list(result):
+                result.fail("lost", "the store is not listed")
+            for failure in place.read(result):
+                result.fail("lost", f"{failure.url} failed: {failure.error}")
+            result.injected = lead.attempts
     return result
 
 
