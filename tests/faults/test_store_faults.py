@@ -49,6 +49,18 @@ def test_what_a_store_may_send_is_read(mischief: Mischief, place: StorePlace, re
     assert not result.first_failure
 
 
+def test_tars_with_data_behind_their_end_are_errors(place: StorePlace) -> None:
+    """With a hole of zeros in the middle, or a second tar: whole or as they arrive; mended, they come."""
+    result = store.trailing(place, 1)
+    assert result.passed, result.first_failure
+
+
+def test_a_store_that_hangs_keeps_no_cached_shard_from_its_readers(place: StorePlace) -> None:
+    """Several readers of cached shards, of which each is checked with the store first."""
+    result = store.hanging(place, 1)
+    assert result.passed, result.first_failure
+
+
 def test_idle_connections_that_died_silently_cost_no_shard(place: StorePlace) -> None:
     """All of them at once, between two readings."""
     result = store.forgotten(place, 1)
