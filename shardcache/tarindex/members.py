@@ -164,11 +164,11 @@ class Tar:
             raise self._truncated(f"inside the extended header that begins at byte {at}")
         if size_bytes > _EXTENSION_LIMIT_BYTES:
             raise self._corrupt(at, f"an extended header claims {size_bytes} bytes")
-        payload = self._read(start, size_bytes)
-        if kind in GNU_LONG:
+        payload = self._read(start, end - start)
+        if kind in GNU_LONG:  # as in tarfile, it ends at the first NUL, whatever size the header gives
             return {GNU_LONG[kind]: payload.partition(b"\0")[0]}, end
         try:
-            return _used(parse_pax(payload)), end
+            return _used(parse_pax(payload[:size_bytes])), end
         except ValueError as exn:
             raise self._corrupt(at, f"the PAX header there is damaged ({exn})") from exn
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import itertools
 import logging
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import TimeoutError as TooLateError
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from campaign.result import Result
-from shardcache.errors import ShardcacheError, ShardTimeoutError
+from campaign.trial import Trial, rigged
+from shardcache.errors import CapacityError
 from support.cache_rig import LIMIT_S, SHARDS, CacheRig
 from support.daemon import eventually
 from support.mounts import Bind, Tmpfs, may_mount
@@ -23,6 +23,7 @@ from support.raw_session import RawSession
 from support.shim import CHANGES, FOR_EVER, Action, Op, Shim
 
 PART = "disks"
+_ROOM = "670KB"  # for two shards and what is set aside for their sidecars
 
 
 def run(scale: float, folder: Path) -> Iterator[Result]:
@@ -33,75 +34,10 @@ def run(scale: float, folder: Path) -> Iterator[Result]:
         yield failing_calls(fault, rounds, folder / f"c{number}")
     for number, (name, act) in enumerate(FOLDERS.items()):
         yield act(Result(PART, name), max(1, round(8 * scale)), folder / f"f{number}")
+    yield without_room(max(1, round(8 * scale)), folder / "room")
     if may_mount():
         for number, (name, act) in enumerate(MOUNTS.items()):
             yield act(Result(PART, name), max(1, round(8 * scale)), folder / f"m{number}")
-
-
-# What every fault has to answer
-
-
-class Trial:
-    """Asks a rig for shards, and counts what it should not answer."""
-
-    def __init__(self, rig: CacheRig, result: Result) -> None:
-        self._rig = rig
-        self._result = result
-
-    def ask(self, number: int, story: str) -> bool:
-        """Ask for a shard; True where it came and was right, False where it failed with a typed error."""
-        asked = self._rig.reading(number)
-        try:
-            exn = asked.exception(LIMIT_S)
-        except TooLateError as late:
-            exn = late
-        match exn:
-            case None if asked.result():
-                return True
-            case None:
-                self._result.fail("wrong", f"{story}: other samples than were written")
-            case TooLateError() | ShardTimeoutError():
-                self._result.fail("hangs", f"{story}: {exn!r}")
-            case ShardcacheError() if exn.url and exn.remedy:
-                pass
-            case _:
-                self._result.fail("untyped", f"{story}: {exn!r} lacks type, url or remedy")
-        return False
-
-    def ask_cached(self, story: str) -> None:
-        """Ask for the shard that is in the cache: it has to come whatever the disk does to writers."""
-        if not self.ask(0, f"{story}, cached"):
-            self._result.fail("lost", f"{story}: what is cached was not served")
-
-    def recover(self, number: int, story: str) -> None:
-        """Ask until it comes; then all has to be as before the fault."""
-        begun_s = time.monotonic()
-        while not self.ask(number, f"{story}, afterwards"):
-            if time.monotonic() - begun_s > LIMIT_S:
-                self._result.fail("hangs", f"{story}: no recovery; {self._rig.disk()}")
-                return
-            time.sleep(0.05)
-        self._result.recovery_s.append(time.monotonic() - begun_s)
-        self.settle(story)
-
-    def settle(self, story: str) -> None:
-        """The daemon has to say that it is well, and know what its files take."""
-        try:
-            eventually(lambda: self._rig.health() == "ok", limit_s=LIMIT_S)
-        except TimeoutError:
-            self._result.fail("hangs", f"{story}: still {self._rig.disk()}")
-        told, kept = self._rig.accounts()
-        if told != kept:
-            self._result.fail("wrong", f"{story}: used_bytes says {told}, the files take {kept}")
-
-
-@contextmanager
-def rigged(result: Result, folder: Path, shim: Shim | None = None, *flags: str) -> Iterator[tuple[CacheRig, Trial]]:
-    """Run a daemon that has one shard cached."""
-    with CacheRig(folder, *flags, env=shim.env() if shim else None) as rig:
-        trial = Trial(rig, result)
-        trial.ask_cached("before any fault")
-        yield rig, trial
 
 
 # Calls that fail, one after another
@@ -229,6 +165,52 @@ FOLDERS: dict[str, Callable[[Result, int, Path], Result]] = {
     "cache folder replaced and put back": replaced,
     "a byte flipped in a published shard": flipped,
 }
+
+
+# Room that a job takes for itself
+
+
+def without_room(rounds: int, folder: Path) -> Result:
+    """Let a job fill the cache with inflated shards and want another: it is told, and the job behind it goes on."""
+    result = Result(PART, "no room to inflate a shard that is needed")
+    with rigged(result, folder, None, "--capacity", _ROOM) as (rig, trial):
+        rig.urls = [_compressed(url) for url in rig.urls]
+        for number in range(rounds):
+            story = f"{result.fault}, round {number}"
+            with RawSession(rig.daemon, job="greedy") as greedy:
+                greedy.plan(rig.urls, [0, 1, 2])
+                for position in (0, 1):
+                    greedy.take(position)
+                behind = rig.reading(3)
+                _is_told(result, greedy, story)
+                result.injected += 1
+            begun_s = time.monotonic()
+            if behind.exception(LIMIT_S) is not None or not behind.result():
+                result.fail("lost", f"{story}: the job behind got {behind.exception()!r}")
+            result.recovery_s.append(time.monotonic() - begun_s)
+            trial.settle(story)
+            rig.evict()
+    return result
+
+
+def _is_told(result: Result, greedy: RawSession, story: str) -> None:
+    """Have a reader that holds all that there is room for want another shard."""
+    greedy.send(type="lease", id=99, position=2)
+    greedy.send(type="need", of=99)
+    try:
+        code = greedy.receive().get("error", {}).get("code")
+    except (AssertionError, TimeoutError) as exn:
+        result.fail("hangs", f"{story}: {exn!r}")
+    else:
+        if code != CapacityError.code:
+            result.fail("untyped", f"{story}: {code} in place of an error of capacity")
+
+
+def _compressed(url: str) -> str:
+    """Write a shard's gzip beside it; return its url."""
+    path = Path(url.removeprefix("file://"))
+    Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    return f"{url}.gz"
 
 
 # Filesystems that do so for real

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from campaign.disks import CALLS, FOLDERS, MOUNTS, Calls, failing_calls
+from campaign.disks import CALLS, FOLDERS, MOUNTS, Calls, failing_calls, without_room
 from campaign.result import Result
 from shardcache.cache.health import Health
 from shardcache.cache.signal import Signal
@@ -46,6 +46,12 @@ def test_a_folder_that_changes_is_taken_as_it_is(tmp_path: Path, fault: str) -> 
     """What went is fetched again, what came back is served again, what changed is found; no restart is needed."""
     result = FOLDERS[fault](Result("disks", fault), 2, tmp_path / "f")
     assert result.passed, result
+
+
+def test_no_room_to_inflate_a_shard_is_told_and_over_with_the_job(tmp_path: Path) -> None:
+    """To the job that took the room; another's compressed shard comes once that job has ended."""
+    result = without_room(2, tmp_path / "f")
+    assert result.passed, result.first_failure
 
 
 @needs_mounts

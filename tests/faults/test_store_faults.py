@@ -12,6 +12,7 @@ from campaign.result import Result
 from campaign.store.place import StorePlace
 from shardcache.errors import CorruptShardError, OriginUnavailableError
 from support.mischief import Mischief
+from support.shim import HAS_CC
 
 SHARDS = 4
 
@@ -48,9 +49,28 @@ def test_what_a_store_may_send_is_read(mischief: Mischief, place: StorePlace, re
     assert not result.first_failure
 
 
+def test_tars_with_data_behind_their_end_are_errors(place: StorePlace) -> None:
+    """With a hole of zeros in the middle, or a second tar: whole or as they arrive; mended, they come."""
+    result = store.trailing(place, 1)
+    assert result.passed, result.first_failure
+
+
+def test_a_store_that_hangs_keeps_no_cached_shard_from_its_readers(place: StorePlace) -> None:
+    """Several readers of cached shards, of which each is checked with the store first."""
+    result = store.hanging(place, 1)
+    assert result.passed, result.first_failure
+
+
 def test_idle_connections_that_died_silently_cost_no_shard(place: StorePlace) -> None:
     """All of them at once, between two readings."""
     result = store.forgotten(place, 1)
+    assert result.passed, result.first_failure
+
+
+@pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
+def test_a_silent_first_address_costs_no_shard(place: StorePlace) -> None:
+    """A daemon, on its own event loop and resolver, reads and lists a store of which it finds the second address."""
+    result = store.silent_first(place, 1)
     assert result.passed, result.first_failure
 
 

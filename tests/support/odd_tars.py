@@ -206,6 +206,9 @@ HEADERS = {
         member(b"f.jpg", b"1", size=b"1 \0\0\0\0\0\0\0\0\0\0"),
     ),
     "a name with a NUL and more": archive(member(b"a.jpg\0.png", b"1"), member(b"a.cls", b"2")),
+    "a long name of more bytes than its header gives": archive(
+        member(b"././@LongLink", b"long" * 30 + b".jpg\0", b"L", magic=_GNU, size=15) + member(b"a.jpg", b"1"),
+    ),
     "global records": archive(
         records(("comment", "of no interest"), ("path", "global.jpg"), kind=b"g"),
         member(b"a.jpg", b"1"),

@@ -72,13 +72,13 @@ _RECORD = struct.Struct("=IIIIqqq")
 
 
 @functools.cache
-def library() -> Path:
-    """Return the path of the compiled shim; compile it where that was not done yet. Raises CalledProcessError."""
-    tag = f"{os.getuid()}-{SOURCE.stat().st_mtime_ns:x}"
-    built = Path(tempfile.gettempdir()) / f"shardcache-shim-{tag}.so"
+def library(source: Path = SOURCE) -> Path:
+    """Return the path of a compiled library, by default the shim. Raises CalledProcessError."""
+    tag = f"{source.stem}-{os.getuid()}-{source.stat().st_mtime_ns:x}"
+    built = Path(tempfile.gettempdir()) / f"shardcache-{tag}.so"
     if not built.exists():
         unfinished = built.with_suffix(f".{os.getpid()}")
-        subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", unfinished, SOURCE, "-ldl"], check=True)
+        subprocess.run(["cc", "-O2", "-fPIC", "-shared", "-o", unfinished, source, "-ldl"], check=True)
         unfinished.rename(built)
     return built
 

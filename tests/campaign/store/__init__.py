@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
+import time
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
 from campaign.result import Result
-from campaign.store.place import HANG_S, PART_BYTES, StorePlace, shard
+from campaign.store.place import HANG_S, PART_BYTES, SAMPLES, StorePlace, shard
 from campaign.store.reading import Reading
 from support.daemon import eventually
 from support.mischief import Mischief
+from support.shim import HAS_CC
 
 PART = "store"
 MOST_SHARDS = 24
@@ -19,6 +23,12 @@ _MIXED = 600
 _LISTED = 150
 _REPLACED = 60
 _FORGOTTEN = 30
+_SILENT = 250
+_TRAILING = 120
+_HANGING = 20
+# Beyond what a store that hangs may cost the readers of cached shards, far below a wait for each of them.
+_PROMPT_S = 10.0
+_HOLE_BYTES = 4096
 # Half of the answers: some parts come at the first try, some later, and some shards not at all.
 _SHARE = 0.5
 
@@ -46,7 +56,11 @@ def run(scale: float, folder: Path) -> Iterator[Result]:
         yield listings(place, _scaled(_LISTED, scale))
         yield dataset(place, _scaled(_MIXED, scale))
         yield replaced(place, _scaled(_REPLACED, scale))
+        yield trailing(place, _scaled(_TRAILING, scale))
+        yield hanging(place, _scaled(_HANGING, scale))
         yield forgotten(place, _scaled(_FORGOTTEN, scale))
+        if HAS_CC:
+            yield silent_first(place, _scaled(_SILENT, scale))
 
 
 def one_kind(place: StorePlace, mischief: Mischief, least: int) -> Result:
@@ -111,6 +125,41 @@ def replaced(place: StorePlace, least: int) -> Result:
     return result
 
 
+def trailing(place: StorePlace, least: int) -> Result:
+    """Store tars with data behind their end: each is a typed error, and comes once it is mended."""
+    result = Result(PART, "a tar with a hole of zeros, or with a second tar behind it")
+    while result.injected < least:
+        place.evict()
+        for number, body in enumerate(place.bodies):
+            place.put(number, body + body if number // 2 % 2 else _with_hole(body))
+        reading = Reading(place, result)
+        reading.epoch()
+        failures = place.read(result)
+        result.injected += len(place.bodies)
+        for number, body in enumerate(place.bodies):
+            place.put(number, body)
+        place.recover(result, failures)
+        reading.make_up()
+    return result
+
+
+def hanging(place: StorePlace, least: int) -> Result:
+    """Let the store answer nothing while all shards are cached: they are served, and promptly."""
+    result = Result(PART, "a store that hangs while all shards are cached")
+    before = place.proxy.done[Mischief.HEAD_SILENCE]
+    while result.injected < least:
+        place.recover(result, place.read(result))
+        place.proxy.fail(Mischief.HEAD_SILENCE)
+        begun_s = time.monotonic()
+        for failure in place.read(result):
+            result.fail("lost", f"{failure.url} is cached and failed: {failure.error}")
+        if (took_s := time.monotonic() - begun_s) > _PROMPT_S:
+            result.fail("hangs", f"{len(place.urls)} cached shards took {took_s:.0f} s")
+        place.proxy.heal()
+        result.injected = place.proxy.done[Mischief.HEAD_SILENCE] - before
+    return result
+
+
 def forgotten(place: StorePlace, least: int) -> Result:
     """Let all idle connections die without a word: each shard comes all the same, and none fails."""
     result = Result(PART, "idle connections that died silently")
@@ -121,6 +170,21 @@ def forgotten(place: StorePlace, least: int) -> Result:
         for failure in place.read(result):
             result.fail("lost", f"{failure.url} failed: {failure.error}")
         result.injected = place.proxy.swallowed - before
+    return result
+
+
+def silent_first(place: StorePlace, least: int) -> Result:
+    """Let the store's name lead to a silent address first: each shard and each listing comes from the second."""
+    result = Result(PART, "a host whose first address is silent")
+    with place.silent_first() as lead:
+        while result.injected < least:
+            place.evict()
+            place.proxy.forget()  # so that the daemon connects anew
+            if not place.list(result):
+                result.fail("lost", "the store is not listed")
+            for failure in place.read(result):
+                result.fail("lost", f"{failure.url} failed: {failure.error}")
+            result.injected = lead.attempts
     return result
 
 
@@ -137,6 +201,13 @@ def _spoil(place: StorePlace, kinds: Sequence[Mischief], share: float, result: R
             place.proxy.fail(mischief, share=share)
         place.recover(result, place.read(result))
         result.injected = place.proxy.done.total() - before
+
+
+def _with_hole(body: bytes) -> bytes:
+    """Return a shard with zeros in place of a sample's header and a part of its data."""
+    with tarfile.open(fileobj=io.BytesIO(body)) as tar:
+        at = tar.getmembers()[SAMPLES // 2].offset
+    return body[:at] + bytes(_HOLE_BYTES) + body[at + _HOLE_BYTES :]
 
 
 def _scaled(full: int, scale: float) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import botocore.session
 from botocore.config import Config
@@ -20,9 +21,11 @@ from shardcache.protocol import ShardRef
 from shardcache_client.daemon.connection import Reader, resolve
 from shardcache_client.daemon.session import Patience, Session
 from shardcache_client.order.plan import Plan
-from support.daemon import Daemon, eventually
+from support.daemon import Daemon, eventually, spawn
 from support.faulty_proxy import FaultyProxy
+from support.lead import Lead
 from support.seaweedfs import REGION, SeaweedFS
+from support.silent_address import SILENT, SilentAddress
 from support.tars import make_tar, random_samples
 
 PART_BYTES = 64 * 1024
@@ -99,6 +102,21 @@ class StorePlace:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    @contextmanager
+    def silent_first(self) -> Iterator[Lead]:
+        """Let another daemon take the place of this one, to which the store is a name whose first address is silent."""
+        folder, port = self._folder / "silent", urlsplit(self.proxy.endpoint_url).port
+        folder.mkdir(exist_ok=True)
+        assert port is not None
+        lead = Lead("store", SILENT, "127.0.0.1", folder / "attempts")
+        env = {**self._server.env(), **lead.env, "AWS_ENDPOINT_URL": f"http://store:{port}"}
+        usual = self.daemon
+        try:
+            with SilentAddress(port), Daemon(folder, *_FLAGS, env=env, spawn=spawn) as self.daemon:
+                yield lead
+        finally:
+            self.daemon = usual
 
     def put(self, number: int, body: bytes) -> None:
         """Store a shard past the proxy."""
