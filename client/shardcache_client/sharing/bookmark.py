@@ -42,6 +42,7 @@ class Bookmark:
         self._loaded_here: Sequence[State] = ()  # by this worker, for the iteration that it begins next
         # From where a process began its present iteration, if it did; one that is forked has begun none.
         self._begun: tuple[int, Sequence[State]] | None = None
+        self._iterations = 0  # begun by this worker
 
     def __repr__(self) -> str:
         return f"Bookmark(next={self.next_epoch}, loaded={len(self._loaded_here)})"
@@ -79,6 +80,7 @@ class Bookmark:
             agree: as for `Epochs`.
         """
         own, self._loaded_here = self._loaded_here, ()
+        self._iterations += loader is not None
         chosen = self._board.read().get("chosen")
         if own and chosen in (None, own[0].epoch):
             epoch = own[0].epoch
@@ -88,7 +90,9 @@ class Bookmark:
             if loader is None:
                 epoch = self._epochs.begin(agree)
             else:
-                epoch = self._epochs.join(loader.number, loader.worker, loader.workers, agree)
+                epoch = self._epochs.join(
+                    loader.number, loader.worker, loader.workers, agree, iteration=self._iterations
+                )
         with self._board.edit() as notes:
             notes |= {
                 "begun_epoch": epoch,
