@@ -343,7 +343,8 @@ class ShardDataset(IterableDataset[Any]):
         if batches and loaders_size != size:
             raise ConfigError(
                 f"how far batches go is not known: the loader's batch_size is {loaders_size}, the dataset's {size}",
-                remedy=f"give it to both: ShardDataset(..., batch_size={loaders_size})",
+                remedy=f"give it to both: ShardDataset(..., batch_size={loaders_size})"
+                + ("; batches=... is then a number of samples" if loaders_size == 1 else ""),
             )
         left = [stream.samples_left // size * size if drop_last else stream.samples_left for stream in streams]
         taken = taken_in_turns(left, size, batches)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
@@ -202,7 +202,7 @@ def test_a_rank_that_ends_sooner_says_nothing_of_the_others(make: Make) -> None:
     assert len(list(other)) == 24, "the next epoch is whole"
 
 
-def plain(ds: ShardDataset, workers: int) -> DataLoader[Any]:
+def plain(ds: IterableDataset[Any], workers: int) -> DataLoader[Any]:
     """Return PyTorch's own loader of whole batches."""
     return DataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=list)
 
@@ -395,6 +395,34 @@ def test_a_number_of_batches_of_another_size_is_refused(make: Make, workers: int
         assert "batch_size=4" in caught.value.remedy
 
 
+class Wrapped(IterableDataset[Any]):
+    """A user's own dataset around another, as for an augmentation."""
+
+    def __init__(self, samples: ShardDataset) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.samples
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_of_samples_and_of_a_users_own_dataset_are_checked_too(make: Make, workers: int) -> None:
+    """A loader without batches counts samples; behind a user's own dataset its batches are of its own batch_size."""
+    ds = make()
+    next(iter(DataLoader(ds, batch_size=None, num_workers=workers)))
+    with pytest.raises(ConfigError, match="batch_size is 1, the dataset's 4"):
+        ds.state_dict(batches=1)
+    ds = make(batch_size=1)
+    next(iter(plain(Wrapped(ds), workers)))
+    with pytest.raises(ConfigError, match="batch_size is 4, the dataset's 1"):
+        ds.state_dict(batches=1)
+    ds = make()
+    read = list(islice(plain(Wrapped(ds), workers), 3))
+    resumed = make()
+    resumed.load_state_dict(through_json(ds.state_dict(batches=3)))
+    assert sorted(keys_of([*read, list(resumed)])) == KEYS
+
+
 def test_a_loaders_length_by_another_size_is_not_known(make: Make) -> None:
     """With several workers each may have a short batch; with one, and by a multiple, the length is right."""
     with pytest.raises(TypeError, match="batch_size is 4, the dataset's 3"):
@@ -406,9 +434,10 @@ def test_a_loaders_length_by_another_size_is_not_known(make: Make) -> None:
     assert len(make(batch_size=3)) == len(KEYS)
 
 
-def test_loaders_that_batch_nothing_themselves_are_let_be(make: Make) -> None:
-    """Samples one by one, to be batched by whoever takes them."""
-    ds = make()
-    samples = iter(DataLoader(ds, batch_size=None, num_workers=2))
-    next(samples)
-    assert ds.state_dict(batches=1)
+def test_samples_of_a_loader_that_batches_nothing_are_counted(make: Make) -> None:
+    """With batch_size=1 for the dataset, samples are what the loader gives, and workers take turns by them."""
+    ds = make(batch_size=1)
+    read = list(islice(DataLoader(ds, batch_size=None, num_workers=2), 5))
+    resumed = make(batch_size=1)
+    resumed.load_state_dict(through_json(ds.state_dict(batches=5)))
+    assert sorted(keys_of([read, list(resumed)])) == KEYS
