@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +381,48 @@ def test_an_end_whose_short_batch_is_dropped_is_the_next_epochs_beginning(make: 
         resumed = make()
         resumed.load_state_dict(through_json(state))
         assert list(loader(resumed)) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(make: Make, workers: int) -> None:
+    """It was saved by a checkpoint every so many steps, one of which was the epoch's last: nothing comes twice."""
+    ds = make()
+    ds.set_epoch(3)
+    states = [ds.state_dict(batches=len(list(plain(ds, workers))))]
+    if not workers:
+        states.append(ds.state_dict())
+    ds.set_epoch(4)
+    expected = list(plain(ds, workers))
+    for state, topology in product(states, ({}, {"rank": 1, "world_size": 2})):
+        resumed = make(**topology)
+        resumed.load_state_dict(through_json(state))
+        assert resumed.epoch == 4
+        resumed.set_epoch(3)
+        assert list(plain(resumed, workers)) == []
+        resumed.set_epoch(4)
+        assert list(plain(resumed, workers)) == expected or topology
+        resumed.set_epoch(3)
+        assert len(list(resumed)) == len(resumed), "whoever names it later wants it whole"
+
+
+def test_an_end_that_comes_sooner_on_one_rank_where_a_short_batch_is_dropped(make: Make) -> None:
+    """Of 23 and 24 samples, in batches of 12 without a short one, the first rank's are over a batch before the other's.
+
+    The first rank's state does not claim the next epoch for the other, which would lose its second batch.
+    """
+
+    def rank(number: int) -> tuple[ShardDataset, DataLoader[Any]]:
+        ds = make(rank=number, world_size=2, even=None, batch_size=12)
+        return ds, DataLoader(ds, batch_size=12, collate_fn=list, drop_last=True)
+
+    ds, loader = rank(0)
+    next(iter(loader))
+    state = through_json(ds.state_dict(batches=1))
+    _, loader = rank(1)
+    expected = list(loader)[1:]
+    resumed, loader = rank(1)
+    resumed.load_state_dict(state)
+    assert list(loader) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])

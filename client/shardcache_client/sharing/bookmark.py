@@ -138,10 +138,12 @@ class Bookmark:
             self._loaded_here = states
             return
         epoch = states[0].epoch
-        self._epochs.go_on(epoch)
+        over = all(state.over for state in states)
+        next_epoch = epoch + over
+        self._epochs.go_on(next_epoch)
         with self._board.edit() as notes:
-            loaded = {"epoch": epoch, "states": [state.to_json() for state in states]}
-            notes |= {"workers": 0, "begun_epoch": epoch, "loaded": loaded}
+            loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states]}
+            notes |= {"workers": 0, "begun_epoch": next_epoch, "loaded": loaded}
 
     @property
     def states(self) -> Sequence[State]:
@@ -164,6 +166,8 @@ def _take(notes: dict[str, Any], epoch: int, loader: Loader | None) -> Sequence[
     """Return what was loaded of an epoch for all, once: to the iteration that comes first, to each worker of it."""
     loaded = notes.get("loaded")
     if loaded is None or loaded["epoch"] != epoch:
+        if loaded and loaded["over"]:
+            del notes["loaded"]  # whoever names that epoch from now on wants it whole
         return ()
     states = find_states(loaded["states"])
     if loader is None:
