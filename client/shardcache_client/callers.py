@@ -11,20 +11,25 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How a loader batches the samples that it takes straight from a dataset."""
+    """Batches that a loader makes of a dataset's samples; of one sample each where it passes samples on."""
 
     batch_size: int
     drop_last: bool
 
 
 def batching_of(dataset: object) -> Batching | None:
-    """Return how the loader batches that is asking for a sample; None where no loader is, or it batches nothing."""
+    """Return the batching of the loader that asks for a sample; None without a loader, or where it cannot be known.
+
+    A dataset of the user's own between loader and dataset is taken to give an item for each sample, unless the loader
+    does not batch the items.
+    """
     for frame in frames():
         if frame.f_code.co_name == "fetch" and frame.f_globals.get("__name__") == "torch.utils.data._utils.fetch":
             fetcher: Any = frame.f_locals["self"]
-            if fetcher.dataset is not dataset or not fetcher.auto_collation:
-                return None
-            return Batching(len(frame.f_locals["possibly_batched_index"]), fetcher.drop_last)
+            size = len(frame.f_locals["possibly_batched_index"]) if fetcher.auto_collation else 1
+            if fetcher.dataset is dataset:
+                return Batching(size, fetcher.drop_last)
+            return Batching(size, False) if size > 1 else None
     return None
 
 

@@ -274,15 +274,16 @@ class ShardDataset(IterableDataset[Any]):
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return where this reader is: a few numbers, whatever the size of dataset and batches.
 
-        Where samples are read in this process, that is behind the last one that was taken from the iterator, and behind
-        an epoch's last sample the beginning of the next epoch; so a StatefulDataLoader asks its workers. A training
-        loop around a plain DataLoader with workers, which are ahead of it, says how many batches it has taken. What was
-        skipped is then not known, and comes up again; and worker 0 has the first turn again, whoever's it was.
+        Where samples are read in this process, that is behind the last one that was taken from the iterator; so a
+        StatefulDataLoader asks its workers. A training loop around a plain DataLoader with workers, which are ahead of
+        it, says how many batches it has taken. What was skipped is then not known, and comes up again; and worker 0 has
+        the first turn again, whoever's it was.
+
+        The state behind an epoch's last batch is followed by the next epoch, unless other ranks have a batch more or
+        fewer (`even=None`): theirs can be loaded with it.
 
         Args:
-            batches: taken from the loader since the iteration began. The dataset must know the loader's batch_size. All
-                of them make the state that of the beginning of the next epoch; or of the end of this one where other
-                ranks have a batch more or fewer (`even=None`), so that theirs can be loaded with it.
+            batches: taken from the loader since the iteration began. The dataset must know the loader's batch_size.
 
         Raises ConfigError where the state cannot be told: by a loader of another batch_size, for one.
         """
@@ -297,9 +298,8 @@ class ShardDataset(IterableDataset[Any]):
             )
         stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
         own_loop = not in_worker() and not stateful_loader_asks()
-        if own_loop and self._is_over(stream) and self._ranks_end_together(stream, topology):
-            stream = self._stream_of(stream.start.epoch + 1, topology, ())
-        return self._state(stream, topology, stream.tally.place).to_json()
+        over = own_loop and self._is_over(stream) and self._ranks_end_together(stream, topology)
+        return self._state(stream, topology, stream.tally.place, over=over).to_json()
 
     def _is_over(self, stream: EpochStream) -> bool:
         """Whether nothing comes of an epoch any more but what the loader would drop."""
@@ -309,7 +309,8 @@ class ShardDataset(IterableDataset[Any]):
     def load_state_dict(self, state: object) -> None:
         """Go on from a state at the next iteration of its epoch, exactly where it was taken.
 
-        That is the next iteration, unless `set_epoch` says another epoch.
+        That is the next iteration, unless `set_epoch` says another epoch. From a state of an epoch's end, it reads the
+        next epoch; if `set_epoch` names the one that has ended, it gives nothing, for nothing is left of that.
 
         The run may have other ranks and workers than the one that took the state: what is left of the epoch is dealt to
         them. The state of one rank with all its workers is enough, for ranks take their batches together; with those of
@@ -343,24 +344,29 @@ class ShardDataset(IterableDataset[Any]):
         if batches and loaders_size != size:
             raise ConfigError(
                 f"how far batches go is not known: the loader's batch_size is {loaders_size}, the dataset's {size}",
-                remedy=f"give it to both: ShardDataset(..., batch_size={loaders_size})",
+                remedy=f"give it to both: ShardDataset(..., batch_size={loaders_size})"
+                + ("; batches=... is then a number of samples" if loaders_size == 1 else ""),
             )
         left = [stream.samples_left // size * size if drop_last else stream.samples_left for stream in streams]
         taken = taken_in_turns(left, size, batches)
-        if taken == left and self._ranks_end_together(streams[0], crew[0]):
-            fresh = [self._stream_of(bookmark.epoch_begun + 1, reader, ()) for reader in crew]
-            streams, taken = fresh, [0] * workers
+        over = taken == left and self._ranks_end_together(streams[0], crew[0])
         places = [stream.tally.place.after(count) for stream, count in zip(streams, taken, strict=True)]
-        return {"workers": [self._state(*each).to_json() for each in zip(streams, crew, places, strict=True)]}
+        each = zip(streams, crew, places, strict=True)
+        return {"workers": [self._state(*reader, over=over).to_json() for reader in each]}
 
     def _ranks_end_together(self, stream: EpochStream, reader: Topology) -> bool:
         """Whether the epoch is over on all ranks when it is on one, rather than a batch later on some."""
         if reader.world_size == 1:
             return True
-        deal = stream.deal
-        return isinstance(deal, SampleDeal) and deal.ends_together(self._cut(reader), stream.start.phases)
+        deal, drop_last = stream.deal, (self._bookmark.batching or (1, False))[1]
+        return isinstance(deal, SampleDeal) and deal.ends_together(
+            self._cut(reader), stream.start.phases, drop_last=drop_last
+        )
 
-    def _state(self, stream: EpochStream, reader: Topology, place: Place) -> State:
+    def _state(self, stream: EpochStream, reader: Topology, place: Place, *, over: bool) -> State:
+        """Return a reader's state; behind an epoch's end, what the loader would drop counts as taken."""
+        if over and stream.counted:
+            place = stream.tally.place.after(stream.samples_left)
         return State(
             dataset=self._bookmark.datasets[stream.counted],
             epoch=stream.start.epoch,
@@ -369,6 +375,7 @@ class ShardDataset(IterableDataset[Any]):
             phases=stream.start.phases,
             reader=reader.reader,
             place=place,
+            over=over,
         )
 
     # Who reads

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby, islice
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from shardcache_client import ShardDataset
 from shardcache_client.order.deal import SampleDeal
@@ -137,6 +139,36 @@ def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, key
         batches = list(loader)
         assert sorted(key for batch in batches for key in batch) == keys
         assert batches[0] == keys_of(islice(iter(alone), 10)), "the first worker begins where one process would"
+
+
+class Announced(IterableDataset[Any]):
+    """A dataset that tells when this process begins its second iteration over it."""
+
+    def __init__(self, samples: ShardDataset, second: Any) -> None:
+        self.samples, self.second, self.begun = samples, second, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = iter(self.samples)
+        self.begun += 1
+        if self.begun == 2:
+            self.second.set()
+        return samples
+
+
+def test_a_look_before_all_persistent_workers_have_started(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """A worker that is slow to start begins its first iteration when the other has begun its second: no epoch mixes."""
+    second = multiprocessing.Event()
+    dataset = Announced(ShardDataset(index, shuffle=True, batch_size=10, socket=daemon.socket), second)
+
+    def start(worker: int) -> None:
+        assert worker == 0 or second.wait(LIMIT_S)
+
+    loader = DataLoader(
+        dataset, batch_size=10, num_workers=2, persistent_workers=True, collate_fn=keys_of, worker_init_fn=start
+    )
+    next(iter(loader))
+    for _ in range(2):
+        assert sorted(key for batch in loader for key in batch) == keys
 
 
 def test_an_iteration_that_is_dropped_is_an_epoch(daemon: Daemon, index: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
@@ -202,7 +202,7 @@ def test_a_rank_that_ends_sooner_says_nothing_of_the_others(make: Make) -> None:
     assert len(list(other)) == 24, "the next epoch is whole"
 
 
-def plain(ds: ShardDataset, workers: int) -> DataLoader[Any]:
+def plain(ds: IterableDataset[Any], workers: int) -> DataLoader[Any]:
     """Return PyTorch's own loader of whole batches."""
     return DataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=list)
 
@@ -384,6 +384,48 @@ def test_an_end_whose_short_batch_is_dropped_is_the_next_epochs_beginning(make: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(make: Make, workers: int) -> None:
+    """It was saved by a checkpoint every so many steps, one of which was the epoch's last: nothing comes twice."""
+    ds = make()
+    ds.set_epoch(3)
+    states = [ds.state_dict(batches=len(list(plain(ds, workers))))]
+    if not workers:
+        states.append(ds.state_dict())
+    ds.set_epoch(4)
+    expected = list(plain(ds, workers))
+    for state, topology in product(states, ({}, {"rank": 1, "world_size": 2})):
+        resumed = make(**topology)
+        resumed.load_state_dict(through_json(state))
+        assert resumed.epoch == 4
+        resumed.set_epoch(3)
+        assert list(plain(resumed, workers)) == []
+        resumed.set_epoch(4)
+        assert list(plain(resumed, workers)) == expected or topology
+        resumed.set_epoch(3)
+        assert len(list(resumed)) == len(resumed), "whoever names it later wants it whole"
+
+
+def test_an_end_that_comes_sooner_on_one_rank_where_a_short_batch_is_dropped(make: Make) -> None:
+    """Of 23 and 24 samples, in batches of 12 without a short one, the first rank's are over a batch before the other's.
+
+    The first rank's state does not claim the next epoch for the other, which would lose its second batch.
+    """
+
+    def rank(number: int) -> tuple[ShardDataset, DataLoader[Any]]:
+        ds = make(rank=number, world_size=2, even=None, batch_size=12)
+        return ds, DataLoader(ds, batch_size=12, collate_fn=list, drop_last=True)
+
+    ds, loader = rank(0)
+    next(iter(loader))
+    state = through_json(ds.state_dict(batches=1))
+    _, loader = rank(1)
+    expected = list(loader)[1:]
+    resumed, loader = rank(1)
+    resumed.load_state_dict(state)
+    assert list(loader) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_number_of_batches_of_another_size_is_refused(make: Make, workers: int) -> None:
     """A dataset that was given another batch_size than its loader, or none, would repeat or skip samples in silence."""
     for options in ({"batch_size": 2}, {"batch_size": 1}):
@@ -393,6 +435,34 @@ def test_a_number_of_batches_of_another_size_is_refused(make: Make, workers: int
         with pytest.raises(ConfigError, match="batch_size is 4, the dataset's") as caught:
             ds.state_dict(batches=1)
         assert "batch_size=4" in caught.value.remedy
+
+
+class Wrapped(IterableDataset[Any]):
+    """A user's own dataset around another, as for an augmentation."""
+
+    def __init__(self, samples: ShardDataset) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.samples
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_of_samples_and_of_a_users_own_dataset_are_checked_too(make: Make, workers: int) -> None:
+    """A loader without batches counts samples; behind a user's own dataset its batches are of its own batch_size."""
+    ds = make()
+    next(iter(DataLoader(ds, batch_size=None, num_workers=workers)))
+    with pytest.raises(ConfigError, match="batch_size is 1, the dataset's 4"):
+        ds.state_dict(batches=1)
+    ds = make(batch_size=1)
+    next(iter(plain(Wrapped(ds), workers)))
+    with pytest.raises(ConfigError, match="batch_size is 4, the dataset's 1"):
+        ds.state_dict(batches=1)
+    ds = make()
+    read = list(islice(plain(Wrapped(ds), workers), 3))
+    resumed = make()
+    resumed.load_state_dict(through_json(ds.state_dict(batches=3)))
+    assert sorted(keys_of([*read, list(resumed)])) == KEYS
 
 
 def test_a_loaders_length_by_another_size_is_not_known(make: Make) -> None:
@@ -406,9 +476,10 @@ def test_a_loaders_length_by_another_size_is_not_known(make: Make) -> None:
     assert len(make(batch_size=3)) == len(KEYS)
 
 
-def test_loaders_that_batch_nothing_themselves_are_let_be(make: Make) -> None:
-    """Samples one by one, to be batched by whoever takes them."""
-    ds = make()
-    samples = iter(DataLoader(ds, batch_size=None, num_workers=2))
-    next(samples)
-    assert ds.state_dict(batches=1)
+def test_samples_of_a_loader_that_batches_nothing_are_counted(make: Make) -> None:
+    """With batch_size=1 for the dataset, samples are what the loader gives, and workers take turns by them."""
+    ds = make(batch_size=1)
+    read = list(islice(DataLoader(ds, batch_size=None, num_workers=2), 5))
+    resumed = make(batch_size=1)
+    resumed.load_state_dict(through_json(ds.state_dict(batches=5)))
+    assert sorted(keys_of([read, list(resumed)])) == KEYS

@@ -14,9 +14,9 @@ def epochs() -> Epochs:
     return Epochs(Board())
 
 
-def iteration(epochs: Epochs, loader: int, order: list[int]) -> list[int]:
+def iteration(epochs: Epochs, loader: int, order: list[int], number: int = 1) -> list[int]:
     """Have a loader's workers begin in an order; return the epoch that each of them reads."""
-    return [epochs.join(loader, worker, len(order)) for worker in order]
+    return [epochs.join(loader, worker, len(order), iteration=number) for worker in order]
 
 
 def test_iterations_are_counted(epochs: Epochs) -> None:
@@ -32,9 +32,18 @@ def test_workers_that_begin_at_any_time_read_the_same(epochs: Epochs) -> None:
     assert iteration(epochs, 29, [2, 0, 1]) == [1, 1, 1]
 
 
-def test_persistent_workers_are_told_apart_by_their_turns(epochs: Epochs) -> None:
-    """They keep their loader's number: each takes part once in an iteration."""
-    assert [iteration(epochs, 17, order) for order in ([0, 1], [1, 0], [0, 1])] == [[0, 0], [1, 1], [2, 2]]
+def test_iterations_of_persistent_workers_are_told_apart(epochs: Epochs) -> None:
+    """They keep their loader's number: each takes part once in an iteration, in its first, second and third."""
+    orders = enumerate(([0, 1], [1, 0], [0, 1]), 1)
+    assert [iteration(epochs, 17, order, number) for number, order in orders] == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_a_persistent_worker_that_starts_late_begins_with_the_first_iteration(epochs: Epochs) -> None:
+    """The other has begun its second by then, and a state was loaded: each iteration is one epoch all the same."""
+    assert [epochs.join(17, 0, 2, iteration=number) for number in (1, 2)] == [0, 1]
+    epochs.go_on(7)
+    assert epochs.join(17, 0, 2, iteration=3) == 7
+    assert [epochs.join(17, 1, 2, iteration=number) for number in (1, 2, 3)] == [0, 1, 7]
 
 
 def test_loaders_at_the_same_time_have_epochs_of_their_own(epochs: Epochs) -> None:

@@ -93,10 +93,10 @@ class SampleDeal:
         """Return the share's size: what is skipped has to be made up for, or ranks would no longer be equal."""
         return None if self.even is None else share.samples
 
-    def ends_together(self, cut: Cut, phases: Sequence[Phase]) -> bool:
+    def ends_together(self, cut: Cut, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
         """Whether all ranks take equally many batches of what is left after some phases."""
         left = len(_what_is_left(self.epoch_samples, tuple(phases), cut))
-        return len({cut.batches(left, rank) for rank in range(cut.world_size)}) == 1
+        return len({cut.batches(left, rank, drop_last=drop_last) for rank in range(cut.world_size)}) == 1
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the size of a rank's share."""

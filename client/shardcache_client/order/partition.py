@@ -63,9 +63,10 @@ class Cut:
         spans = (self.span(samples, rank * self.workers + worker) for worker in range(self.workers))
         return [stop - start for start, stop in spans]
 
-    def batches(self, samples: int, rank: int) -> int:
-        """Return how many batches one rank makes of the sequence."""
-        return -(-self.rank_size(samples, rank) // self.batch_size)
+    def batches(self, samples: int, rank: int, *, drop_last: bool = False) -> int:
+        """Return how many batches one rank makes of the sequence, the short one included unless it is dropped."""
+        size = self.rank_size(samples, rank)
+        return size // self.batch_size if drop_last else -(-size // self.batch_size)
 
     def _rank_span(self, samples: int, rank: int) -> tuple[int, int]:
         if self.even is None:

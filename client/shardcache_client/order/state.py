@@ -55,6 +55,7 @@ class State:
         place: where it is.
         beyond: which samples behind the place were passed as well, as in `Phase`; set by stages that reorder samples.
             A reader that goes on as it was reads them again, others do not.
+        over: whether nothing of the epoch is left for any reader.
     """
 
     dataset: str
@@ -65,6 +66,7 @@ class State:
     reader: int = 0
     place: Place = Place()
     beyond: str = ""
+    over: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON knows it: a dict of numbers and short strings."""
@@ -85,6 +87,7 @@ class State:
                 reader=_count(data["reader"]),
                 place=Place(**{name: _count(value) for name, value in data["place"].items()}),
                 beyond=_bits(data["beyond"]),
+                over=_flag(data.get("over", False)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
             raise ConfigError(f"the state makes no sense: {str(exn)[:200]}") from exn

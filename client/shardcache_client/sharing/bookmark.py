@@ -42,6 +42,7 @@ class Bookmark:
         self._loaded_here: Sequence[State] = ()  # by this worker, for the iteration that it begins next
         # From where a process began its present iteration, if it did; one that is forked has begun none.
         self._begun: tuple[int, Sequence[State]] | None = None
+        self._iterations = 0  # begun by this worker
 
     def __repr__(self) -> str:
         return f"Bookmark(next={self.next_epoch}, loaded={len(self._loaded_here)})"
@@ -79,6 +80,7 @@ class Bookmark:
             agree: as for `Epochs`.
         """
         own, self._loaded_here = self._loaded_here, ()
+        self._iterations += loader is not None
         chosen = self._board.read().get("chosen")
         if own and chosen in (None, own[0].epoch):
             epoch = own[0].epoch
@@ -88,7 +90,9 @@ class Bookmark:
             if loader is None:
                 epoch = self._epochs.begin(agree)
             else:
-                epoch = self._epochs.join(loader.number, loader.worker, loader.workers, agree)
+                epoch = self._epochs.join(
+                    loader.number, loader.worker, loader.workers, agree, iteration=self._iterations
+                )
         with self._board.edit() as notes:
             notes |= {
                 "begun_epoch": epoch,
@@ -134,10 +138,12 @@ class Bookmark:
             self._loaded_here = states
             return
         epoch = states[0].epoch
-        self._epochs.go_on(epoch)
+        over = all(state.over for state in states)
+        next_epoch = epoch + over
+        self._epochs.go_on(next_epoch)
         with self._board.edit() as notes:
-            loaded = {"epoch": epoch, "states": [state.to_json() for state in states]}
-            notes |= {"workers": 0, "begun_epoch": epoch, "loaded": loaded}
+            loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states]}
+            notes |= {"workers": 0, "begun_epoch": next_epoch, "loaded": loaded}
 
     @property
     def states(self) -> Sequence[State]:
@@ -160,6 +166,8 @@ def _take(notes: dict[str, Any], epoch: int, loader: Loader | None) -> Sequence[
     """Return what was loaded of an epoch for all, once: to the iteration that comes first, to each worker of it."""
     loaded = notes.get("loaded")
     if loaded is None or loaded["epoch"] != epoch:
+        if loaded and loaded["over"]:
+            del notes["loaded"]  # whoever names that epoch from now on wants it whole
         return ()
     states = find_states(loaded["states"])
     if loader is None:

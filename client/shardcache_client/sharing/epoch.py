@@ -49,7 +49,7 @@ class Epochs:
         """Count on from this epoch."""
         with self._board.edit() as notes:
             notes.pop("chosen", None)
-            notes |= {"next": epoch, "begun": [], "last": None}
+            notes |= {"next": epoch, "last": None}
 
     def passed(self, agree: Agree, epoch: int, loader: int | None = None, workers: int = 1) -> None:
         """Count on behind this epoch, which an iteration reads by itself."""
@@ -67,31 +67,32 @@ class Epochs:
         with self._board.turn():
             return self._count(agree, None, 1)
 
-    def join(self, loader: int, worker: int, workers: int, agree: Agree = by_own_count) -> int:
+    def join(self, loader: int, worker: int, workers: int, agree: Agree = by_own_count, *, iteration: int = 1) -> int:
         """Return the epoch for a worker's part of an iteration.
 
         Args:
-            loader: a number that the workers of one iteration share. Persistent workers keep it; their iterations are
-                told apart by each worker's taking part once in each.
+            loader: a number that the workers of one iteration share. Persistent workers keep it.
+            iteration: number of iterations that this worker's process has begun, this one included. A persistent worker
+                may begin its first when the others have begun their second.
         """
         chosen: int | None = self._board.read().get("chosen")
         if chosen is not None:
             return chosen
         with self._board.turn():  # the first worker may wait for other ranks, the others for the first
-            epoch = self._take_part(loader, worker, workers)
+            epoch = self._take_part([loader, iteration], worker, workers)
             if epoch is None:
                 epoch = self._count(agree, loader, workers)
                 with self._board.edit() as notes:
-                    begun = [*notes.setdefault("begun", []), [loader, epoch, [worker]]]
+                    begun = [*notes.setdefault("begun", []), [[loader, iteration], epoch, [worker]]]
                     notes["begun"] = [each for each in begun if len(each[2]) < workers][-_REMEMBERED:]
             return epoch
 
-    def _take_part(self, loader: int, worker: int, workers: int) -> int | None:
-        """Note the worker with the iteration that its loader has begun, if it has; return that one's epoch."""
+    def _take_part(self, iteration: list[int], worker: int, workers: int) -> int | None:
+        """Note the worker with an iteration that its loader has begun, if it has; return that one's epoch."""
         with self._board.edit() as notes:
             begun: list[list[Any]] = notes.setdefault("begun", [])
             for each in reversed(begun):  # a dropped loader may have had the number of the present one
-                if each[0] == loader and worker not in each[2]:
+                if each[0] == iteration and worker not in each[2]:
                     each[2].append(worker)
                     notes["begun"] = [each for each in begun if len(each[2]) < workers]
                     epoch: int = each[1]
