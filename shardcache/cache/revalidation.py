@@ -111,6 +111,11 @@ class Revalidation:
         except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
             log.warning("the store tells of no newer version; serving the last", shard=url, cause=str(exn))
             return self._names.key(name)
+        except ShardcacheError:
+            raise
+        except Exception:  # a top-level guard, as that of transfers: one bad shard must not end all jobs
+            log.exception("asking for the version met a bug; serving the last", shard=url)
+            return self._names.key(name)
         finally:
             (self._silent.add if limit.expired() else self._silent.discard)(store_of(url))
         return shard_key(url, obj.version)

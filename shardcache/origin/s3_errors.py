@@ -21,8 +21,10 @@ from shardcache.origin.status import error_of
 
 # What an answer raises that lacks a field, or has one that cannot be read.
 _NONSENSE = (ResponseParserError, KeyError, ValueError)
+# What botocore raises where credentials are as old as before once they were renewed.
+_STILL_EXPIRED = RuntimeError
 # Everything that a call of s3fs or a look at its answer may raise; s3fs makes OSErrors of S3's refusals.
-FOREIGN = (boto.BotoCoreError, boto.ClientError, aiohttp.ClientError, OSError, *_NONSENSE)
+FOREIGN = (boto.BotoCoreError, boto.ClientError, aiohttp.ClientError, OSError, *_NONSENSE, _STILL_EXPIRED)
 
 # Of botocore's own errors, those that are no fault of the request.
 _CONNECTION = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)
@@ -53,8 +55,12 @@ class Verdict:
 
 
 def judge(exn: Exception, url: str) -> Verdict:
-    """Translate one of `FOREIGN`."""
+    """Translate one of `FOREIGN`. Raises a RuntimeError that is not about credentials: it is a bug."""
     cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
+    if isinstance(cause, _STILL_EXPIRED):
+        if "expired" not in str(cause):
+            raise cause
+        return _expired(f"the daemon's credentials cannot be renewed: {cause}", url)
     if isinstance(cause, boto.ClientError):
         return _judge_answer(cause, url)
     if isinstance(cause, _NO_CREDENTIALS):
@@ -75,11 +81,7 @@ def _judge_answer(exn: boto.ClientError, url: str) -> Verdict:
     code, status = str(error.get("Code", "")), exn.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     text = f"{error.get('Message') or 'no reason given'} ({code}, status {status})"
     if code in _EXPIRED:
-        return Verdict(
-            OriginUnavailableError(f"the store says that the credentials have expired: {text}", url=url,
-                                   remedy="renew the daemon's credentials; it reads them again by itself"),
-            True,
-        )  # fmt: skip
+        return _expired(f"the store says that the credentials have expired: {text}", url)
     if code in _REFUSED:
         return Verdict(AccessDeniedError(f"the store denies access: {text}", url=url), code != "AccessDenied")
     if code in _BUSY:
@@ -91,3 +93,8 @@ def _judge_answer(exn: boto.ClientError, url: str) -> Verdict:
     if status == 404:
         return Verdict(NotFoundError("the object does not exist in its bucket", url=url))
     return Verdict(error_of(status, f"the store answered: {text}", url))
+
+
+def _expired(message: str, url: str) -> Verdict:
+    remedy = "renew the daemon's credentials; it reads them again by itself"
+    return Verdict(OriginUnavailableError(message, url=url, remedy=remedy), stale_credentials=True)

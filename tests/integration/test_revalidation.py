@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from fsspec import AbstractFileSystem, register_implementation
 
 from shardcache.cache.names import Names
 from shardcache.cache.revalidation import Revalidation
-from shardcache.errors import NotFoundError
+from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.store.layout import shard_key
@@ -142,3 +145,52 @@ async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) 
     asking.faulty.answer_late()
     await asyncio.gather(*asking.revalidation.questions)
     assert asking.names.key(asking.url) == "newer"
+
+
+def test_credentials_that_expire_end_no_daemon(moto: Bucket, tmp_path: Path) -> None:
+    """While a credential process gives out nothing but what has expired, a cached shard is served, another refused."""
+    issued, config = tmp_path / "issued.json", tmp_path / "config"
+    config.write_text(f"[default]\ncredential_process = cat {issued}\n")
+    env = moto.env() | {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": str(config)}
+    urls = [moto.put(f"{number}.tar", shard(number)) for number in range(2)]
+    issue(issued, timedelta(minutes=5))
+    flags = ("--listing-ttl-s", "0", "--attempts", "1")
+    with Daemon(tmp_path, *flags, env=env) as daemon, RawSession(daemon) as session:
+        session.plan(urls, [0, 0])
+        assert read(session, 0) == shard(0)
+        issue(issued, timedelta(minutes=-5))
+        assert read(session, 1) == shard(0)
+        session.plan(urls, [1])
+        error = session.ask("lease", position=0)["error"]
+        assert (error["code"], error["url"]) == (OriginUnavailableError.code, urls[1])
+        assert "renew" in error["remedy"]
+
+
+def issue(path: Path, valid_for: timedelta) -> None:
+    """Write what a credential process prints; the SDK asks for others as soon as these end within minutes."""
+    ends = (datetime.now(UTC) + valid_for).isoformat()
+    key = {"Version": 1, "AccessKeyId": "id", "SecretAccessKey": "secret", "SessionToken": "token", "Expiration": ends}
+    path.write_text(json.dumps(key))
+
+
+class OddFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """Raises what no file system is expected to raise."""
+
+    protocol = "odd"
+
+    def info(self, path: str, **_options: object) -> dict[str, object]:
+        """Fail."""
+        raise LookupError(path)
+
+
+async def test_an_error_that_nobody_expects_ends_no_daemon(tmp_path: Path) -> None:
+    """A filesystem of another package may raise anything: the cached version is served, and the tasks beside go on."""
+    register_implementation("odd", OddFileSystem, clobber=True)
+    store, url, origins = open_store(tmp_path), "odd://host/a.tar", Origins((), max_connections=1)
+    await publish(store, url, version="1")
+    names = Names(store.shards)
+    names.learn(url, shard_key(url, "1"), float("-inf"))
+    async with asyncio.TaskGroup() as group:
+        await Revalidation(store, origins, names, Counters(), group, ttl_s=0.0).check(url, url)
+        assert names.key(url) == shard_key(url, "1")
+    await origins.close()
