@@ -1,4 +1,4 @@
-"""The DataLoader around a dataset, found on the stack: torch tells a dataset nothing about it."""
+"""Properties of the DataLoader around a dataset, read from the call stack: torch passes a dataset none of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ class Batching:
 
 
 def batching_of(dataset: object) -> Batching | None:
-    """Return the batching of the loader that asks for a sample; None without a loader, or where it cannot be known.
+    """Return the batching of the loader that requests a sample; None without a loader, or where it is unknown.
 
-    A dataset of the user's own between loader and dataset is taken to give an item for each sample, unless the loader
-    does not batch the items.
+    A user's own dataset between the two is assumed to yield one item per sample, unless the loader does not batch them.
     """
     for frame in frames():
         if frame.f_code.co_name == "fetch" and frame.f_globals.get("__name__") == "torch.utils.data._utils.fetch":
@@ -34,7 +33,7 @@ def batching_of(dataset: object) -> Batching | None:
 
 
 def batch_size_of_loader_asking_length(dataset: object) -> int | None:
-    """Return that of the DataLoader of several workers whose `__len__` asks for the dataset's; else None."""
+    """Return the batch_size of the DataLoader of several workers whose `__len__` calls the dataset's; else None."""
     asking = sys._getframe(2)  # 0 is here, 1 the dataset's own `__len__`
     loader = asking.f_locals.get("self") if asking.f_code.co_name == "__len__" else None
     if getattr(loader, "dataset", None) is not dataset or getattr(loader, "num_workers", 0) < 2:
@@ -44,12 +43,12 @@ def batch_size_of_loader_asking_length(dataset: object) -> int | None:
 
 
 def stateful_loader_asks() -> bool:
-    """Whether torchdata's StatefulDataLoader is asking, which keeps by itself that an iteration has ended."""
+    """Return whether the caller is torchdata's StatefulDataLoader, whose own state records the end of an iteration."""
     return any(str(frame.f_globals.get("__name__")).startswith("torchdata.") for frame in frames())
 
 
 def frames() -> Iterator[FrameType]:
-    """Yield the frames on the stack, from that of the caller's caller outwards."""
+    """Yield the frames of the call stack, from the caller's caller outwards."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame

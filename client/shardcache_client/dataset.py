@@ -302,7 +302,7 @@ class ShardDataset(IterableDataset[Any]):
         return self._state(stream, topology, stream.tally.place, over=over).to_json()
 
     def _is_over(self, stream: EpochStream) -> bool:
-        """Whether nothing comes of an epoch any more but what the loader would drop."""
+        """Return whether the epoch has no more batches: at most a short one that the loader drops."""
         size, drop_last = self._bookmark.batching or (1, False)
         return stream.read or (stream.counted and stream.samples_left < (size if drop_last else 1))
 
@@ -355,7 +355,7 @@ class ShardDataset(IterableDataset[Any]):
         return {"workers": [self._state(*reader, over=over).to_json() for reader in each]}
 
     def _ranks_end_together(self, stream: EpochStream, reader: Topology) -> bool:
-        """Whether the epoch is over on all ranks when it is on one, rather than a batch later on some."""
+        """Return whether the epoch ends on all ranks after the same number of batches."""
         if reader.world_size == 1:
             return True
         deal, drop_last = stream.deal, (self._bookmark.batching or (1, False))[1]
@@ -364,7 +364,7 @@ class ShardDataset(IterableDataset[Any]):
         )
 
     def _state(self, stream: EpochStream, reader: Topology, place: Place, *, over: bool) -> State:
-        """Return a reader's state; behind an epoch's end, what the loader would drop counts as taken."""
+        """Return a reader's state; at an epoch's end, samples that the loader drops count as taken."""
         if over and stream.counted:
             place = stream.tally.place.after(stream.samples_left)
         return State(

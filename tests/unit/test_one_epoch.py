@@ -47,6 +47,10 @@ class Rank:
         self._read = False
         return self._last
 
+    def resume(self, epoch: int) -> None:
+        """Go on with an epoch of an earlier run."""
+        self._last = epoch - 1
+
     def read(self) -> int:
         """Read an epoch to its end."""
         epoch = self.begin()
@@ -70,6 +74,25 @@ def test_epochs_that_are_read_to_their_ends_are_counted(server: TCPStore) -> Non
     """No rank waits for another, however far ahead it is."""
     for rank in ranks(server):
         assert [rank.read() for _ in range(4)] == [0, 1, 2, 3]
+
+
+def test_a_rank_that_runs_ahead_is_warned(server: TCPStore, caplog: pytest.LogCaptureFixture) -> None:
+    """As one that only looked, while a loader's workers read a short epoch ahead to its end: each epoch is a warning.
+
+    Ranks in step are not warned, nor is one that begins with a later epoch after a resume.
+    """
+    ahead, *others = ranks(server)
+    ahead.read()
+    for epoch in range(2):
+        assert [ahead.read(), *(rank.read() for rank in others)] == [epoch + 1, epoch, epoch]
+    assert [f"begins epoch {epoch}" in record.message for epoch, record in enumerate(caplog.records, 1)] == [True] * 2
+    caplog.clear()
+    in_step = [Rank(server, rank, name="in step") for rank in range(WORLD)]
+    for rank in in_step:
+        rank.resume(5)
+    for epoch in (5, 6, 7):
+        assert [rank.read() for rank in in_step] == [epoch] * WORLD
+    assert not caplog.records
 
 
 def test_a_rank_that_looks_before_the_others_begin(server: TCPStore) -> None:

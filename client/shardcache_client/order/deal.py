@@ -94,7 +94,7 @@ class SampleDeal:
         return None if self.even is None else share.samples
 
     def ends_together(self, cut: Cut, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
-        """Whether all ranks take equally many batches of what is left after some phases."""
+        """Return whether all ranks make the same number of batches of the samples left after some phases."""
         left = len(_what_is_left(self.epoch_samples, tuple(phases), cut))
         return len({cut.batches(left, rank, drop_last=drop_last) for rank in range(cut.world_size)}) == 1
 

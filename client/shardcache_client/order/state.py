@@ -55,7 +55,7 @@ class State:
         place: where it is.
         beyond: which samples behind the place were passed as well, as in `Phase`; set by stages that reorder samples.
             A reader that goes on as it was reads them again, others do not.
-        over: whether nothing of the epoch is left for any reader.
+        over: whether no reader has anything left of the epoch.
     """
 
     dataset: str

@@ -1,4 +1,4 @@
-"""One epoch for all ranks where nobody sets it: a rank that looks at samples on its own does not run ahead."""
+"""Agreement of all ranks on the epoch where `set_epoch` is not called, also when one rank reads samples on its own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _NEXT, _AGAIN = "next", "again"
 
 
 class OneEpoch:
-    """Decides what follows an epoch that a rank leaves before its end. Can be pickled for DataLoader workers.
+    """Decides which epoch follows one that a rank leaves before its end. Can be pickled for DataLoader workers.
 
     All ranks leave it (a loop with a fixed number of steps): the next epoch follows. One rank alone does (it looked at
     a sample): that rank begins the epoch again, in step with the others, who are in it or have yet to begin it. A rank
-    that reads an epoch to its end never waits here.
+    that reads an epoch to its end never waits here, but logs a warning if some rank has not begun that epoch. This also
+    happens when loader workers read a short epoch ahead to its end while the rank took only a few samples of it.
 
     Ranks tell each other over the job's key-value store, under names that hold the epoch and, for each rank, its
     number of passes over it; whichever rank decides first decides for all. Where ranks share no store, each goes by its
@@ -71,9 +72,20 @@ class OneEpoch:
         if left is not None and self._follows(passes, left) == _AGAIN:
             epoch = left
         elif epoch:
+            self._warn_if_ahead(passes, epoch)
             passes.close(epoch - 1)
         passes.begin(epoch)
         return epoch
+
+    def _warn_if_ahead(self, passes: _Passes, epoch: int) -> None:
+        if passes.number(epoch - 1) and not passes.by_all(epoch - 1):
+            log.warning(
+                "rank %d begins epoch %d, and not all ranks have begun epoch %d: they may train on different epochs; "
+                "call set_epoch on every rank before each iteration",
+                passes.ranks.rank,
+                epoch,
+                epoch - 1,
+            )
 
     def _follows(self, passes: _Passes, epoch: int) -> str:
         """Return what follows an epoch that this rank has left: it again, or the next one."""
@@ -120,8 +132,15 @@ class _Passes:
         return self._store.add(self._mine(epoch), 0)
 
     def alone(self, epoch: int) -> bool:
-        """Whether no other rank has begun the epoch."""
-        return self._store.add(f"{self._prefix}/{epoch}/ranks", 0) == min(1, self.number(epoch))
+        """Return whether no other rank has begun the epoch."""
+        return self._begun(epoch) == min(1, self.number(epoch))
+
+    def by_all(self, epoch: int) -> bool:
+        """Return whether all ranks have begun the epoch."""
+        return self._begun(epoch) == self.ranks.world_size
+
+    def _begun(self, epoch: int) -> int:
+        return self._store.add(f"{self._prefix}/{epoch}/ranks", 0)
 
     def leave(self, epoch: int, number: int) -> bool:
         """Note that this rank has left its pass of this number; return whether all ranks have."""
@@ -144,7 +163,7 @@ class _Passes:
         self._store.set(f"{self._prefix}/{epoch}/closed", "1")
 
     def closed(self, epoch: int) -> bool:
-        """Whether a rank is past the epoch."""
+        """Return whether some rank is past the epoch."""
         return self._store.has(f"{self._prefix}/{epoch}/closed")
 
     def comes_to_close(self, epoch: int, timeout_s: float) -> bool:

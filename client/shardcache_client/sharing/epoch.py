@@ -72,8 +72,8 @@ class Epochs:
 
         Args:
             loader: a number that the workers of one iteration share. Persistent workers keep it.
-            iteration: number of iterations that this worker's process has begun, this one included. A persistent worker
-                may begin its first when the others have begun their second.
+            iteration: of this worker's process, counted from 1. A persistent worker that starts late may begin its
+                first iteration after the others have begun their second.
         """
         chosen: int | None = self._board.read().get("chosen")
         if chosen is not None:
