@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from shardcache.errors import (
     TrailingDataError,
 )
 from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
-from support.daemon import Daemon
+from support.daemon import Daemon, eventually
 from support.tars import make_tar, random_samples
 
 SHARDS = 4
@@ -101,6 +102,38 @@ orders = pytest.mark.parametrize("order", ORDERS, ids=["in order", "mixed"])
 def keys_of(samples: Any) -> list[str]:
     """Read everything and return the keys, in order."""
     return [sample["__key__"] for sample in samples]
+
+
+@faults
+@orders
+def test_a_dataset_that_skipped_something_ends_its_session_with_its_last_reference(
+    daemon: Daemon,
+    source: Path,
+    fault: str,
+    decode: Decode | None,
+    error: type[ShardcacheError],
+    lost: list[str],
+    order: dict[str, Any],
+) -> None:
+    """Not when the garbage collector comes: until then the daemon would fetch for an epoch that never begins."""
+    spoil(source, fault)
+    index_url, job = f"file://{source}/index.json", f"{fault} {order}"
+
+    def sessions() -> int:
+        return sum(each["sessions"] for each in daemon.status()["jobs"] if each["name"] == job)
+
+    gc.collect()
+    gc.disable()
+    try:
+        dataset = ShardDataset(
+            index_url, socket=daemon.socket, job=job, decode=decode, on_error=ignore_and_continue, even=None, **order
+        )
+        assert keys_of(dataset)
+        assert sessions() == 1
+        del dataset
+        eventually(lambda: sessions() == 0, limit_s=10)
+    finally:
+        gc.enable()
 
 
 @faults

@@ -102,7 +102,9 @@ class Passage:
                 try:
                     yield from self._samples_here()
                 except ShardcacheError as exn:
-                    self._try_again(exn)
+                    if not self._may_try_again(exn):
+                        raise
+                    self._ask_again()
                 else:
                     if isinstance(self._shard, ShardReader) or self.number == self._stop:
                         return
@@ -134,21 +136,24 @@ class Passage:
         try:
             self._shard = self._opened()
         except ShardcacheError as exn:
-            self._try_again(exn)
+            if not self._may_try_again(exn):
+                raise
+            self._ask_again()
             self._shard = self._opened()
 
-    def _try_again(self, exn: ShardcacheError) -> None:
-        """Ask for the shard once more where that may help, as the daemon tries once more; else raise the error.
+    def _may_try_again(self, exn: ShardcacheError) -> bool:
+        """Tell whether to ask for the shard once more after an error, as the daemon tries once more; True only once.
 
-        Its next version, or the next try, may be whole, which is of use as long as nothing was given of this one. What
-        merely did not come may be gone on with.
+        The shard's next version, or the next try, may be whole, which is of use as long as nothing was given of this
+        one. A shard that merely did not come may be read on. Raising is the caller's: an error in a frame of its own
+        traceback would keep the whole iteration, session included, until the garbage collector comes.
         """
         anew = isinstance(exn, ShardChangedError | CorruptShardError) and self.number == self._start
         late = isinstance(exn, OriginUnavailableError)
         if self._tried_again or not self._was_arriving or not (anew or late):
-            raise exn
+            return False
         self._tried_again = True
-        self._ask_again()
+        return True
 
     def _samples_here(self) -> Iterator[Sample]:
         assert self._shard is not None

@@ -55,9 +55,9 @@ def run(scale: float, folder: Path) -> Iterator[Result]:
         yield all_kinds(place, _scaled(_MIXED, scale))
         yield listings(place, _scaled(_LISTED, scale))
         yield dataset(place, _scaled(_MIXED, scale))
-        yield replaced(place, _scaled(_REPLACED, scale))
         yield trailing(place, _scaled(_TRAILING, scale))
         yield hanging(place, _scaled(_HANGING, scale))
+        yield replaced(place, _scaled(_REPLACED, scale))
         yield forgotten(place, _scaled(_FORGOTTEN, scale))
         if HAS_CC:
             yield silent_first(place, _scaled(_SILENT, scale))

@@ -161,7 +161,12 @@ class StorePlace:
             status = self.daemon.status()
             return not (status["transfers"] or status["cache"]["shards"])  # a transfer outlives who asked for it
 
-        eventually(empty, limit_s=HANG_S)
+        try:
+            eventually(empty, limit_s=HANG_S)
+        except TimeoutError as exn:
+            status = self.daemon.status()
+            exn.add_note(f"{status['transfers']}; {status['jobs']}; {self.daemon.shards()}")
+            raise
 
     def read(self, result: Result, numbers: Iterable[int] | None = None) -> list[Failure]:
         """Read shards by several readers at a time, compare them with the store's, and count what is not right.
