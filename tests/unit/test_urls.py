@@ -192,6 +192,8 @@ def test_the_protocol_of_a_path_is_file() -> None:
 
 def test_an_absolute_path_needs_no_working_folder(tmp_path: Path) -> None:
     """In a process whose folder was removed, absolute paths and urls are as they were."""
-    code = "import os; from shardcache.protocol import from_here; os.rmdir(os.getcwd()); print(from_here('file:/data/a.tar'))"
+    code = (
+        "import os; from shardcache.protocol import from_here as f; os.rmdir(os.getcwd()); print(f('file:/data/a.tar'))"
+    )
     command = (sys.executable, "-P", "-c", code)
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == "/data/a.tar\n"

@@ -58,7 +58,7 @@ class Trial:
             for finding in await reach.examine(origin, await reach.stat(origin, shard), subject, self._pull()):
                 yield finding
         except ShardcacheError as exn:
-            shown = table if self.peer.is_trusted else OriginTable(match="")
+            shown = table if self.peer.is_trusted else OriginTable.model_validate({"match": ""})
             why, command = _why(exn, target, shown), _command(exn, url, shown)
             yield of_error("store.reach", exn, why, subject=subject, command=command)
 
