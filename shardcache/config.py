@@ -33,6 +33,7 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
@@ -138,10 +139,9 @@ class AllowRule:
                 return entry
             case str(prefix) if prefix:
                 return cls(prefix)
+            case {**keys} if unknown := next(iter(keys.keys() - _RULE_KEYS), None):
+                raise ValueError(f"no key {unknown!r} in a rule{did_you_mean(str(unknown), _RULE_KEYS)}")
             case {"prefix": str(prefix), **others} if prefix:
-                unknown = next(iter(others.keys() - {"users", "groups"}), None)
-                if unknown is not None:
-                    raise ValueError(f"no key {unknown!r} in a rule{did_you_mean(str(unknown), _RULE_KEYS)}")
                 users, groups = (_ids(others.get(name, ()), name) for name in ("users", "groups"))
                 if others and not users and not groups:
                     raise ValueError(f"a rule for {prefix} that is for nobody")
@@ -290,6 +290,11 @@ class Settings(BaseSettings):
             return bound(**flags)  # type: ignore[no-any-return]
         except ValidationError as exn:
             raise ConfigError(_Explanation(flags, source).of(exn), remedy="see `shardcache serve --help`") from None
+        except SettingsError as exn:
+            raise ConfigError(
+                f"a SHARDCACHE_ variable has no value of its kind: {exn}",
+                remedy="write it as JSON, or in the config file",
+            ) from None
         except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
             remedy = f"correct it; to see whether it makes sense: shardcache doctor --config {source}"
             raise ConfigError(f"cannot read {source}: {exn}", remedy=remedy) from None

@@ -208,10 +208,12 @@ def from_here(url: str | os.PathLike[str]) -> str:
     text = os.fspath(url)
     if not text or "://" in text or text.startswith("pipe:"):
         return text
-    path, folder = text.removeprefix("file:"), os.getcwd()  # noqa: PTH109  # a path as long as a list of patterns
-    while (head := path.partition("/"))[0] in (".", ".."):
-        path, folder = head[2], os.path.dirname(folder) if head[0] == ".." else folder  # noqa: PTH120
-    path = os.path.join(folder, path)  # noqa: PTH118
+    path = text.removeprefix("file:")
+    if not path.startswith("/"):
+        folder = os.getcwd()  # noqa: PTH109  # a path as long as a list of patterns
+        while (head := path.partition("/"))[0] in (".", ".."):
+            path, folder = head[2], os.path.dirname(folder) if head[0] == ".." else folder  # noqa: PTH120
+        path = os.path.join(folder, path)  # noqa: PTH118
     return f"{path}/" if not path.endswith("/") and os.path.isdir(path) else path  # noqa: PTH112
 
 

@@ -7,11 +7,12 @@ store's version of the shard that the other numbers belong to.
 
 from __future__ import annotations
 
+import io
 import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from shardcache.protocol import ShardRef
 
@@ -57,7 +58,7 @@ def read(data: bytes, most: int = MAX_SHARDS) -> list[ShardRef]:
     Raises ValueError with a sentence for what is no index, for one of more than `most` shards, and for one that stands
     for more than its own list.
     """
-    text, rows = _Text(data.decode("utf-8-sig")), None
+    text, rows = _Text(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")), None
     for name in text.members():
         if name == "shardlist" and text.begins("["):
             rows = []
@@ -79,11 +80,13 @@ def read(data: bytes, most: int = MAX_SHARDS) -> list[ShardRef]:
 class _Text:
     """A JSON object, read value by value in windows of its text; no value may be longer than a window."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._start = 0
-        self._window = text[:_WINDOW_CHARS]
+    def __init__(self, source: TextIO) -> None:
+        self._source = source
+        self._start = 0  # of the window, in characters
         self._at = 0  # in the window
+        self._window = ""
+        self._is_last = False
+        self._slide()
 
     def begins(self, mark: str) -> bool:
         """Tell whether the next value begins so."""
@@ -124,13 +127,11 @@ class _Text:
         self._slide()
         return self.value()
 
-    @property
-    def _is_last(self) -> bool:
-        return self._start + len(self._window) == len(self._text)
-
     def _slide(self) -> None:
-        self._start += self._at
-        self._window, self._at = self._text[self._start : self._start + _WINDOW_CHARS], 0
+        rest = self._window[self._at :]
+        more = self._source.read(_WINDOW_CHARS - len(rest))
+        self._start, self._at = self._start + self._at, 0
+        self._window, self._is_last = rest + more, len(rest) + len(more) < _WINDOW_CHARS
 
     def _list(self, opening: str, closing: str) -> Iterator[None]:
         self._take(opening)

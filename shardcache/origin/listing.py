@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -162,11 +163,11 @@ async def _read(url: str, origins: Origins, received: Received) -> bytes:
     obj = await origin.stat(url)
     if obj.size_bytes > MAX_INDEX_BYTES:
         raise OriginError(f"an index file of {size(obj.size_bytes)} is too large to be one", url=url)
-    data, buffer = bytearray(), memoryview(bytearray(max(1, min(obj.size_bytes, _READ_BYTES))))
+    data, buffer = io.BytesIO(), memoryview(bytearray(max(1, min(obj.size_bytes, _READ_BYTES))))
     async with aclosing(origin.stream(obj, buffer, Free(received))) as parts:
         async for part in parts:
-            data += part
-    return bytes(data)
+            data.write(part)
+    return data.getvalue()  # the bytes themselves: another copy would hold the event loop, and as much memory
 
 
 def parse_index(url: str, data: bytes) -> list[ShardRef]:

@@ -62,6 +62,7 @@ class Distrust:
 
     def __init__(self) -> None:
         self._until_s = float("-inf")
+        self._answered_s = float("-inf")  # when an answer came last over a connection of the pool
 
     @property
     def active(self) -> bool:
@@ -79,15 +80,20 @@ class Distrust:
             pooled: asks over an idle connection, where there is one; cancelled after `SILENCE_S`.
             fresh: asks over a new one, with any patience.
         """
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
         if not self.active:
             try:
                 async with asyncio.timeout(SILENCE_S) as patience:
-                    return await pooled()
+                    answer = await pooled()
+                self._answered_s = loop.time()
+                return answer
             except TimeoutError:
                 if not patience.expired():
                     raise
                 self.begin()
-            except asyncio.CancelledError:  # whoever asked lost patience first
-                self.begin()
+            except asyncio.CancelledError:
+                if self._answered_s <= asked_s:  # else the pool works, and this was the slower of two requests
+                    self.begin()
                 raise
         return await fresh()

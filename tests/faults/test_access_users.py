@@ -129,6 +129,18 @@ def test_who_may_fetch_may_have_a_store_tried_and_learns_no_more(daemon: Daemon,
     assert [finding["check"] for finding in findings] == ["network.proxy", "store.clock", "store.reach", "store.speed"]
 
 
+def test_a_failed_trial_tells_the_way_to_a_store_only_to_who_runs_the_daemon(folder: Path) -> None:
+    """The command that asks the store without shardcache has the options of the [[origin]] table, for root alone."""
+    (folder / "c.toml").write_text('[[origin]]\nmatch = "s3://"\nregion = "eu-hidden-1"\nanon = true\n')
+    with Canary() as canary:
+        env = {"AWS_ENDPOINT_URL": canary.url("")}
+        with Daemon(folder, "--config", str(folder / "c.toml"), "--group", GROUP.gr_name, env=env) as daemon:
+            body = {"urls": ["s3://bucket/a.tar"], "quick": True}
+            told = [str(user.ask(daemon.socket, "POST", "/v1/probe", body)) for user in (MEMBER, OtherUser(0))]
+    assert ["s3://bucket/a.tar" in text for text in told] == [True, True]
+    assert ["eu-hidden-1" in text for text in told] == [False, True]
+
+
 def test_by_default_others_get_no_rights_of_the_daemons_place(folder: Path) -> None:
     """Without rules a member of the group can have neither local files fetched nor this node asked, by any notation."""
     (folder / "secret.tar").write_bytes(make_tar(random_samples(1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,16 @@ def test_an_index_has_a_limit() -> None:
         read(b'{"shardlist": [{"url": "a"}, {"url": "b"}, {"url": "c"}]}', most=2)
     with pytest.raises(ValueError, match="longer than"):
         read(b'{"x": [' + b"[]," * 200_000 + b'[]], "shardlist": []}')
+
+
+def test_an_index_of_wide_characters_takes_no_more_memory() -> None:
+    """One character that takes four bytes of memory does not make those of the whole file as wide."""
+    rows = ",".join(f'{{"url": "{number}{"d" * 8_000}.tar"}}' for number in range(2_000))
+    index = f'{{"shardlist": [{{"url": "\N{DROMEDARY CAMEL}.tar"}}, {rows}]}}'.encode()
+    tracemalloc.start()
+    try:
+        read_bytes = sum(len(ref.url) for ref in read(index))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 2 * read_bytes

@@ -71,6 +71,7 @@ def test_value_that_makes_no_sense_is_a_usage_error(flag: str, value: str, tmp_p
         ("part-size = '8MB'", 1, "part_size"),
         ("[[origin]]\nmatch = 's3://a/'\n\n[[origin]]\nmatch = 's3://b/'\nendpoint = 'http://c'", 6, "endpoint_url"),
         ("[[allow]]\nprefix = 's3://a/'\n[[allow]]\nprefix = 's3://b/'\nuser = ['root']", 3, "users"),
+        ("[[allow]]\nprefx = 's3://a/'", 1, "prefix"),
     ],
 )
 def test_a_misspelt_option_is_shown_with_its_line_and_the_one_that_was_meant(
@@ -86,6 +87,8 @@ def test_a_value_is_blamed_on_where_it_was_given(tmp_path: Path) -> None:
     """The variable, or the line of the file; a limit reads as people write sizes."""
     ran = shardcache("serve", "--cache-dir", tmp_path / "cache", env={"SHARDCACHE_MAX_BANDWIDTH": "1kB"})
     assert ran.code == 2 and "$SHARDCACHE_MAX_BANDWIDTH: at least 65.5 kB" in ran.err
+    ran = shardcache("serve", "--cache-dir", tmp_path / "cache", env={"SHARDCACHE_ORIGIN": "s3://b/"})
+    assert ran.code == 2 and "SHARDCACHE_ variable" in ran.err and ".toml" not in ran.err
     ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="[origin]\nmatch = 's3://b/'")
     assert ran.code == 2 and "write [[origin]]" in ran.err
 

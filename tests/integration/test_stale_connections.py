@@ -11,9 +11,11 @@ import pytest
 
 from shardcache.origin.base import nothing
 from shardcache.origin.registry import Origins
+from shardcache.origin.sockets import SILENCE_S
 from support.buckets import Bucket, use_aws
 from support.faulty_proxy import FaultyProxy
 from support.lead import lead
+from support.mischief import Mischief
 from support.origins import read_range
 from support.silent_address import SILENT, SilentAddress
 
@@ -85,6 +87,25 @@ async def test_who_loses_patience_first_asks_over_a_new_connection(
     assert proxy.swallowed == len(asked)
     assert await ask_all(origins, asked) == wanted
     assert proxy.swallowed == len(asked)
+
+
+async def test_the_slower_of_two_requests_casts_no_doubt(moto: Bucket, proxy: FaultyProxy, origins: Origins) -> None:
+    """A question that is given up while others are answered over idle connections leaves these in use."""
+    url = questions(moto, proxy.endpoint_url)[3][1]
+    origin = origins.origin(url)
+    obj = await origin.stat(url)
+    await asyncio.gather(*(origin.stat(url) for _ in range(CONNECTIONS)))
+    proxy.fail(Mischief.SILENCE, start=1, times=1)
+    async with asyncio.timeout(SILENCE_S):
+        late = asyncio.create_task(read_range(origin, obj, 1, 2))
+        while not proxy.done[Mischief.SILENCE]:
+            await origin.stat(url)
+        await origin.stat(url)
+    late.cancel()
+    await asyncio.wait([late])
+    connections = proxy.connections
+    await origin.stat(url)
+    assert proxy.connections == connections
 
 
 async def test_a_silent_first_address_is_passed_over(

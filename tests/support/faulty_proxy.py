@@ -72,6 +72,7 @@ class FaultyProxy:
         endpoint_url: where it listens; set on entering.
         done: how often each mischief really reached a client.
         requests: that came.
+        connections: that were opened.
         sent_bytes: of bodies.
         swallowed: requests that came over forgotten connections.
     """
@@ -109,6 +110,7 @@ class FaultyProxy:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="faulty-proxy")
         self.done: Counter[Mischief] = Counter()
         self.requests = 0
+        self.connections = 0
         self.sent_bytes = 0
 
     def __repr__(self) -> str:
@@ -174,6 +176,7 @@ class FaultyProxy:
         task = asyncio.current_task()
         assert task is not None
         self._clients[writer] = task
+        self.connections += 1
         try:
             while request := await _read_request(reader, writer):
                 self.requests += 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -185,3 +188,12 @@ def test_two_spellings_of_one_place_are_compared_as_one(url: str, same: str) -> 
 def test_the_protocol_of_a_path_is_file() -> None:
     """Absolute paths need no scheme; schemes are compared in lower case."""
     assert [protocol_of(url) for url in ("/data/a.tar", "S3://b/a", "https://h/a")] == ["file", "s3", "https"]
+
+
+def test_an_absolute_path_needs_no_working_folder(tmp_path: Path) -> None:
+    """In a process whose folder was removed, absolute paths and urls are as they were."""
+    code = (
+        "import os; from shardcache.protocol import from_here as f; os.rmdir(os.getcwd()); print(f('file:/data/a.tar'))"
+    )
+    command = (sys.executable, "-P", "-c", code)
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout == "/data/a.tar\n"

@@ -58,9 +58,9 @@ class Trial:
             for finding in await reach.examine(origin, await reach.stat(origin, shard), subject, self._pull()):
                 yield finding
         except ShardcacheError as exn:
-            yield of_error(
-                "store.reach", exn, _why(exn, target, table), subject=subject, command=_command(exn, url, table)
-            )
+            shown = table if self.peer.is_trusted else OriginTable.model_validate({"match": ""})
+            why, command = _why(exn, target, shown), _command(exn, url, shown)
+            yield of_error("store.reach", exn, why, subject=subject, command=command)
 
     def _pull(self) -> Pull | None:
         if self.quick or not self.peer.is_trusted:
