@@ -1,19 +1,23 @@
-"""The way past the daemon, for code that blocks: an event loop in a thread of this process, and what it fetches."""
+"""The way past the daemon, for code that blocks: requests to the event loop of this process, and what they fetch."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, wait
+from typing import Any, ParamSpec, TypeVar
 
 from shardcache.config import Settings
 from shardcache.direct.fetching import Fetcher, Held, Wish
+from shardcache.direct.loop import LoopThread, loop_here
 from shardcache.direct.scratch import Scratch
 from shardcache.errors import OriginUnavailableError
 from shardcache.protocol import Leased, ShardRef
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _STOP_LIMIT_S = 5.0
 
@@ -28,13 +32,9 @@ class Direct:
     def __init__(self) -> None:
         settings = Settings.load({})
         self._fetcher = Fetcher(settings, Scratch(settings.min_free))
-        self._loop = asyncio.new_event_loop()
-        stop = asyncio.Event()
-        thread = threading.Thread(
-            target=_run, args=(self._loop, self._fetcher, stop), name="shardcache-direct", daemon=True
-        )
-        self._end = weakref.finalize(self, _end, self._loop, stop, thread, os.getpid())
-        thread.start()
+        self._thread = loop_here()
+        self._tasks = _Tasks()
+        self._end = weakref.finalize(self, _end, self._thread, self._fetcher, self._tasks, os.getpid())
 
     def __repr__(self) -> str:
         return f"Direct({self._fetcher!r}, closed={not self._end.alive})"
@@ -50,7 +50,7 @@ class Direct:
         Raises NotFoundError and whatever else the store has to say about them; OriginUnavailableError when it says
         nothing in time.
         """
-        future = asyncio.run_coroutine_threadsafe(self._fetcher.resolve(urls), self._loop)
+        future = self._thread.run(self._tasks.run, self._fetcher.resolve, urls)
         wait([future], timeout_s)
         if not future.done():
             future.cancel()
@@ -60,13 +60,13 @@ class Direct:
     def fetch(self, ref: ShardRef) -> Fetch:
         """Begin to fetch a shard."""
         wish = Wish(ref)
-        return Fetch(asyncio.run_coroutine_threadsafe(self._fetcher.fetch(wish), self._loop), wish, self._reconsider)
+        return Fetch(self._thread.run(self._tasks.run, self._fetcher.fetch, wish), wish, self._reconsider)
 
     def _reconsider(self) -> None:
-        self._loop.call_soon_threadsafe(self._fetcher.reconsider)
+        self._thread.loop.call_soon_threadsafe(self._fetcher.reconsider)
 
     def close(self) -> None:
-        """End the thread, and with it what is still being fetched. What was fetched stays as long as it is held."""
+        """End what is still being fetched, and the connections. What was fetched stays as long as it is held."""
         self._end()
 
 
@@ -105,23 +105,38 @@ class Fetch:
         self._future.cancel()
 
 
-def _run(loop: asyncio.AbstractEventLoop, fetcher: Fetcher, stop: asyncio.Event) -> None:
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(_serve(fetcher, stop))
+class _Tasks:
+    """The tasks of one `Direct` on the loop that all of them share."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a coroutine function until it returns, or until `cancel`."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            return await function(*args, **kwargs)
+        finally:
+            self._running.discard(task)
+
+    async def cancel(self) -> None:
+        """Cancel the tasks, and wait for their ends."""
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _serve(fetcher: Fetcher, stop: asyncio.Event) -> None:
-    await stop.wait()
-    fetching = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in fetching:
-        task.cancel()
-    await asyncio.gather(*fetching, return_exceptions=True)  # their connections go back before these are closed
+async def _close(fetcher: Fetcher, tasks: _Tasks) -> None:
+    await tasks.cancel()  # their connections go back before these are closed
     await fetcher.close()
 
 
-def _end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, thread: threading.Thread, pid: int) -> None:
+def _end(thread: LoopThread, fetcher: Fetcher, tasks: _Tasks, pid: int) -> None:
     if os.getpid() != pid:
         return  # a forked child has neither the thread nor a say in its loop
-    loop.call_soon_threadsafe(stop.set)
-    if thread is not threading.current_thread():  # where the collector finds it
-        thread.join(_STOP_LIMIT_S)
+    closed = thread.run(_close, fetcher, tasks)
+    if not thread.is_current():  # where the collector finds it
+        wait([closed], _STOP_LIMIT_S)

@@ -127,7 +127,7 @@ class DirectSession:
         self._direct = None
 
     def end_if_idle(self) -> None:
-        """End the thread and its connections where nothing is leased; a lease begins them anew."""
+        """Close the connections to stores where nothing is leased; the next lease opens them again."""
         if self._direct is not None and not self._fetches:
             self._direct.close()
             self._direct = None
