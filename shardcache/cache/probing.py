@@ -18,7 +18,9 @@ from shardcache.config import Settings
 from shardcache.errors import ConfigError
 from shardcache.origin.registry import Origins
 
-_MAX_URLS = 16
+MAX_URLS = 16
+"""Limit on the urls of one request."""
+
 # Of the cached shards, only the first ones are searched for stores.
 _MAX_ROWS = 10_000
 
@@ -41,8 +43,8 @@ class Probing:
 
         Raises NotAllowedError before any store is asked, ConfigError for too many urls.
         """
-        if len(urls) > _MAX_URLS:
-            raise ConfigError(f"more than {_MAX_URLS} urls to try", remedy="try some of them at a time")
+        if len(urls) > MAX_URLS:
+            raise ConfigError(f"more than {MAX_URLS} urls to try", remedy="try some of them at a time")
         await asyncio.to_thread(self._manifests.check, urls, peer)
         trial = Trial(self._settings, self._origins, self._allow, peer, f"the daemon's, run as {_me()}", quick)
         async with self._turn:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from shardcache import __version__
+from shardcache.cache.probing import MAX_URLS
 
 Json = dict[str, Any]
 
@@ -76,7 +77,7 @@ def _paths() -> Json:
         },
         "/v1/probe": {
             "post": _operation("Try the stores of some urls, or all known ones.", NDJSON, _lines("Finding"), _STOPPING)
-            | _body({"urls": _URLS, "quick": {"type": "boolean"}})
+            | _body({"urls": {**_URLS, "maxItems": MAX_URLS}, "quick": {"type": "boolean"}})
         },
         "/v1/verify": {
             "post": _operation("Read the shards below a prefix again.", NDJSON, _lines("Event"), _STOPPING)
