@@ -16,15 +16,16 @@ FORKS = 20
 
 # In a process of its own, for the threads of this one's servers end and take locks as they please.
 _FORKING = """
-import json, os, ssl, sys, threading
-
-# The last of what a worker does for a task is to wake the loop, by a byte to a socket.
-RESTING = {"wait", "_worker", "_write_to_self"}
+import json, os, ssl, sys, threading, traceback
 
 def look():  # registered first, this runs last before the fork
-    here = threading.get_ident()
-    frames = {thread: frame for thread, frame in sys._current_frames().items() if thread in ours() - {here}}
-    at_work.update({frame.f_code.co_name for frame in frames.values()} - RESTING)
+    frames = sys._current_frames()
+    for thread in threading.enumerate():
+        if thread.name == "shardcache-direct" and frames[thread.ident].f_code.co_name != "wait":
+            at_work.add("the loop")
+        elif thread.name.startswith("shardcache-direct_"):  # it may still wake the loop, by a byte to a socket
+            files = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(frames[thread.ident])]
+            at_work.update(file for file in files if "/shardcache/" in file)
 
 def ours():
     return {thread.ident for thread in threading.enumerate() if thread.name.startswith("shardcache-direct")}
