@@ -388,7 +388,7 @@ def _yielded(data: dict[str, Any]) -> int:
 
 
 def _is_formatted_for_trainer() -> bool:
-    """Whether the caller's `__str__` is called to send the error from a DataLoader worker to the trainer."""
+    """Return True where the caller's `__str__` is called to send the error from a DataLoader worker to the trainer."""
     frame = sys._getframe(1).f_back  # none where the interpreter itself prints an error that ended the program
     while frame is not None and frame.f_globals.get("__name__") == "traceback":
         frame = frame.f_back

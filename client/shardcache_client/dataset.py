@@ -198,7 +198,7 @@ class ShardDataset(IterableDataset[Any]):
 
     @property
     def _stream(self) -> EpochStream | None:
-        """What this process reads; one that was forked meanwhile reads nothing yet."""
+        """The stream that this process reads; None in one that was forked since it began."""
         return self._reading[1] if self._reading is not None and self._reading[0] == os.getpid() else None
 
     def _look_at_callers(self) -> None:

@@ -128,7 +128,7 @@ class Claim:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nothing but room, its own or its predecessor's, lets it go on."""
+        """True while nothing but room, its own or its predecessor's, lets it continue."""
         return self.wanted_bytes > 0 or (self.behind is not None and self.behind.is_blocked)
 
     @property

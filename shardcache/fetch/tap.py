@@ -21,7 +21,7 @@ class Coming:
 
     @property
     def size_bytes(self) -> int:
-        """How many they are now."""
+        """Their present number."""
         return sum(tap.received_bytes - before_bytes for tap, before_bytes in self._parts.values())
 
     def begin(self, part: int, tap: Tap) -> None:

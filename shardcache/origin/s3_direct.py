@@ -118,7 +118,7 @@ class DirectRequests:
         return None
 
     def _is_proxied(self, url: str) -> bool:
-        """Whether the environment names a proxy on the way to a url: that is the SDK's matter."""
+        """Return True where the environment names a proxy on the way to a url: that is the SDK's matter."""
         host = urlsplit(url).netloc
         if host not in self._proxied:
             self._proxied[host] = bool(get_environ_proxies(url))

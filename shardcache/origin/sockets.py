@@ -66,7 +66,7 @@ class Distrust:
 
     @property
     def active(self) -> bool:
-        """Whether idle connections are distrusted now."""
+        """True while idle connections are distrusted."""
         return asyncio.get_running_loop().time() < self._until_s
 
     def begin(self) -> None:

@@ -168,12 +168,12 @@ class _Connection(asyncio.BufferedProtocol):
 
     @property
     def lost(self) -> bool:
-        """Whether it is closed."""
+        """True once it is closed."""
         return self._lost is not None
 
     @property
     def answering(self) -> bool:
-        """Whether anything came in answer to the last request."""
+        """True once anything came in answer to the last request."""
         return self._body is not None or self._filled > 0
 
     async def ask(self, request: bytes, buffer: memoryview | None, flow: Flow, patience_s: float | None) -> Head:

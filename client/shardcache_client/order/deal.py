@@ -158,7 +158,7 @@ class Dealing:
 
     @property
     def needs_counts(self) -> bool:
-        """Whether several ranks can be dealt nothing as long as samples are not counted; see `check`."""
+        """True where several ranks can be dealt nothing as long as samples are not counted; see `check`."""
         return self.even is not None and self.samples_per_epoch is None
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:

@@ -11,7 +11,7 @@ from shardcache_client.topology import Ranks, Topology, ranks_of_environment
 
 
 def in_worker() -> bool:
-    """Whether this process is a DataLoader worker."""
+    """Return True in a DataLoader worker."""
     return get_worker_info() is not None
 
 
