@@ -216,9 +216,7 @@ class ShardDataset(IterableDataset[Any]):
             if states[0].counted != source.deal.counted:
                 source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
             start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
-        loader = _loader()
-        name = "" if loader is None else f"{os.getppid()}-{loader.number}"  # two runs may have the same seeds
-        reader = Reader(self._job, topology, name, self._dealing.batch_size)
+        reader = Reader(self._job, topology, _loader_name(), self._dealing.batch_size)
         return EpochStream(source, reader, start, Tally.at(start.place, self._on_error))
 
     def _deal(self) -> Deal:
@@ -290,7 +288,7 @@ class ShardDataset(IterableDataset[Any]):
         topology = self.topology()
         if batches is not None:
             return self._state_of_rank(topology, batches)
-        if _loader() is None and self._bookmark.workers:
+        if not in_worker() and self._bookmark.workers:
             raise ConfigError(
                 "the samples are read by a loader's workers, which are ahead of the training loop",
                 remedy="use torchdata's StatefulDataLoader and its state_dict(); or call state_dict(batches=...) with "
@@ -399,6 +397,15 @@ def _loader() -> Loader | None:
     """Return which DataLoader worker this process is, if it is one."""
     info = get_worker_info()
     return None if info is None else Loader(info.seed - info.id, info.id, info.num_workers)
+
+
+def _loader_name() -> str:
+    """Return a name that no other loader on this node has; empty in a process that is no loader's worker.
+
+    Two runs may have the same seeds, and two containers the same process ids.
+    """
+    loader = _loader()
+    return "" if loader is None else f"{os.stat('/proc/self/ns/pid').st_ino}-{os.getppid()}-{loader.number}"  # noqa: PTH116
 
 
 def _handover() -> Handover:
