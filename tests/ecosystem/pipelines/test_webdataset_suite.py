@@ -91,6 +91,6 @@ def test_what_passes_with_webdataset_passes_with_the_drop_in(sdist: Path, data_u
         drop_in = {"SUITE_DROP_IN": "1", "SHARDCACHE_SOCKET": str(daemon.socket)}
         theirs, ours = pool.map(lambda env: outcomes(sdist, data_url, **proxy, **env), ({}, drop_in))
     passed, failed = theirs
-    assert failed == FAILS_WITH_WEBDATASET.keys()
+    assert failed <= FAILS_WITH_WEBDATASET.keys()  # it passes now and then
     assert len(passed) > 180
     assert ours == ((passed | failed) - EXPECTED_TO_FAIL.keys(), EXPECTED_TO_FAIL.keys())
