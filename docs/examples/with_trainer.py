@@ -127,6 +127,7 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=args.resume)
     _, labels = trainer.predict(validation)[:2]
     report("predicted", [[f"{number:06d}" for number in labels[1]]], args.out)
+    dist.barrier()  # gloo may deadlock when it is destroyed while its thread still frees what was gathered
     dist.destroy_process_group()
 
 
