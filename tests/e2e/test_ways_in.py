@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from support.daemon import Daemon
-from support.examples import BATCH, EPOCHS, LIMIT_S, RANKS, TRAINING, VALIDATION, check, counted_shards, run, torchrun
+from support.examples import (
+    BATCH,
+    EPOCHS,
+    LIMIT_S,
+    RANKS,
+    TRAINING,
+    check,
+    check_resumed,
+    counted_shards,
+    run,
+    torchrun,
+)
 from support.moto_s3 import MotoS3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
@@ -38,17 +49,7 @@ def test_lightning_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path) 
 
     Lightning saves the loader's state of rank 0 alone, and gives it to all ranks.
     """
-    saved = tmp_path / "saved"
-    command = ["with_lightning.py", "s3://ways-in/train/", "--validation", "s3://ways-in/val/"]
-    epochs = run(daemon, tmp_path / "out", *command, "--checkpoints", str(saved))
-    for epoch in range(EPOCHS):
-        check(epochs[f"epoch {epoch} training"], TRAINING)
-        check(epochs[f"epoch {epoch} validation"], VALIDATION)
-    steps = len(epochs["epoch 0 training"][0])
-    resumed = run(daemon, tmp_path / "resumed", *command, "--resume", str(saved / f"epoch=1-step={steps + 3}.ckpt"))
-    assert "epoch 0 training" not in resumed
-    assert resumed["epoch 1 training"] == [rank[3:] for rank in epochs["epoch 1 training"]]
-    assert resumed["epoch 2 training"] == epochs["epoch 2 training"]
+    check_resumed(daemon, tmp_path, ["with_lightning.py"], "epoch=1-step={}.ckpt".format)
 
 
 def test_accelerate_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
@@ -56,17 +57,7 @@ def test_accelerate_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path)
 
     Accelerate saves the states of rank 0 alone, and gives them to all ranks.
     """
-    saved = tmp_path / "saved"
-    command = [*torchrun("with_accelerate.py"), "s3://ways-in/train/", "--validation", "s3://ways-in/val/"]
-    epochs = run(daemon, tmp_path / "out", *command, "--checkpoints", str(saved))
-    for epoch in range(EPOCHS):
-        check(epochs[f"epoch {epoch} training"], TRAINING)
-        check(epochs[f"epoch {epoch} validation"], VALIDATION)
-    steps = len(epochs["epoch 0 training"][0])
-    resumed = run(daemon, tmp_path / "resumed", *command, "--resume", str(saved / f"step-{steps + 3}"))
-    assert "epoch 0 training" not in resumed
-    assert resumed["epoch 1 training"] == [rank[3:] for rank in epochs["epoch 1 training"]]
-    assert resumed["epoch 2 training"] == epochs["epoch 2 training"]
+    check_resumed(daemon, tmp_path, torchrun("with_accelerate.py"), "step-{}".format)
 
 
 def test_another_number_of_processes_reads_the_rest(daemon: Daemon, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -26,6 +26,7 @@ RANKS = 2
 LIMIT_S = 150
 
 Rank = list[list[str]]  # the keys of each of its batches
+Reports = dict[str, list[Rank]]  # by the report's name
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def put_shards(server: MotoS3, name: str, counts: tuple[int, ...]) -> None:
         server.put("ways-in", f"{name}/{number}.tar", tar)
 
 
-def run(daemon: Daemon, out: Path, *command: str, limit_s: float = LIMIT_S) -> dict[str, list[Rank]]:
+def run(daemon: Daemon, out: Path, *command: str, limit_s: float = LIMIT_S) -> Reports:
     """Run an example; return what it reported: by the report's name, what each rank was given."""
     job = subprocess.Popen(
         [sys.executable, *command, "--socket", str(daemon.socket), "--out", str(out)],
@@ -78,3 +79,23 @@ def check(ranks: list[Rank], counts: tuple[int, ...]) -> None:
     reads = Counter(chain.from_iterable(chain.from_iterable(ranks)))
     assert sorted(reads) == [f"{number:06d}" for number in range(sum(counts))]
     assert reads.total() - len(reads) == -sum(counts) % RANKS
+
+
+def check_resumed(daemon: Daemon, folder: Path, command: list[str], checkpoint: Callable[[int], str]) -> Reports:
+    """Run an example that trains and validates, then again from within its second epoch; return the first's reports.
+
+    Args:
+        checkpoint: names that of a step, counted over all epochs, below the folder of `--checkpoints`.
+    """
+    saved = folder / "saved"
+    command = [*command, "s3://ways-in/train/", "--validation", "s3://ways-in/val/", "--checkpoints", str(saved)]
+    epochs = run(daemon, folder / "out", *command)
+    for epoch in range(EPOCHS):
+        check(epochs[f"epoch {epoch} training"], TRAINING)
+        check(epochs[f"epoch {epoch} validation"], VALIDATION)
+    steps = len(epochs["epoch 0 training"][0])
+    resumed = run(daemon, folder / "resumed", *command, "--resume", str(saved / checkpoint(steps + 3)))
+    assert "epoch 0 training" not in resumed
+    assert resumed["epoch 1 training"] == [rank[3:] for rank in epochs["epoch 1 training"]]
+    assert resumed["epoch 2 training"] == epochs["epoch 2 training"]
+    return epochs

@@ -11,7 +11,7 @@ import pytest
 
 from support.cli import shardcache
 from support.daemon import Daemon
-from support.examples import EPOCHS, TRAINING, VALIDATION, check, counted_shards, run, torchrun
+from support.examples import EPOCHS, TRAINING, VALIDATION, check, check_resumed, counted_shards, run, torchrun
 from support.moto_s3 import MotoS3
 
 RAY_LIMIT_S = 300  # Ray starts a dozen processes before the first of ours
@@ -28,23 +28,12 @@ def daemon(moto_server: MotoS3) -> Iterator[Daemon]:
 
 def test_trainer_trains_evaluates_predicts_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
     """Three epochs, each evaluated, and predictions for every sample; a run resumed within the second one reads on."""
-    saved = tmp_path / "saved"
-    command = [*torchrun("with_trainer.py"), "s3://ways-in/train/", "--validation", "s3://ways-in/val/"]
-    command += ["--checkpoints", str(saved)]
-    epochs = run(daemon, tmp_path / "out", *command)
-    for epoch in range(EPOCHS):
-        check(epochs[f"epoch {epoch} training"], TRAINING)
-        check(epochs[f"epoch {epoch} validation"], VALIDATION)
+    epochs = check_resumed(daemon, tmp_path, torchrun("with_trainer.py"), "checkpoint-{}".format)
     samples = sum(VALIDATION)
     for predicted in map(chain.from_iterable, epochs["predicted"]):  # gathered: all of them on each rank
         keys = list(predicted)
         assert len(keys) == samples + samples % 2
         assert sorted(set(keys)) == [f"{number:06d}" for number in range(samples)]
-    steps = len(epochs["epoch 0 training"][0])
-    resumed = run(daemon, tmp_path / "resumed", *command, "--resume", str(saved / f"checkpoint-{steps + 3}"))
-    assert "epoch 0 training" not in resumed
-    assert resumed["epoch 1 training"] == [rank[3:] for rank in epochs["epoch 1 training"]]
-    assert resumed["epoch 2 training"] == epochs["epoch 2 training"]
 
 
 @pytest.fixture
