@@ -9,6 +9,7 @@ loaders of ShardTrainer, in the three methods that Trainer documents for it, are
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -127,7 +128,8 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=args.resume)
     _, labels = trainer.predict(validation)[:2]
     report("predicted", [[f"{number:06d}" for number in labels[1]]], args.out)
-    dist.barrier()  # gloo may deadlock when it is destroyed while its thread still frees what was gathered
+    del trainer  # DDP has to go first: gloo may deadlock where DDP's end is what ends the process group
+    gc.collect()
     dist.destroy_process_group()
 
 
