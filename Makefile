@@ -1,8 +1,9 @@
 # One target a habit. `make VENV=/elsewhere …` keeps the virtual environment out of the checkout;
-# `make PYTHON=python3.12 …` makes it with another interpreter.
+# `make PYTHON=python3.12 …` makes it with another interpreter. `make WORKERS=8 test` runs more tests at a time.
 
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= 4
 BIN := $(VENV)/bin
 TYPED := shardcache client/shardcache_client tests/support
 
@@ -17,7 +18,7 @@ demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a sto
 	$(BIN)/shardcache demo
 
 test: $(VENV)/.installed-dev  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus
 	$(BIN)/python -m pytest -m '' tests/platforms

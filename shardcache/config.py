@@ -51,7 +51,13 @@ _BYTES = TypeAdapter(ByteSize)
 
 _PREFIX = "SHARDCACHE_"
 # Read by the training side and by the command line.
-_OTHER_VARIABLES = {CONFIG_ENV, "SHARDCACHE_SOCKET", "SHARDCACHE_JOB", "SHARDCACHE_DIRECT_DIR"}
+_OTHER_VARIABLES = {
+    CONFIG_ENV,
+    "SHARDCACHE_SOCKET",
+    "SHARDCACHE_JOB",
+    "SHARDCACHE_DIRECT_DIR",
+    "SHARDCACHE_TUNE_MALLOC",
+}
 # Kubernetes tells every pod of a service that is called shardcache.
 _SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
 
@@ -184,7 +190,9 @@ class OriginTable(BaseModel):
         True, description="compare S3 objects that have no checksum with their ETags, where these are MD5s"
     )
     storage_options: dict[str, Any] = Field(
-        default_factory=dict, description="passed to the fsspec filesystem as they are", repr=False
+        default_factory=dict,
+        description="options of the fsspec filesystem; for web servers headers, cookies, params and proxy",
+        repr=False,
     )
 
 

@@ -73,9 +73,13 @@ async def _serve(settings: Settings, manager: Manager, handed: Handed) -> None:
 
 async def _serve_at(sock: socket.socket, listener: Listener | None, settings: Settings, manager: Manager) -> None:
     with garbage.building():
-        store = await manager.have_patience(
-            "Looking for what the cache folder holds.",
-            lambda: Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group),
+        # The first reader does not wait for the SDK. Loaded here, its tens of thousands of objects are frozen as well.
+        _, store = await asyncio.gather(
+            Origins.load(),
+            manager.have_patience(
+                "Looking for what the cache folder holds.",
+                lambda: Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group),
+            ),
         )
     # The server goes last: a daemon that is started before the folder is free is told that this one is stopping.
     async with contextlib.AsyncExitStack() as last:
@@ -121,7 +125,7 @@ async def _run(
                 watching = group.create_task(
                     manager.watch(lambda: standing(cache.health()["disk"], store, len(drain.sessions))), name="manager"
                 )
-                group.create_task(_prepare(origins))
+                group.create_task(origins.prepare())
                 group.create_task(indexers.prepare())
                 await stop.wait()
             log.info("stopping")
@@ -133,11 +137,6 @@ async def _run(
     finally:
         await indexers.close()
         await origins.close()
-
-
-async def _prepare(origins: Origins) -> None:
-    await origins.prepare()
-    garbage.spare()  # what botocore knows of S3 is tens of thousands of objects
 
 
 @contextlib.contextmanager

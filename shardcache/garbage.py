@@ -27,10 +27,5 @@ def building() -> Iterator[None]:
     try:
         yield
     finally:
-        spare()
+        gc.freeze()
         gc.enable()
-
-
-def spare() -> None:
-    """Never look again at what there is now; it goes when the last reference does."""
-    gc.freeze()

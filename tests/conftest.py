@@ -11,9 +11,10 @@ import pytest
 from hypothesis import settings
 
 from shardcache.origin.registry import Origins
+from support import cli
 from support.buckets import Bucket, fresh_bucket, use_aws
 from support.daemon import Daemon
-from support.environment import isolate
+from support.environment import heed_interrupts, isolate
 from support.faulty_s3 import FaultyS3
 from support.moto_s3 import MotoS3
 from support.seaweedfs import SeaweedFS
@@ -36,15 +37,16 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="shardcache-tests-")
     config.add_cleanup(folder.cleanup)
     isolate(Path(folder.name))
+    heed_interrupts()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def zygote() -> Iterator[Zygote]:
-    """What daemons are forked from unless a test says otherwise: to start from nothing takes each of them a second."""
-    with Zygote() as zygote:
-        usual, Daemon.usual_spawn = Daemon.usual_spawn, zygote.spawn
+    """What `shardcache` is forked from unless a test says otherwise: to start from nothing takes a second each time."""
+    with Zygote() as zygote, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Daemon, "usual_spawn", zygote.spawn)
+        patch.setattr(cli, "usual_run", zygote.run)
         yield zygote
-        Daemon.usual_spawn = usual
 
 
 @pytest.fixture(scope="session")

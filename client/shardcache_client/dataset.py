@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
 from shardcache_client.handlers import Handler, reraise
+from shardcache_client.malloc import keep_freed_memory
 from shardcache_client.order.deal import Deal, Dealing, SampleDeal, check
 from shardcache_client.order.partition import Cut, Even, taken_in_turns
 from shardcache_client.order.rounds import Shuffle
@@ -86,7 +87,9 @@ class ShardDataset(IterableDataset[Any]):
             the store meanwhile, with this process's own credentials. Needs `shardcache[daemon]`; see docs/fallback.md.
         zero_copy: members of 4 KiB and more are read-only arrays (`buffers.Buffer`) over the mapped shard in place of
             bytes; they convert and compare as bytes do, and reach the training process from a DataLoader worker without
-            being copied. `json.loads`, which takes only bytes, needs `bytes(value)`. Needs numpy; no partial reads.
+            being copied. True: all such members; an extension, or several: only those, and all others are bytes.
+            `json.loads` takes only bytes: leave its extension out, or give it `bytes(value)`. Needs numpy; no partial
+            reads.
 
     Attributes:
         seed: as given.
@@ -122,7 +125,7 @@ class ShardDataset(IterableDataset[Any]):
         timeout_s: float = 300.0,
         partial_reads: bool = True,
         fallback: Fallback = "error",
-        zero_copy: bool = False,
+        zero_copy: bool | str | Collection[str] = False,
     ) -> None:
         _check_least(0, shuffle_window=shuffle_window)
         counts = {"samples_per_epoch": samples_per_epoch, "epochs": epochs}
@@ -151,7 +154,7 @@ class ShardDataset(IterableDataset[Any]):
             manifest=self.manifest,
             deal=self._dealing.deal(self.manifest),
             decode=decode,
-            handover=_handover() if zero_copy else None,
+            handover=_handover(zero_copy) if zero_copy else None,
             epochs=epochs,
         )
         self._board = Board(in_worker=in_worker)
@@ -181,6 +184,8 @@ class ShardDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         loader = _loader()
+        if loader is not None:
+            keep_freed_memory()
         if self._source.handover is not None:
             _let_collate_pass_buffers()
             if loader is None:
@@ -408,10 +413,15 @@ def _loader_name() -> str:
     return "" if loader is None else f"{os.stat('/proc/self/ns/pid').st_ino}-{os.getppid()}-{loader.number}"  # noqa: PTH116
 
 
-def _handover() -> Handover:
+def _handover(zero_copy: bool | str | Collection[str]) -> Handover:
     from shardcache_client.sharing.handover import Handover  # numpy is needed from here on
 
-    return Handover()
+    if isinstance(zero_copy, bool):
+        return Handover()
+    extensions = [zero_copy] if isinstance(zero_copy, str) else zero_copy
+    if any(extension.startswith(".") for extension in extensions):
+        raise ConfigError(f"zero_copy is {zero_copy!r}", remedy='write extensions as in samples: "jpg", not ".jpg"')
+    return Handover(frozenset(extension.lower() for extension in extensions))
 
 
 def _let_collate_pass_buffers() -> None:

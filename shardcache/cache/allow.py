@@ -9,8 +9,8 @@ from pathlib import Path
 
 from shardcache.config import AllowRule
 from shardcache.errors import NotAllowedError, ShardcacheError
-from shardcache.origin.addresses import is_near
 from shardcache.origin.urls import LOCAL, WEB, canonical, checked, host_of, protocol_of
+from shardcache.transport.addresses import is_near
 
 # What is reached by the network, at a place that its service has chosen, with rights that the daemon was given.
 _STORES = frozenset(

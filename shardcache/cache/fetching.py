@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from shardcache.cache.arriving import Arriving
+from shardcache.cache.bidding import bid, first_bid
 from shardcache.cache.health import Health
 from shardcache.cache.holds import Holds
 from shardcache.cache.ingesting import Ingester
@@ -26,7 +27,6 @@ from shardcache.errors import (
     ShardcacheError,
     ShardChangedError,
 )
-from shardcache.fetch.bid import Bid
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.tap import Coming
 from shardcache.metrics import Counters
@@ -110,9 +110,10 @@ class Fetcher:
         failure: ShardcacheError | None = None
         for _ in range(_VERSIONS):
             transfer.stages.enter(Stage.ASKING)
-            obj = await self._downloader.stat(origin, transfer.ref.url)
             try:
-                return await self._version(transfer, origin, obj)
+                with self._downloader.expect(transfer.ref.url, lambda: first_bid(transfer)):
+                    obj = await self._downloader.stat(origin, transfer.ref.url)
+                    return await self._version(transfer, origin, obj)
             except (ShardChangedError, CorruptShardError) as exn:
                 # A bit that flipped on the way is mended by another try; a damaged object is damaged again.
                 if isinstance(exn, CorruptShardError) and isinstance(failure, CorruptShardError):
@@ -200,7 +201,7 @@ class Fetcher:
             origin,
             partial.obj,
             partial,
-            bid=lambda: self._bid(partial.key),
+            bid=lambda: bid(claim.transfers, lambda: self._planner.now.next_use_s(partial.key)),
             progress=transfer.set_done,
             coming=transfer.coming,
         )
@@ -234,18 +235,6 @@ class Fetcher:
 
     def _urgency(self, key: str) -> Class:
         return min(transfer.klass for transfer in self._room.claims[key].transfers)
-
-    def _bid(self, key: str) -> Bid:
-        transfers = self._room.claims[key].transfers
-        waits = [wait for transfer in transfers if (wait := transfer.longest_wait())]
-        beginnings = [transfer.arriving for transfer in transfers if transfer.arriving]
-        if waits:
-            longest = min(waits, key=lambda wait: wait.since_s or 0.0)
-            alone = bool(beginnings) and any(wait.partial for wait in waits)
-            return Bid(Class.WAITING, longest.since_s or 0.0, longest.party, alone)
-        if readers := [party for beginning in beginnings for party in beginning.readers]:
-            return Bid(Class.WAITING, time.monotonic(), readers[0], alone=True)  # soon it will have read what is here
-        return Bid(self._urgency(key), self._planner.now.next_use_s(key), None)
 
     def _needed_at_s(self, key: str) -> float:
         match self._urgency(key):

@@ -122,9 +122,10 @@ class Scrubber:
                 return  # the disk fails: from here on when it is well again
             progress.key = key
             if time.monotonic() - self._remembered_s > _REMEMBER_S:
-                await self._remember()
-        self._progress = Progress(ended_s=time.time())
-        await self._remember()
+                await self._remember(progress)
+        ended = Progress(ended_s=time.time())
+        await self._remember(ended)
+        self._progress = ended  # shown once it is remembered: a restart does not repeat a round that was seen to end
 
     async def _look_at(self, shard: Shard) -> bool:
         """Check one shard; False when it is the disk that fails."""
@@ -149,6 +150,6 @@ class Scrubber:
             ahead_s = scrub.read_bytes / self._rate_bytes_per_s - (time.monotonic() - begun_s)
             await asyncio.sleep(max(0.0, ahead_s))
 
-    async def _remember(self) -> None:
-        progress, self._remembered_s = self._progress, time.monotonic()
+    async def _remember(self, progress: Progress) -> None:
+        self._remembered_s = time.monotonic()
         await self._store.catalogue.put([progress.key, progress.begun_s, progress.ended_s], _KIND)

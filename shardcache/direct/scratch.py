@@ -43,6 +43,11 @@ class ScratchFile:
         """A path by which this process alone can open it, as long as it refers to this object."""
         return Path(f"/proc/self/fd/{self.fd}")
 
+    @property
+    def path_for_others(self) -> Path:
+        """A path by which another process of the same user can open it while this process has it open."""
+        return Path(f"/proc/{os.getpid()}/fd/{self.fd}")
+
     def forget(self) -> None:
         """Close a forked child's copy, so that the file goes when its owner is done with it."""
         self._close()
@@ -95,7 +100,11 @@ class Scratch:
         try:
             yield
         except OSError as exn:
-            kind = DiskFullError if exn.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else CacheDirError
-            raise kind(f"cannot be kept in {self.folder} ({exn.strerror})", url=url, remedy=_REMEDY) from exn
+            raise self.error(exn, url) from exn
         except CacheError as exn:
             raise type(exn)(f"cannot be kept in {self.folder}: {exn.message}", url=url, remedy=_REMEDY) from exn
+
+    def error(self, exn: OSError, url: str) -> CacheError:
+        """Return the error for a file of this folder that cannot be used."""
+        kind = DiskFullError if exn.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else CacheDirError
+        return kind(f"cannot be kept in {self.folder} ({exn.strerror})", url=url, remedy=_REMEDY)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from awscrt import checksums
-
 from shardcache.direct.scratch import Scratch, ScratchFile
+from shardcache.errors import ShardcacheError
 from shardcache.origin.base import RemoteObject
-from shardcache.store.files import WRITE_BYTES, write_all
+from shardcache.transport.parts import Parts, PartSums
 
 
 @dataclass(slots=True)
@@ -30,8 +27,6 @@ class ScratchSink:
     scratch: Scratch
     file: ScratchFile
     done: dict[int, int] = field(default_factory=dict)
-    # Writers of one file would only spin on its lock in the kernel.
-    _writing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @property
     def path(self) -> Path:
@@ -42,10 +37,19 @@ class ScratchSink:
         """As `Sink.missing`."""
         return [index for index in range(self._count) if index not in self.done]
 
-    async def write(self, index: int, data: memoryview, seen: Callable[[memoryview], object]) -> None:
-        """As `Sink.write`."""
-        async with self._writing:
-            self.done[index] = await asyncio.to_thread(self._write, index, data, seen)
+    def parts(self, first: int, count: int) -> Parts:
+        """As `Sink.parts`."""
+        start = first * self.part_bytes
+        stop = min(start + count * self.part_bytes, self.obj.size_bytes)
+        return Parts(str(self.file.path_for_others), None, self.part_bytes, start, stop - start)
+
+    def record(self, sums: PartSums) -> None:
+        """As `Sink.record`."""
+        self.done[sums.index] = sums.crc32c
+
+    def disk_error(self, exn: OSError) -> ShardcacheError:
+        """As `Sink.disk_error`."""
+        return self.scratch.error(exn, self.obj.url)
 
     def crcs(self) -> list[int]:
         """As `Sink.crcs`."""
@@ -54,13 +58,3 @@ class ScratchSink:
     @property
     def _count(self) -> int:
         return -(-self.obj.size_bytes // self.part_bytes)
-
-    def _write(self, index: int, data: memoryview, seen: Callable[[memoryview], object]) -> int:
-        crc32c, offset = 0, index * self.part_bytes
-        with self.scratch.errors(self.obj.url):
-            for at in range(0, len(data), WRITE_BYTES):
-                block = data[at : at + WRITE_BYTES]
-                crc32c = checksums.crc32c(block, crc32c)
-                seen(block)
-                write_all(self.file.fd, block, offset + at)
-        return crc32c

@@ -20,8 +20,8 @@ class Bid:
             need the shard. All bids of a class use one clock.
         party: who needs it. The parties of a class get equal numbers of connections, however many parts each of them
             wants; bids that name the same party, such as None, go by their deadlines alone.
-        alone: whether what nobody waits for shall rest meanwhile, so that this has the line to itself: a reader reads
-            it as it comes. It is heeded for a moment of each download, enough for a good beginning.
+        alone: whether a reader reads the shard as it arrives, so that order matters more than throughput: claims for
+            which nobody waits rest as far as they would slow it down. It lasts as long as parts arrive.
     """
 
     klass: int

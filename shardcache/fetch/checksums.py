@@ -1,30 +1,14 @@
-"""Checksums of parts as they arrive, and of the whole from those of its parts."""
+"""A download's checksums: of its parts as they are written, held against the store's of the whole."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from awscrt import checksums as crt
-from isal import isal_zlib
-
+from shardcache.checksums import ALGORITHMS, combined
 from shardcache.errors import CacheDirError, CorruptShardError
 from shardcache.fetch.sink import Sink
-
-Data: TypeAlias = bytes | memoryview
-
-ALGORITHMS: dict[str, Callable[[Data, int], int]] = {
-    "crc32c": crt.crc32c,
-    "crc32": isal_zlib.crc32,  # what SDKs store by default; three times as fast as zlib's, four times as the CRT's
-    "crc64nvme": crt.crc64nvme,
-}
-_COMBINE: dict[str, Callable[[int, int, int], int]] = {
-    "crc32c": crt.combine_crc32c,
-    "crc32": crt.combine_crc32,
-    "crc64nvme": crt.combine_crc64nvme,
-}
+from shardcache.transport.parts import PartSums
 
 
 @dataclass(slots=True)
@@ -37,17 +21,15 @@ class Ledger:
     sink: Sink
     _sums: dict[int, int] = field(default_factory=dict)
 
-    def observer(self, index: int) -> Callable[[memoryview], None]:
-        """Return what to show the blocks of a part, in order."""
+    @property
+    def algorithm(self) -> str | None:
+        """What parts have to be summed by beside CRC32C."""
         wanted = self.sink.obj.checksum
-        update = None if wanted is None or wanted.algorithm == "crc32c" else ALGORITHMS.get(wanted.algorithm)
-        self._sums[index] = 0
+        return wanted.algorithm if wanted is not None and wanted.algorithm in ALGORITHMS else None
 
-        def see(block: memoryview) -> None:
-            if update is not None:
-                self._sums[index] = update(block, self._sums[index])
-
-        return see
+    def record(self, sums: PartSums) -> None:
+        """Keep the checksum of a part."""
+        self._sums[sums.index] = sums.checksum
 
     def verify(self) -> None:
         """Compare the whole with the store's checksum, where it has one. Blocks.
@@ -79,11 +61,3 @@ class Ledger:
                 else ALGORITHMS[algorithm](os.pread(file.fileno(), sink.part_bytes, index * sink.part_bytes), 0)
                 for index in range(-(-sink.obj.size_bytes // sink.part_bytes))
             ]
-
-
-def combined(algorithm: str, parts: Sequence[int], part_bytes: int, size_bytes: int) -> int:
-    """Return the checksum of the whole from those of its parts, all of `part_bytes` but the last."""
-    whole = 0
-    for index, part in enumerate(parts):
-        whole = _COMBINE[algorithm](whole, part, min(part_bytes, size_bytes - index * part_bytes))
-    return whole

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
-# A first part that takes longer shares the line with so many others that a few more make no difference, or does not
-# come at all.
+# A first part that takes longer shares the line with others, or does not arrive at all.
 _PATIENCE_S = 0.25
 
 
 class Crew:
-    """Workers that take one part after the other: a few at first, one more for each part that arrives, and all of them
-    when for a while none does.
+    """Workers that take one part after the other: a few at first, one more for each part that arrives, and twice as
+    many whenever time has passed without all of them at work.
 
     Args:
         most: workers in the end.
@@ -39,9 +38,10 @@ class Crew:
                 self._hire(group)
 
     async def _lose_patience(self, group: asyncio.TaskGroup) -> None:
-        await asyncio.sleep(self._patience_s)
         while self._count < self._most:
-            self._hire(group)
+            await asyncio.sleep(self._patience_s)
+            for _ in range(self._count):
+                self._hire(group)
 
     def _hire(self, group: asyncio.TaskGroup) -> None:
         if self._count < self._most:

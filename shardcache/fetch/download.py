@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -16,15 +16,17 @@ from shardcache.fetch.checksums import Ledger
 from shardcache.fetch.crew import Crew
 from shardcache.fetch.etags import Etags
 from shardcache.fetch.hedging import HEDGED_SHARE, Hedging
-from shardcache.fetch.requests import Part, Requests
+from shardcache.fetch.requests import Piece, Requests
 from shardcache.fetch.retry import BACKOFF, Backoff, Retry
 from shardcache.fetch.sink import Sink
 from shardcache.fetch.slots import Claim, Slots, StoreLoad
 from shardcache.fetch.stall import Watch
 from shardcache.fetch.tap import Coming
 from shardcache.metrics import Counters
-from shardcache.origin.base import Origin, Received, RemoteObject, nothing
+from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.urls import store_of
+from shardcache.transport.flow import Received, nothing
+from shardcache.transport.parts import PartFileError, PartSums
 
 T = TypeVar("T")
 
@@ -32,9 +34,9 @@ T = TypeVar("T")
 class Downloader:
     """Downloads shards; all of them together keep to one number of connections, each store's limit and one rate.
 
-    Memory is bounded by 2 x `max_connections` parts: those that have a connection, and as many that were paused for
-    more urgent ones. A part keeps its slot until it is written, so that a slow disk slows the network down instead
-    of filling memory.
+    Memory is bounded by 2 x `max_connections` requests: those that have a connection, and as many that were paused for
+    more urgent ones. Each holds a block of its body, or all of a part that is asked for a second time or comes through
+    an SDK. A part keeps its slot until it is written, so that a slow disk slows the network down.
     """
 
     def __init__(
@@ -77,6 +79,10 @@ class Downloader:
     def reconsider(self) -> None:
         """Re-evaluate priorities now; otherwise that happens some fifty times a second, when a part begins or ends."""
         self._slots.deal()
+
+    def expect(self, url: str, bid: Callable[[], Bid]) -> AbstractContextManager[None]:
+        """Respect a bid while its download has not begun; see `Slots.expect`."""
+        return self._slots.expect(bid, store_of(url))
 
     async def stat(self, origin: Origin, url: str) -> RemoteObject:
         """Return `origin.stat(url)`, as patiently as a part is fetched. Raises the origin's errors."""
@@ -122,7 +128,7 @@ class Downloader:
         if obj.ranges:
             await self._ranges(download, missing)
         elif missing:
-            await self._retry.call(lambda: self._stream(download))
+            await self._whole(download)
         if not obj.guarded and (await self.stat(origin, obj.url)).version != obj.version:
             raise ShardChangedError("the object was replaced while it was read", url=obj.url)
         await asyncio.to_thread(download.ledger.verify)
@@ -139,33 +145,25 @@ class Downloader:
             raise first from first.__cause__
 
     async def _part(self, download: _Download, index: int) -> None:
-        part = download.part(index)
+        await self._piece(download, download.piece(index, 1))
 
-        async def patient_attempt() -> None:
+    async def _whole(self, download: _Download) -> None:
+        count = -(-download.obj.size_bytes // download.sink.part_bytes)
+        download.start(range(count))
+        await self._piece(download, download.piece(0, count))
+
+    async def _piece(self, download: _Download, piece: Piece) -> None:
+        async def patient_attempt() -> list[PartSums]:
             while True:
                 try:
-                    return await self._requests.fetch(part)
+                    return await self._requests.fetch(piece)
                 except OriginUnavailableError:
-                    if not part.claim.paused:  # a store may hang up on who rests; that says nothing of the store
+                    if not piece.claim.paused:  # a store may hang up on who rests; that says nothing of the store
                         raise
+                except PartFileError as exn:
+                    raise download.sink.disk_error(exn.cause) from exn.cause
 
-        await self._retry.call(patient_attempt)
-
-    async def _stream(self, download: _Download) -> None:
-        obj, sink, claim = download.obj, download.sink, download.claim()
-        download.start(range(-(-obj.size_bytes // sink.part_bytes)))
-        async with self._requests.lend(claim, sink.part_bytes) as buffer:
-            with self._requests.tap(claim, obj.url, obj.size_bytes) as tap:
-                async with aclosing(download.origin.stream(obj, buffer, tap)) as parts:
-                    index = 0
-                    while True:
-                        download.coming.begin(index, tap)
-                        async with tap.limit():
-                            part = await anext(parts, None)
-                        if part is None:
-                            return
-                        await download.write(index, part)
-                        index += 1
+        download.record(await self._retry.call(patient_attempt))
 
 
 @dataclass(slots=True)
@@ -184,30 +182,22 @@ class _Download:
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.sink)
 
-    def claim(self) -> Claim:
-        """Return a claim for one part, later than those before it."""
-        return Claim(self.bid, store_of(self.obj.url))
-
-    def part(self, index: int) -> Part:
-        """Return a part as it is to be asked for."""
-        # All parts of one shard alike, so that the last one needs no buffer of its own.
-        (start, stop), buffer_bytes = self.span(index), min(self.sink.part_bytes, self.obj.size_bytes)
-        write, begun = partial(self.write, index), partial(self.coming.begin, index)
-        return Part(self.origin, self.obj, start, stop - start, buffer_bytes, self.claim(), write, begun)
-
-    def span(self, index: int) -> tuple[int, int]:
-        """Return a part's first byte and the one behind its last."""
-        start = index * self.sink.part_bytes
-        return start, min(start + self.sink.part_bytes, self.obj.size_bytes)
+    def piece(self, first: int, count: int) -> Piece:
+        """Return consecutive parts as they are to be asked for, with a claim that is later than those before it."""
+        parts = replace(self.sink.parts(first, count), algorithm=self.ledger.algorithm)
+        claim = Claim(self.bid, store_of(self.obj.url))
+        return Piece(self.origin, self.obj, parts, claim, partial(self.coming.begin, first))
 
     def start(self, missing: list[int] | range) -> None:
         """Take note of what is on disk already."""
-        self.done_bytes = self.obj.size_bytes - sum(stop - start for start, stop in map(self.span, missing))
+        self.done_bytes = self.obj.size_bytes - sum(self.sink.parts(index, 1).size_bytes for index in missing)
         self.progress(self.done_bytes)
 
-    async def write(self, index: int, part: memoryview) -> None:
-        """Put a part into its place."""
-        await self.sink.write(index, part, self.ledger.observer(index))
-        self.coming.end(index)
-        self.done_bytes += len(part)
+    def record(self, finished: list[PartSums]) -> None:
+        """Count parts as written."""
+        self.coming.end(finished[0].index)
+        for sums in finished:
+            self.sink.record(sums)
+            self.ledger.record(sums)
+            self.done_bytes += self.sink.parts(sums.index, 1).size_bytes
         self.progress(self.done_bytes)

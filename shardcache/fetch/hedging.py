@@ -10,9 +10,12 @@ import asyncio
 import math
 from bisect import bisect_left, insort
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 HEDGED_SHARE = 0.03
 """Most second requests, as a share of all."""
@@ -22,6 +25,8 @@ _PERCENTILE = 0.99
 _MEDIANS = 5
 _LEAST_OBSERVED = 100  # of fewer the 99th percentile is the slowest of all
 _OBSERVED = 1000
+# However the others fare, a part that takes so many times its patience is late.
+_MOST_PATIENCE = 5
 # What takes no longer is no tail; another request would cost more than it could save.
 _LEAST_PATIENCE_S = 0.05
 _MOST_CREDIT = 8.0
@@ -81,6 +86,24 @@ class Hedging:
         late_s = min(times.percentile_s(_PERCENTILE), _MEDIANS * times.percentile_s(0.5))
         return max(_LEAST_PATIENCE_S, late_s)
 
+    def due_s(
+        self, store: str, size_bytes: int, patience_s: float, received_bytes: int, others_bytes_per_s: Sequence[float]
+    ) -> float:
+        """Return the time after which a second request is likely to bring a part sooner than the first.
+
+        Args:
+            patience_s: as it was when the first request was sent.
+            received_bytes: what that has brought so far.
+            others_bytes_per_s: rates of the store's other parts under way. On a full line all of them are slow, and
+                another request would be as slow.
+        """
+        if others_bytes_per_s:
+            again_s = size_bytes / max(median(others_bytes_per_s), 1.0)
+        else:
+            again_s = self._stores[store].times[size_bytes.bit_length()].percentile_s(0.5)
+        left_bytes = max(1, size_bytes - received_bytes)
+        return min(max(patience_s, again_s * received_bytes / left_bytes), _MOST_PATIENCE * patience_s)
+
     def spend(self, store: str) -> bool:
         """Tell whether there may be one more second request, and count it."""
         known = self._stores[store]
@@ -91,24 +114,34 @@ class Hedging:
 
 
 async def race(
-    first: Coroutine[Any, Any, None], second: Callable[[Callable[[], bool]], Coroutine[Any, Any, None]]
-) -> bool:
-    """Run both until one is done, and return whether that is `first`. The other has ended, too, when this returns.
+    first: Coroutine[Any, Any, T],
+    patience_s: float,
+    second: Callable[[Callable[[], Awaitable[bool]]], Coroutine[Any, Any, T]],
+) -> tuple[T, bool]:
+    """Run `first`, after a while `second` as well, until one is done. The other has ended, too, when this returns.
 
     Args:
         second: is given a function that ends `first` and returns whether it could; only then may it do what must not
             be done twice. That it returns without having called it, or fails to, is no end of `first`.
 
-    Raises what either raises; then the other is cancelled.
+    Returns the result, and whether it is that of `first`. Raises what either raises; then the other is cancelled.
     """
     try:
         async with asyncio.TaskGroup() as group:
             leader = group.create_task(first)
-            spare = group.create_task(second(leader.cancel))
-            await asyncio.wait([leader])
-            if not leader.cancelled():
-                spare.cancel()
+
+            async def end_leader() -> bool:
+                leader.cancel()
+                await asyncio.wait([leader])
+                return leader.cancelled()
+
+            await asyncio.wait([leader], timeout=patience_s)
+            if not leader.done():
+                spare = group.create_task(second(end_leader))
+                await asyncio.wait([leader])
+                if not leader.cancelled():
+                    spare.cancel()
     except BaseExceptionGroup as failures:
         cause = failures.exceptions[0]
         raise cause from cause.__cause__
-    return not leader.cancelled()
+    return (spare.result(), False) if leader.cancelled() else (leader.result(), True)

@@ -38,6 +38,7 @@ class Group(Generic[W]):
         queued: those that wait, first come first.
         holding: those that hold a slot.
         clears: whether others of its store rest for it.
+        expected: whether it counts though it may have no claims yet.
     """
 
     ask: Callable[[], Bid]
@@ -46,6 +47,7 @@ class Group(Generic[W]):
     queued: list[W] = field(default_factory=list)
     holding: set[W] = field(default_factory=set)
     clears: bool = False
+    expected: bool = False
 
     @property
     def place(self) -> tuple[float, int]:

@@ -1,41 +1,40 @@
-"""Requests for bodies: each with a slot, memory and limits of time; two for a part whose first is late."""
+"""Requests for bodies: each with a slot and limits of time; two for a part whose first is late."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from shardcache.errors import OriginError
 from shardcache.fetch.bandwidth import Bandwidth
-from shardcache.fetch.buffers import Buffers
 from shardcache.fetch.hedging import Hedging, race
 from shardcache.fetch.slots import Claim, Slots
 from shardcache.fetch.stall import LEAST_BYTES_PER_S, Watch
 from shardcache.fetch.tap import Tap
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit
+
+# While the others are as slow as a late part, it is looked at again when a tenth more of its time has passed.
+_LOOK_AGAIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Bytes `start` to `start + size_bytes` of an object, and what becomes of them.
+class Piece:
+    """What one request fetches: a part, or the whole of an object without ranges.
 
     Attributes:
-        buffer_bytes: memory to be lent for it, `size_bytes` or more.
-        write: puts the part into its place.
-        begun: told of each tap through which it comes, but for a second request's.
+        begun: called with each tap through which it comes, but for a second request's.
     """
 
     origin: Origin
     obj: RemoteObject
-    start: int
-    size_bytes: int
-    buffer_bytes: int
+    parts: Parts
     claim: Claim
-    write: Callable[[memoryview], Awaitable[None]]
     begun: Callable[[Tap], None]
 
 
@@ -48,80 +47,97 @@ class Requests:
         self._slots = slots
         self._bandwidth = bandwidth
         self._hedging = hedging
-        self._buffers = Buffers()
+        self._taps: defaultdict[str, set[Tap]] = defaultdict(set)  # by store
         self._counters = counters
         self._stall_timeout_s = stall_timeout_s
 
-    @asynccontextmanager
-    async def lend(self, claim: Claim, size_bytes: int) -> AsyncIterator[memoryview]:
-        """Lend a slot and memory, until what came is written."""
-        async with self._slots.hold(claim):
-            with self._buffers.lend(size_bytes) as buffer:
-                yield buffer
+    async def fetch(self, piece: Piece) -> list[PartSums]:
+        """Ask for a piece, for a second time where it is late, and return its parts' checksums once it is written.
+
+        Raises what the origin raises for the first request, and PartFileError.
+        """
+        async with self._slots.hold(piece.claim):
+            with self._tap(piece, piece.claim) as tap:
+                piece.begun(tap)
+                sums, is_first = await self._first_of_two(piece, tap)
+            self._slots.took(piece.claim, piece.parts.size_bytes, tap.worked.elapsed_s)
+        self._hedging.took(piece.claim.store, piece.parts.size_bytes, tap.worked.elapsed_s)
+        if not is_first:
+            self._counters.hedged_bytes += tap.received_bytes
+        assert sums is not None
+        return sums
 
     @contextmanager
-    def tap(self, claim: Claim, url: str, size_bytes: int) -> Iterator[Tap]:
-        """Lend what one request for so many bytes reads through; during the block its claim can be paused."""
+    def _tap(self, piece: Piece, claim: Claim) -> Iterator[Tap]:
+        """Lend what one request reads through; during the block its claim can be paused."""
         self._counters.origin_requests += 1
-        watch = Watch(self._stall_timeout_s, url, self._count, LEAST_BYTES_PER_S)
-        tap = claim.work = Tap(watch, size_bytes, partial(self._bandwidth.grant, claim))
+        watch = Watch(self._stall_timeout_s, piece.obj.url, self._count, LEAST_BYTES_PER_S)
+        tap = claim.work = Tap(watch, piece.parts.size_bytes, partial(self._bandwidth.grant, claim))
+        self._taps[claim.store].add(tap)
         try:
             yield tap
         finally:
             claim.work = None
+            self._taps[claim.store].discard(tap)
             self._bandwidth.settle(tap.leave_bytes)
 
-    async def fetch(self, part: Part) -> None:
-        """Ask for a part, for a second time where it is late, and write whichever answer is whole first.
-
-        Raises what the origin raises for the first request, and what writing raises.
-        """
-        async with self.lend(part.claim, part.buffer_bytes) as buffer:
-            with self.tap(part.claim, part.obj.url, part.size_bytes) as tap:
-                part.begun(tap)
-                is_first = await self._first_of_two(part, buffer, tap)
-            self._hedging.took(part.claim.store, part.size_bytes, tap.worked.elapsed_s)
-            if is_first:
-                await part.write(buffer[: part.size_bytes])
-            else:
-                self._counters.hedged_bytes += tap.received_bytes
-
-    async def _first_of_two(self, part: Part, buffer: memoryview, tap: Tap) -> bool:
-        """Return whether the buffer is filled; otherwise a second request's answer is written already."""
-        patience_s = self._hedging.patience_s(part.claim.store, part.size_bytes)
-        reading = self._read(part, buffer, tap)
+    async def _first_of_two(self, piece: Piece, tap: Tap) -> tuple[list[PartSums] | None, bool]:
+        """Return the checksums of whichever answer was written, and whether it is the first request's."""
+        size_bytes = piece.parts.size_bytes
+        patience_s = self._hedging.patience_s(piece.claim.store, size_bytes) if piece.obj.ranges else None
+        reading = self._read(piece, tap, None)
         if patience_s is not None:
-            return await race(reading, partial(self._second, part, tap, patience_s))
-        await reading
-        return True
+            return await race(reading, patience_s, partial(self._second, piece, tap, patience_s))
+        return await reading, True
 
-    async def _second(self, part: Part, first: Tap, patience_s: float, end_first: Callable[[], bool]) -> None:
+    async def _second(self, piece: Piece, first: Tap, patience_s: float, end_first: Commit) -> list[PartSums] | None:
+        await self._is_late(piece, first, patience_s)
+        if self._slots.is_throttled(piece.claim.store) or not self._hedging.spend(piece.claim.store):
+            return None
+        first_has_ended = False
+
+        async def commit() -> bool:
+            nonlocal first_has_ended
+            first_has_ended = await end_first()
+            return first_has_ended
+
+        claim = piece.claim.again()
+        try:
+            async with self._slots.hold(claim):
+                return await self._read_in_time(piece, claim, commit)
+        except OriginError:
+            if first_has_ended:
+                raise
+        return None  # the first may still come; what the store says of it counts
+
+    async def _is_late(self, piece: Piece, first: Tap, patience_s: float) -> None:
+        """Return once a second request is likely to bring a piece sooner than the first does."""
         await first.worked.reaches(patience_s)
-        if self._slots.is_throttled(part.claim.store) or not self._hedging.spend(part.claim.store):
-            return
-        claim = part.claim.again()
-        with contextlib.suppress(OriginError):  # the first may still come; what the store says of it counts
-            async with self.lend(claim, part.buffer_bytes) as buffer:
-                if await self._read_in_time(part, claim, buffer, end_first):
-                    await part.write(buffer[: part.size_bytes])
+        while (due_s := self._due_s(piece, first, patience_s)) > (elapsed_s := first.worked.elapsed_s):
+            await first.worked.reaches(max(due_s, _LOOK_AGAIN * elapsed_s))
 
-    async def _read_in_time(self, part: Part, claim: Claim, buffer: memoryview, end_first: Callable[[], bool]) -> bool:
+    def _due_s(self, piece: Piece, first: Tap, patience_s: float) -> float:
+        store = piece.claim.store
+        rates = [tap.rate_bytes_per_s for tap in self._taps[store] if tap is not first and tap.received_bytes]
+        return self._hedging.due_s(store, piece.parts.size_bytes, patience_s, first.received_bytes, rates)
+
+    async def _read_in_time(self, piece: Piece, claim: Claim, end_first: Commit) -> list[PartSums] | None:
         self._counters.hedges += 1
-        won = False
-        with self.tap(claim, part.obj.url, part.size_bytes) as tap:
+        sums = None
+        with self._tap(piece, claim) as tap:
             try:
-                await self._read(part, buffer, tap)
-                won = end_first()
+                sums = await self._read(piece, tap, end_first)
             finally:
-                self._counters.hedged_bytes += 0 if won else tap.received_bytes
-        return won
+                self._counters.hedged_bytes += tap.received_bytes if sums is None else 0
+        return sums
 
-    async def _read(self, part: Part, buffer: memoryview, tap: Tap) -> None:
+    async def _read(self, piece: Piece, tap: Tap, commit: Commit | None) -> list[PartSums] | None:
         async with tap.limit():
-            await part.origin.read_into(part.obj, part.start, buffer[: part.size_bytes], tap)
-        measures, store, took_s = self._counters.measures, part.claim.store, tap.worked.elapsed_s
+            sums = await piece.origin.fetch(piece.obj, piece.parts, tap, commit)
+        measures, store, took_s = self._counters.measures, piece.claim.store, tap.worked.elapsed_s
         measures.part.of(store).observe(took_s)
         measures.first_byte.of(store).observe(took_s if tap.first_byte_s is None else tap.first_byte_s)
+        return sums
 
     def _count(self, received_bytes: int) -> None:
         self._counters.origin_bytes += received_bytes

@@ -1,12 +1,13 @@
-"""Where a download puts its parts."""
+"""The file that a download fills."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from shardcache.errors import ShardcacheError
 from shardcache.origin.base import RemoteObject
+from shardcache.transport.parts import Parts, PartSums
 
 
 class Sink(Protocol):
@@ -30,11 +31,14 @@ class Sink(Protocol):
     def missing(self) -> list[int]:
         """Return the numbers of the parts still to be written, in order."""
 
-    async def write(self, index: int, data: memoryview, seen: Callable[[memoryview], object]) -> None:
-        """Put a part in its place, over what may be there, and show each block of it to `seen`, in order.
+    def parts(self, first: int, count: int) -> Parts:
+        """Return consecutive parts as they are to be written."""
 
-        Raises DiskFullError, CacheDirError.
-        """
+    def record(self, sums: PartSums) -> None:
+        """Count a part as written."""
+
+    def disk_error(self, exn: OSError) -> ShardcacheError:
+        """Return the error for a write that failed."""
 
     def crcs(self) -> list[int]:
         """Return the CRC32C of every part, in order; only when none is missing."""

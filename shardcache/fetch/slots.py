@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from operator import itemgetter
@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from shardcache.errors import OriginBusyError
 from shardcache.fetch.aimd import Aimd
 from shardcache.fetch.bid import Bid
+from shardcache.fetch.line import Line
 from shardcache.fetch.queue import Group, Queue
 
 
@@ -28,7 +29,7 @@ class Pausable(Protocol):
         """Go on."""
 
 
-# A store that does not answer one claim shall not keep the others waiting for it.
+# A download whose parts do not arrive does not hold up the others for longer.
 _ALONE_S = 1.0
 # What is bid changes with every step of a reader; to ask all downloads for each part would take longer than some parts.
 ASK_AGAIN_S = 0.02
@@ -60,6 +61,7 @@ class Claim:
         store: whose limit of concurrency it falls under.
         work: what can be paused while the slot is held; None where nothing can.
         paused: whether it was, since it was last granted a slot anew.
+        company: slots of its store that were held when it was granted one, including its own.
         arrival: a number that grows from claim to claim.
     """
 
@@ -70,6 +72,7 @@ class Claim:
     _granted: asyncio.Future[None] | None = None
     _generation: int = 0
     paused: bool = False
+    company: int = 0
 
     def again(self) -> Claim:
         """Return one for a second request for the same part; it has the place among equals of the first."""
@@ -89,7 +92,8 @@ class Slots:
     `Queue` says which of those that wait goes first. What they bid changes while they wait: they are asked when one
     of them comes, by `deal`, and every so often.
 
-    While a claim is `alone`, those of its store for which nobody waits rest, though there be slots.
+    While a claim is `alone`, only as many claims of its store run as fill the line, the most urgent ones: more would
+    make each of its parts late. Until the line is measured, claims for which nobody waits do not run at all.
 
     A claim that loses its slot pauses, and queues with its own bid for the next. At most as many claims are paused
     as there are slots, so whatever each of them occupies exists twice that often at the most.
@@ -109,6 +113,7 @@ class Slots:
         self._lesser: Counter[str] = Counter()  # of these, those for which nobody waits
         self._clearing: Counter[str] = Counter()  # groups for which others of the store rest
         self._limits: dict[str, Aimd] = {}
+        self._lines: defaultdict[str, Line] = defaultdict(Line)
         self._alone_until_s: WeakKeyDictionary[Callable[[], Bid], float] = WeakKeyDictionary()  # of each download
         self._ask_again_s = 0.0
         self._pauses = 0
@@ -129,6 +134,14 @@ class Slots:
         """Tell whether a store takes fewer requests at present than there are slots."""
         return store in self._limits and self._limits[store].limit < self._count
 
+    def took(self, claim: Claim, size_bytes: int, time_s: float) -> None:
+        """Record a part that arrived while `claim` held its slot, and how long it was read."""
+        self._lines[claim.store].took(size_bytes, time_s, (claim.company + self._held[claim.store]) / 2)
+        if claim.bid in self._alone_until_s:
+            if not self._is_alone(claim.bid):
+                self._ask_again_s = 0.0  # its precedence had ended, and begins again
+            self._prolong(claim.bid)
+
     @asynccontextmanager
     async def hold(self, claim: Claim) -> AsyncIterator[None]:
         """Hold a slot for the block, with interruptions while `claim.work` is set.
@@ -148,6 +161,19 @@ class Slots:
             raise
         finally:
             self._leave(claim)
+            self._deal()
+
+    @contextmanager
+    def expect(self, bid: Callable[[], Bid], store: str) -> Iterator[None]:
+        """Respect the bid of a download that has not claimed a slot yet: if it is `alone`, no planned one begins."""
+        group = self._group(bid, store)
+        group.expected = True
+        self._deal()
+        try:
+            yield
+        finally:
+            group.expected = False
+            self._disband(group)
             self._deal()
 
     def deal(self) -> None:
@@ -183,20 +209,22 @@ class Slots:
         group.clears = clears
 
     def _is_alone(self, ask: Callable[[], Bid]) -> bool:
-        """Tell whether a download still has the line to itself; its time begins with the first question."""
-        loop = asyncio.get_running_loop()
+        """Tell whether a download has precedence: for a moment from the first question and from each of its parts."""
         if ask not in self._alone_until_s:
-            self._alone_until_s[ask] = loop.time() + _ALONE_S
-            loop.call_later(_ALONE_S, self.deal)
-        return loop.time() < self._alone_until_s[ask]
+            self._prolong(ask)
+        return asyncio.get_running_loop().time() < self._alone_until_s[ask]
+
+    def _prolong(self, ask: Callable[[], Bid]) -> None:
+        loop = asyncio.get_running_loop()
+        self._alone_until_s[ask] = loop.time() + _ALONE_S
+        loop.call_later(_ALONE_S, self.deal)
 
     def _clear(self) -> None:
-        """Let those rest for which nobody waits, where somebody has the line to himself."""
-        if not any(self._lesser[store] for store, groups in self._clearing.items() if groups):
-            return
-        for holder, group in list(self._holding.items()):
-            if self._clearing[group.store] and _may_rest(holder, group) and self._may_pause_more:
-                self._pause(holder)
+        """Pause claims for which nobody waits, as far as the line is too full for a claim that is `alone`."""
+        for store in [store for store, groups in self._clearing.items() if groups and self._lesser[store]]:
+            least = self._lines[store].connections or 0
+            while self._held[store] > least and self._may_pause_more and (victims := self._victims_in(store)):
+                self._pause(max(victims, key=self._urgency))
 
     def _next(self) -> Claim | None:
         """Return the claim that gets the next free slot."""
@@ -205,11 +233,9 @@ class Slots:
         return self._first(store for store in self._queue.stores() if not self._is_full(store))
 
     def _first(self, stores: Iterable[str], *, waiting: bool = False) -> Claim | None:
-        """Return the claim that goes first in some stores; where they are cleared, one for which somebody waits."""
+        """Return the claim that goes first in some stores; where planned claims rest, one for which a reader waits."""
         bests = map(self._queue.best, stores)
-        fit = [
-            (rank, group) for rank, group in bests if group.bid.waiting or not (waiting or self._clearing[group.store])
-        ]
+        fit = [(rank, group) for rank, group in bests if group.bid.waiting or not (waiting or self._rests(group.store))]
         return min(fit, key=itemgetter(0))[1].queued[0] if fit else None
 
     @property
@@ -229,22 +255,27 @@ class Slots:
         return min(ranked, key=itemgetter(0))[1] if ranked else None
 
     def _victims(self, store: str) -> list[Claim]:
-        within = self._is_full(store)
+        return self._victims_in(store if self._is_full(store) else None)
+
+    def _victims_in(self, store: str | None) -> list[Claim]:
+        """Return the claims that may rest, of one store or of all."""
         resting = [(holder, group) for holder, group in self._holding.items() if _may_rest(holder, group)]
-        return [holder for holder, group in resting if group.store == store or not within]
+        return [holder for holder, group in resting if store in (None, group.store)]
 
     def _urgency(self, holder: Claim) -> tuple[int, float, int]:
         bid = self._holding[holder].bid
         return bid.klass, bid.deadline_s, holder.arrival
 
     def _join(self, claim: Claim) -> None:
-        bid, key = claim.bid(), (claim.bid, claim.store)
-        group = self._groups.get(key)
-        if group is None:
-            group = self._groups[key] = Group(claim.bid, claim.store, bid)
-        self._take_bid(group, bid)
-        self._waiting[claim] = group
+        group = self._waiting[claim] = self._group(claim.bid, claim.store)
         self._queue.put(group, claim)
+
+    def _group(self, ask: Callable[[], Bid], store: str) -> _Group:
+        bid, group = ask(), self._groups.get((ask, store))
+        if group is None:
+            group = self._groups[ask, store] = Group(ask, store, bid)
+        self._take_bid(group, bid)
+        return group
 
     def _grant(self, claim: Claim) -> None:
         group = self._waiting.pop(claim)
@@ -257,6 +288,7 @@ class Slots:
         assert claim._granted is not None
         if not claim._begun:
             claim._generation = self._limits[claim.store].generation
+            claim.company = self._held[claim.store]
             claim._granted.set_result(None)
         elif claim.work is not None:
             claim.work.resume()
@@ -284,12 +316,20 @@ class Slots:
             group = self._waiting.pop(claim)
             self._paused.pop(claim, None)
             self._queue.take(group, claim)
-        if not (group.queued or group.holding):
+        self._disband(group)
+
+    def _disband(self, group: _Group) -> None:
+        if not (group.queued or group.holding or group.expected):
             self._clearing[group.store] -= group.clears
             del self._groups[group.ask, group.store]
 
+    def _rests(self, store: str) -> bool:
+        """Tell whether no claim runs for which nobody waits: one is `alone` and the line not measured yet."""
+        return bool(self._clearing[store]) and self._lines[store].connections is None
+
     def _is_full(self, store: str) -> bool:
-        return self._held[store] >= self._limits[store].limit
+        most, line = self._limits[store].limit, self._lines[store].connections
+        return self._held[store] >= (min(most, line) if self._clearing[store] and line else most)
 
 
 def _may_rest(holder: Claim, group: _Group) -> bool:

@@ -7,10 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.origin.base import Received
+from shardcache.transport.flow import Received
 
 LEAST_BYTES_PER_S = 1024
 """A connection that brings less is given up: the line may be at its end with it, or somebody holds it up on purpose."""
+
+
+# Part of the limit by which a request may be given up late, so that not each of its bytes sets the alarm anew.
+_SLACK = 0.1
 
 
 class Watch:
@@ -28,6 +32,7 @@ class Watch:
         self._tally = tally
         self._least = max(1, int(limit_s * least_per_s))
         self._received = 0  # since the clock was started anew
+        self._restarts_from_s = 0.0
         self._limit: asyncio.Timeout | None = None
 
     def received(self, count: int) -> None:
@@ -55,6 +60,7 @@ class Watch:
         """Stop the clock during a block: who does not listen cannot tell whether anything is said."""
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(None)
+            self._restarts_from_s = 0.0
         try:
             yield
         finally:
@@ -62,5 +68,8 @@ class Watch:
 
     def _restart(self) -> None:
         self._received = 0
-        if self._limit is not None and not self._limit.expired():
-            self._limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
+        now_s = asyncio.get_running_loop().time()
+        if self._limit is None or self._limit.expired() or now_s < self._restarts_from_s:
+            return
+        self._restarts_from_s = now_s + _SLACK * self._limit_s
+        self._limit.reschedule(now_s + (1 + _SLACK) * self._limit_s)

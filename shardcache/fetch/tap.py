@@ -73,6 +73,11 @@ class Tap:
             finally:
                 self.worked.stop()
 
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Bytes a second of the time that it has worked."""
+        return self.received_bytes / self.worked.elapsed_s if self.received_bytes and self.worked.elapsed_s else 0.0
+
     # slots.Pausable
 
     def halt(self) -> None:

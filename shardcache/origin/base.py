@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-Received: TypeAlias = Callable[[int], None]
-"""Told how much just came in, so that whoever waits can tell slow from stalled."""
-
-
-class Flow(Protocol):
-    """What a read tells of its bytes, and by which it is told to let others go first.
-
-    Attributes:
-        leave_bytes: how many may be read at once; more is no harm, but unevenness where bandwidth is limited.
-
-    A read that takes its bytes chunk by chunk awaits `ready` before each. One that is given them as they come is
-    `interruptible`: when called, it stops listening until `ready` returns, so that the store has to stop as well
-    (TCP's flow control) and every byte still comes, once.
-    """
-
-    @property
-    def leave_bytes(self) -> float: ...  # noqa: D102
-
-    def received(self, count: int) -> None:
-        """Note that so many bytes came in."""
-
-    async def ready(self) -> None:
-        """Return once the next bytes may be read."""
-
-    def interruptible(self, rest: Callable[[], object]) -> AbstractContextManager[None]:
-        """Have `rest` called whenever, during the block, the read shall stop until it is `ready` again."""
-
+from shardcache.transport.flow import Flow, Received
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit
 
 MD5 = "md5"
 
@@ -83,17 +56,18 @@ class Origin(Protocol):
     async def stat(self, url: str) -> RemoteObject:
         """Return the object's present version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError."""
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
-        """Fill the buffer with the bytes from `start` on of that very version.
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums] | None:
+        """Write bytes of that very version into their file, and return the checksums of each part.
+
+        Args:
+            parts: one part; all of them where the object has no `ranges`.
+            commit: asked once all bytes are there and none is written; where it returns False, none is, and the
+                result is None.
 
         Raises ShardChangedError when the store now holds another version; OriginUnavailableError when a retry may
-        help, short or mislabelled answers included.
-        """
-
-    def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
-        """Yield the whole object in order: views of the buffer, all of it but for the last. Raises as above.
-
-        A view holds its bytes until the next is asked for.
+        help, short or mislabelled answers included; PartFileError.
         """
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
@@ -104,33 +78,3 @@ class Origin(Protocol):
 
     async def close(self) -> None:
         """Close connections."""
-
-
-async def stream_ranges(
-    origin: Origin, obj: RemoteObject, buffer: memoryview, flow: Flow
-) -> AsyncGenerator[memoryview, None]:
-    """Do what `Origin.stream` does by ranges."""
-    for start in range(0, obj.size_bytes, len(buffer)):
-        part = buffer[: obj.size_bytes - start]
-        await origin.read_into(obj, start, part, flow)
-        yield part
-
-
-def nothing(count: int) -> None:
-    """Take no notice of what is received."""
-
-
-class Free:
-    """A flow that nothing hinders."""
-
-    leave_bytes = math.inf
-
-    def __init__(self, received: Received = nothing) -> None:
-        self.received = received
-
-    async def ready(self) -> None:
-        """As `Flow.ready`: at once."""
-
-    def interruptible(self, rest: Callable[[], object]) -> AbstractContextManager[None]:
-        """As `Flow.interruptible`: never interrupted."""
-        return nullcontext()

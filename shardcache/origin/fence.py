@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Protocol
 
-from shardcache.origin.base import Flow, Origin, Received, RemoteObject
+from shardcache.origin.base import Origin, RemoteObject
+from shardcache.transport.flow import Flow, Received
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit
 
 
 class Fence(Protocol):
@@ -50,17 +51,12 @@ class FencedFiles:
         await self._check(url)
         return await self._origin.stat(url)
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
-        """As `Origin.read_into`; raises NotAllowedError as well."""
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`; raises NotAllowedError as well."""
         await self._check(obj.url)
-        await self._origin.read_into(obj, start, buffer, flow)
-
-    async def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
-        """As `Origin.stream`; raises NotAllowedError as well."""
-        await self._check(obj.url)
-        async with aclosing(self._origin.stream(obj, buffer, flow)) as parts:
-            async for part in parts:
-                yield part
+        return await self._origin.fetch(obj, parts, flow, commit)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`; raises NotAllowedError as well."""

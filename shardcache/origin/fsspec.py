@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
@@ -23,8 +23,12 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardcacheError,
 )
-from shardcache.origin.base import Flow, Received, RemoteObject, stream_ranges
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.memory import Buffers
 from shardcache.origin.status import error_of
+from shardcache.transport.flow import Flow, Received
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit
 
 # What names one content, most telling first; then, with the size, what says when it was made.
 _IDENTITIES = ("ETag", "etag", "e_tag", "generation", "blob_id", "sha256", "md5Hash", "content_md5", "checksum")
@@ -51,6 +55,7 @@ class FsspecOrigin:
             raise ConfigError(f"no filesystem is known for {protocol}:// urls", remedy="see fsspec's list of protocols")
         self._protocol = protocol
         self._fs = _filesystem(protocol, dict(table.storage_options))
+        self._buffers = Buffers()
         self._pool = ThreadPoolExecutor(max_connections, thread_name_prefix=f"{protocol}-read")
 
     async def stat(self, url: str) -> RemoteObject:
@@ -59,20 +64,21 @@ class FsspecOrigin:
             self._fs.invalidate_cache()
             return self._remote_object(url, await self._call("info", self._path(url)))
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
-        """As `Origin.read_into`, but for the version: see `RemoteObject.guarded`."""
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`, but for the version: see `RemoteObject.guarded`."""
+        return await self._buffers.fetch(parts, lambda buffer: self._read_into(obj, parts, buffer, flow), commit)
+
+    async def _read_into(self, obj: RemoteObject, parts: Parts, buffer: memoryview, flow: Flow) -> None:
         with _translated(obj.url):
-            path, stop = self._path(obj.url), start + len(buffer)
+            path = self._path(obj.url)
             await flow.ready()
-            data: bytes = await self._call("cat_file", path, start=start, end=stop)
+            data: bytes = await self._call("cat_file", path, start=parts.start, end=parts.stop)
         if len(data) != len(buffer):
             raise OriginUnavailableError(f"a read of {len(buffer)} bytes gave {len(data)}", url=obj.url)
         flow.received(len(data))
         buffer[:] = data
-
-    def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
-        """As `Origin.stream`."""
-        return stream_ranges(self, obj, buffer, flow)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""

@@ -1,26 +1,38 @@
-"""Plain web servers, through aiohttp: ranged reads where the server has them, one stream where it does not."""
+"""Plain web servers: ranged reads where the server has them, the whole file in one body where it does not."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-
-import aiohttp
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from email.utils import parsedate
+from http import HTTPStatus
 
 from shardcache.config import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError, ShardcacheError, ShardChangedError
-from shardcache.origin.base import Flow, Received, RemoteObject
+from shardcache.origin.base import RemoteObject
 from shardcache.origin.fence import Fence
-from shardcache.origin.http_client import HttpClient
-from shardcache.origin.http_range import READ_BYTES, check_range, fill, range_header, span_bytes, total_bytes
-from shardcache.origin.status import error_of
+from shardcache.origin.http_client import HttpClient, InvalidUrlError
+from shardcache.origin.http_range import (
+    check_range,
+    content_ranges,
+    range_header,
+    span_bytes,
+    total_bytes,
+    wrong_length,
+)
+from shardcache.origin.status import certificate_error, error_of
+from shardcache.transport.flow import Flow, Received
+from shardcache.transport.messages import Answer, Body
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit, Workers
 
 
 class HttpOrigin:
     """Web servers reached with one set of options; `storage_options` are those of `HttpClient`."""
 
-    def __init__(self, table: OriginTable, max_connections: int, fence: Fence) -> None:
-        self._client = HttpClient(table.storage_options, max_connections, fence)
+    def __init__(self, table: OriginTable, fence: Fence, workers: Workers) -> None:
+        self._client = HttpClient(table.storage_options, fence, workers)
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`.
@@ -28,30 +40,34 @@ class HttpOrigin:
         Asks for one byte and not with HEAD: that also tells whether ranges work, and links that are signed for GET
         refuse HEAD.
         """
-        async with self._get(url, {"Range": "bytes=0-0"}) as answer:
-            size_bytes = _size_bytes(answer)
-            version = _version(answer.headers, size_bytes)
-            guarded = not version.startswith("size=")
-            return RemoteObject(url, version, size_bytes, ranges=answer.status != 200, guarded=guarded)
+        with _translated(url):
+            answer = await self._client.get(url, {"Range": "bytes=0-0"})
+        assert answer is not None
+        _check(answer, url)
+        size_bytes = _size_bytes(answer, url)
+        version = _version(answer.headers, size_bytes)
+        guarded = not version.startswith("size=")
+        return RemoteObject(url, version, size_bytes, ranges=answer.status != 200, guarded=guarded)
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
-        """As `Origin.read_into`; one GET with If-Match or If-Unmodified-Since."""
-        stop = start + len(buffer)
-        async with self._get(obj.url, {"Range": range_header(start, stop), **_condition(obj.version)}) as answer:
-            check_range(obj, start, stop, answer.status, answer.headers.get("Content-Range"))
-            _check_version(obj, answer.headers)
-            await fill(buffer, answer.content.read, flow, obj.url)
-
-    async def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
-        """As `Origin.stream`; one GET."""
-        async with self._get(obj.url, _condition(obj.version)) as answer:
-            _check_version(obj, answer.headers)
-            for start in range(0, obj.size_bytes, len(buffer)):
-                part = buffer[: obj.size_bytes - start]
-                await fill(part, _Limited(answer.content, len(part)).read, flow, obj.url)
-                yield part
-            if await answer.content.read(1):
-                raise OriginUnavailableError(f"the server sent more than {obj.size_bytes} bytes", url=obj.url)
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`; one GET with If-Match or If-Unmodified-Since."""
+        headers, expected = _condition(obj.version), _expected_version(obj.version)
+        if obj.ranges:
+            headers["Range"] = range_header(parts.start, parts.stop)
+            expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
+        body = Body(parts, 206 if obj.ranges else 200, expected, held=commit is not None, encoded_chunks=False)
+        with _translated(obj.url):
+            answer = await self._client.get(obj.url, headers, body, flow, commit)
+        if answer is None or answer.sums is not None:
+            return None if answer is None else answer.sums
+        _check(answer, obj.url)
+        if obj.ranges:
+            check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
+        if _version(answer.headers, obj.size_bytes) != obj.version:
+            raise ShardChangedError("the server sent another version than was asked for", url=obj.url)
+        raise wrong_length(parts.size_bytes, obj.url)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """Raise OriginError: the web has no listing."""
@@ -62,52 +78,52 @@ class HttpOrigin:
         )
 
     async def close(self) -> None:
-        """As `Origin.close`."""
-        await self._client.close()
-
-    @asynccontextmanager
-    async def _get(self, url: str, headers: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        try:
-            async with self._client.get(url, headers) as answer:
-                if answer.status >= 400 and not _is_of_empty_file(answer):
-                    raise error_of(answer.status, f"the server answered {answer.status} {answer.reason}", url)
-                _check_encoding(answer, url)
-                yield answer
-        except aiohttp.InvalidURL as exn:
-            raise OriginError("not a url that a web server could have", url=url) from exn
-        except ShardcacheError:  # a NotFoundError is an OSError, too
-            raise
-        except (aiohttp.ClientError, OSError) as exn:
-            detail = str(exn) or type(exn).__name__
-            raise OriginUnavailableError(f"the connection to the server failed: {detail}", url=url) from exn
+        """As `Origin.close`; the connections are the workers'."""
 
 
-class _Limited:
-    """The next so many bytes of a body."""
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """Turn what the client raises into the errors of this project."""
+    try:
+        yield
+    except InvalidUrlError as exn:
+        raise OriginError("not a url that a web server could have", url=url) from exn
+    except ssl.SSLCertVerificationError as exn:
+        raise certificate_error(exn, url) from exn
+    except ShardcacheError as exn:  # a NotFoundError is an OSError, too
+        exn.url = exn.url or url
+        raise
+    except OSError as exn:
+        raise OriginUnavailableError(f"the connection to the server failed: {exn}", url=url) from exn
 
-    def __init__(self, content: aiohttp.StreamReader, count: int) -> None:
-        self._content = content
-        self._left = count
 
-    async def read(self, count: int) -> bytes:
-        chunk = await self._content.read(min(count, self._left, READ_BYTES))
-        self._left -= len(chunk)
-        return chunk
+def _check(answer: Answer, url: str) -> None:
+    """Raise the error for an answer that has no bytes of the file."""
+    if answer.status >= 300 and not _is_of_empty_file(answer):
+        raise error_of(answer.status, f"the server answered {answer.status} {_reason(answer.status)}", url)
+    _check_encoding(answer, url)
 
 
-def _is_of_empty_file(answer: aiohttp.ClientResponse) -> bool:
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
+
+
+def _is_of_empty_file(answer: Answer) -> bool:
     """Tell whether there was no first byte to send because there is none at all."""
-    return answer.status == 416 and total_bytes(answer.headers.get("Content-Range")) == 0
+    return answer.status == 416 and total_bytes(answer.headers.get("content-range")) == 0
 
 
-def _check_encoding(answer: aiohttp.ClientResponse, url: str) -> None:
+def _check_encoding(answer: Answer, url: str) -> None:
     """Make sure that the stored bytes come. Raises OriginError for those that a server encodes as it sends them.
 
     A file may be stored encoded, and its headers say so. Then its length is known; that of what is encoded on the way
     is not, or it is another one than that of the range.
     """
-    encoding, length = answer.headers.get("Content-Encoding", "identity"), answer.content_length
-    span = span_bytes(answer.headers.get("Content-Range")) if answer.status == 206 else length
+    encoding, length = answer.headers.get("content-encoding", "identity"), _length(answer)
+    span = span_bytes(answer.headers.get("content-range")) if answer.status == 206 else length
     if encoding != "identity" and (length is None or length != span):
         raise OriginError(
             f"the server encodes what it sends ({encoding}), though it was asked not to",
@@ -116,13 +132,19 @@ def _check_encoding(answer: aiohttp.ClientResponse, url: str) -> None:
         )
 
 
-def _size_bytes(answer: aiohttp.ClientResponse) -> int:
+def _length(answer: Answer) -> int | None:
+    """Return the body's length, where the server says it."""
+    said = answer.headers.get("content-length", "")
+    return int(said) if said.isdecimal() and "transfer-encoding" not in answer.headers else None
+
+
+def _size_bytes(answer: Answer, url: str) -> int:
     """Return the whole file's size. Raises OriginError where the server does not say."""
-    size = answer.content_length if answer.status == 200 else total_bytes(answer.headers.get("Content-Range"))
+    size = _length(answer) if answer.status == 200 else total_bytes(answer.headers.get("content-range"))
     if size is None:
         raise OriginError(
             "the server does not say how large the file is, so that a cut could not be told from its end",
-            url=str(answer.url),
+            url=url,
             remedy="serve it with a Content-Length, as any file server does",
         )
     return size
@@ -130,14 +152,9 @@ def _size_bytes(answer: aiohttp.ClientResponse) -> int:
 
 def _version(headers: Mapping[str, str], size_bytes: int) -> str:
     """Return the ETag as it stands, else the date of change; a size alone says little, but all there is."""
-    said = (headers.get("ETag", ""), headers.get("Last-Modified", ""))
+    said = (headers.get("etag", ""), headers.get("last-modified", ""))
     # What cannot be sent back, such as a byte that is no character, can hold no version fast.
     return next((version for version in said if version and version.isprintable()), f"size={size_bytes}")
-
-
-def _check_version(obj: RemoteObject, headers: Mapping[str, str]) -> None:
-    if _version(headers, obj.size_bytes) != obj.version:
-        raise ShardChangedError("the server sent another version than was asked for", url=obj.url)
 
 
 def _condition(version: str) -> dict[str, str]:
@@ -145,3 +162,11 @@ def _condition(version: str) -> dict[str, str]:
         return {"If-Match": version}
     # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1); the answer's own headers are compared instead.
     return {} if version.startswith(("W/", "size=")) else {"If-Unmodified-Since": version}
+
+
+def _expected_version(version: str) -> dict[str, Sequence[str | None]]:
+    """Return the headers that an answer has to have to be of a version."""
+    if version.startswith("size="):
+        return {}
+    is_date = not version.startswith(("W/", '"')) and parsedate(version) is not None
+    return {"last-modified": (version,)} if is_date else {"etag": (version,)}

@@ -1,108 +1,125 @@
-"""aiohttp's client, kept within a fence: each redirect is judged before it is followed."""
+"""A client for plain web servers, kept within a fence: each redirect is judged before it is followed."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from http.cookies import SimpleCookie
 from typing import Any
+from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
 from yarl import URL
 
-from shardcache.errors import OriginError
-from shardcache.origin.far_resolver import FarResolver
+from shardcache.errors import ConfigError, OriginError
 from shardcache.origin.fence import Fence
-from shardcache.origin.sockets import IDLE_S, Distrust, new_socket
+from shardcache.transport.flow import Flow
+from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.workers import Commit, Workers
 
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_HOPS = 5
-# What identifies the daemon to the server that it was configured for, and to no other.
-_PERSONAL = frozenset({"headers", "auth", "cookies", "cookie_jar", "params"})
+_OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
+_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 # What need not be encoded to be sent.
 _SENDABLE = re.compile(r"[!-~]*")
 
 
+class InvalidUrlError(ValueError):
+    """A url that no web server could have."""
+
+
 class HttpClient:
-    """GETs with one set of options, those of fsspec's HTTPFileSystem.
+    """GETs with one set of options.
 
     Args:
-        options: `client_kwargs` for the session, anything else for each request.
-        max_connections: to all servers together.
+        options: `headers`, `cookies`, `params` and `proxy`, also within `client_kwargs` as fsspec's HTTPFileSystem has
+            them. All but the proxy are sent to the server of the url alone, never to where it redirects.
         fence: judges where a server leads.
+
+    Raises ConfigError for other options.
     """
 
-    def __init__(self, options: Mapping[str, Any], max_connections: int, fence: Fence) -> None:
-        requests = dict(options)
-        session = {"trust_env": True, "timeout": _TIMEOUT, **requests.pop("client_kwargs", {})}
-        self._session_options = session
-        self._request_options = requests
-        self._max_connections = max_connections
+    def __init__(self, options: Mapping[str, Any], fence: Fence, workers: Workers) -> None:
+        merged = {**options, **options.get("client_kwargs", {})}
+        merged.pop("client_kwargs", None)
+        if unknown := sorted(merged.keys() - _OPTIONS):
+            raise ConfigError(
+                f"web servers cannot be read with these storage_options: {', '.join(unknown)}",
+                remedy=f"the [[origin]] table of a web server may have {', '.join(sorted(_OPTIONS))}",
+            )
+        self._headers = _merged("headers", options) | _cookie_header(_merged("cookies", options))
+        self._params = _merged("params", options)
+        self._proxy: str | None = merged.get("proxy")
         self._fence = fence
-        self._sessions: dict[tuple[bool, bool], aiohttp.ClientSession] = {}
-        self._distrust = Distrust()
+        self._workers = workers
 
-    @asynccontextmanager
-    async def get(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the answer to a GET, after all redirects.
+    async def get(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        body: Body | None = None,
+        flow: Flow | None = None,
+        commit: Commit | None = None,
+    ) -> Answer | None:
+        """Return the answer to a GET, after all redirects; None where `commit` refused its body.
 
-        Raises NotAllowedError for a redirect that leads outside, OriginError for one that makes no sense, and what
-        aiohttp raises.
+        Raises NotAllowedError for a redirect that leads outside, OriginError for one that makes no sense,
+        InvalidUrlError, and what `Workers` raise.
         """
         home = target = _parsed(url)
         for _ in range(_MOST_HOPS + 1):
-            async with self._ask(target, headers, at_home=target.origin() == home.origin()) as answer:
-                location = answer.headers.get("Location") if answer.status in _REDIRECTS else None
-                if location is None:
-                    yield answer
-                    return
+            request = self._request(target, headers, at_home=target.origin() == home.origin())
+            if body is None or flow is None:
+                answer: Answer | None = await self._workers.ask(request)
+            else:
+                answer = await self._workers.fetch(request, body, flow, commit)
+            location = answer.headers.get("location") if answer and answer.status in _REDIRECTS else None
+            if location is None:
+                return answer
             target = _next(url, target, location)
             self._fence.check_hop(url, str(target))
         raise OriginError(f"the server redirects more than {_MOST_HOPS} times", url=url)
 
-    @asynccontextmanager
-    async def _ask(
-        self, target: URL, headers: Mapping[str, str], *, at_home: bool
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        options = self._request_options if at_home else _impersonal(self._request_options)
-        own: Mapping[str, str] = options.get("headers", {})
-        fixed = {"headers": {"Accept-Encoding": "identity", **own, **headers}, "allow_redirects": False}
-
-        async def ask(*, pooled: bool) -> aiohttp.ClientResponse:
-            return await self._session(at_home=at_home, pooled=pooled).get(target, **{**options, **fixed})
-
-        async with await self._distrust.ask(lambda: ask(pooled=True), lambda: ask(pooled=False)) as answer:
-            yield answer
-
-    def _session(self, *, at_home: bool, pooled: bool) -> aiohttp.ClientSession:
-        if (at_home, pooled) not in self._sessions:
-            options = self._session_options if at_home else _impersonal(self._session_options)
-            resolver = FarResolver() if self._fence.far_only else None
-            kept = {"keepalive_timeout": IDLE_S} if pooled else {"force_close": True}
-            connector = aiohttp.TCPConnector(
-                limit=self._max_connections, resolver=resolver, socket_factory=new_socket, **kept
+    def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
+        own = self._headers if at_home else {}
+        if at_home and self._params:
+            target = target.extend_query(self._params)
+        ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
+        proxy = self._proxy or _proxy_of(target)
+        if proxy is not None and not proxy.startswith("http://"):
+            raise ConfigError(
+                f"web servers cannot be read through the proxy {proxy}",
+                remedy="name one that is spoken to by plain HTTP, as http://host:port",
             )
-            session = aiohttp.ClientSession(connector=connector, auto_decompress=False, **options)
-            self._sessions[at_home, pooled] = session
-        return self._sessions[at_home, pooled]
-
-    async def close(self) -> None:
-        """Close every connection."""
-        while self._sessions:
-            _, session = self._sessions.popitem()
-            await session.close()
+        return Request("GET", str(target), {**own, **headers}, proxy, ca_file, self._fence.far_only)
 
 
-def _impersonal(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in _PERSONAL}
+def _merged(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return an option, whether it is given for the session or for each request."""
+    given: dict[str, str] = {**options.get("client_kwargs", {}).get(name, {}), **options.get(name, {})}
+    return given
+
+
+def _cookie_header(cookies: Mapping[str, str]) -> dict[str, str]:
+    if not cookies:
+        return {}
+    return {"Cookie": SimpleCookie(cookies).output(header="", sep=";", attrs=[]).strip()}
+
+
+def _proxy_of(target: URL) -> str | None:
+    """Return the proxy that the environment names for a url."""
+    proxy = getproxies().get(target.scheme)
+    if proxy is None or proxy_bypass(target.host or ""):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _parsed(url: str) -> URL:
     try:
         return _with_host(URL(url))
     except ValueError as exn:
-        raise aiohttp.InvalidURL(url) from exn
+        raise InvalidUrlError(url) from exn
 
 
 def _next(url: str, target: URL, location: str) -> URL:
@@ -113,7 +130,9 @@ def _next(url: str, target: URL, location: str) -> URL:
         raise OriginError(f"the server redirects to what is no url of the web ({exn})", url=url) from None
     if following.scheme not in ("http", "https") or (target.scheme, following.scheme) == ("https", "http"):
         raise OriginError(
-            f"the server redirects from {target.scheme} to {following.scheme}, which is not followed", url=url
+            f"the server redirects from {target.scheme} to {following.scheme}, which is not followed",
+            url=url,
+            remedy="have the server redirect to https, or name the url that it leads to",
         )
     return following
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Awaitable, Callable
 
 from shardcache.errors import OriginUnavailableError
-from shardcache.origin.base import Flow, RemoteObject
+from shardcache.origin.base import RemoteObject
+from shardcache.transport.flow import Flow
 
 # Larger reads save wake-ups; a read returns what is there, so nothing waits for a chunk to fill.
 READ_BYTES = 256 * 1024
@@ -31,12 +32,17 @@ def span_bytes(content_range: str | None) -> int:
     return int(match[2]) - int(match[1]) + 1 if match and match[2] else -1
 
 
+def content_ranges(obj: RemoteObject, start: int, stop: int) -> tuple[str, str]:
+    """Return the Content-Range headers that the answer to a ranged read may have."""
+    return f"bytes {start}-{stop - 1}/{obj.size_bytes}", f"bytes {start}-{stop - 1}/*"
+
+
 def check_range(obj: RemoteObject, start: int, stop: int, status: int, content_range: str | None) -> None:
     """Make sure that an answer holds the very range that was asked for. Raises OriginUnavailableError."""
     if status != 206:
         raise OriginUnavailableError(f"the store answered a ranged read with status {status}, not 206", url=obj.url)
-    wanted = f"bytes {start}-{stop - 1}/{obj.size_bytes}"
-    if content_range not in (wanted, f"bytes {start}-{stop - 1}/*"):
+    wanted, *others = content_ranges(obj, start, stop)
+    if content_range not in (wanted, *others):
         raise OriginUnavailableError(f"the store sent {content_range!r} in place of {wanted!r}", url=obj.url)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from itertools import islice
 from math import prod
@@ -15,8 +13,9 @@ from braceexpand import braceexpand
 
 from shardcache import shardlist
 from shardcache.errors import ConfigError, NotFoundError, OriginError
-from shardcache.origin.base import Free, Received, RemoteObject, nothing
+from shardcache.origin.base import RemoteObject
 from shardcache.origin.globs import glob_regex
+from shardcache.origin.memory import read_object
 from shardcache.origin.registry import Origins
 from shardcache.origin.urls import (
     INDEX_SUFFIX,
@@ -29,6 +28,7 @@ from shardcache.origin.urls import (
 )
 from shardcache.protocol import ShardRef
 from shardcache.shardlist import MAX_SHARDS
+from shardcache.transport.flow import Free, Received, nothing
 from shardcache.units import size
 
 # An index of a million shards with long urls has 250 MB.
@@ -163,11 +163,7 @@ async def _read(url: str, origins: Origins, received: Received) -> bytes:
     obj = await origin.stat(url)
     if obj.size_bytes > MAX_INDEX_BYTES:
         raise OriginError(f"an index file of {size(obj.size_bytes)} is too large to be one", url=url)
-    data, buffer = io.BytesIO(), memoryview(bytearray(max(1, min(obj.size_bytes, _READ_BYTES))))
-    async with aclosing(origin.stream(obj, buffer, Free(received))) as parts:
-        async for part in parts:
-            data.write(part)
-    return data.getvalue()  # the bytes themselves: another copy would hold the event loop, and as much memory
+    return await read_object(origin, obj, Free(received))
 
 
 def parse_index(url: str, data: bytes) -> list[ShardRef]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 
 from shardcache.config import OriginTable
-from shardcache.errors import MissingPackageError
-from shardcache.origin.base import Flow, Origin, Received, RemoteObject
+from shardcache.errors import CacheError, MissingPackageError
+from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.fence import Fence, FencedFiles, Unfenced
 from shardcache.origin.urls import LOCAL, checked, protocol_of
+from shardcache.transport.flow import Flow, Received
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit, Workers
 
 # Beside those for parts, so that asking for a version or a listing never queues behind them.
 _SPARE_CONNECTIONS = 8
@@ -28,6 +30,7 @@ class Origins:
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
         self._connections = _CONNECTIONS_A_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
+        self._workers = Workers()
 
     def __repr__(self) -> str:
         return f"<Origins {sorted(self._origins)}>"
@@ -45,20 +48,26 @@ class Origins:
         protocol, table = protocol_of(checked(url)), self.rule(url)
         key = (protocol, table.match)
         if key not in self._origins:
-            self._origins[key] = Deferred(lambda: _load(protocol, table, self._connections, self._fence))
+            self._origins[key] = Deferred(lambda: _load(protocol, table, self._connections, self._fence, self._workers))
         return self._origins[key]
 
     @staticmethod
-    async def prepare() -> None:
+    async def load() -> None:
         """Load what S3 needs before the first url comes: it takes a second, and S3 is what most urls are."""
         with contextlib.suppress(ImportError):
-            await asyncio.to_thread(_prepare_s3)
+            await asyncio.to_thread(_load_s3)
+
+    async def prepare(self) -> None:
+        """Start a transport worker before the first url comes."""
+        with contextlib.suppress(CacheError):  # whoever needs a worker is told
+            await self._workers.prepare()
 
     async def close(self) -> None:
         """Close every connection."""
         while self._origins:
             _, origin = self._origins.popitem()
             await origin.close()
+        await self._workers.close()
 
 
 class Deferred:
@@ -79,15 +88,11 @@ class Deferred:
         """As `Origin.stat`; any method may raise MissingPackageError or ConfigError as well."""
         return await (await self._loaded()).stat(url)
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
-        """As `Origin.read_into`."""
-        await (await self._loaded()).read_into(obj, start, buffer, flow)
-
-    async def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
-        """As `Origin.stream`."""
-        async with aclosing((await self._loaded()).stream(obj, buffer, flow)) as parts:
-            async for part in parts:
-                yield part
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`."""
+        return await (await self._loaded()).fetch(obj, parts, flow, commit)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""
@@ -99,23 +104,23 @@ class Deferred:
             await self._origin.close()
 
 
-def _prepare_s3() -> None:
+def _load_s3() -> None:
     from shardcache.origin import s3, s3_session
 
     assert s3
     s3_session.descriptions()
 
 
-def _load(protocol: str, table: OriginTable, max_connections: int, fence: Fence) -> Origin:
+def _load(protocol: str, table: OriginTable, max_connections: int, fence: Fence, workers: Workers) -> Origin:
     try:
         if protocol in ("s3", "s3a"):
             from shardcache.origin.s3 import S3Origin
 
-            return S3Origin(table, max_connections)
+            return S3Origin(table, max_connections, workers)
         if protocol in ("http", "https"):
             from shardcache.origin.http import HttpOrigin
 
-            return HttpOrigin(table, max_connections, fence)
+            return HttpOrigin(table, fence, workers)
         from shardcache.origin.fsspec import FsspecOrigin
 
         origin = FsspecOrigin(protocol, table, max_connections)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from shardcache.config import OriginTable
 from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.origin.base import MD5, Checksum, Flow, Received, RemoteObject, stream_ranges
+from shardcache.origin.base import MD5, Checksum, RemoteObject
 from shardcache.origin.http_range import check_range, fill, no_version, range_header
-from shardcache.origin.s3_direct import DirectRequests
+from shardcache.origin.memory import Buffers
+from shardcache.origin.s3_direct import DirectRequests, RefusedError
 from shardcache.origin.s3_session import Sessions
+from shardcache.transport.flow import Flow, Received
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit, Workers
 
 _CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
 
@@ -25,9 +30,10 @@ Headers = Mapping[str, str]
 class S3Origin:
     """Buckets reached with one set of options."""
 
-    def __init__(self, table: OriginTable, max_connections: int) -> None:
+    def __init__(self, table: OriginTable, max_connections: int, workers: Workers) -> None:
         self._sessions = Sessions(table, max_connections)
-        self._direct = DirectRequests(table)
+        self._direct = DirectRequests(table, workers)
+        self._buffers = Buffers()
         self._verify_etag = table.verify_etag
 
     async def stat(self, url: str) -> RemoteObject:
@@ -39,35 +45,30 @@ class S3Origin:
             )
         where = {"Bucket": bucket, "Key": key}
         async with self._sessions.use(url) as fs:
-            head = await self._direct.head(fs, where, url)
-            if head is None:
+            try:
+                head = await self._direct.head(fs, where, url)
+            except RefusedError:
                 head = await _head_by_sdk(fs, where)
                 self._direct.refused(url, bucket)
             version = _etag(head.get("etag"), url)
             checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
             return RemoteObject(url, version, int(head["content-length"]), checksum)
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
-        """As `Origin.read_into`; one GET with If-Match."""
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`; one GET with If-Match."""
         bucket, key = split(obj.url)
         where = {"Bucket": bucket, "Key": key}
         async with self._sessions.use(obj.url) as fs:
-            if await self._direct.read(fs, where, obj, start, buffer, flow):
-                return
-            stop = start + len(buffer)
-            answer = await fs._call_s3(
-                "get_object", **where, Range=range_header(start, stop), IfMatch=f'"{obj.version}"'
-            )
-            async with answer["Body"] as body:
-                check_range(obj, start, stop, _status(answer), answer.get("ContentRange"))
-                if _version(answer, obj.url) != obj.version:
-                    raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
-                await fill(buffer, body.read, flow, obj.url)
+            try:
+                return await self._direct.fetch(fs, where, obj, parts, flow, commit)
+            except RefusedError:
+                sums = await self._buffers.fetch(
+                    parts, partial(_read_by_sdk, fs, where, obj, parts.start, flow), commit
+                )
             self._direct.refused(obj.url, bucket)
-
-    def stream(self, obj: RemoteObject, buffer: memoryview, flow: Flow) -> AsyncGenerator[memoryview, None]:
-        """As `Origin.stream`."""
-        return stream_ranges(self, obj, buffer, flow)
+            return sums
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`; a request for each thousand keys. Versions are those of `stat`."""
@@ -91,7 +92,6 @@ class S3Origin:
 
     async def close(self) -> None:
         """As `Origin.close`."""
-        await self._direct.close()
         await self._sessions.close()
 
 
@@ -105,6 +105,18 @@ def split(url: str) -> tuple[str, str]:
     if not bucket:
         raise OriginError("no bucket in the url", url=url, remedy="write s3://bucket/key")
     return bucket, key
+
+
+async def _read_by_sdk(
+    fs: Any, where: Mapping[str, str], obj: RemoteObject, start: int, flow: Flow, buffer: memoryview
+) -> None:
+    stop = start + len(buffer)
+    answer = await fs._call_s3("get_object", **where, Range=range_header(start, stop), IfMatch=f'"{obj.version}"')
+    async with answer["Body"] as body:
+        check_range(obj, start, stop, _status(answer), answer.get("ContentRange"))
+        if _version(answer, obj.url) != obj.version:
+            raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
+        await fill(buffer, body.read, flow, obj.url)
 
 
 async def _head_by_sdk(fs: Any, where: Mapping[str, str]) -> Headers:

@@ -1,7 +1,7 @@
-"""HEADs and ranged GETs of S3 objects by signed urls, past the SDK: it makes the url, `Wire` asks.
+"""HEADs and ranged GETs of S3 objects by signed urls: the SDK makes the url, a transport worker asks.
 
-The SDK's own way to a body costs a processor twice as much, and its way to a HEAD four times. It stays for everything
-else, and for every store or answer that is not as plain as those of a public cloud's bucket.
+The SDK hands bodies out on the event loop, at twice the cost. It stays for everything else, and for every store or
+answer that is not as plain as those of a public cloud's bucket.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import structlog
@@ -18,13 +19,18 @@ from botocore.utils import get_environ_proxies
 
 from shardcache.config import OriginTable
 from shardcache.errors import ShardChangedError
-from shardcache.origin.base import Flow, RemoteObject
-from shardcache.origin.http_range import check_range, no_version, range_header, wrong_length
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.http_range import check_range, content_ranges, no_version, range_header, wrong_length
 from shardcache.origin.s3_signing import SIGNED_FOR_S, Signer
 from shardcache.origin.status import error_of
-from shardcache.origin.wire import Head, Wire
+from shardcache.transport.flow import Flow
+from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit, Workers
 
 log = structlog.get_logger()
+
+T = TypeVar("T", bound=Answer | None)
 
 _PLAIN_OPTIONS = {"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}
 _NEEDED = {"etag", "content-length"}
@@ -34,100 +40,87 @@ _CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
 _MOST_SIGNED = 64
 
 
-class DirectRequests:
-    """Asks a bucket's store directly as long as it plays along."""
+class RefusedError(Exception):
+    """The SDK has to ask: the reason is in its answer, or only the signed url was refused."""
 
-    def __init__(self, table: OriginTable) -> None:
+
+class DirectRequests:
+    """Asks a bucket's store directly as long as it answers."""
+
+    def __init__(self, table: OriginTable, workers: Workers) -> None:
         # Options that change requests in ways which a signed url does not know: the SDK shall make every request.
         self._plain = set(table.storage_options) <= _PLAIN_OPTIONS
+        self._workers = workers
         self._refusals: Counter[str] = Counter()  # of each bucket, since a read of it succeeded
         self._signer = Signer()
         self._signed: dict[str, tuple[str, float]] = {}
-        self._proxied: dict[str, bool] = {}
-        self._wire: Wire | None = None
+        self._proxies: dict[str, str | None] = {}
+        self._ca_file: tuple[Any, str | None] = None, None
 
-    async def head(self, fs: Any, where: dict[str, str], url: str) -> Mapping[str, str] | None:
-        """Return the headers that the store answers to a HEAD with, names in lower case; None where the SDK has to ask.
+    async def head(self, fs: Any, where: dict[str, str], url: str) -> Mapping[str, str]:
+        """Return the headers that the store answers to a HEAD with, names in lower case.
 
-        Raises OriginUnavailableError, and what botocore and the network raise.
+        Raises RefusedError, OriginUnavailableError, and what botocore and the network raise.
         """
         params = {**where, "ChecksumMode": "ENABLED"}
-        head = await self._answer(
-            fs,
-            where["Bucket"],
-            lambda: self._signer.url(fs, "head_object", params, _CHECKSUM_MODE),
-            lambda wire, signed: wire.head(signed, _CHECKSUM_MODE),
-        )
-        if head is None:
+
+        async def ask(signed: str) -> Answer:
+            return await self._workers.ask(self._request(fs, "HEAD", signed, _CHECKSUM_MODE))
+
+        sign = partial(self._signer.url, fs, "head_object", params, _CHECKSUM_MODE)
+        answer = await self._answer(where["Bucket"], sign, ask)
+        if answer.status >= 300:
+            raise error_of(answer.status, f"the store answered a HEAD with status {answer.status}", url)
+        if not answer.headers.keys() >= _NEEDED:
+            raise RefusedError
+        return answer.headers
+
+    async def fetch(
+        self, fs: Any, where: dict[str, str], obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None
+    ) -> list[PartSums] | None:
+        """Do what `Origin.fetch` does. Raises RefusedError, and what botocore and the network raise, as well."""
+        headers = {"Range": range_header(parts.start, parts.stop), "If-Match": f'"{obj.version}"'}
+        expected = {
+            "content-range": content_ranges(obj, parts.start, parts.stop),
+            "etag": (f'"{obj.version}"', obj.version),
+        }
+
+        async def ask(signed: str) -> Answer | None:
+            request = self._request(fs, "GET", signed, headers)
+            return await self._workers.fetch(request, Body(parts, 206, expected, held=commit is not None), flow, commit)
+
+        answer = await self._answer(where["Bucket"], partial(self._signed_url, fs, where, obj), ask)
+        if answer is None:
             return None
-        if head.status >= 300:
-            raise error_of(head.status, f"the store answered a HEAD with status {head.status}", url)
-        return head.headers if head.headers.keys() >= _NEEDED else None
-
-    async def read(
-        self, fs: Any, where: dict[str, str], obj: RemoteObject, start: int, buffer: memoryview, flow: Flow
-    ) -> bool:
-        """Fill the buffer as `Origin.read_into` does; False where the SDK has to.
-
-        Raises ShardChangedError, OriginUnavailableError, and what botocore and the network raise.
-        """
-        stop = start + len(buffer)
-        headers = {"Range": range_header(start, stop), "If-Match": f'"{obj.version}"'}
-        head = await self._answer(
-            fs,
-            where["Bucket"],
-            lambda: self._signed_url(fs, where, obj),
-            lambda wire, signed: wire.read(signed, headers, buffer, flow),
-        )
-        if head is None:
-            return False  # its reason is in the body, and maybe it is only the signed url that is refused
-        if head.status >= 300:
-            raise error_of(head.status, f"the store answered a ranged read with status {head.status}", obj.url)
-        check_range(obj, start, stop, head.status, head.headers.get("content-range"))
-        if not (version := head.headers.get("etag", "").strip('"')):
-            raise no_version(obj.url)
-        if version != obj.version:
-            raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
-        if "transfer-encoding" in head.headers:
-            return False  # the SDK reads chunks
-        if not head.complete:
-            raise wrong_length(len(buffer), obj.url)
+        if answer.sums is None:
+            _judge(answer, obj, parts)
         del self._refusals[where["Bucket"]]
-        return True
+        return answer.sums
 
-    async def _answer(
-        self,
-        fs: Any,
-        bucket: str,
-        sign: Callable[[], Awaitable[str]],
-        ask: Callable[[Wire, str], Awaitable[Head]],
-    ) -> Head | None:
-        """Return the store's answer, from the bucket's own region; None where the SDK has to ask."""
+    async def _answer(self, bucket: str, sign: Callable[[], Awaitable[str]], ask: Callable[[str], Awaitable[T]]) -> T:
+        """Return the store's answer, from the bucket's own region. Raises RefusedError."""
         for _ in range(2):
             if not self._plain or self._refusals[bucket] >= _PATIENCE:
-                return None
-            signed = await sign()
-            if self._is_proxied(signed):
-                return None
-            head = await ask(self._wired(fs), signed)
-            if head.status not in _REFUSALS:
-                return head
+                break
+            answer = await ask(await sign())
+            if answer is None or answer.status not in _REFUSALS:
+                return answer
             self._signed.clear()
-            if not self._signer.move(bucket, head.headers.get("x-amz-bucket-region", "")):
-                return None
-        return None
+            if not self._signer.move(bucket, answer.headers.get("x-amz-bucket-region", "")):
+                break
+        raise RefusedError
 
-    def _is_proxied(self, url: str) -> bool:
-        """Return True where the environment names a proxy on the way to a url: that is the SDK's matter."""
+    def _request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
+        """Return a request. Raises RefusedError where a proxy is on the way that only the SDK can use."""
+        if fs is not self._ca_file[0]:
+            self._ca_file = fs, _ca_file(fs)
         host = urlsplit(url).netloc
-        if host not in self._proxied:
-            self._proxied[host] = bool(get_environ_proxies(url))
-        return self._proxied[host]
-
-    def _wired(self, fs: Any) -> Wire:
-        if self._wire is None:
-            self._wire = Wire(_ca_file(fs))
-        return self._wire
+        if host not in self._proxies:
+            self._proxies[host] = proxy_of(url)
+        proxy = self._proxies[host]
+        if proxy is not None and not proxy.startswith("http://"):
+            raise RefusedError
+        return Request(method, url, headers, proxy, self._ca_file[1])
 
     async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
         """Return one url for all parts of an object, for a while."""
@@ -146,10 +139,23 @@ class DirectRequests:
         if self._plain and self._refusals[bucket] == _PATIENCE:
             log.info("no fast path to the bucket; asking through the SDK", url=url, bucket=bucket)
 
-    async def close(self) -> None:
-        """Close its connections."""
-        if self._wire is not None:
-            await self._wire.close()
+
+def proxy_of(url: str) -> str | None:
+    """Return the proxy that the environment names for a url."""
+    proxy: str | None = get_environ_proxies(url).get(urlsplit(url).scheme)
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
+
+
+def _judge(answer: Answer, obj: RemoteObject, parts: Parts) -> NoReturn:
+    """Raise the error for an answer that was not written."""
+    if answer.status >= 300:
+        raise error_of(answer.status, f"the store answered a ranged read with status {answer.status}", obj.url)
+    check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
+    if not (version := answer.headers.get("etag", "").strip('"')):
+        raise no_version(obj.url)
+    if version != obj.version:
+        raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
+    raise wrong_length(parts.size_bytes, obj.url)
 
 
 def keep_signature_v4(signature_version: str, **_context: Any) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 
 import aiohttp
@@ -17,7 +18,8 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardcacheError,
 )
-from shardcache.origin.status import error_of
+from shardcache.origin.s3_http import LedAwayError
+from shardcache.origin.status import certificate_error, error_of
 
 # What an answer raises that lacks a field, or has one that cannot be read.
 _NONSENSE = (ResponseParserError, KeyError, ValueError)
@@ -70,10 +72,21 @@ def judge(exn: Exception, url: str) -> Verdict:
         return Verdict(ConfigError(str(cause), url=url, remedy=remedy))
     if isinstance(cause, boto.BotoCoreError) and not isinstance(cause, _CONNECTION):
         return Verdict(OriginError(f"the S3 client refuses: {cause}", url=url))
+    if isinstance(cause, LedAwayError):
+        return Verdict(error_of(cause.errno or 0, f"the store answered with status {cause.errno}", url))
+    if certificate := _certificate_failure(cause):  # which is a ValueError, too
+        return Verdict(certificate_error(certificate, url))
     if isinstance(cause, _NONSENSE):
         return Verdict(OriginUnavailableError(f"the store's answer makes no sense: {cause!r}", url=url))
     detail = str(cause) or type(cause).__name__
     return Verdict(OriginUnavailableError(f"the connection to the store failed: {detail}", url=url))
+
+
+def _certificate_failure(exn: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Return the failure of a certificate that is behind an error of the SDK's or of a worker's."""
+    while exn is not None and not isinstance(exn, ssl.SSLCertVerificationError):
+        exn = exn.__cause__ or exn.__context__
+    return exn
 
 
 def _judge_answer(exn: boto.ClientError, url: str) -> Verdict:

@@ -10,9 +10,18 @@ from typing import Any
 
 from aiobotocore.httpsession import AIOHTTPSession
 
-from shardcache.origin.sockets import IDLE_S, Distrust, new_socket
+from shardcache.transport.sockets import IDLE_S, Distrust, new_socket
 
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_REGION = "x-amz-bucket-region"
 _CONNECTOR = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
+
+
+class LedAwayError(OSError):
+    """A server redirects, and says of no region that the bucket is in.
+
+    botocore would ask for the region by a HEAD, whose answer it would treat alike, hundreds of times.
+    """
 
 
 class _StayingSession(AIOHTTPSession):  # type: ignore[misc]
@@ -42,7 +51,16 @@ class StoreSession(_StayingSession):
         await super().__aexit__(*exc_info)
 
     async def send(self, request: Any) -> Any:
-        """Send a request; one that changes nothing a second time, where an idle connection keeps silent."""
+        """Send a request; one that changes nothing a second time, where an idle connection keeps silent.
+
+        Raises LedAwayError.
+        """
+        answer = await self._send(request)
+        if request.method == "HEAD" and answer.status_code in _REDIRECTS and _REGION not in answer.headers:
+            raise LedAwayError(answer.status_code, "the server redirects")
+        return answer
+
+    async def _send(self, request: Any) -> Any:
         if request.method not in ("GET", "HEAD"):
             return await super().send(request)
         send = super().send

@@ -10,19 +10,9 @@ from pathlib import Path
 
 from shardcache.errors import CacheDirError, DiskError, DiskFailedError, DiskFullError
 
-# A longer write makes the kernel look for huge pages to keep it in, which costs a virtual machine more than the copy.
-WRITE_BYTES = 128 * 1024
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A disk that fails, has gone, or holds nonsense; a network filesystem whose server has gone.
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO)
-
-
-def write_all(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of the data at an offset."""
-    while data:
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
 
 
 @contextlib.contextmanager

@@ -7,31 +7,22 @@ after a power loss it may, which is why `open` reads the claimed parts again.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
-import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
-from awscrt import checksums
-
+from shardcache.checksums import crc32c
+from shardcache.errors import DiskError
 from shardcache.origin.base import RemoteObject
 from shardcache.redact import redact
-from shardcache.store.files import WRITE_BYTES, disk_errors, size_or_zero, unlink_quietly, write_all
+from shardcache.store.files import disk_error, disk_errors, size_or_zero, unlink_quietly
 from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
+from shardcache.transport.parts import RECORD, Parts, PartSums
 
-_RECORD = struct.Struct("<II")
 _MODE = 0o640  # readers of the group may look into what arrives, whatever the umask
-
-Seen: TypeAlias = Callable[[memoryview], object]
-
-
-def nothing(block: memoryview) -> None:
-    """Take no notice of a block."""
 
 
 @dataclass(slots=True)
@@ -52,8 +43,6 @@ class Partial:
     journal_path: Path
     done: dict[int, int]
     inode: int = 0
-    # Writers of one file would only spin on its lock in the kernel.
-    _writing: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @classmethod
     def open(cls, layout: Layout, obj: RemoteObject, part_bytes: int) -> Self:
@@ -80,30 +69,23 @@ class Partial:
         """Return the numbers of the parts still to be fetched, in order."""
         return [index for index in range(self.count) if index not in self.done]
 
-    async def write(self, index: int, data: bytes | memoryview, seen: Seen = nothing) -> None:
-        """Put a part in its place; `seen` is shown each block, in a thread, while it is in the processor's cache.
+    def parts(self, first: int, count: int) -> Parts:
+        """Return consecutive parts as they are to be written."""
+        start = first * self.part_bytes
+        stop = min(start + count * self.part_bytes, self.obj.size_bytes)
+        return Parts(str(self.path), str(self.journal_path), self.part_bytes, start, stop - start)
 
-        Raises DiskFullError.
-        """
-        async with self._writing:
-            self.done[index] = await asyncio.to_thread(self._write, index, data, seen)
+    def record(self, sums: PartSums) -> None:
+        """Count a part as written."""
+        self.done[sums.index] = sums.crc32c
+
+    def disk_error(self, exn: OSError) -> DiskError:
+        """Return the error for a write that failed."""
+        return disk_error(exn, self.path)
 
     def crcs(self) -> list[int]:
         """Return the CRC32C of every part, in order; only when none is missing."""
         return [self.done[index] for index in range(self.count)]
-
-    def _write(self, index: int, data: bytes | memoryview, seen: Seen) -> int:
-        crc32c, view, offset = 0, memoryview(data), index * self.part_bytes
-        with disk_errors(self.path):
-            with open(self.path, "r+b", buffering=0) as file:
-                for at in range(0, len(view), WRITE_BYTES):
-                    block = view[at : at + WRITE_BYTES]
-                    crc32c = checksums.crc32c(block, crc32c)
-                    seen(block)
-                    write_all(file.fileno(), block, offset + at)
-            with open(self.journal_path, "ab", buffering=0) as journal:
-                journal.write(_RECORD.pack(index, crc32c))
-        return crc32c
 
     def _create(self) -> None:
         unlink_quietly(self.path, self.journal_path)
@@ -126,13 +108,13 @@ class Partial:
         title, _, records = _read_journal(self.journal_path).partition(b"\n")
         if title != json.dumps(self._title()).encode():
             return False
-        torn_bytes = len(records) % _RECORD.size
+        torn_bytes = len(records) % RECORD.size
         os.truncate(self.journal_path, len(title) + 1 + len(records) - torn_bytes)
-        claimed = dict(_RECORD.iter_unpack(records[: len(records) - torn_bytes]))
+        claimed = dict(RECORD.iter_unpack(records[: len(records) - torn_bytes]))
         with open(self.path, "rb", buffering=0) as file:
             for index, crc in claimed.items():
                 data = os.pread(file.fileno(), self.part_bytes, index * self.part_bytes)
-                if index < self.count and checksums.crc32c(data) == crc:
+                if index < self.count and crc32c(data, 0) == crc:
                     self.done[index] = crc
         return True
 

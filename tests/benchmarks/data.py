@@ -56,7 +56,7 @@ class Kind:
         return max(2, round(self.dataset_bytes * scale / self.shard_bytes))
 
 
-LARGE = Kind("large", "100 KB", (("jpg", 100_000),), 2_000_000_000)
+LARGE = Kind("large", "100 KB", (("jpg", 100_000),), 32 * SHARD_BYTES)
 SMALL = Kind("small", "2 KB × 3", (("jpg", 1_900), ("json", 96), ("cls", 4)), 250_000_000)
 KINDS = (LARGE, SMALL)
 

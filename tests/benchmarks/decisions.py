@@ -28,7 +28,7 @@ MEDIAN_US = 100.0
 def measure(place: Workplace) -> list[Row]:
     """Return what decisions cost by shards and by sessions, the best of several processes each."""
     contenders = {task.label: partial(_decide, task) for task in TASKS}
-    tries = interleaved(contenders, place.say, repeats=max(1, round(REPEATS * place.scale)))
+    tries = interleaved(contenders, place.say, max(place.rounds, round(REPEATS * place.scale)))
     return _rows({task: _best(tries[task.label]) for task in TASKS})
 
 

@@ -52,14 +52,15 @@ class Task:
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return megabytes a second that reach the trainer, best of three each."""
+    """Return megabytes a second that reach the trainer, best of all rounds each."""
     with place.daemon() as daemon:
         run(daemon.warm(place.url(LARGE)))
         return [row for read in USES for row in _measure_use(place, daemon, read)]
 
 
 def _measure_use(place: Workplace, daemon: Daemon, read: bool) -> list[Row]:
-    tries = interleaved(_contenders(place, daemon, read), lambda text: place.say(f"{USES[read]} · {text} MB/s"))
+    contenders = _contenders(place, daemon, read)
+    tries = interleaved(contenders, lambda text: place.say(f"{USES[read]} · {text} MB/s"), place.rounds)
     best = {name: max(rates) for name, rates in tries.items()}
     what = f"MB/s, {LARGE.label} × {BATCH}, {WORKERS} workers, {USES[read]}"
     return [

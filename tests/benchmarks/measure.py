@@ -1,10 +1,11 @@
-"""What is measured: wall time, processor time, memory; and the best of several interleaved tries."""
+"""What is measured: wall time, processor time, memory; and several interleaved tries."""
 
 from __future__ import annotations
 
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,8 +17,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
-
-REPEATS = 3
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -85,6 +84,11 @@ def tree_cpu_s(pid: int) -> float:
     return sum(sum(member.cpu_times()[:4]) for member in (process, *process.children(recursive=True)))
 
 
+def thread_cpu_s(pid: int) -> dict[int, float]:
+    """Return the processor time, user and system, of each thread of a process; the main thread's id is `pid`."""
+    return {thread.id: thread.user_time + thread.system_time for thread in psutil.Process(pid).threads()}
+
+
 def peak_rss_bytes(pid: int) -> int:
     """Return the most memory that a process had resident at any time."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -95,12 +99,17 @@ def peak_rss_bytes(pid: int) -> int:
 
 
 def interleaved(
-    contenders: Mapping[Key, Callable[[], Value]], say: Callable[[str], None], repeats: int = REPEATS
+    contenders: Mapping[Key, Callable[[], Value]], say: Callable[[str], None], rounds: int
 ) -> dict[Key, list[Value]]:
-    """Run every contender once, then all again, `repeats` times: what else the machine does hits all alike."""
+    """Run every contender once per round, so that other load on the machine affects all of them alike."""
     results: dict[Key, list[Value]] = {name: [] for name in contenders}
-    for repeat in range(1, repeats + 1):
+    for number in range(1, rounds + 1):
         for name, contender in contenders.items():
             results[name].append(contender())
-            say(f"{name}, try {repeat} of {repeats}: {results[name][-1]}")
+            say(f"{name}, round {number} of {rounds}: {results[name][-1]}")
     return results
+
+
+def medians(contenders: Mapping[Key, Callable[[], float]], say: Callable[[str], None], rounds: int) -> dict[Key, float]:
+    """Return each contender's median of interleaved tries."""
+    return {name: statistics.median(tries) for name, tries in interleaved(contenders, say, rounds).items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.daemon import Daemon
 from benchmarks.data import SHARD_BYTES
-from benchmarks.measure import REPEATS, peak_rss_bytes
+from benchmarks.measure import peak_rss_bytes
 from benchmarks.table import Row, Target
 from benchmarks.workplace import Workplace, settle
 from support.hollow import make_hollow_shards
@@ -29,13 +29,13 @@ class Start:
 
 
 def measure(place: Workplace) -> list[Row]:
-    """Return time and memory of the best of three starts; the folder's names are in the kernel's caches."""
+    """Return time and memory of the best start, one per round; the folder's names are in the kernel's caches."""
     count = max(1, round(SHARDS * place.scale))
     with place.folder() as cache_dir:
         place.say(f"making up {count:,} shards")
         make_hollow_shards(cache_dir, map(_URL.format, range(count)), SHARD_BYTES)
         settle()
-        starts = [_start(place, cache_dir, count) for _ in range(REPEATS)]
+        starts = [_start(place, cache_dir, count) for _ in range(place.rounds)]
     return [
         Row("restart", f"s until ready, {count:,} shards", min(s.ready_s for s in starts), target=Target("≤", 2.0)),
         Row("restart", "peak MB of the daemon", min(s.rss_bytes for s in starts) / 1e6, target=Target("≤", 300.0)),

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from benchmarks.daemon import Daemon
 from benchmarks.data import KINDS, Dataset, Kind, make_litdata, make_tars
+from support.certificates import Certificate, make_certificate
 from support.seaweedfs import SeaweedFS
 from support.throttled_s3 import ThrottledS3
 
@@ -31,11 +32,13 @@ class Workplace:
     Attributes:
         root: folder for everything that is large.
         scale: share of the full amount of data.
+        rounds: interleaved measurements of each contender.
     """
 
-    def __init__(self, root: Path, scale: float, console: Console) -> None:
+    def __init__(self, root: Path, scale: float, rounds: int, console: Console) -> None:
         self.root = root
         self.scale = scale
+        self.rounds = rounds
         self._console = console
         self._stack = ExitStack()
         self._started_s = time.monotonic()
@@ -67,10 +70,15 @@ class Workplace:
             )
 
     @cached_property
+    def certificate(self) -> Certificate:
+        """The certificate of the servers that speak https."""
+        return make_certificate(Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shardcache-tls-"))))
+
+    @cached_property
     def store(self) -> SeaweedFS:
-        """The S3 server, with an empty bucket."""
+        """The S3 server over http and https, with an empty bucket."""
         self.say("starting SeaweedFS")
-        server = self._stack.enter_context(SeaweedFS(self.root))
+        server = self._stack.enter_context(SeaweedFS(self.root, self.certificate))
         server.make_bucket(BUCKET)
         return server
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import signal
 import sys
 import tempfile
@@ -27,7 +26,6 @@ PARTS = ("store", "kills", "power", "disks", "direct", "restarts", "access", "lo
 def main(only: str, scale: float, json_path: Path | None) -> None:
     """Break the store, the disk, the daemon and the messages between them; fail if any of it does harm."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # moto's server tells of every request
     results: list[Result] = []
     out, log = console(), console(stderr=True)
     begun_s = time.monotonic()

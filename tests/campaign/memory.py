@@ -1,4 +1,6 @@
-"""Small inputs that stand for a lot: the daemon's peak of memory over each, and whether it goes on answering."""
+"""Small inputs that stand for a lot: the peak of memory of the daemon and of the processes that it started over each,
+and whether it goes on answering.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from typing import Any
 from campaign.result import Result
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.store.inflate import Codec
+from support.canary import Canary
 from support.daemon import Daemon
+from support.processes import children
 from support.raw_session import RawSession
 from support.tars import make_tar, random_samples
 from support.windows import with_window
@@ -57,6 +61,7 @@ def _inputs(manifest: int, plan_memory_bytes: int) -> Iterator[_Input]:
     for codec in (Codec.XZ, Codec.ZSTD):
         yield _Input(f"{codec.value} with a window of 512 MiB", 0, "unsupported_shard", _window(codec))
     yield _Input("index of brackets", 5 * _INDEX_BYTES, "origin", _brackets)
+    yield _Input("index of brackets on the web", 5 * _INDEX_BYTES, "origin", _brackets_on_the_web)
     yield _Input("braces for a shard too many", 0, "config", _braces(MAX_SHARDS + 1))
     yield _Input(f"braces for {manifest:,} shards", _SHARD_BYTES * manifest, "manifest", _braces(manifest))
     yield _Input("plan without end", plan_memory_bytes, "capacity", _endless_plan)
@@ -79,14 +84,19 @@ def _judge(each: _Input, daemon: Daemon, folder: Path) -> Result:
 
 
 def _reset_peak(daemon: Daemon) -> int:
-    """Begin to measure anew (proc(5), clear_refs); return what the daemon has now."""
-    Path(f"/proc/{daemon.pid}/clear_refs").write_text("5")
+    """Begin to measure anew (proc(5), clear_refs); return what the processes have now."""
+    for pid in (daemon.pid, *children(daemon.pid)):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
     return _memory(daemon, "VmRSS")
 
 
 def _memory(daemon: Daemon, name: str) -> int:
-    lines = Path(f"/proc/{daemon.pid}/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    lines = [
+        line
+        for pid in (daemon.pid, *children(daemon.pid))
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+    ]
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 @contextlib.contextmanager
@@ -122,8 +132,18 @@ def _window(codec: Codec) -> Callable[[Daemon, Path], str]:
 
 def _brackets(daemon: Daemon, folder: Path) -> str:
     index = folder / "index.json"
-    index.write_text(f'{{"shardlist": [{",".join(["[]"] * (_INDEX_BYTES // 3))}]}}')
+    index.write_bytes(_index_of_brackets())
     return _resolved(daemon, f"file://{index}")
+
+
+def _brackets_on_the_web(daemon: Daemon, _folder: Path) -> str:
+    with Canary() as server:
+        server.files["/index.json"] = _index_of_brackets()
+        return _resolved(daemon, server.url("/index.json"))
+
+
+def _index_of_brackets() -> bytes:
+    return f'{{"shardlist": [{",".join(["[]"] * (_INDEX_BYTES // 3))}]}}'.encode()
 
 
 def _braces(count: int) -> Callable[[Daemon, Path], str]:

@@ -2,7 +2,9 @@
 
     torchrun … restarted_job.py SOCKET URLS OUT_FOLDER
 
-Rank 1 kills itself in the second epoch. Each rank saves what it has read, and its state, after every batch.
+Rank 1 kills itself in the second epoch, once rank 0 has a state to go on from: the ranks train on nothing together,
+so nothing else holds one back until the other has read its first batch. Each rank saves what it has read, and its
+state, after every batch.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from torch.utils.data import DataLoader
@@ -40,6 +43,8 @@ def main() -> None:
             temporary.write_text(json.dumps({"read": read, "state": dataset.state_dict(batches=taken)}))
             temporary.replace(saved)
             if rank and not attempt and len(read) == EPOCHS and taken == 3:
+                while not Path(out, "0.json").exists():
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
         read.append([])
 

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.tars import make_tar
 
 SCRIPT = Path(__file__).with_name("length_job.py")
-LIMIT_S = 100
 SAMPLES = 400
 STEPS = 9
 
@@ -47,7 +47,7 @@ def torchrun(*arguments: str) -> list[dict[str, Any]]:
     env = {name: value for name, value in os.environ.items() if name not in names} | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT)]
     done = subprocess.run(
-        [*command, *arguments, str(STEPS)], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*command, *arguments, str(STEPS)], env=env, capture_output=True, text=True, timeout=GUARD_S, check=False
     )
     assert done.returncode == 0, done.stderr
     return [json.loads((Path(arguments[2]) / f"{rank}.json").read_text()) for rank in range(2)]

@@ -114,7 +114,7 @@ def test_a_worker_does_not_outlive_its_training_process(daemon: Daemon, urls: st
         finally:
             job.kill()
     try:
-        eventually(lambda: not _runs(worker), limit_s=30.0)
+        eventually(lambda: not _runs(worker))
     finally:
         daemon.start()
 

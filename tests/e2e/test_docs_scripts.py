@@ -17,13 +17,13 @@ import pytest
 
 from support.cli import clean_environment
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.ports import free_port
 
 DOCS = Path(__file__).parents[2] / "docs"
 SAMPLES = 4_000
-LIMIT_S = 150
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * LIMIT_S)]
+pytestmark = [pytest.mark.slow]
 
 # What `aws s3 cp s3://… -` does, for the one script that calls it.
 AWS = """#!{python}
@@ -53,7 +53,7 @@ class Place:
         """Run a command line of a page, with further variables; return what it printed."""
         words = [self._program(word) for word in shlex.split(line)]
         env = self.env | more
-        done = subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=GUARD_S)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

@@ -26,9 +26,8 @@ from shardcache_client.order.rounds import Shuffle
 from shardcache_client.topology import Topology
 from support.daemon import Daemon, eventually
 from support.dealt import walk
+from support.guard import GUARD_S
 from support.tars import make_tar, random_samples, write_shards
-
-LIMIT_S = 60
 
 
 def keys_of(samples: Any) -> list[str]:
@@ -161,7 +160,7 @@ def test_a_look_before_all_persistent_workers_have_started(daemon: Daemon, index
     dataset = Announced(ShardDataset(index, shuffle=True, batch_size=10, socket=daemon.socket), second)
 
     def start(worker: int) -> None:
-        assert worker == 0 or second.wait(LIMIT_S)
+        assert worker == 0 or second.wait(GUARD_S)
 
     loader = DataLoader(
         dataset, batch_size=10, num_workers=2, persistent_workers=True, collate_fn=keys_of, worker_init_fn=start
@@ -309,7 +308,7 @@ def test_another_process_reads_the_same(daemon: Daemon, index: str) -> None:
         env=os.environ | {"PYTHONHASHSEED": "77"},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=GUARD_S,
         check=True,
     )
     assert ran.stdout.split() == here

@@ -131,7 +131,7 @@ def test_a_dataset_that_skipped_something_ends_its_session_with_its_last_referen
         assert keys_of(dataset)
         assert sessions() == 1
         del dataset
-        eventually(lambda: sessions() == 0, limit_s=10)
+        eventually(lambda: sessions() == 0)
     finally:
         gc.enable()
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from support.daemon import Daemon, eventually
+from support.guard import GUARD_S
 
 SCRIPT = Path(__file__).with_name("training_job.py")
-LIMIT_S = 90
 
 
 def read_by_rank(out: Path) -> list[list[list[str]]]:
@@ -40,7 +40,7 @@ def test_torchrun(daemon: Daemon, index: str, keys: list[str], tmp_path: Path) -
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
     where = [str(daemon.socket), index, str(tmp_path), "fork"]
     done = subprocess.run(
-        [*command, str(SCRIPT), *where], env=plain_env(), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [*command, str(SCRIPT), *where], env=plain_env(), capture_output=True, text=True, timeout=GUARD_S, check=False
     )
     assert done.returncode == 0, done.stderr
     check(tmp_path, keys)
@@ -66,7 +66,7 @@ def test_torch_distributed_alone(daemon: Daemon, index: str, keys: list[str], tm
     ]
     try:
         for rank in ranks:
-            _, errors = rank.communicate(timeout=LIMIT_S)
+            _, errors = rank.communicate(timeout=GUARD_S)
             assert rank.returncode == 0, errors
     finally:
         for rank in ranks:

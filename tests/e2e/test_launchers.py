@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.tars import make_tar
 
 JOB = Path(__file__).with_name("launched_job.py")
@@ -23,7 +24,6 @@ LOOKING_JOB = JOB.with_name("looking_job.py")
 RESTARTED_JOB = JOB.with_name("restarted_job.py")
 COUNTS = (7, 12, 1, 20, 5, 15)
 WORLD, BATCH = 2, 5  # as in the job
-LIMIT_S = 100
 
 Read = dict[str, list[list[str]]]
 
@@ -119,5 +119,5 @@ def run(command: list[str], **options: Any) -> None:
     """Run a job to its end."""
     names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
     env = {k: v for k, v in os.environ.items() if k not in names} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False, **options)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S, check=False, **options)
     assert done.returncode == 0, done.stderr

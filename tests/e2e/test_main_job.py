@@ -18,6 +18,7 @@ from shardcache.errors import AccessDeniedError, NotFoundError, TruncatedShardEr
 from shardcache.store.inflate import zstd
 from shardcache_client import ShardDataset
 from support.daemon import Daemon, eventually
+from support.guard import GUARD_S
 from support.seaweedfs import SeaweedFS
 from support.tars import make_tar, random_samples
 
@@ -25,7 +26,6 @@ SCRIPT = Path(__file__).with_name("training_job.py")
 SHARDS = 6
 SAMPLES = 20
 SIZES = {"jpg": 30_000, "cls": 2}
-LIMIT_S = 100
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_torchrun_reads_every_sample_once_from_s3(daemon: Daemon, bucket: str, t
     """Two epochs by two ranks of two workers: each sample once an epoch, each byte once from the store."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
     where = [str(daemon.socket), f"{bucket}/index.json", str(tmp_path), "fork"]
-    done = subprocess.run([*command, str(SCRIPT), *where], capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    done = subprocess.run([*command, str(SCRIPT), *where], capture_output=True, text=True, timeout=GUARD_S, check=False)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
     for epoch in range(2):

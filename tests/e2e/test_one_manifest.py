@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,13 +15,14 @@ import pytest
 
 from shardcache_client import ShardDataset
 from support.daemon import Daemon
+from support.guard import GUARD_S
+from support.ports import free_port
 from support.tars import make_tar, random_samples, write_shards
 
 SCRIPT = Path(__file__).with_name("manifest_job.py")
 SHARDS = 4
 SAMPLES = 5
 OLD_KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
-LIMIT_S = 100
 
 Told = dict[str, Any]
 
@@ -72,21 +72,13 @@ def run(out: Path, sockets: list[Path], when: str, workers: str, init: str, urls
     ]
     try:
         for process in ranks:
-            _, errors = process.communicate(timeout=LIMIT_S)
+            _, errors = process.communicate(timeout=GUARD_S)
             assert process.returncode == 0, errors
     finally:
         for process in ranks:
             process.kill()
             process.communicate()
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(len(sockets))]
-
-
-def free_port() -> int:
-    """Return a port on which nobody listens at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.parametrize(("init", "workers"), [("env", "fork"), ("file", "none")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -62,6 +64,32 @@ def test_the_first_samples_come_with_the_first_parts(daemon: Daemon, store: Gate
     again = [sample["bin"] for sample in ShardDataset(url, socket=daemon.socket)]
     assert again == [sample["bin"] for sample in random_samples(SAMPLES, {"bin": 9_000})]
     assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
+
+
+def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_reference(
+    daemon: Daemon, store: GatedStore, tmp_path: Path
+) -> None:
+    """Not when the garbage collector comes: until then the daemon would fetch for an epoch that never begins.
+
+    With the number of samples known, the last is left to the index, and the walk through what arrives never ends.
+    """
+    rows = [{"url": store.put("a.tar", BODY), "nsamples": SAMPLES}]
+    index = tmp_path / "index.json"
+    index.write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    gc.collect()
+    gc.disable()
+    try:
+        dataset = ShardDataset(f"file://{index}", socket=daemon.socket)
+        samples = iter(dataset)
+        store.let("a.tar", 5 * PART_BYTES)
+        assert keys_of(samples, 30) == KEYS[:30]
+        store.let("a.tar")
+        assert [sample["__key__"] for sample in samples] == KEYS[30:]
+        assert daemon.sessions() == 1
+        del samples, dataset
+        eventually(lambda: daemon.sessions() == 0)
+    finally:
+        gc.enable()
 
 
 def test_two_readers_share_what_arrives(daemon: Daemon, store: GatedStore) -> None:

@@ -21,9 +21,9 @@ from shardcache_client import ShardDataset
 from shardcache_client.webdataset import WebDataset
 from support.cli import clean_environment
 from support.daemon import Daemon
+from support.guard import GUARD_S
 
 JOB = Path(__file__).with_name("resharding_job.py")
-LIMIT_S = 100.0
 
 Wrap = Callable[[ShardDataset], Iterable[Any]]
 Make = Callable[..., ShardDataset]
@@ -142,7 +142,7 @@ def test_accelerate_prepares_no_loader_of_ranks(index: str, daemon: Daemon, tmp_
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [str(JOB), str(daemon.socket), index, str(tmp_path)]
     done = subprocess.run(
-        command, env=clean_environment({"OMP_NUM_THREADS": "1"}), capture_output=True, text=True, timeout=LIMIT_S
+        command, env=clean_environment({"OMP_NUM_THREADS": "1"}), capture_output=True, text=True, timeout=GUARD_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     ranks = [list(map(json.loads, (tmp_path / f"{rank}.jsonl").read_text().splitlines())) for rank in range(2)]

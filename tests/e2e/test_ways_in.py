@@ -13,7 +13,6 @@ from support.daemon import Daemon
 from support.examples import (
     BATCH,
     EPOCHS,
-    LIMIT_S,
     RANKS,
     TRAINING,
     check,
@@ -24,7 +23,7 @@ from support.examples import (
 )
 from support.moto_s3 import MotoS3
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * LIMIT_S)]
+pytestmark = [pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

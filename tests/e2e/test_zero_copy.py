@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from shardcache.errors import ConfigError
 from shardcache.store.openfiles import is_open_elsewhere
 from shardcache_client import ShardDataset
 from shardcache_client.sharing.buffers import Buffer
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.lent_shards import LentShards, lay_sidecars
 from support.tars import make_tar, random_samples, write_shards
 
@@ -130,11 +132,44 @@ def test_the_dataset_hands_over_what_it_reads(daemon: Daemon, large: str) -> Non
     assert {type(sample["cls"]) for sample in found} == {bytes}
 
 
+@pytest.fixture(scope="module")
+def described(folder: Path) -> str:
+    """The pattern of shards whose samples have two large members."""
+    source = folder / "described"
+    source.mkdir()
+    write_shards(source, 2, SAMPLES, {"jpg": 5000, "json": 6000})
+    return f"file://{source}/shard-{{000000..000001}}.tar"
+
+
+@pytest.mark.parametrize("chosen", ["jpg", ("JPG", "png")])
+def test_only_the_chosen_members_are_views(daemon: Daemon, described: str, chosen: str | tuple[str, ...]) -> None:
+    """One extension or several: others are bytes whatever their size, and every byte is the same."""
+    plain = list(ShardDataset(described, socket=daemon.socket))
+    dataset = ShardDataset(described, socket=daemon.socket, zero_copy=chosen)
+    found = [sample for batch in DataLoader(dataset, batch_size=8, num_workers=1, collate_fn=list) for sample in batch]
+    assert found == plain
+    assert {(type(sample["jpg"]), type(sample["json"])) for sample in found} == {(Buffer, bytes)}
+
+
+def test_a_state_knows_nothing_of_views(daemon: Daemon, described: str) -> None:
+    """A run goes on with other members as views than it began with."""
+    first, second = (ShardDataset(described, socket=daemon.socket, zero_copy=chosen) for chosen in (True, "json"))
+    given = [sample["__key__"] for sample in islice(first, 17)]
+    second.load_state_dict(first.state_dict())
+    assert given + [sample["__key__"] for sample in second] == [f"{number:06d}" for number in range(2 * SAMPLES)]
+
+
+def test_an_extension_with_its_dot_is_refused(daemon: Daemon, described: str) -> None:
+    """No member would ever match it."""
+    with pytest.raises(ConfigError, match=r"zero_copy is '\.jpg'"):
+        ShardDataset(described, socket=daemon.socket, zero_copy=".jpg")
+
+
 def test_a_hungry_cache_takes_no_shard_that_is_on_its_way(large: str) -> None:
     """With room for fewer shards than there are, evicted as they are read, three epochs arrive whole."""
     keys = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
     with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as root, Daemon(Path(root), capacity="1.5MB") as small:
-        dataset = ShardDataset(large, socket=small.socket, zero_copy=True, timeout_s=30)
+        dataset = ShardDataset(large, socket=small.socket, zero_copy=True, timeout_s=GUARD_S)
         loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True, collate_fn=list)
         for _ in range(3):
             assert sorted(sample["__key__"] for batch in loader for sample in batch) == keys

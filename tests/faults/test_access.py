@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import ThreadedResolver
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.x509.oid import NameOID
 
 from campaign import access
 from shardcache.cache.allow import AllowList
 from shardcache.config import AllowRule, OriginTable
 from shardcache.errors import NotAllowedError, OriginError, ShardcacheError
-from shardcache.origin.far_resolver import FarResolver
 from shardcache.origin.registry import Origins
 from support.canary import Canary
+from support.certificates import Authority
 from support.daemon import Daemon
+from support.lead import lead
 from support.tars import make_tar, random_samples
 
 DATA = make_tar(random_samples(3))
@@ -152,23 +146,17 @@ async def test_credentials_do_not_follow_a_redirect_to_another_server(server: Ca
     await origins.close()
 
 
-class Rebinding(AbstractResolver):
-    """Answers as an attacker's name server does: any name is this node."""
-
-    async def resolve(self, host: str, port: int = 0, family: Any = 0) -> list[ResolveResult]:
-        """Return the loopback."""
-        return await ThreadedResolver().resolve("127.0.0.1", port, family)
-
-    async def close(self) -> None:
-        """Nothing is open."""
-
-
-async def test_a_name_that_leads_to_this_node_is_refused_by_default() -> None:
+async def test_a_name_that_leads_to_this_node_is_refused_by_default(
+    canary: Canary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Judged are the addresses that are connected to, so that a name which changes in between gains nothing."""
-    resolver = FarResolver(Rebinding())
-    with pytest.raises(NotAllowedError, match=r"127\.0\.0\.1"):
-        await resolver.resolve("innocent.example", 80)
-    assert await resolver.resolve("localhost", 80)  # judged by its name before
+    lead(monkeypatch, "innocent.example", "127.0.0.1")
+    origins = Origins((), max_connections=4, fence=AllowList([]))
+    with pytest.raises(NotAllowedError, match=r"innocent\.example leads to 127\.0\.0\.1"):
+        await size_of(origins, canary.url("/data/a.tar", "innocent.example"))
+    assert canary.connections == 0
+    assert await size_of(origins, canary.url("/data/a.tar", "localhost")) == len(DATA)  # judged by its name before
+    await origins.close()
 
 
 async def test_s3_redirects_lead_nowhere_else(tmp_path: Path, server: Canary, canary: Canary) -> None:
@@ -218,38 +206,16 @@ def test_a_link_leads_no_further_than_a_redirect(tmp_path: Path) -> None:
         assert [shard["url"] for shard in daemon.shards()] == [f"file://{allowed}/in.tar"]
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    """A certificate with its key that nobody has signed."""
-    path = tmp_path / "server.pem"
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    plain = serialization.NoEncryption()
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-    path.write_bytes(pem + made.public_bytes(serialization.Encoding.PEM))
-    return path
-
-
-async def test_https_is_not_left_for_http(certificate: Path, canary: Canary) -> None:
+async def test_https_is_not_left_for_http(tmp_path: Path, canary: Canary, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even for a url that is allowed: what was asked for safely does not come by a way that anybody can change."""
-    with Canary(certificate) as server:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca_file))
+    with Canary(authority.server()) as server:
         server.files["/data/a.tar"] = DATA
         server.redirects["/data/near.tar"] = 302, "/data/a.tar"
         server.redirects["/data/plain.tar"] = 302, canary.url("/data/a.tar")
-        table = OriginTable.model_validate({"match": "https://", "storage_options": {"ssl": False}})
         rules = AllowList([AllowRule(server.url("/data/")), AllowRule(canary.url("/data/"))])
-        origins = Origins([table], max_connections=4, fence=rules)
+        origins = Origins((), max_connections=4, fence=rules)
         assert await size_of(origins, server.url("/data/near.tar")) == len(DATA)
         with pytest.raises(OriginError, match="from https to http"):
             await size_of(origins, server.url("/data/plain.tar"))

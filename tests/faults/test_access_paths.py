@@ -16,6 +16,7 @@ from shardcache_client import ShardDataset
 from support.canary import Canary
 from support.cli import shardcache
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.raw_session import RawSession
 from support.tars import make_tar, random_samples
 
@@ -62,7 +63,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """A daemon in a folder of its own."""
     folder = tmp_path / "d"
     folder.mkdir()
-    with Daemon(folder) as running:
+    with Daemon(folder, "--attempts", "2") as running:
         yield running
 
 
@@ -72,7 +73,7 @@ def test_members_of_a_tar_are_data(tmp_path: Path, daemon: Daemon) -> None:
     outside.mkdir()
     (tmp_path / "shard.tar").write_bytes(hostile_tar(outside))
     before = set(_outside(daemon, tmp_path))
-    samples = list(ShardDataset(str(tmp_path / "shard.tar"), socket=daemon.socket, timeout_s=30))
+    samples = list(ShardDataset(str(tmp_path / "shard.tar"), socket=daemon.socket, timeout_s=GUARD_S))
     assert [sample["bin"] for sample in samples] == [b"data"] * 5
     assert set(_outside(daemon, tmp_path)) == before
     inside = [path for path in daemon.cache_dir.rglob("*") if path.is_symlink() or "climb" in path.name]
@@ -93,14 +94,14 @@ def test_a_version_is_a_name_and_nothing_else(name: str, daemon: Daemon) -> None
     with Canary() as server:
         server.etag = name
         server.files["/a.tar"] = make_tar(random_samples(2))
-        assert len(list(ShardDataset(server.url("/a.tar"), socket=daemon.socket, timeout_s=30))) == 2
+        assert len(list(ShardDataset(server.url("/a.tar"), socket=daemon.socket, timeout_s=GUARD_S))) == 2
     (shard,) = daemon.shards()
     assert shard["version"] == (name if name.isprintable() else f"size={shard['size_bytes']}")
     assert all(path.stem.isalnum() for path in (daemon.cache_dir / "shards").rglob("*.tar"))
 
 
 def test_the_command_line_shows_names_and_obeys_none(tmp_path: Path, daemon: Daemon) -> None:
-    """Neither rich's markup in a url, nor a terminal's commands in a job's name or a server's reason."""
+    """Neither rich's markup in a url, nor a terminal's commands in a job's name or in what a server says."""
     (tmp_path / "[red]a[link=x].tar").write_bytes(make_tar(random_samples(2)))
     daemon.request("POST", "/v1/warm", {"urls": [f"{tmp_path}/*.tar"]})
     with RawSession(daemon, job="\x1b]0;owned\x07\x1b[2J\u202e[red]job"):
@@ -108,8 +109,7 @@ def test_the_command_line_shows_names_and_obeys_none(tmp_path: Path, daemon: Dae
     assert "[red]a[link=x].tar" in shown and "[red]job" in shown
     assert "\x1b" not in shown and "\x07" not in shown and "\u202e" not in shown
     with Canary() as server:
-        server.redirects["/a.tar"] = 404, "x"
-        server.reason = "gone\x1b[2J \x9b2J"
+        server.words = b"gone\x1b[2J \x9b2J\r\n"
         ran = shardcache("warm", server.url("/a.tar"), socket=daemon.socket)
     assert ran.code == 1 and "gone" in ran.out + ran.err
     assert "\x1b" not in ran.out + ran.err and "\x9b" not in ran.out + ran.err

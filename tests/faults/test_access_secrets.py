@@ -17,6 +17,7 @@ from shardcache_client import ShardDataset
 from support.canary import Canary
 from support.cli import shardcache as run_shardcache
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.tars import make_tar, random_samples
 
 MARK = "m4rk3d"  # part of every secret below
@@ -67,7 +68,7 @@ def exercise(daemon: Daemon, server: Canary) -> list[str]:
     said = [daemon.request("POST", "/v1/warm", {"urls": [url]}).decode() for url in urls]
     for url in urls[2:]:
         try:
-            list(ShardDataset(url, socket=daemon.socket, timeout_s=20, samples_per_epoch=None))
+            list(ShardDataset(url, socket=daemon.socket, timeout_s=GUARD_S, samples_per_epoch=None))
         except shardcache.errors.ShardcacheError as exn:
             said.append(f"{exn} {exn!r} {exn.to_json()}")
     return said
@@ -108,7 +109,7 @@ def test_a_signed_url_is_a_shard_of_its_own(daemon: Daemon, server: Canary) -> N
 
 def test_samples_carry_no_signature(daemon: Daemon, server: Canary) -> None:
     """`__url__` goes into logs and error messages of training scripts; the shard is read all the same."""
-    samples = list(ShardDataset(server.url(f"/a.tar{SIGNED}"), socket=daemon.socket, timeout_s=30))
+    samples = list(ShardDataset(server.url(f"/a.tar{SIGNED}"), socket=daemon.socket, timeout_s=GUARD_S))
     assert len(samples) == 3 and all(MARK not in sample["__url__"] for sample in samples)
 
 

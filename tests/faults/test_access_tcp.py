@@ -19,17 +19,12 @@ from shardcache.server.limited import Limit
 from shardcache.server.tcp import listening
 from support.cli import shardcache
 from support.daemon import Daemon, eventually
+from support.guard import GUARD_S
+from support.ports import free_port
 from support.tars import write_shards
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 READABLE = ("/v1/health", "/v1/status", "/v1/shards", "/v1/openapi.json")
-
-
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class Answer:
 
 def ask(port: int, path: str, method: str = "GET", **headers: str) -> Answer:
     """Send one request by TCP and return its answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
     try:
         connection.request(method, path, headers={name.replace("_", "-"): text for name, text in headers.items()})
         with connection.getresponse() as answer:
@@ -119,7 +114,7 @@ def test_what_is_no_http_is_answered_and_not_logged(daemon: Daemon, port: int) -
     """Whoever reaches the port, token or not, could fill the node's disk with tracebacks."""
     before = daemon.log.stat().st_size
     for nonsense in (b"\0\xff", b"GET / HTTP/9.9", b"GET /v1/health HTTP/1.1\r\nX: " + bytes(100_000)):
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=GUARD_S) as connection:
             connection.sendall(nonsense + b"\r\n\r\n")
             assert b" 400 " in connection.recv(100)
     assert daemon.log.stat().st_size == before
@@ -181,7 +176,7 @@ def test_a_port_in_use_is_an_error_that_names_it(port: int, daemon: Daemon) -> N
 
 def test_idle_connections_do_not_keep_others_out_of_the_socket(daemon: Daemon, port: int) -> None:
     """However many connect by TCP and say nothing, the jobs' socket answers; the port does again when they are gone."""
-    idle = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(200)]
+    idle = [socket.create_connection(("127.0.0.1", port), timeout=GUARD_S) for _ in range(200)]
     try:
         assert json.loads(daemon.request("GET", "/v1/health"))["status"] == "ok"
         # The connections beyond the bound were closed: reading from the last one ends.
@@ -235,6 +230,6 @@ async def test_who_does_not_read_has_no_longer() -> None:
     server = await asyncio.get_running_loop().create_server(limit, "127.0.0.1", 0)
     async with server:
         with socket.create_connection(server.sockets[0].getsockname()):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(GUARD_S):
                 await talker.lost.wait()
     assert limit.free == 1

@@ -16,8 +16,6 @@ from support.unix_http import BASE_URL, session
 
 EXAMPLES = 8
 
-pytestmark = pytest.mark.timeout(400)  # schemathesis takes its time, on a busy machine minutes
-
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:

@@ -12,6 +12,7 @@ import pytest
 from shardcache_client import ShardDataset
 from support.daemon import Daemon, eventually
 from support.faulty_s3 import BUCKET, Fault, FaultyS3
+from support.guard import GUARD_S
 from support.tars import make_tar, random_samples
 
 PART_BYTES = 64 * 1024
@@ -28,7 +29,7 @@ def shard(number: int, *, seed: int = 0) -> bytes:
 
 def read(daemon: Daemon, urls: str | list[str], *, partial_reads: bool = True) -> dict[str, bytes]:
     """Return every sample by its key."""
-    dataset = ShardDataset(urls, socket=daemon.socket, timeout_s=60, partial_reads=partial_reads)
+    dataset = ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=partial_reads)
     return {sample["__key__"]: sample["bin"] for sample in dataset}
 
 

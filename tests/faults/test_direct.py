@@ -32,10 +32,10 @@ from shardcache.errors import (
 from shardcache_client import ShardDataset, ignore_and_continue
 from support.buckets import Bucket
 from support.daemon import Daemon, eventually
+from support.guard import GUARD_S
 from support.tars import make_tar, random_samples
 
 SHARDS, SAMPLES = 6, 10
-TIMEOUT_S = 60.0
 
 Samples = list[tuple[str, str, bytes]]
 
@@ -72,7 +72,7 @@ def daemon(index: str) -> Iterator[Daemon]:
 
 def dataset(daemon: Daemon, urls: str | list[str], **options: Any) -> ShardDataset:
     """A dataset that may do without the daemon."""
-    chosen: dict[str, Any] = {"socket": daemon.socket, "timeout_s": TIMEOUT_S, "fallback": "direct"}
+    chosen: dict[str, Any] = {"socket": daemon.socket, "timeout_s": GUARD_S, "fallback": "direct"}
     return ShardDataset(urls, **chosen | options)
 
 
@@ -283,7 +283,7 @@ def test_the_base_install_is_told_what_is_missing(daemon: Daemon, index: str) ->
     )
     daemon.start()
     ran = subprocess.run(
-        [sys.executable, "-c", script, index, str(daemon.socket)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script, index, str(daemon.socket)], capture_output=True, text=True, timeout=GUARD_S
     )
     assert "ConfigError" in ran.stderr and "pip install 'shardcache[daemon]'" in ran.stderr
 
@@ -300,7 +300,7 @@ def test_a_killed_reader_leaves_nothing(daemon: Daemon, index: str, scratch: Pat
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", script, index, str(daemon.socket)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script, index, str(daemon.socket)], capture_output=True, text=True, timeout=GUARD_S
     )
     assert int(ran.stdout) >= 2
     assert not list(scratch.iterdir())

@@ -25,6 +25,7 @@ from shardcache.store.layout import SIDECAR, TAR, Layout
 from shardcache.tarindex import Samples, write
 from support.cache_rig import CacheRig
 from support.daemon import eventually
+from support.guard import GUARD_S
 from support.mounts import Bind, Tmpfs, may_mount
 from support.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 
@@ -222,7 +223,7 @@ async def test_a_look_that_began_before_the_failure_says_nothing_of_it(tmp_path:
     """The disk fails while it is being looked at: whoever asks then is told what the next look finds."""
     folder, keeper = Folder.take(Layout(tmp_path / "cache"), None), SlowKeeper()
     health = Health(folder, Signal())
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
         watching = group.create_task(health.run(keeper))
         await keeper.settling.wait()
         (tmp_path / "cache").rename(tmp_path / "aside")

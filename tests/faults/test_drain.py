@@ -20,6 +20,7 @@ from shardcache_client.daemon.websocket import FarewellError
 from support.cli import Ran, shardcache
 from support.daemon import Daemon, eventually
 from support.faulty_s3 import Fault, FaultyS3
+from support.guard import GUARD_S
 from support.raw_session import RawSession
 from support.tars import make_tar, random_samples
 
@@ -45,7 +46,7 @@ def keys(*numbers: int) -> list[str]:
 
 def read(daemon: Daemon, urls: str | list[str]) -> list[str]:
     """Return the keys of all samples, in order."""
-    return [sample["__key__"] for sample in ShardDataset(urls, socket=daemon.socket, timeout_s=60)]
+    return [sample["__key__"] for sample in ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S)]
 
 
 def first_bytes(store: FaultyS3, key: str) -> list[int]:
@@ -106,7 +107,7 @@ async def test_a_restart_is_no_news_to_readers(
 ) -> None:
     """Files in hand stay readable, the rest comes from the next daemon, and nothing is said above the level INFO."""
     urls = [faulty.put(f"{number}.tar", shard(number)) for number in range(3)]
-    samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=60, partial_reads=False))
+    samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False))
     found = [(await aside(next, samples))["__key__"]]
     assert await aside(daemon.stop) == 0
     found += [(await aside(next, samples))["__key__"] for _ in range(SAMPLES - 1)]

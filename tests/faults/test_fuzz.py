@@ -33,7 +33,6 @@ from support.tars import write_shards
 KEPT = [(name, path) for name in TARGETS for kind in ("corpus", "found") for path in kept(kind, name)]
 MOST_BYTES = 8192
 
-pytestmark = pytest.mark.timeout(400)  # a fuzzer that starts takes seconds, on a busy machine many
 
 leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(10**4000)
 values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner))

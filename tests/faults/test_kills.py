@@ -6,17 +6,21 @@ import asyncio
 import os
 import select
 import shutil
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from campaign.kills.life import FLAGS, Death, Story, audit, die_and_recover, look
+from campaign.kills.life import FLAGS, GONE, Death, Story, audit, die_and_recover, look
 from campaign.kills.readers import kill_readers
+from campaign.kills.stories import fetch
 from campaign.result import Result
+from shardcache.store.layout import PART
 from support.daemon import Daemon, eventually
-from support.shim import HAS_CC, Action
+from support.processes import transport_workers
+from support.shim import HAS_CC, Action, Op, Shim
 from support.zygote import Zygote
 
 pytestmark = pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler")
@@ -63,6 +67,24 @@ def test_readers_that_are_killed_leave_no_lease(zygote: Zygote, told: dict[str, 
     result = kill_readers(zygote, told["fetch"].source, tmp_path / "r", 4)
     assert result.passed, result.first_failure
     assert len(result.recovery_s) == 1
+
+
+def test_a_transport_worker_dies_with_its_daemon(zygote: Zygote, told: dict[str, Story], tmp_path: Path) -> None:
+    """The next daemon may write the same files: killed while a part is written, none leaves a writer behind."""
+    source, shim = told["fetch from S3"].source, Shim(tmp_path / "shim", tmp_path / "cache")
+    env = source.env | {"SHIM_CONTROL": str(shim.path)}
+    with Daemon(tmp_path, *FLAGS, env=env, spawn=zygote.spawn) as daemon:
+        pid = daemon.pid
+        eventually(lambda: bool(transport_workers(pid)))
+        workers = [os.pidfd_open(worker) for worker in transport_workers(pid)]
+        shim.arm(Action.KILL_HALF, at=2, ops=(Op.WRITE,), match=PART)  # only workers write parts
+        with pytest.raises(GONE):
+            fetch(daemon, source)
+        assert daemon.wait() == -signal.SIGKILL and shim.acted == 1
+    for worker in workers:
+        ended, _, _ = select.select([worker], [], [], 60)
+        os.close(worker)
+        assert ended
 
 
 @pytest.mark.parametrize("is_at_work", [True, False], ids=["at work", "just begun"])

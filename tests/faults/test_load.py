@@ -33,7 +33,6 @@ def closed() -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_nothing_is_left_of_rude_readers(tmp_path: Path) -> None:
     """Killed, frozen, torn off, deaf or half open, before a store that fails: no wrong byte, and nothing stays."""
     load = Load(crowd=6, datasets=2, duration_s=5.0, warm_up_s=2.0)

@@ -17,9 +17,9 @@ HALF = 8192  # positions that one reader may plan of a mebibyte
 
 
 def test_no_input_takes_more_memory_than_it_may(tmp_path: Path) -> None:
-    """By the peak of a real daemon: each hostile input ends in its typed error, large honest ones in an answer."""
+    """By the peak of a daemon and its processes: hostile inputs end in typed errors, large honest ones in answers."""
     results = list(memory.run(0.01, tmp_path))
-    assert len(results) == 6
+    assert len(results) == 7
     assert [result.first_failure for result in results if result.wrong or result.untyped] == []
 
 

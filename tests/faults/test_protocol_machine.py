@@ -111,7 +111,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Leave without a word: every lease ends."""
         self.session.close()
-        eventually(lambda: self.daemon.leases() == 0, limit_s=30)
+        eventually(lambda: self.daemon.leases() == 0)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from shardcache_client import ShardDataset
 from shardcache_client.daemon.connection import Reader, resolve
 from shardcache_client.daemon.outage import Outage
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.peer import Peer, scripted
 from support.tars import write_shards
 
@@ -26,7 +27,6 @@ KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_jobs_read_the_same_however_often_the_daemon_goes() -> None:
     """Killed, stopped, replaced, emptied and frozen under readers: every epoch is what an undisturbed job reads."""
     with tempfile.TemporaryDirectory(prefix="shardcache-r-") as folder:
@@ -55,7 +55,7 @@ def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tu
     Yields the keys that were read, and those to come.
     """
     with Daemon(folder) as daemon:
-        dataset = ShardDataset(urls_in(folder), socket=daemon.socket, timeout_s=60, partial_reads=False)
+        dataset = ShardDataset(urls_in(folder), socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False)
         keys = (sample["__key__"] for sample in dataset)
         read = [next(keys) for _ in range(SAMPLES + 1)]
     with Daemon(folder, *flags, capacity=capacity):
@@ -71,7 +71,7 @@ def test_another_cache_folder_costs_nothing_but_time(folder: Path) -> None:
 def test_an_emptied_cache_costs_nothing_but_time(folder: Path) -> None:
     """Files that a reader has mapped are read to their end though their folder is gone."""
     with Daemon(folder) as daemon:
-        dataset = ShardDataset(urls_in(folder), socket=daemon.socket, timeout_s=60)
+        dataset = ShardDataset(urls_in(folder), socket=daemon.socket, timeout_s=GUARD_S)
         samples = iter(dataset)
         read = [next(samples)["__key__"] for _ in range(SAMPLES + 1)]
         daemon.kill()

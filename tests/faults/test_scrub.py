@@ -21,6 +21,7 @@ from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 from shardcache_client import ShardDataset
 from support.cache_rig import SAMPLES, CacheRig
+from support.guard import GUARD_S
 from support.stores import PIECE_BYTES, open_store, publish
 
 URL = "s3://bucket/shard.tar"
@@ -57,7 +58,7 @@ def scrubber(store: Store, damage: Damage, pause_s: float = 3600.0) -> Scrubber:
 
 async def run_until_it_rests(scrub: Scrubber) -> None:
     """Run until no round is under way, and there was one."""
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
         task = group.create_task(scrub.run())
         while scrub.to_json()["last_round_ended_at_s"] is None:  # noqa: ASYNC110  # it tells nobody
             await asyncio.sleep(0.01)
@@ -184,7 +185,7 @@ def test_who_reads_a_damaged_shard_is_told(tmp_path: Path, caplog: pytest.LogCap
     with CacheRig(tmp_path) as rig:
         assert rig.read(0)
         (tar,) = (rig.daemon.cache_dir / "shards").rglob("*.tar")
-        samples = iter(ShardDataset(rig.urls[:3], socket=rig.daemon.socket, timeout_s=60.0))
+        samples = iter(ShardDataset(rig.urls[:3], socket=rig.daemon.socket, timeout_s=GUARD_S))
         next(samples)
         flip(tar, 777)
         assert b"damaged near byte 0" in rig.daemon.request("POST", "/v1/verify", {"prefix": ""})

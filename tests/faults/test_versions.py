@@ -17,6 +17,7 @@ from shardcache_client.daemon.connection import Connection, Reader
 from shardcache_client.daemon.session import Patience, Session
 from shardcache_client.order.plan import Plan
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.peer import WELCOME, Peer, scripted
 from support.raw_session import RawSession
 from support.tars import write_shards
@@ -137,7 +138,7 @@ def test_what_a_later_daemon_adds_is_passed_over(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script):
-        session = Session(path, READER, Patience(limit_s=60))
+        session = Session(path, READER, Patience(limit_s=GUARD_S))
         session.declare(Plan(epoch=0, shards=(ShardRef("s3://bucket/0.tar"),), order=(0,), reads=1))
         assert session.wait(session.lease(0))["url"] == "s3://bucket/0.tar"
         session.close()
@@ -163,5 +164,5 @@ def test_a_mismatch_reaches_the_script_at_once(path: Path) -> None:
         peer.say(type="error", id=None, error=VersionMismatchError("too old", remedy="upgrade").to_json())
 
     with scripted(path, script) as heard, pytest.raises(VersionMismatchError, match="too old"):
-        ShardDataset("s3://bucket/0.tar", socket=path, timeout_s=60)
+        ShardDataset("s3://bucket/0.tar", socket=path, timeout_s=GUARD_S)
     assert len(heard) == 1

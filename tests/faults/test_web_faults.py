@@ -13,10 +13,10 @@ from shardcache.errors import OriginError
 from support.downloads import PART, Rig
 from support.faulty_proxy import FaultyProxy
 from support.faulty_s3 import BUCKET, FaultyS3
+from support.guard import GUARD_S
 from support.mischief import Mischief
 
 DATA = random.Random(9).randbytes(3 * PART + 999)
-HANG_S = 60
 
 # A web server has no checksum that would tell.
 _BEYOND_NOTICE = {Mischief.FLIP, Mischief.OTHER_BYTES}
@@ -40,7 +40,7 @@ async def test_a_right_file_or_a_typed_error(mischief: Mischief, rig: Rig, fault
     with FaultyProxy(faulty.endpoint_url, objects={"a.tar": DATA}, other=other, late_s=0.1, drip_s=0.05) as proxy:
         url = f"{proxy.endpoint_url}/{BUCKET}/a.tar"
         proxy.fail(mischief, share=0.5)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(GUARD_S):
             while not proxy.done[mischief]:
                 await right_or_typed(rig, url)
             proxy.heal()

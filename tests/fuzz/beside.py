@@ -11,6 +11,7 @@ from fuzz import mutators
 from fuzz.sessions import Wire
 from fuzz.targets import kept
 from support.daemon import Daemon, eventually
+from support.guard import GUARD_S
 from support.raw_session import RawSession
 
 AT_ONCE = 8
@@ -53,14 +54,14 @@ def play(daemon: Daemon, urls: list[str], sessions: int, seed: int = 0) -> int:
                 assert (granted["type"], granted.get("url")) == ("leased", url), granted
                 honest.send(type="release", lease=granted["lease"])
         honest.settle()
-    eventually(lambda: daemon.leases() == 0 and daemon.sessions() == 0, limit_s=30)
+    eventually(lambda: daemon.leases() == 0 and daemon.sessions() == 0)
     log = daemon.log.read_text(errors="replace")
     assert "Traceback" not in log, log[log.index("Traceback") :][:4000]
     return played
 
 
 async def _play(daemon: Daemon, batch: list[bytes]) -> None:
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
         for data in batch:
             group.create_task(_one(daemon, data))
 

@@ -22,12 +22,12 @@ from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
 from shardcache.server.handed import Handed
 from shardcache.server.manager import Manager
 from shardcache.server.messages import check_indices, parse, shard_of, take, take_strings
+from support.guard import GUARD_S
 from support.tars import write_shards
 
 Json = dict[str, Any]
 
 SHARDS = 3
-LIMIT_S = 30.0
 
 _COUNTS = ("id", "position", "of", "lease", "beyond", "reads")
 _FIELDS: dict[str, type] = {"type": str, "job": str} | dict.fromkeys(_COUNTS, int)
@@ -94,7 +94,7 @@ class World:
         return Settings.load(where | limits)
 
     async def _ready(self) -> None:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(GUARD_S):
             while not self.socket.exists() or (await self.ask("/v1/health")) is None:
                 done, _ = await asyncio.wait([self._serving], timeout=0.01)
                 assert not done, self._serving.exception()
@@ -103,7 +103,7 @@ class World:
         """Play one session and wait until it is forgotten."""
         for number, url in enumerate(self.urls):
             data = data.replace(b"@%d" % number, url.encode())
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(GUARD_S):
             wire = await Wire.open(self.socket)
             with contextlib.suppress(ConnectionError):
                 await wire.say_all(data)

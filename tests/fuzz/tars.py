@@ -14,7 +14,6 @@ import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 from shardcache.errors import SampleError, ShardError
 from shardcache.protocol import Arriving
@@ -23,7 +22,7 @@ from shardcache.tarindex.headers import BLOCK_BYTES, ZERO_BLOCK
 from shardcache.tarindex.members import Member
 from shardcache.tarindex.samples import group
 from shardcache_client.reading.arriving import ArrivingShard
-from shardcache_client.reading.cutting import Sample, TarBytes, cut
+from shardcache_client.reading.cutting import Sample, as_bytes, cut
 
 Given = Sample | str | None
 
@@ -126,8 +125,8 @@ def _by_tarfile(data: bytes) -> tuple[list[tuple[bytes, bool | tuple[int, int]]]
 
 
 def _samples(tables: Samples, data: bytes) -> list[Given]:
-    tar = cast(TarBytes, data)  # which slices into bytes as a map does
-    return [_sample(cut(tables, tar, URL, number, number + 1)) for number in range(len(tables))]
+    columns = as_bytes(tables.extensions, data)
+    return [_sample(cut(tables, columns, URL, number, number + 1)) for number in range(len(tables))]
 
 
 def _sample(given: Iterator[Sample]) -> Given:

@@ -17,9 +17,9 @@ import requests
 from support.cli import clean_environment, shardcache
 from support.daemon import Daemon, eventually
 from support.dashboard import LIVE_PATH, Page, events_of
+from support.guard import GUARD_S
 from support.ports import free_port
 
-LIMIT_S = 60.0
 # In place of a browser: it writes down what it is told to open.
 BROWSER = """#!/bin/sh
 echo "$1" > "{told}"
@@ -57,26 +57,26 @@ def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> No
     with dashboard(daemon, "--no-open", "--port", str(port)) as (url, process), requests.Session() as http:
         root, _, token = url.partition("/#token=")
         assert root == f"http://127.0.0.1:{port}" and len(token) >= 32
-        page = http.get(root, timeout=LIMIT_S)
+        page = http.get(root, timeout=GUARD_S)
         assert page.text.startswith("<!doctype html>")
         assert "default-src 'self'" in page.headers["Content-Security-Policy"]
         for brought in ("", "Bearer", f"Bearer {token[:-1]}", token):
-            refused = http.get(root + LIVE_PATH, headers={"Authorization": brought}, timeout=LIMIT_S)
+            refused = http.get(root + LIVE_PATH, headers={"Authorization": brought}, timeout=GUARD_S)
             assert refused.status_code == 401
         http.headers["Authorization"] = f"Bearer {token}"
-        with http.get(root + LIVE_PATH, stream=True, timeout=LIMIT_S) as answer:
+        with http.get(root + LIVE_PATH, stream=True, timeout=GUARD_S) as answer:
             heard = Page(events_of(answer))
             heard.hear()
             assert heard.moment["cache"]["dir"] == str(daemon.cache_dir)
         for path in ("/v1/status", "/v1/session", "/v1/shards"):
-            assert http.get(root + path, timeout=LIMIT_S).status_code == 404
-        assert http.post(root + LIVE_PATH, timeout=LIMIT_S).status_code == 405
+            assert http.get(root + path, timeout=GUARD_S).status_code == 404
+        assert http.post(root + LIVE_PATH, timeout=GUARD_S).status_code == 405
         taken = shardcache("dashboard", "--no-open", "--port", str(port), socket=daemon.socket)
         assert taken.code == 2 and "choose another --port" in taken.err
         daemon.stop()
-        assert http.get(root + LIVE_PATH, timeout=LIMIT_S).status_code == 502
+        assert http.get(root + LIVE_PATH, timeout=GUARD_S).status_code == 502
         process.send_signal(signal.SIGINT)
-        assert process.wait(LIMIT_S) == 130
+        assert process.wait(GUARD_S) == 130
 
 
 def test_the_browser_is_told_no_token_where_others_could_read_it(daemon: Daemon, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_browser_is_told_no_token_where_others_could_read_it(daemon: Daemon,
         assert url in copy.read_text() and url.partition("#")[2] not in address
         assert int(mode, 8) & (stat.S_IRWXG | stat.S_IRWXO) == 0
         process.send_signal(signal.SIGINT)
-        process.wait(LIMIT_S)
+        process.wait(GUARD_S)
     assert not Path(address.removeprefix("file://")).exists(), "nothing stays behind"
 
 

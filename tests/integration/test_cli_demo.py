@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,19 +27,26 @@ def processes_that_name(text: str) -> list[str]:
     return found
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path: pytest's own may be too long for the demo's socket."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-") as name:
+        yield Path(name)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_interrupted_demo_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
+def test_interrupted_demo_leaves_nothing(number: signal.Signals, folder: Path) -> None:
     """Stopped while its jobs run, the demo ends them and its daemon, removes its files, and exits 130."""
     command = [sys.executable, "-m", "shardcache", "demo"]
-    env = clean_environment({"TMPDIR": str(tmp_path)})
+    env = clean_environment({"TMPDIR": str(folder)})
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as demo:
         assert demo.stdout is not None
         assert any(line.startswith("training") for line in demo.stdout)
-        assert processes_that_name(str(tmp_path))  # the daemon at least
+        assert processes_that_name(str(folder))  # the daemon at least
         demo.send_signal(number)
         assert demo.wait() == 130
-    assert processes_that_name(str(tmp_path)) == []
-    assert list(tmp_path.iterdir()) == []
+    assert processes_that_name(str(folder)) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_missing_packages_are_named() -> None:

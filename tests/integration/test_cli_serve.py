@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.cli import Ran, clean_environment, shardcache
-from support.daemon import Daemon
+from support.daemon import Daemon, spawn
 from support.tars import make_tar, random_samples
 
 
@@ -27,6 +27,14 @@ def test_cache_dir_below_a_file_is_refused(tmp_path: Path) -> None:
     ran = refused(tmp_path, "--cache-dir", tmp_path / "file" / "cache")
     assert ran.code == 1 and str(tmp_path / "file" / "cache") in ran.err and "What to do:" in ran.err
     assert "Traceback" not in ran.err and not (tmp_path / "s.sock").exists()
+
+
+def test_the_first_reader_does_not_wait_for_the_sdk(tmp_path: Path) -> None:
+    """What S3 needs has been imported when the daemon says that it is ready."""
+    with Daemon(tmp_path, env={"PYTHONPROFILEIMPORTTIME": "1"}, spawn=spawn) as daemon:
+        log = daemon.log.read_text()
+    assert " ready " in log
+    assert "shardcache.origin.s3_session" in log.partition(" ready ")[0]
 
 
 def test_unknown_option_in_the_config_file_is_a_usage_error(tmp_path: Path) -> None:

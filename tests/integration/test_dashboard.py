@@ -16,6 +16,7 @@ from shardcache_client import ShardDataset
 from support.daemon import Daemon
 from support.dashboard import LIVE_PATH, Page, events_of, live
 from support.gated_store import GatedStore
+from support.guard import GUARD_S
 from support.ports import free_port
 from support.raw_session import RawSession
 from support.tars import make_tar, random_samples, write_shards
@@ -23,7 +24,6 @@ from support.unix_http import BASE_URL, session
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 PART_BYTES = 64 * 1024
-LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Daem
 
 def get(port: int, path: str, **headers: str) -> requests.Response:
     """Ask for a path by TCP."""
-    return requests.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=LIMIT_S, stream=True)
+    return requests.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=GUARD_S, stream=True)
 
 
 def test_the_page_comes_with_all_it_needs(daemon: Daemon, port: int) -> None:
@@ -195,5 +195,5 @@ def test_a_daemon_that_stops_ends_what_its_pages_hear(tmp_path: Path) -> None:
 def test_the_socket_serves_the_page_too(daemon: Daemon) -> None:
     """For `shardcache dashboard`, with the same headers: there, nobody else adds them."""
     with session(daemon.socket) as http:
-        page = http.get(f"{BASE_URL}/", timeout=LIMIT_S)
+        page = http.get(f"{BASE_URL}/", timeout=GUARD_S)
     assert page.text.startswith("<!doctype html>") and "default-src 'self'" in page.headers["Content-Security-Policy"]

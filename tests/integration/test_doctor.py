@@ -24,6 +24,7 @@ from shardcache.store.folder import Folder
 from shardcache.store.layout import Layout
 from support.cli import clean_environment
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.mounts import Tmpfs, may_mount
 from support.other_user import OtherUser, needs_root, open_folder
 from support.peer import WELCOME, Peer, scripted
@@ -285,7 +286,7 @@ def test_a_container_with_everything_too_small(tmp_path: Path) -> None:
         env=clean_environment({}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=GUARD_S,
         check=False,
     )
     assert done.returncode == 3, done.stderr

@@ -13,8 +13,11 @@ from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavai
 from shardcache.fetch.bid import WAITING, Bid
 from shardcache.fetch.tap import Coming
 from shardcache.metrics import Counters
-from shardcache.origin.base import Flow, Origin, RemoteObject
+from shardcache.origin.base import Origin, RemoteObject
 from shardcache.store.partial import Partial
+from shardcache.transport.flow import Flow
+from shardcache.transport.parts import Parts, PartSums, write_parts
+from shardcache.transport.workers import Commit
 from support.buckets import Bucket
 from support.downloads import PART, PLANNED, Rig
 from support.faulty_s3 import Fault, FaultyS3
@@ -149,15 +152,14 @@ async def test_the_stores_checksum_covers_parts_of_an_earlier_run(algorithm: str
     obj = await rig.stat(moto.put("a.tar", DATA, ChecksumAlgorithm=algorithm))
     assert obj.checksum is not None
     assert obj.checksum.algorithm == algorithm.lower()
-    await Partial.open(rig.layout, obj, PART).write(1, DATA[PART : 2 * PART])
+    write_parts(Partial.open(rig.layout, obj, PART).parts(1, 1), DATA[PART : 2 * PART])
     assert (await rig.download(obj)).path.read_bytes() == DATA
     assert rig.counters.origin_bytes == len(DATA) - PART
     flipped = bytes([DATA[0] ^ 1]) + DATA[1:PART]
     other = RemoteObject(obj.url + "?", obj.version, obj.size_bytes, obj.checksum)
     partial = Partial.open(rig.layout, other, PART)
-    await partial.write(0, flipped)
-    for index in range(1, partial.count):
-        await partial.write(index, DATA[index * PART :][:PART])
+    write_parts(partial.parts(0, 1), flipped)
+    write_parts(partial.parts(1, partial.count - 1), DATA[PART:])
     with pytest.raises(CorruptShardError, match=algorithm.lower()):
         await rig.download(other)
 
@@ -180,11 +182,11 @@ class HeldOrigin:
         self.open = 0
         self.let = asyncio.Event()
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:
-        """Wait, and give zeros."""
+    async def fetch(self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None) -> list[PartSums]:
+        """Wait, and write zeros."""
         self.open += 1
         await self.let.wait()
-        buffer[:] = bytes(len(buffer))
+        return write_parts(parts, bytes(parts.size_bytes))
 
 
 @pytest.mark.parametrize(("shards", "requests"), [(1, 3), (2, 4)])
@@ -212,11 +214,14 @@ class HalfwayOrigin:
     def __init__(self) -> None:
         self.halves, self.let = asyncio.Semaphore(0), asyncio.Event()
 
-    async def read_into(self, obj: RemoteObject, start: int, buffer: memoryview, flow: Flow) -> None:  # noqa: D102
-        flow.received(len(buffer) // 2)
+    async def fetch(  # noqa: D102
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums]:
+        flow.received(parts.size_bytes // 2)
         self.halves.release()
         await self.let.wait()
-        flow.received(len(buffer) - len(buffer) // 2)
+        flow.received(parts.size_bytes - parts.size_bytes // 2)
+        return write_parts(parts, bytes(parts.size_bytes))
 
 
 async def test_bytes_count_as_they_come(rig: Rig) -> None:

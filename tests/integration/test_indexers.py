@@ -15,6 +15,7 @@ from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import Request
 from shardcache.tarindex import TarIndex
 from support.daemon import Daemon, eventually
+from support.processes import children
 from support.tars import make_tar, random_samples, write_shards
 
 
@@ -30,11 +31,6 @@ def request_for(tar: Path, allowed_bytes: int = 10**6) -> Request:
     """Return the request to index a file."""
     header = {"size_bytes": tar.stat().st_size}
     return Request(str(tar), str(tar.with_suffix(".idx")), header, f"file://{tar}", True, allowed_bytes)
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that a process has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def test_a_sidecar_is_written_elsewhere(indexers: Indexers, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from shardcache_client import ShardDataset
 from support.daemon import Daemon, eventually
+from support.guard import GUARD_S
 from support.ports import free_port
 from support.queries import OF_THE_TARGET, ROOT, Query, alerts, panels
 from support.raw_session import RawSession
@@ -54,7 +55,7 @@ class Scraped:
 
 def over_tcp(port: int, accept: str = "") -> tuple[str, str]:
     """Return content type and text of a scrape by TCP."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
     try:
         connection.request("GET", "/metrics", headers={"Accept": accept} if accept else {})
         with connection.getresponse() as answer:

@@ -20,9 +20,10 @@ from shardcache.errors import (
     NotFoundError,
     OriginUnavailableError,
 )
-from shardcache.origin.base import RemoteObject, nothing
+from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
-from support.origins import read_range, stream
+from shardcache.transport.flow import nothing
+from support.origins import read_range, read_whole
 
 DATA = bytes(range(256)) * 10
 
@@ -81,7 +82,7 @@ async def test_files_are_found_and_read(folder: str, origins: Origins) -> None:
     obj = await origin.stat(folder + "a.tar")
     assert (obj.size_bytes, obj.ranges, obj.guarded) == (len(DATA), True, False)
     assert await read(origins, obj, 100, 300) == DATA[100:300]
-    assert b"".join(await stream(origin, obj, 1000)) == DATA
+    assert b"".join(await read_whole(origin, obj, 1000)) == DATA
     found = await origin.list_prefix(folder, nothing)
     assert [entry.url for entry in found] == [folder + name for name in ("a.tar", "b.tar", "sub/c.tar")]
     assert found[0] == obj

@@ -14,10 +14,11 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardChangedError,
 )
-from shardcache.origin.base import RemoteObject, nothing
+from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
+from shardcache.transport.flow import nothing
 from support.faulty_s3 import Fault, FaultyS3
-from support.origins import read_range, stream
+from support.origins import read_range, read_whole
 
 DATA = bytes(range(256)) * 400
 
@@ -35,7 +36,7 @@ async def read(origins: Origins, obj: RemoteObject, start: int, stop: int) -> by
 
 async def parts_of(origins: Origins, obj: RemoteObject) -> list[bytes]:
     """Return the parts of 30,000 bytes."""
-    return await stream(origins.origin(obj.url), obj, 30_000)
+    return await read_whole(origins.origin(obj.url), obj, 30_000)
 
 
 @pytest.mark.parametrize("validators", [("ETag",), ("Last-Modified",), ("ETag", "Last-Modified")])

@@ -21,11 +21,12 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardChangedError,
 )
-from shardcache.origin.base import Checksum, Free, RemoteObject, nothing
+from shardcache.origin.base import Checksum, RemoteObject
 from shardcache.origin.registry import Origins
+from shardcache.transport.flow import Free, nothing
 from support.buckets import Bucket, use_aws
 from support.faulty_s3 import Fault, FaultyS3, aws_env
-from support.origins import read_range, stream
+from support.origins import read_range, read_whole
 
 DATA = bytes(range(256)) * 400
 
@@ -52,7 +53,7 @@ async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, req
     counts: list[int] = []
     assert await read_range(origin, obj, 1000, 70_000, Free(counts.append)) == DATA[1000:70_000]
     assert sum(counts) == 69_000
-    assert [len(part) for part in await stream(origin, obj, 100_000)] == [100_000, 2_400]
+    assert [len(part) for part in await read_whole(origin, obj, 100_000)] == [100_000, 2_400]
 
 
 @pytest.mark.parametrize("store", ["moto", "seaweedfs"])
@@ -95,7 +96,7 @@ async def test_an_empty_object_is_an_object(moto: Bucket, origins: Origins) -> N
     url = moto.put("empty.tar", b"")
     obj = await origins.origin(url).stat(url)
     assert obj.size_bytes == 0
-    assert await stream(origins.origin(url), obj, 10) == []
+    assert await read_whole(origins.origin(url), obj, 10) == []
 
 
 async def test_what_is_missing_is_named(moto: Bucket, origins: Origins) -> None:

@@ -18,6 +18,7 @@ from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Lease, Patience, Session
 from shardcache_client.order.plan import Plan
 from support.daemon import Daemon, eventually
+from support.guard import GUARD_S
 from support.raw_session import RawSession
 from support.tars import write_shards
 
@@ -35,7 +36,7 @@ def urls(tmp_path: Path) -> list[str]:
 
 def open_session(daemon_socket: Path, urls: list[str], order: list[int], job: str = "job") -> Session:
     """Return a session that will read the shards in an order."""
-    session = Session(daemon_socket, Reader(job), Patience(limit_s=60))
+    session = Session(daemon_socket, Reader(job), Patience(limit_s=GUARD_S))
     session.declare(Plan(0, tuple(map(ShardRef, urls)), tuple(order), len(order)))
     return session
 
@@ -198,7 +199,7 @@ def test_a_killed_reader_leaves_nothing_of_all_it_held(tmp_path: Path, urls: lis
     with Daemon(tmp_path) as daemon:
         reader = multiprocessing.get_context("spawn").Process(target=hold, args=(daemon.socket, urls))
         reader.start()
-        eventually(lambda: in_use(daemon) == set(urls[:WINDOW]), limit_s=30)
+        eventually(lambda: in_use(daemon) == set(urls[:WINDOW]))
         reader.kill()
         reader.join()
         eventually(lambda: not in_use(daemon))

@@ -16,10 +16,10 @@ import pytest
 
 from shardcache_client import ShardDataset
 from support.daemon import Daemon, eventually
-from support.manager import LIMIT_S, ServiceManager, bound, handing_over
+from support.guard import GUARD_S
+from support.manager import ServiceManager, bound, handing_over
+from support.processes import children
 from support.tars import write_shards
-
-pytestmark = pytest.mark.timeout(300)
 
 SHARDS, SAMPLES = 4, 25
 TOLD = {b"LISTEN_PID", b"LISTEN_FDS", b"LISTEN_FDNAMES", b"NOTIFY_SOCKET", b"WATCHDOG_USEC"}
@@ -54,17 +54,10 @@ def handed(tmp_path: Path) -> Iterator[socket.socket]:
 def asking(path: Path) -> socket.socket:
     """Return a connection to a socket, where a daemon was asked how it is."""
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(LIMIT_S)
+    sock.settimeout(GUARD_S)
     sock.connect(str(path))
     sock.sendall(b"GET /v1/health HTTP/1.0\r\n\r\n")
     return sock
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that a process has started."""
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
 
 
 def names(pid: int) -> set[bytes]:
@@ -95,7 +88,7 @@ def test_a_manager_is_told_what_it_has_to_know(tmp_path: Path) -> None:
                 manager.hear_of("WATCHDOG")
             assert manager.messages[-1]["STATUS"].startswith("0 readers; 0 shards, 0 Bytes of 1.0 GB")
             process.terminate()
-            assert process.wait(LIMIT_S) == 0
+            assert process.wait(GUARD_S) == 0
         finally:
             process.kill()
             process.wait()
@@ -112,7 +105,7 @@ async def test_a_frozen_daemon_is_replaced_under_a_reading_job(
         ServiceManager(tmp_path / "notify", watchdog_s=1.5, sockets=[handed]) as manager,
         Daemon(tmp_path, spawn=manager.spawn) as daemon,
     ):
-        samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=60, partial_reads=False))
+        samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False))
         found = [next(samples)["__key__"]]
         manager.hear_of("WATCHDOG")
         daemon.pause()

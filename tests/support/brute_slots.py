@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from shardcache.errors import OriginBusyError
 from shardcache.fetch.aimd import Aimd
 from shardcache.fetch.bid import Bid
+from shardcache.fetch.line import Line
 from shardcache.fetch.rotation import Rotation
 from shardcache.fetch.slots import Claim
 
@@ -31,8 +32,21 @@ class BruteSlots:
         self._held: Counter[str] = Counter()
         self._limits: dict[str, Aimd] = {}
         self._rotation = Rotation()
+        self._lines: defaultdict[str, Line] = defaultdict(Line)
+        self._cleared = set[str]()
         self._alone_until_s: WeakKeyDictionary[Callable[[], Bid], float] = WeakKeyDictionary()  # of each download
         self.pauses = 0
+
+    def took(self, claim: Claim, size_bytes: int, time_s: float) -> None:
+        """Record a part that arrived, and how long it was read."""
+        self._lines[claim.store].took(size_bytes, time_s, (claim.company + self._held[claim.store]) / 2)
+        if claim.bid in self._alone_until_s:
+            self._prolong(claim.bid)
+
+    def _prolong(self, ask: Callable[[], Bid]) -> None:
+        loop = asyncio.get_running_loop()
+        self._alone_until_s[ask] = loop.time() + _ALONE_S
+        loop.call_later(_ALONE_S, self.deal)
 
     @asynccontextmanager
     async def hold(self, claim: Claim) -> AsyncIterator[None]:
@@ -58,41 +72,43 @@ class BruteSlots:
     def deal(self) -> None:
         """Give every slot to whom it belongs at this moment; call it when a bid became more urgent."""
         bids = _Bids()
-        cleared = self._cleared(bids)
-        for holder in [holder for holder in self._holding if holder.store in cleared]:
-            if holder.work is not None and not bids.of(holder).waiting and self._may_pause_more:
-                self._pause(holder)
-        while (claim := self._best(self._grantable(cleared, bids), bids)) is not None:
+        self._cleared = self._find_cleared(bids)
+        for store in self._cleared:
+            resting = [holder for holder in self._holding if holder.store == store and _may_rest(holder, bids)]
+            for holder in sorted(resting, key=lambda holder: _urgency(holder, bids), reverse=True):
+                if self._held[store] > (self._lines[store].connections or 0) and self._may_pause_more:
+                    self._pause(holder)
+        while (claim := self._best(self._grantable(bids), bids)) is not None:
             self._grant(claim, bids)
         while (claim := self._best(self._usurpers(bids), bids)) is not None:
             self._pause(max(self._victims(claim, bids), key=lambda victim: _urgency(victim, bids)))
             self._grant(claim, bids)
 
-    def _cleared(self, bids: _Bids) -> set[str]:
+    def _find_cleared(self, bids: _Bids) -> set[str]:
         """Return the stores of which somebody has the line to himself."""
         loop, stores = asyncio.get_running_loop(), set[str]()
         for claim in (*self._holding, *self._queue):
             if bids.of(claim).alone:
                 if claim.bid not in self._alone_until_s:
-                    self._alone_until_s[claim.bid] = loop.time() + _ALONE_S
-                    loop.call_later(_ALONE_S, self.deal)
+                    self._prolong(claim.bid)
                 if loop.time() < self._alone_until_s[claim.bid]:
                     stores.add(claim.store)
         return stores
 
-    def _grantable(self, cleared: set[str], bids: _Bids) -> list[Claim]:
+    def _grantable(self, bids: _Bids) -> list[Claim]:
         if len(self._holding) >= self._count:
             return []
         open_to_all = [claim for claim in self._queue if not self._is_full(claim.store)]
-        return [claim for claim in open_to_all if claim.store not in cleared or bids.of(claim).waiting]
+        return [claim for claim in open_to_all if bids.of(claim).waiting or not self._rests(claim.store)]
+
+    def _rests(self, store: str) -> bool:
+        return store in self._cleared and self._lines[store].connections is None
 
     @property
     def _may_pause_more(self) -> bool:
         return sum(claim._begun for claim in self._queue) < self._count
 
     def _usurpers(self, bids: _Bids) -> list[Claim]:
-        if all(holder.work is None or bids.of(holder).waiting for holder in self._holding):
-            return []
         more = self._may_pause_more
         urgent = [claim for claim in self._queue if bids.of(claim).waiting and (more or claim._begun)]
         return [claim for claim in urgent if self._victims(claim, bids)]
@@ -102,7 +118,7 @@ class BruteSlots:
         return [
             holder
             for holder in self._holding
-            if holder.work is not None and not bids.of(holder).waiting and (holder.store == claim.store or not within)
+            if _may_rest(holder, bids) and (holder.store == claim.store or not within)
         ]
 
     def _best(self, claims: list[Claim], bids: _Bids) -> Claim | None:
@@ -125,6 +141,7 @@ class BruteSlots:
         assert claim._granted is not None
         if not claim._begun:
             claim._generation = self._limits[claim.store].generation
+            claim.company = self._held[claim.store]
             claim._granted.set_result(None)
         elif claim.work is not None:
             claim.work.resume()
@@ -145,7 +162,11 @@ class BruteSlots:
             self._queue.remove(claim)
 
     def _is_full(self, store: str) -> bool:
-        return self._held[store] >= self._limits[store].limit
+        limits = [self._limits[store].limit]
+        line = self._lines[store].connections
+        if store in self._cleared and line is not None:
+            limits.append(line)
+        return self._held[store] >= min(limits)
 
 
 class _Bids:
@@ -160,6 +181,10 @@ class _Bids:
         if bid is None:
             bid = self._known[claim.bid] = claim.bid()
         return bid
+
+
+def _may_rest(holder: Claim, bids: _Bids) -> bool:
+    return holder.work is not None and not bids.of(holder).waiting
 
 
 def _urgency(claim: Claim, bids: _Bids) -> tuple[int, float, int]:

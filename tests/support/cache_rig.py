@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from shardcache_client import ShardDataset
 from support.daemon import Daemon, eventually
+from support.guard import GUARD_S
 from support.tars import random_samples, write_shards
 
 SHARDS = 4
@@ -19,8 +20,8 @@ SAMPLES = 6
 SIZES = {"bin": 40_000}
 PART_BYTES = 64 * 1024
 # Whoever waits longer than a reader's patience is stuck.
-PATIENCE_S = 20.0
-LIMIT_S = 60.0
+PATIENCE_S = GUARD_S / 3
+LIMIT_S = GUARD_S
 
 
 class CacheRig:

@@ -6,7 +6,6 @@ import socket
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, Self
 
 
@@ -16,25 +15,24 @@ class Canary:
     Attributes:
         files: what it serves, by path.
         redirects: where it sends whoever asks for a path, as status and Location.
-        etag, reason: what it says of every file, and with every answer.
+        etag: what it says of every file.
+        words: what it says in place of any answer.
         connections: how many were made, whatever was asked.
         requests: of each request, method, path and headers.
     """
 
-    def __init__(self, certificate: Path | None = None) -> None:
-        """Listen; with a file of key and certificate, for https."""
-        self._scheme = "http" if certificate is None else "https"
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        """Listen; with key and certificate, for https."""
+        self._scheme = "http" if tls is None else "https"
         self.files: dict[str, bytes] = {}
         self.redirects: dict[str, tuple[int, str]] = {}
         self.etag = '"1"'
-        self.reason: str | None = None
+        self.words = b""
         self.connections = 0
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self._server = _Server(self)
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
 
     def __enter__(self) -> Self:
@@ -88,7 +86,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         canary, path = self.server.canary, self.path
         canary.requests.append((self.command, path, dict(self.headers)))
-        if path in canary.redirects:
+        if canary.words:
+            self.wfile.write(canary.words)
+            self.close_connection = True
+        elif path in canary.redirects:
             status, location = canary.redirects[path]
             self._answer(status, b"", Location=location)
         elif (data := canary.files.get(path.partition("?")[0])) is not None:
@@ -112,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(206, part, ETag=self.server.canary.etag, **shown)
 
     def _answer(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status, self.server.canary.reason)
+        self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()

@@ -16,8 +16,9 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
+from support.guard import GUARD_S
+
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-LIMIT_S = 60.0
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",  # the tests may run as root, in a container
@@ -56,7 +57,7 @@ class Tab:
             message["sessionId"] = self._session
         self._connection.send(json.dumps(message))
         while True:
-            answer = json.loads(self._connection.recv(timeout=LIMIT_S))
+            answer = json.loads(self._connection.recv(timeout=GUARD_S))
             if answer.get("id") != self._sent:
                 self._hear(answer)
             elif "error" in answer:
@@ -92,7 +93,7 @@ class Tab:
 
     def until(self, script: str) -> Any:
         """Return what a script yields once that is true; while the page comes, it may throw. Raises TimeoutError."""
-        deadline_s = time.monotonic() + LIMIT_S
+        deadline_s = time.monotonic() + GUARD_S
         while not (found := self._try(script)):
             if time.monotonic() > deadline_s:
                 raise TimeoutError(f"{script} did not come true; the page says:\n{self.text()}\n{self.complaints}")
@@ -147,11 +148,11 @@ def chromium() -> Iterator[ClientConnection]:
             address = next(line for line in map(bytes.decode, said) if line.startswith(_ANSWERS_AT))
             url = address.removeprefix(_ANSWERS_AT).strip()
             # Events pile up while a test does other things, and pings would go unanswered behind them.
-            with connect(url, max_size=None, max_queue=None, ping_interval=None, open_timeout=LIMIT_S) as connection:
+            with connect(url, max_size=None, max_queue=None, ping_interval=None, open_timeout=GUARD_S) as connection:
                 yield connection
         finally:
             process.terminate()
-            process.communicate(timeout=LIMIT_S)
+            process.communicate(timeout=GUARD_S)
 
 
 @contextmanager

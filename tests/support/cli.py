@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_LIMIT_S = 60
+from support.guard import GUARD_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,20 @@ class Ran:
         return [json.loads(line) for line in self.out.splitlines()]
 
 
+def run_alone(args: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run it in a new process."""
+    command = (sys.executable, "-m", "shardcache", *args)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S, check=False)
+
+
+usual_run: Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]] = run_alone
+"""How commands are run: the tests replace it by a quicker way."""
+
+
 def shardcache(*args: str | Path, env: Mapping[str, str] | None = None, socket: Path | None = None) -> Ran:
     """Run the command to its end, with `env` on top of this process's environment."""
-    command = [sys.executable, "-m", "shardcache", *map(str, args)]
-    if socket is not None:
-        command += ["--socket", str(socket)]
-    done = subprocess.run(
-        command, env=clean_environment(env or {}), capture_output=True, text=True, timeout=_LIMIT_S, check=False
-    )
+    where = () if socket is None else ("--socket", str(socket))
+    done = usual_run((*map(str, args), *where), clean_environment(env or {}))
     return Ran(done.returncode, done.stdout, done.stderr)
 
 

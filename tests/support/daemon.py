@@ -15,8 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Protocol, Self
 
-START_LIMIT_S = 60.0
-STOP_LIMIT_S = 30.0
+from support.guard import GUARD_S
 
 
 class Process(Protocol):
@@ -99,7 +98,7 @@ class Daemon:
         where = ("--socket", str(self.socket), "--cache-dir", str(self.cache_dir))
         self._process = self._spawn(("serve", *where, *self._flags), self._env, self.log)
         try:
-            eventually(self._answers, limit_s=START_LIMIT_S)
+            eventually(self._answers)
         except BaseException:
             self.kill()
             raise
@@ -122,7 +121,7 @@ class Daemon:
         """Wait until it has ended; return its exit status, negative where a signal ended it."""
         process = self.let_go()
         try:
-            return process.wait(STOP_LIMIT_S)
+            return process.wait(GUARD_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -205,7 +204,7 @@ class _UnixConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("shardcache", timeout=START_LIMIT_S)
+        super().__init__("shardcache", timeout=GUARD_S)
         self._path = path
 
     def connect(self) -> None:
@@ -218,7 +217,7 @@ class _UnixConnection(http.client.HTTPConnection):
             raise
 
 
-def eventually(condition: Callable[[], bool], *, limit_s: float = 30.0, pause_s: float = 0.02) -> None:
+def eventually(condition: Callable[[], bool], *, limit_s: float = GUARD_S, pause_s: float = 0.02) -> None:
     """Return once the condition holds; raise TimeoutError when it does not within the limit.
 
     For what another process does in its own time and tells nobody.

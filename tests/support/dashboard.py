@@ -10,10 +10,10 @@ from typing import Any
 import requests
 
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.unix_http import BASE_URL, session
 
 LIVE_PATH = "/dashboard/live"
-_LIMIT_S = 60.0
 # A page hears once a second: what is to come has so many of them.
 _PATIENCE = 60
 
@@ -39,7 +39,7 @@ def live(daemon: Daemon, since: str = "") -> Iterator[Iterator[Event]]:
 def follow(http: requests.Session, base_url: str, since: str = "") -> Generator[Event, None, None]:
     """Yield events for ever; whoever stops closes this."""
     while True:
-        with http.get(f"{base_url}{LIVE_PATH}", params={"since": since}, stream=True, timeout=_LIMIT_S) as answer:
+        with http.get(f"{base_url}{LIVE_PATH}", params={"since": since}, stream=True, timeout=GUARD_S) as answer:
             assert answer.status_code == 200 and answer.headers["Content-Type"].startswith("text/event-stream")
             for name, data in events_of(answer):
                 since = data.get("mark", since)

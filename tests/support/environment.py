@@ -1,9 +1,10 @@
-"""The environment that tests run in: nothing of the user's or the machine's own options, stores and credentials."""
+"""What tests run in: nothing of the user's or the machine's options, stores and credentials, and Ctrl-C as usual."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -33,3 +34,9 @@ def isolate(folder: Path, env: MutableMapping[str, str] = os.environ) -> None:
     env["HOME"], env["SHARDCACHE_CONFIG"] = str(home), str(config)
     env["SHARDCACHE_SOCKET"] = str(folder / "none.sock")
     env["AWS_EC2_METADATA_DISABLED"] = "true"
+
+
+def heed_interrupts() -> None:
+    """Let SIGINT end this process and those that it starts: a shell has what it runs in the background ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

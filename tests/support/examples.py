@@ -14,6 +14,7 @@ from pathlib import Path
 
 from support.cli import clean_environment, shardcache
 from support.daemon import Daemon
+from support.guard import GUARD_S
 from support.moto_s3 import MotoS3
 from support.tars import make_tar, random_samples
 
@@ -23,7 +24,6 @@ VALIDATION = (4, 7, 2)
 BATCH = 4
 EPOCHS = 3
 RANKS = 2
-LIMIT_S = 150
 
 Rank = list[list[str]]  # the keys of each of its batches
 Reports = dict[str, list[Rank]]  # by the report's name
@@ -48,7 +48,7 @@ def put_shards(server: MotoS3, name: str, counts: tuple[int, ...]) -> None:
         server.put("ways-in", f"{name}/{number}.tar", tar)
 
 
-def run(daemon: Daemon, out: Path, *command: str, limit_s: float = LIMIT_S) -> Reports:
+def run(daemon: Daemon, out: Path, *command: str, limit_s: float = GUARD_S) -> Reports:
     """Run an example; return what it reported: by the report's name, what each rank was given."""
     job = subprocess.Popen(
         [sys.executable, *command, "--socket", str(daemon.socket), "--out", str(out)],

@@ -8,6 +8,7 @@ import enum
 import gzip
 import hashlib
 import re
+import ssl
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -63,9 +64,10 @@ class Rule:
 
 @dataclass(slots=True)
 class FaultyS3:
-    """Serves one bucket, `faulty`, over plain HTTP on a free port; use it as `async with`.
+    """Serves one bucket, `faulty`, over HTTP on a free port; use it as `async with`.
 
     Attributes:
+        context: for https; None for plain HTTP.
         access_key: the only one that is taken; others get ExpiredToken. None takes all.
         ranges: whether Range is honoured.
         lengths: whether Content-Length is sent with bodies; without, they come in chunks.
@@ -75,6 +77,7 @@ class FaultyS3:
         seen: (method, key, Range, If-Match) of every request.
     """
 
+    context: ssl.SSLContext | None = None
     access_key: str | None = None
     ranges: bool = True
     lengths: bool = True
@@ -94,9 +97,9 @@ class FaultyS3:
         app.router.add_route("*", f"/{BUCKET}/{{key:.+}}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.context)
         await site.start()
-        self.endpoint_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.endpoint_url = f"http{'s' * (self.context is not None)}://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
     async def __aexit__(

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
-LIMIT_S = 60.0
+from support.guard import GUARD_S
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class GatedStore:
             start, stop = (int(found[1]), int(found[2]) + 1) if found else (0, 0)
             if found:
                 self.asked.append(start)
-            self._changed.wait_for(lambda: self._open_until[name] >= stop, LIMIT_S)
+            self._changed.wait_for(lambda: self._open_until[name] >= stop, GUARD_S)
             body = self._objects[name]
         etag = f'"{hashlib.md5(body).hexdigest()}"'
         headers = {"ETag": etag} if self.etags else {}

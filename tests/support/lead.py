@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from support.leading import sitecustomize
 from support.shim import library
+
+_FOLDER = Path(sitecustomize.__file__).parent
 
 
 def lead(monkeypatch: pytest.MonkeyPatch, name: str, *addresses: str, port: int | None = None) -> None:
-    """Let a name lead to these addresses, in this order; and to another port than is asked for, where one is given."""
-    real = socket.getaddrinfo
+    """Let a name lead to these addresses, in this order; and to another port than is asked for, where one is given.
 
-    def getaddrinfo(host: str | bytes | None, wanted_port: Any, *args: Any, **options: Any) -> list[Any]:
-        if host not in (name, name.encode()):
-            return real(host, wanted_port, *args, **options)
-        at = port or wanted_port
-        return [found for address in addresses for found in real(address, at, *args, **options)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    That holds for this process and for each Python that it starts from now on.
+    """
+    table = json.loads(os.environ.get(sitecustomize.VARIABLE, "{}"))
+    table[name] = [(address, port) for address in addresses]
+    monkeypatch.setenv(sitecustomize.VARIABLE, json.dumps(table))
+    monkeypatch.setenv("PYTHONPATH", str(_FOLDER), prepend=os.pathsep)
+    monkeypatch.setattr(socket, "getaddrinfo", sitecustomize.getaddrinfo)
 
 
 class Lead:

@@ -45,7 +45,7 @@ class LentShards(IterableDataset[dict[str, Any]]):
         tables = TarIndex.open(path.with_suffix(".idx"))
         loan = self._handover.lend(mapped, path, inode, str(path))
         self._loans.append((loan, path))
-        for sample in cut(tables, loan.values(), str(path), 0, len(tables)):
+        for sample in cut(tables, loan.columns(tables), str(path), 0, len(tables)):
             yield sample | {"loans": len(self._loans)}
 
     def _settle(self) -> None:

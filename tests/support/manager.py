@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-LIMIT_S = 110.0
+from support.guard import GUARD_S
+
 # The process id that the sockets are for is known only to who becomes that process. They are moved out of each other's
 # way first: one of them may lie where another belongs.
 _BECOME = """
@@ -63,7 +64,7 @@ class ServiceManager:
             command = (sys.executable, "-m", "shardcache", *args)
             return handing_over(self._sockets, command, env={**env, **told}, stdout=file, stderr=file)
 
-    def hear(self, limit_s: float = LIMIT_S) -> dict[str, str]:
+    def hear(self, limit_s: float = GUARD_S) -> dict[str, str]:
         """Return the fields of the next message. Raises TimeoutError when none comes within the limit."""
         self._ear.settimeout(limit_s)
         lines = self._ear.recv(4096).decode().splitlines()

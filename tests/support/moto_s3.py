@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,8 @@ class MotoS3:
     client: Any
 
     def __enter__(self) -> Self:
+        # It tells of every request, in a thread: a child forked at that moment inherits the lock of the log's file.
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)
         self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._server.start()
         host, port = self._server.get_host_and_port()

@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shardcache_client.lengths.batching import LengthBatches
 from shardcache_client.topology import Topology
+from support.guard import GUARD_S
 
 Batch = list[dict[str, Any]]
 
@@ -126,7 +127,7 @@ class Table:
             given = self._given.setdefault(name, {})
             given[rank] = value
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: len(given) == self._world_size, timeout=20):
+            if not self._changed.wait_for(lambda: len(given) == self._world_size, timeout=GUARD_S):
                 raise TimeoutError(f"only {sorted(given)} said {name}")
             return max(given.values())
 
@@ -156,7 +157,7 @@ def train(ranks: list[list[LengthBatches]], steps: int | None = None) -> list[li
         try:
             for batch in islice(_in_turn(readers), steps):
                 taken.append(batch)
-                step.wait(timeout=20)
+                step.wait(timeout=GUARD_S)
         except Exception:
             step.abort()
             raise

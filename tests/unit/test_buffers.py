@@ -25,7 +25,8 @@ from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from shardcache_client.sharing.buffers import WORTH_IT_BYTES, Buffer, Values, pass_on, span
+from shardcache.tarindex import Samples
+from shardcache_client.sharing.buffers import WORTH_IT_BYTES, Buffer, Form, Values, forms, pass_on, span
 
 CONTENT = bytes(range(256)) * 64
 
@@ -160,6 +161,25 @@ def test_small_members_are_bytes(mapped: mmap.mmap) -> None:
     assert large == CONTENT[5 : 5 + WORTH_IT_BYTES]
     assert large.startswith(small)  # type: ignore[union-attr]
     assert values[7:7] == b""
+
+
+@pytest.mark.parametrize(
+    ("extensions", "expected"),
+    [
+        (None, [Form.BY_SIZE, Form.BYTES, Form.VIEW, Form.BYTES]),
+        ({"jpg", "cls"}, [Form.BY_SIZE, Form.BYTES, Form.BYTES, Form.BYTES]),
+        ({"png"}, [Form.BYTES] * 4),
+    ],
+)
+def test_extensions_are_judged_once_per_shard(extensions: set[str] | None, expected: list[Form]) -> None:
+    """Only an extension with members of both kinds is decided member by member; others, and one without any, never."""
+    tables = Samples(extensions=["jpg", "cls", "json", "txt"])
+    for extension, size_bytes in [(0, WORTH_IT_BYTES), (1, WORTH_IT_BYTES - 1), (2, 9000), (0, 0), (1, 4), (2, 7000)]:
+        tables.extension_ids.append(extension)
+        tables.starts.append(512)
+        tables.ends.append(512 + size_bytes)
+    assert forms(tables, extensions) == expected
+    assert forms(Samples(extensions=["jpg"]), extensions) == [Form.BYTES]
 
 
 def test_it_shows_its_beginning_and_size(value: Buffer) -> None:

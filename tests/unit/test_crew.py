@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from shardcache.fetch.crew import Crew
+from support.still_loop import StillLoop, pass_time, turns
 
 
 class Parts:
@@ -26,12 +27,6 @@ class Parts:
         await turns()
 
 
-async def turns() -> None:
-    """Let every task that can run do so."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 async def test_one_more_for_each_part_that_arrives() -> None:
     """The first part has the line to itself; in the end there are as many at once as there may be, in order."""
     parts = Parts()
@@ -45,15 +40,23 @@ async def test_one_more_for_each_part_that_arrives() -> None:
     await running
 
 
-async def test_a_first_part_that_does_not_come_keeps_nobody_waiting() -> None:
-    """After a while without any, all the others are asked for."""
-    parts = Parts()
-    running = asyncio.create_task(Crew(3, iter(range(3)), parts.fetch, patience_s=0.0).run(1))
-    await turns()
-    assert parts.asked == [0, 1, 2]
-    for index in (2, 1, 0):
-        await parts.arrive(index)
-    await running
+def test_a_first_part_that_does_not_come_keeps_nobody_waiting() -> None:
+    """Each time that for a while none arrived, there are twice as many; not all at once, which would make all late."""
+
+    async def read() -> None:
+        parts = Parts()
+        running = asyncio.create_task(Crew(8, iter(range(8)), parts.fetch, patience_s=1.0).run(1))
+        await turns()
+        for asked in (1, 2, 4, 8):
+            assert parts.asked == list(range(asked))
+            pass_time(1.1)
+            await turns()
+        for index in range(8):
+            await parts.arrive(index)
+        await running
+
+    with asyncio.Runner(loop_factory=StillLoop) as runner:
+        runner.run(read())
 
 
 async def test_all_at_once_where_nobody_waits() -> None:

@@ -18,11 +18,9 @@ from shardcache import errors
 from shardcache.cli.app import app
 from shardcache.config import AllowRule, OriginTable, Settings
 from shardcache.errors import ShardcacheError
+from support.guard import GUARD_S
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 600  # some ten seconds on a machine that has nothing else to do
-
-pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
 
 class Site:
@@ -60,7 +58,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
         "docs",
         folder / "out",
     ]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=GUARD_S)
     assert built.returncode == 0, built.stderr
     return Site(folder / "out")
 

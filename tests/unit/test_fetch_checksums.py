@@ -9,7 +9,7 @@ from awscrt import checksums
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.fetch.checksums import ALGORITHMS, combined
+from shardcache.checksums import ALGORITHMS, combined
 
 WHOLE = {"crc32c": checksums.crc32c, "crc32": zlib.crc32, "crc64nvme": checksums.crc64nvme}
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ import pytest
 
 from shardcache.errors import ConfigError
 from shardcache.store.openfiles import is_open_elsewhere
+from shardcache.tarindex import Samples
 from shardcache_client.reading.reader import ShardGoneError
 from shardcache_client.sharing.buffers import Buffer
 from shardcache_client.sharing.handover import Handover
@@ -237,6 +239,17 @@ def test_what_a_worker_inherits_it_sends_as_bytes(shard: Path) -> None:
         values.clear()
         shard.unlink()
         assert bytes(pickle.loads(message)[0]) == piece(0)
+
+
+def test_copied_values_keep_no_shard(shard: Path) -> None:
+    """In a shard without a large member, the bytes are the map's own: nobody has to follow them."""
+    loan = Handover().lend(map_whole(shard), shard, shard.stat().st_ino, "s3://bucket/shard.tar")
+    tables = Samples(
+        extensions=["cls"], extension_ids=array("I", [0]), starts=array("Q", [512]), ends=array("Q", [516])
+    )
+    ((extension, tar),) = loan.columns(tables)
+    assert (extension, type(tar), tar[512:516]) == ("cls", mmap.mmap, CONTENT[512:516])
+    assert loan.settled()
 
 
 def test_any_thread_may_receive(shard: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
@@ -43,9 +43,11 @@ def test_a_store_of_which_many_answers_hang_is_no_more_patient_for_that() -> Non
     assert taught([1.0] * 980 + [30.0] * 20).patience_s(STORE, SIZE) == 5.0
 
 
-@given(st.lists(st.floats(0.1, 100), min_size=1001, max_size=1300))
-def test_only_the_last_thousand_count(times_s: list[float]) -> None:
+@given(st.integers(0, 2**32), st.integers(1001, 1300))
+def test_only_the_last_thousand_count(seed: int, count: int) -> None:
     """A store that became faster or slower is judged by what it is now."""
+    draw = random.Random(seed)  # a list of so many from Hypothesis is more than it takes for healthy
+    times_s = [draw.uniform(0.1, 100) for _ in range(count)]
     last_s = sorted(times_s[-1000:])
     assert taught(times_s).patience_s(STORE, SIZE) == min(last_s[989], 5 * last_s[499])
 
@@ -56,6 +58,27 @@ def test_a_part_is_compared_with_parts_of_its_size_and_store() -> None:
     assert hedging.patience_s(STORE, SIZE // 16) is None
     assert hedging.patience_s("s3://other", SIZE) is None
     assert hedging.patience_s(STORE, SIZE + SIZE // 2) == 1.0
+
+
+def test_on_a_full_line_a_late_part_is_late_because_all_are() -> None:
+    """Half of it has come at the rate of the others: the rest comes sooner than a second request would bring all."""
+    hedging = taught([1.0] * 100)
+    assert hedging.due_s(STORE, SIZE, 1.0, SIZE // 2, [SIZE / 4] * 8) == pytest.approx(4.0)
+    assert hedging.due_s(STORE, SIZE, 1.0, SIZE // 2, [SIZE / 2] * 8) == pytest.approx(2.0)
+
+
+def test_a_part_that_hangs_is_late_whatever_the_others_do() -> None:
+    """Nothing of it has come: its time is over when its patience is; and in the end any part's is."""
+    hedging = taught([1.0] * 100)
+    assert hedging.due_s(STORE, SIZE, 1.0, 0, [SIZE / 4] * 8) == 1.0
+    assert hedging.due_s(STORE, SIZE, 1.0, SIZE // 2, [1.0] * 8) == 5.0
+
+
+def test_a_part_that_is_alone_is_compared_with_those_before_it() -> None:
+    """Most of it has come and then nothing: it takes a while until a second request would be sooner."""
+    hedging = taught([1.0] * 100)
+    assert hedging.due_s(STORE, SIZE, 1.0, SIZE // 4, []) == 1.0
+    assert hedging.due_s(STORE, SIZE, 1.0, SIZE * 3 // 4, []) == pytest.approx(3.0)
 
 
 def test_what_takes_no_time_is_not_late() -> None:
@@ -85,33 +108,35 @@ class Rivals:
         self.second_answer: asyncio.Future[None] = loop.create_future()
         self.told: list[str] = []
 
-    async def first(self) -> None:
-        """Read, and no more."""
+    async def first(self) -> str:
+        """Read and write."""
         try:
             await self.first_answer
+            return "first"
         except asyncio.CancelledError:
             self.told.append("first cancelled")
             raise
 
-    async def second(self, end_first: Callable[[], bool]) -> None:
+    async def second(self, end_first: Callable[[], Awaitable[bool]]) -> str:
         """Read, and write if it is not too late."""
         try:
             await self.second_answer
         except asyncio.CancelledError:
             self.told.append("second cancelled")
             raise
-        self.told.append("second writes" if end_first() else "second too late")
+        self.told.append("second writes" if await end_first() else "second too late")
+        return "second"
 
 
 async def test_the_first_answer_wins_and_the_other_request_is_over() -> None:
     """Whichever it is; nothing of the loser goes on when the race is over."""
     rivals = Rivals()
     rivals.first_answer.set_result(None)
-    assert await race(rivals.first(), rivals.second)
+    assert await race(rivals.first(), 0.0, rivals.second) == ("first", True)
     assert rivals.told in ([], ["second cancelled"])
     rivals = Rivals()
     rivals.second_answer.set_result(None)
-    assert not await race(rivals.first(), rivals.second)
+    assert await race(rivals.first(), 0.0, rivals.second) == ("second", False)
     assert sorted(rivals.told) == ["first cancelled", "second writes"]
 
 
@@ -123,7 +148,8 @@ async def test_answers_that_come_together_are_one(first_comes_first: bool) -> No
     loop = asyncio.get_running_loop()
     for answer in answers if first_comes_first else reversed(answers):
         loop.call_soon(answer.set_result, None)
-    first_won = await race(rivals.first(), rivals.second)
+    winner, first_won = await race(rivals.first(), 0.0, rivals.second)
+    assert winner == ("first" if first_won else "second")
     assert first_won == ("second writes" not in rivals.told)
 
 
@@ -132,29 +158,30 @@ async def test_a_first_request_that_fails_ends_the_second() -> None:
     rivals = Rivals()
     asyncio.get_running_loop().call_soon(rivals.first_answer.set_exception, OriginUnavailableError("gone"))
     with pytest.raises(OriginUnavailableError, match="gone"):
-        await race(rivals.first(), rivals.second)
+        await race(rivals.first(), 0.0, rivals.second)
 
 
 async def test_what_writing_the_second_answer_raises_arrives() -> None:
     """A full disk is an error whoever meets it."""
     rivals = Rivals()
 
-    async def second(end_first: Callable[[], bool]) -> None:
-        assert end_first()
+    async def second(end_first: Callable[[], Awaitable[bool]]) -> str:
+        assert await end_first()
         raise DiskFullError("no room")
 
     with pytest.raises(DiskFullError):
-        await race(rivals.first(), second)
+        await race(rivals.first(), 0.0, second)
 
 
 async def test_a_second_request_that_comes_to_nothing_leaves_it_to_the_first() -> None:
     """Whether it was not allowed or failed."""
     rivals = Rivals()
 
-    async def second(end_first: Callable[[], bool]) -> None:
+    async def second(end_first: Callable[[], Awaitable[bool]]) -> str:
         asyncio.get_running_loop().call_soon(rivals.first_answer.set_result, None)
+        return "nothing"
 
-    assert await race(rivals.first(), second)
+    assert await race(rivals.first(), 0.0, second) == ("first", True)
 
 
 async def test_who_is_cancelled_takes_both_along() -> None:
@@ -162,5 +189,5 @@ async def test_who_is_cancelled_takes_both_along() -> None:
     rivals = Rivals()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await race(rivals.first(), rivals.second)
+            await race(rivals.first(), 0.0, rivals.second)
     assert sorted(rivals.told) == ["first cancelled", "second cancelled"]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
+import subprocess
+import sys
 from collections import Counter
 
 from hypothesis import given
@@ -94,3 +99,28 @@ def test_a_permutation_has_each_number_once(size: int, key: str) -> None:
     """And is the same each time for the same key."""
     assert Counter(permutation(size, key)) == Counter(range(size))
     assert permutation(size, key) == permutation(size, key)
+
+
+def as_documented(size: int, key: str) -> list[int]:
+    """Return the permutation by its description, in as many words."""
+    digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
+    source = random.Random(int.from_bytes(digest, "little"))
+    return [number for _, number in sorted((source.random(), number) for number in range(size))]
+
+
+@given(st.integers(0, 3000), st.text(st.characters(codec="utf-8")))
+def test_a_permutation_is_the_documented_one(size: int, key: str) -> None:
+    """Sorted by random numbers, in whichever way: an epoch that was begun with another version goes on in its order."""
+    assert permutation(size, key) == as_documented(size, key)
+
+
+def test_a_permutation_needs_no_numpy() -> None:
+    """Where numpy is missing, the order is the same."""
+    script = """
+import json, sys
+sys.modules["numpy"] = None
+from shardcache_client.order.permute import permutation
+print(json.dumps(permutation(3000, "7/0/5")))
+"""
+    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    assert json.loads(output) == permutation(3000, "7/0/5")

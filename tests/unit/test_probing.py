@@ -19,6 +19,7 @@ from shardcache.cli.probing import HUNG_S, PASSES, ask, passes
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import SOCKET_ENV
 from shardcache.server import standing
+from support.guard import GUARD_S
 
 HEAVY = ("click", "aiohttp", "asyncio", "rich", "pydantic")
 
@@ -52,7 +53,7 @@ async def run(*command: str, at: Path) -> tuple[int, str, str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=GUARD_S,
     )
     return done.returncode, done.stdout.strip(), done.stderr
 

@@ -12,7 +12,7 @@ from shardcache.errors import AccessDeniedError, NotFoundError, OriginUnavailabl
 from shardcache.fetch.retry import Backoff, Retry
 from shardcache.fetch.stall import Watch
 from shardcache.metrics import Counters
-from shardcache.origin.base import nothing
+from shardcache.transport.flow import nothing
 
 NO_PAUSE = Backoff(base_s=0, cap_s=0)
 

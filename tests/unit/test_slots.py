@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 from shardcache.errors import OriginBusyError, OriginUnavailableError
 from shardcache.fetch.bid import WAITING, Bid
 from shardcache.fetch.slots import ASK_AGAIN_S, Claim, Slots, StoreLoad
+from support.guard import GUARD_S
+from support.still_loop import StillLoop, pass_time, turns
 
 PLANNED, WARM = Bid(2), Bid(3)
-
-
-async def turns() -> None:
-    """Let every task that can run do so."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 class Work:
@@ -142,7 +138,7 @@ async def test_a_cancelled_waiter_costs_no_slot() -> None:
     await users.cancel("granted")
     assert users.order == ["held", "next"]
     await users.finish("next")
-    async with asyncio.timeout(5), users.slots.hold(Claim(lambda: PLANNED)):
+    async with asyncio.timeout(GUARD_S), users.slots.hold(Claim(lambda: PLANNED)):
         pass
 
 
@@ -270,9 +266,63 @@ async def test_nobody_is_alone_for_long() -> None:
     """A store that does not answer the one lets the others go on after a moment."""
     users = Users(Slots(8))
     await users.start("silent", Bid(WAITING, alone=True))
-    async with asyncio.timeout(30), users.slots.hold(Claim(lambda: PLANNED)):
+    async with asyncio.timeout(GUARD_S), users.slots.hold(Claim(lambda: PLANNED)):
         assert users.holding == {"silent"}
     await users.finish("silent")
+
+
+def test_who_is_alone_stays_so_while_parts_arrive() -> None:
+    """However long the shard takes: each part that arrives prolongs it; once none does, the others go on."""
+
+    async def read() -> None:
+        users = Users(Slots(8))
+        planned = {f"planned{number}" for number in range(7)}
+        for name in sorted(planned):
+            await users.start(name, PLANNED, pausable=True)
+        await users.start("part", Bid(WAITING, alone=True))
+        for time_s in (1.0, 9.0, 9.0, 9.0, 9.0, 9.0):  # more than one are too many for this line
+            assert users.holding <= {"part", "planned0", "planned1"}
+            pass_time(0.6)
+            users.slots.took(users.claims["part"], 1, time_s)
+            users.slots.deal()
+        pass_time(1.1)
+        users.slots.deal()
+        assert users.holding == {"part", *planned}
+        for name in users.holding:
+            await users.finish(name)
+
+    with asyncio.Runner(loop_factory=StillLoop) as runner:
+        runner.run(read())
+
+
+async def test_on_a_full_line_the_parts_of_who_is_alone_come_one_after_the_other() -> None:
+    """As many as fill the line: more would all be late. What is queued goes on when a part ends, the planned last."""
+    users = Users(Slots(16))
+    for number in range(10):
+        await users.start(f"planned{number}", PLANNED, pausable=True)
+    users.slots.took(users.claims["planned0"], 1, 1.0)
+    for _ in range(5):  # all of them share what three could carry
+        users.slots.took(users.claims["planned9"], 1, 10 / 3)
+    assert len(users.holding) == 10
+    for number in range(8):
+        await users.start(f"part{number}", Bid(WAITING, alone=True))
+    assert users.holding == {f"part{number}" for number in range(5)}
+    for number in range(8):
+        await users.finish(f"part{number}")
+    assert len(users.holding) == 10
+    for number in range(10):
+        await users.finish(f"planned{number}")
+
+
+async def test_nobody_begins_before_who_is_expected_to_be_alone() -> None:
+    """A reader waits for a shard of which the store is still being asked: what is planned does not take the line."""
+    users = Users(Slots(8))
+    with users.slots.expect(lambda: Bid(WAITING, alone=True), ""):
+        await users.start("planned", PLANNED)
+        assert users.holding == set()
+    await turns()
+    assert users.holding == {"planned"}
+    await users.finish("planned")
 
 
 async def test_a_store_that_is_too_busy_gets_fewer_requests_and_other_stores_as_many() -> None:

@@ -12,18 +12,9 @@ from shardcache.errors import OriginBusyError
 from shardcache.fetch.bid import Bid
 from shardcache.fetch.slots import Claim, Slots
 from support.brute_slots import BruteSlots
+from support.still_loop import StillLoop, pass_time, turns
 
 STORES = ("s3://a", "s3://b")
-
-
-class StillLoop(asyncio.SelectorEventLoop):
-    """Time passes only when it is told to."""
-
-    now_s = 0.0
-
-    def time(self) -> float:
-        """Return the time."""
-        return self.now_s
 
 
 class Work:
@@ -48,7 +39,7 @@ class Side:
     bids: list[Bid]
     order: list[int] = field(default_factory=list)
     works: dict[int, Work] = field(default_factory=dict)
-    ends: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+    ends: dict[int, asyncio.Future[float | None]] = field(default_factory=dict)
     tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,7 +58,8 @@ class Side:
             if not pausable:
                 claim.work = None
             try:
-                await self.ends[number]
+                if (time_s := await self.ends[number]) is not None:
+                    self.slots.took(claim, 1, time_s)
             finally:
                 claim.work = None
 
@@ -88,7 +80,8 @@ ALONE = st.sampled_from([False] * 7 + [True])
 BIDS = st.builds(Bid, st.integers(0, 2), st.integers(0, 3).map(float), st.sampled_from([None, "a", "b"]), ALONE)
 DOWNLOADS = 5
 START = st.tuples(st.just("start"), st.integers(0, DOWNLOADS - 1), st.sampled_from(STORES), st.booleans())
-END = st.tuples(st.just("end"), st.integers(0, 50), st.sampled_from([None, None, OriginBusyError("busy")]))
+OUTCOMES = st.sampled_from([None, 1.0, 4.0, 20.0, OriginBusyError("busy")])
+END = st.tuples(st.just("end"), st.integers(0, 50), OUTCOMES)
 RARE = st.one_of(
     st.tuples(st.just("cancel"), st.integers(0, 50)),
     st.tuples(st.just("bid"), st.integers(0, DOWNLOADS - 1), BIDS),
@@ -128,33 +121,24 @@ def act(side: Side, number: int, step: tuple[object, ...]) -> None:
     match step:
         case ("start", int(download), str(store), bool(pausable)):
             side.start(number, download, store, pausable)
-        case ("end", int(choice), failure):
-            assert failure is None or isinstance(failure, Exception)
-            finish(side, choice, failure)
+        case ("end", int(choice), (None | float() | Exception()) as outcome):
+            finish(side, choice, outcome)
         case ("cancel", int(choice)) if alive := side.alive():
             side.tasks[alive[choice % len(alive)]].cancel()
         case ("bid", int(download), Bid() as bid):
             side.bids[download] = bid
             side.slots.deal()
         case ("wait",):
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, StillLoop)
-            loop.now_s += 0.6  # once for each side: more than anybody has the line to himself
+            pass_time(0.6)  # once for each side: more than anybody has the line to himself
 
 
-def finish(side: Side, choice: int, failure: Exception | None) -> None:
-    """Let one end that has a slot, or had one and rests."""
+def finish(side: Side, choice: int, outcome: float | Exception | None) -> None:
+    """Let one end that has a slot, or had one and rests: fail, arrive after so many seconds, or be no part."""
     begun = [number for number in side.alive() if number in side.order]
     if begun:
         end = side.ends[begun[choice % len(begun)]]
-        if failure is None:
-            end.set_result(None)
-        else:
-            end.set_exception(failure)
+        if isinstance(outcome, Exception):
+            end.set_exception(outcome)
             side.tasks[begun[choice % len(begun)]].add_done_callback(lambda task: task.exception())
-
-
-async def turns() -> None:
-    """Let every task that can run do so."""
-    for _ in range(10):
-        await asyncio.sleep(0)
+        else:
+            end.set_result(outcome)

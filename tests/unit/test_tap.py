@@ -10,7 +10,7 @@ import pytest
 from shardcache.errors import OriginUnavailableError
 from shardcache.fetch.stall import Watch
 from shardcache.fetch.tap import Tap
-from shardcache.origin.base import nothing
+from shardcache.transport.flow import nothing
 
 LIMIT_S = 0.05
 

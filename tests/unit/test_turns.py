@@ -10,6 +10,7 @@ import pytest
 from shardcache.cache.turns import Turns
 from shardcache.protocol import ShardRef
 from shardcache.server.writing import written
+from support.guard import GUARD_S
 
 LONG = list(range(10_000))
 
@@ -63,7 +64,7 @@ async def test_an_error_ends_only_its_own_turn() -> None:
 
     with pytest.raises(ValueError, match="wrong"):
         await turns.take(LONG, fail)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GUARD_S):
         await turns.wait()
 
 

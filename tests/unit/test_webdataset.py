@@ -13,6 +13,7 @@ import webdataset
 
 from shardcache.errors import ConfigError
 from shardcache_client.webdataset import WebDataset
+from support.guard import GUARD_S
 
 URL = "s3://bucket/{000..007}.tar"
 
@@ -55,6 +56,6 @@ def test_what_cannot_be_had_is_refused_with_a_remedy(arguments: dict[str, Any], 
 def test_without_webdataset_the_error_says_what_to_install() -> None:
     """The package is optional; whoever imports the module without it is told its name."""
     script = "import sys; sys.modules['webdataset'] = None; import shardcache_client.webdataset"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=False)
     assert done.returncode != 0
     assert "pip install webdataset" in done.stderr

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from shardcache.errors import CorruptShardError
 from shardcache.protocol import Arriving
 from shardcache.tarindex import Grouping, Tar
-from shardcache_client.reading.cutting import Sample, cut
+from shardcache.tarindex.members import Member
+from shardcache_client.reading.cutting import Column, Sample, as_bytes, cut
 from shardcache_client.reading.reader import map_file, unreadable
 
 More = Callable[[int], Arriving | None]
@@ -21,6 +22,10 @@ so; None when there is another way to the rest, or the file may not be read on. 
 
 class _EndOfPartError(Exception):
     """Nothing more is to be read from here."""
+
+
+def _closed(_beyond: int) -> NoReturn:
+    raise ValueError("the shard is closed")
 
 
 class ArrivingShard:
@@ -57,9 +62,10 @@ class ArrivingShard:
         except OSError as exn:
             raise unreadable(exn, path, self.url) from exn
         self._grouping = Grouping()
+        self._columns: list[Column] = []
         # The daemon judges the end of the tar, once it has the whole.
         tar = Tar(self._read, self._size_bytes, self.url, require_end=False, ignore_trailing_data=True)
-        self._members = iter(tar)
+        self._members: Iterator[Member] = iter(tar)
 
     def __repr__(self) -> str:
         ready = f"{self._ready_bytes} of {self._size_bytes} bytes"
@@ -76,6 +82,9 @@ class ArrivingShard:
     def close(self) -> None:
         """Give the map back. Iterators over the shard end in ValueError from here on."""
         self._map.close()
+        # The walk refers to this object, and `more` to its reader's session: a circle would keep that until the garbage
+        # collector comes.
+        self._members, self._more = iter(()), _closed
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield samples from number `start` on, each as soon as it has arrived, until there is another way to the rest,
@@ -87,7 +96,9 @@ class ArrivingShard:
         for number in count(start) if stop is None else range(start, stop):
             if not self._is_whole(number):
                 return
-            yield from cut(self._grouping.samples, self._map, self.url, number, number + 1)
+            tables = self._grouping.samples
+            self._columns += as_bytes(tables.extensions[len(self._columns) :], self._map)
+            yield from cut(tables, self._columns, self.url, number, number + 1)
 
     def _is_whole(self, number: int) -> bool:
         """Wait until a sample has arrived; False when it is to be had elsewhere."""

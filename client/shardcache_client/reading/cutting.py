@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardcache.errors import SampleError
 from shardcache.tarindex import Tables, fault_of
 
 if TYPE_CHECKING:
-    from shardcache_client.sharing.buffers import Values
+    from shardcache_client.sharing.buffers import Buffer
 
 Sample = dict[str, Any]
-TarBytes: TypeAlias = "mmap.mmap | Values"
-"""Source of samples: slices of a map are bytes; with zero copy, large ones are Buffers."""
 
 
-def cut(tables: Tables, tar: TarBytes, url: str, start: int, stop: int) -> Iterator[Sample]:
+class Slices(Protocol):
+    """A tar's bytes, as values of samples: slices of a map are `bytes`; those of a `Buffer` are not copied."""
+
+    def __getitem__(self, run: slice, /) -> bytes | Buffer: ...
+
+
+Column = tuple[str, Slices]
+"""An extension, and the tar as its values are sliced from it."""
+
+
+def as_bytes(extensions: Iterable[str], tar: Slices) -> list[Column]:
+    """Return columns that all slice the same."""
+    return [(extension, tar) for extension in extensions]
+
+
+def cut(tables: Tables, columns: Sequence[Column], url: str, start: int, stop: int) -> Iterator[Sample]:
     """Yield the samples from number `start` to `stop`: `{"__key__": str, "__url__": str, extension: bytes…}`.
+
+    Args:
+        columns: one per extension of `tables`, in its order.
 
     Raises SampleError in place of a bad sample, which ends the iterator.
     """
@@ -28,7 +43,7 @@ def cut(tables: Tables, tar: TarBytes, url: str, start: int, stop: int) -> Itera
     key_end = tables.key_ends[start - 1] if start else 0
     last = tables.member_ends[stop - 1] if stop else 0
     members = zip(
-        map(tables.extensions.__getitem__, tables.extension_ids[member_end:last]),
+        map(columns.__getitem__, tables.extension_ids[member_end:last]),
         tables.starts[member_end:last],
         tables.ends[member_end:last],
         strict=True,
@@ -38,16 +53,16 @@ def cut(tables: Tables, tar: TarBytes, url: str, start: int, stop: int) -> Itera
         if number in tables.faults:
             raise _sample_error(tables, number, url)
         sample: Sample = {"__key__": str(keys[key_end:next_key_end], "utf-8", "surrogateescape"), "__url__": url}
-        for extension, first, end in islice(members, next_member_end - member_end):
+        for (extension, tar), first, end in islice(members, next_member_end - member_end):
             sample[extension] = tar[first:end]
         yield sample
         member_end, key_end = next_member_end, next_key_end
 
 
-def cutter(tables: Tables, tar: TarBytes, url: str) -> Callable[[int], Sample]:
+def cutter(tables: Tables, columns: Sequence[Column], url: str) -> Callable[[int], Sample]:
     """Return a function that gives any sample by its number, as `cut` does. It raises SampleError for a bad one."""
     # Variables of a closure cost less than attributes, and a shuffled reader is here for each sample.
-    starts, ends, extension_ids, extensions = tables.starts, tables.ends, tables.extension_ids, tables.extensions
+    starts, ends, extension_ids = tables.starts, tables.ends, tables.extension_ids
     member_ends, key_ends, keys, faults = tables.member_ends, tables.key_ends, tables.keys, tables.faults
 
     def cut_one(number: int) -> Sample:
@@ -57,7 +72,8 @@ def cutter(tables: Tables, tar: TarBytes, url: str) -> Callable[[int], Sample]:
         name = str(keys[key : key_ends[number]], "utf-8", "surrogateescape")
         sample: Sample = {"__key__": name, "__url__": url}
         for each in range(member, member_ends[number]):
-            sample[extensions[extension_ids[each]]] = tar[starts[each] : ends[each]]
+            extension, tar = columns[extension_ids[each]]
+            sample[extension] = tar[starts[each] : ends[each]]
         return sample
 
     return cut_one

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from shardcache.errors import CacheDirError, CorruptShardError
 from shardcache.tarindex import TarIndex
-from shardcache_client.reading.cutting import Sample, TarBytes, cut, cutter
+from shardcache_client.reading.cutting import Column, Sample, as_bytes, cut, cutter
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -97,8 +97,8 @@ class ShardReader:
         return self._loan is None or self._loan.settled()
 
     @property
-    def _bytes(self) -> TarBytes:
-        return self._map if self._loan is None else self._loan.values()
+    def _columns(self) -> list[Column]:
+        return as_bytes(self._index.extensions, self._map) if self._loan is None else self._loan.columns(self._index)
 
     def __iter__(self) -> Iterator[Sample]:
         return self.samples()
@@ -111,7 +111,7 @@ class ShardReader:
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that gives any sample by its number; it raises SampleError for a bad one."""
-        return cutter(self._index, self._bytes, self.url)
+        return cutter(self._index, self._columns, self.url)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield each sample from `start` on (up to `stop`): `{"__key__": str, "__url__": str, extension: bytes…}`.
@@ -119,7 +119,7 @@ class ShardReader:
         Raises SampleError in place of a bad sample. That ends the iterator, as any exception does: who wants the
         others goes on with `samples(n + 1)`, where n is the number of the bad one.
         """
-        return cut(self._index, self._bytes, self.url, start, len(self) if stop is None else min(stop, len(self)))
+        return cut(self._index, self._columns, self.url, start, len(self) if stop is None else min(stop, len(self)))
 
 
 def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order: bool = True) -> mmap.mmap:

@@ -1,17 +1,20 @@
 """Values of samples with zero copy: a run of a mapped shard's bytes, as a numpy array of a type of its own.
 
-numpy is needed from here on, and imported here alone. It is an array because only C types can lend their memory to
-others before Python 3.12; a type of its own, because a loader would stack plain arrays and take a memoryview for a
-list of integers, where it leaves `bytes` alone.
+numpy is needed from here on; the rest of the client does without. It is an array because only C types can lend their
+memory to others before Python 3.12; a type of its own, because a loader would stack plain arrays and take a memoryview
+for a list of integers, where it leaves `bytes` alone.
 """
 
 from __future__ import annotations
 
+import enum
 import mmap
 import pickle
+from collections.abc import Collection
 from typing import Any, SupportsIndex
 
 from shardcache.errors import ConfigError
+from shardcache.tarindex import Tables
 
 try:
     import numpy as np
@@ -123,6 +126,32 @@ def _over_bytes(data: bytes) -> Buffer:
 
 def _run(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
     return memoryview(value).cast("B") if memoryview(value).c_contiguous else memoryview(bytes(value))
+
+
+class Form(enum.Enum):
+    """How the values of one extension are given, throughout a shard."""
+
+    BYTES = enum.auto()
+    VIEW = enum.auto()
+    BY_SIZE = enum.auto()
+
+
+def forms(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
+    """Return the form of each extension of a shard: `Values` decides for single members, which costs them a call.
+
+    Args:
+        extensions: those whose values may be views; None for all.
+    """
+    count = len(tables.extensions)
+    ids, sizes = np.asarray(tables.extension_ids), np.asarray(tables.ends) - np.asarray(tables.starts)
+    small, large = np.bincount(ids, sizes < WORTH_IT_BYTES, count), np.bincount(ids, sizes >= WORTH_IT_BYTES, count)
+    found = []
+    for number, extension in enumerate(tables.extensions):
+        if not large[number] or (extensions is not None and extension not in extensions):
+            found.append(Form.BYTES)
+        else:
+            found.append(Form.BY_SIZE if small[number] else Form.VIEW)
+    return found
 
 
 class Values:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from collections.abc import Collection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from shardcache.tarindex import Tables
+from shardcache_client.reading.cutting import Column, Slices, as_bytes
 from shardcache_client.reading.reader import map_file, unreadable
-from shardcache_client.sharing.buffers import WORTH_IT_BYTES, Buffer, Values, span
+from shardcache_client.sharing.buffers import WORTH_IT_BYTES, Buffer, Form, Values, forms, span
 from shardcache_client.sharing.receipts import Receipt, Receipts
 
 _BY_VALUE = 4  # the protocol from which on pickles hold large bytes well; out-of-band buffers are not for pipes
@@ -31,11 +34,15 @@ class Handover:
     In that process, and after any other pickling, Buffers are sent by value: nobody is known to be able to follow a
     reference.
 
+    Args:
+        extensions: of the members that are not copied; None for all.
+
     Attributes:
         receipts: what messages carry along.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, extensions: Collection[str] | None = None) -> None:
+        self.extensions = extensions
         self.receipts = Receipts()
         self._lent: set[Loan] = set()
 
@@ -75,6 +82,7 @@ class Loan:
         self._file = (os.fspath(path or ""), inode, len(mapped), url)
         self._expected: list[Receipt] = []
         self._whole: weakref.ref[Buffer] | None = None
+        self._forms: list[Form] | None = None
         self._sender_pid = os.getpid() if handover.receipts.inherited and path is not None else None
 
     def __repr__(self) -> str:
@@ -91,9 +99,16 @@ class Loan:
                 self._handover.keep(self)
         return whole
 
-    def values(self) -> Values:
-        """Return the same for whole members: the small ones are copied, and hold up nobody."""
-        return Values(self._map, self.whole())
+    def columns(self, tables: Tables) -> list[Column]:
+        """Return how each extension's values are sliced: those that are copied do not keep the loan open."""
+        if self._forms is None:
+            self._forms = forms(tables, self._handover.extensions)
+        if Form.VIEW not in self._forms and Form.BY_SIZE not in self._forms:
+            return as_bytes(tables.extensions, self._map)
+        whole = self.whole()
+        slices: dict[Form, Slices] = {Form.BYTES: self._map, Form.BY_SIZE: Values(self._map, whole)}
+        slices[Form.VIEW] = whole  # type: ignore[assignment]  # numpy's stubs do not know that slices are Buffers
+        return [(extension, slices[form]) for extension, form in zip(tables.extensions, self._forms, strict=True)]
 
     @property
     def refers(self) -> bool:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import time
 from collections.abc import Coroutine, Iterator
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from shardcache.cache.origin_probe.findings import Finding, of_error, ok, warning
 from shardcache.errors import OriginUnavailableError, ShardcacheError
-from shardcache.origin.base import Free, Origin, RemoteObject
+from shardcache.origin.base import Origin, RemoteObject
+from shardcache.transport.flow import Free
+from shardcache.transport.parts import Parts
 from shardcache.units import duration, size
 
 _STAT_LIMIT_S = 20.0
@@ -81,19 +83,28 @@ async def _first_byte_s(origin: Origin, obj: RemoteObject) -> float:
 
 
 async def _one_first_byte_s(origin: Origin, obj: RemoteObject) -> float:
-    began_s, first_s = time.monotonic(), 0.0
+    began_s, first_s, begun = time.monotonic(), 0.0, asyncio.Event()
 
     def received(_count: int) -> None:
         nonlocal first_s
         first_s = first_s or time.monotonic()
+        begun.set()
 
-    buffer = memoryview(bytearray(max(1, min(_SAMPLE_BYTES, obj.size_bytes))))
-    if obj.ranges and obj.size_bytes:
-        await origin.read_into(obj, 0, buffer, Free(received))
-    else:
-        async with aclosing(origin.stream(obj, buffer, Free(received))) as parts:
-            await anext(parts, None)
+    size_bytes = min(_SAMPLE_BYTES, obj.size_bytes) if obj.ranges else obj.size_bytes
+    try:
+        async with asyncio.TaskGroup() as group:
+            fetching = group.create_task(_take(origin, obj, iter([_nowhere(0, size_bytes)]), Free(received)))
+            fetching.add_done_callback(lambda _: begun.set())
+            await begun.wait()
+            fetching.cancel()
+    except ExceptionGroup as exn:
+        raise exn.exceptions[0] from None
     return (first_s or time.monotonic()) - began_s
+
+
+def _nowhere(start: int, size_bytes: int) -> Parts:
+    """Return parts whose bytes are thrown away."""
+    return Parts(os.devnull, None, max(1, size_bytes), start, size_bytes)
 
 
 async def _speed(origin: Origin, obj: RemoteObject, subject: str, pull: Pull) -> Finding:
@@ -120,23 +131,17 @@ async def _speed(origin: Origin, obj: RemoteObject, subject: str, pull: Pull) ->
 
 def _pullers(origin: Origin, obj: RemoteObject, pull: Pull, flow: Free) -> Iterator[Coroutine[None, None, None]]:
     if not obj.ranges:
-        yield _stream(origin, obj, pull, flow)
+        yield _take(origin, obj, iter([_nowhere(0, obj.size_bytes)]), flow)
         return
-    starts = iter(range(0, min(obj.size_bytes, _MOST_BYTES), pull.part_bytes))
+    starts = range(0, min(obj.size_bytes, _MOST_BYTES), pull.part_bytes)
+    parts = iter([_nowhere(start, min(pull.part_bytes, obj.size_bytes - start)) for start in starts])
     for _ in range(pull.connections):
-        yield _take_parts(origin, obj, starts, pull, flow)
+        yield _take(origin, obj, parts, flow)
 
 
-async def _stream(origin: Origin, obj: RemoteObject, pull: Pull, flow: Free) -> None:
-    async with aclosing(origin.stream(obj, memoryview(bytearray(pull.part_bytes)), flow)) as parts:
-        async for _ in parts:
-            pass
-
-
-async def _take_parts(origin: Origin, obj: RemoteObject, starts: Iterator[int], pull: Pull, flow: Free) -> None:
-    buffer = memoryview(bytearray(pull.part_bytes))
-    for start in starts:
-        await origin.read_into(obj, start, buffer[: obj.size_bytes - start], flow)
+async def _take(origin: Origin, obj: RemoteObject, parts: Iterator[Parts], flow: Free) -> None:
+    for part in parts:
+        await origin.fetch(obj, part, flow)
 
 
 def _judge(done_bytes: int, elapsed_s: float, pull: Pull, subject: str) -> Finding:

@@ -119,10 +119,19 @@ def replaced(place: StorePlace, least: int) -> Result:
             place.replace(number, shard(number, edition=edition), before=2 * PART_BYTES, result=result)
         place.recover(result, place.read(result))
         place.settle()
-        place.recover(result, place.read(result))  # the new edition, and nothing else
+        try:
+            eventually(lambda: _is_current(place), limit_s=HANG_S)
+        except TimeoutError:
+            result.fail("wrong", f"{result.fault}: {HANG_S:g} s later, a former edition is served")
         if result.injected >= least:
             break
     return result
+
+
+def _is_current(place: StorePlace) -> bool:
+    """Read all shards; return whether each is the new edition. A store that hung a moment ago is not waited for."""
+    look = Result(PART, "nothing")
+    return not place.read(look) and not look.wrong
 
 
 def trailing(place: StorePlace, least: int) -> Result:

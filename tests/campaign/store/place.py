@@ -23,6 +23,7 @@ from shardcache_client.daemon.session import Patience, Session
 from shardcache_client.order.plan import Plan
 from support.daemon import Daemon, eventually, spawn
 from support.faulty_proxy import FaultyProxy
+from support.guard import GUARD_S
 from support.lead import Lead
 from support.seaweedfs import REGION, SeaweedFS
 from support.silent_address import SILENT, SilentAddress
@@ -30,7 +31,7 @@ from support.tars import make_tar, random_samples
 
 PART_BYTES = 64 * 1024
 SAMPLES = 10
-HANG_S = 90.0
+HANG_S = GUARD_S
 _BUCKET = "campaign"
 _READERS = 8
 _FLAGS = (

@@ -13,6 +13,8 @@ from typing import TypeVar
 import aiohappyeyeballs
 from aiohappyeyeballs import AddrInfoType
 
+from shardcache.transport.addresses import is_near
+
 T = TypeVar("T")
 
 IDLE_S = 10.0
@@ -46,9 +48,20 @@ def new_socket(address: AddrInfoType) -> socket.socket:
     return made
 
 
-async def connect(host: str, port: int) -> socket.socket:
-    """Return a socket that is connected to the first of the host's addresses to answer. Raises OSError."""
+class NearHostError(Exception):
+    """A host is this node or its cloud's metadata service by its addresses, and not by its name."""
+
+
+async def connect(host: str, port: int, *, far_only: bool = False) -> socket.socket:
+    """Return a socket that is connected to the first of the host's addresses to answer.
+
+    Raises OSError, and with `far_only` NearHostError. The addresses that are judged are those that are connected to: a
+    name that changes in between gains nothing.
+    """
     addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    near = [address[4][0] for address in addresses if is_near(str(address[4][0]))]
+    if far_only and near and not is_near(host):
+        raise NearHostError(f"the name {host} leads to {near[0]}, which is this node or its cloud's metadata service")
     return await aiohappyeyeballs.start_connection(
         addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, socket_factory=new_socket
     )

@@ -1,0 +1,215 @@
+"""Blocking connections to HTTP servers, directly or through a proxy, kept open for the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from shardcache.transport.messages import Request
+from shardcache.transport.sockets import IDLE_S, SILENCE_S, connect
+
+_CONNECT_TIMEOUT_S = 10.0
+_PORTS = {"http": 80, "https": 443}
+
+
+class ProxyError(ConnectionError):
+    """A proxy answered with another status than 200 when it was to connect to a server."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Server(NamedTuple):
+    """A server, and the way to it."""
+
+    scheme: str
+    netloc: str
+    proxy: str | None
+    ca_file: str | None
+    far_only: bool
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One connection, one request at a time.
+
+    Attributes:
+        heard_s: time of the end of its last answer; None before the first.
+    """
+
+    socket: socket.socket
+    heard_s: float | None = None
+
+    def close(self) -> None:
+        """Close it."""
+        self.socket.close()
+
+    @property
+    def is_readable(self) -> bool:
+        """True where bytes or the stream's end have come in, which ends an idle connection."""
+        poller = select.poll()
+        poller.register(self.socket, select.POLLIN)
+        is_deciphered = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
+        return is_deciphered or bool(poller.poll(0))
+
+
+class Pool:
+    """Idle connections, the one used last first; and distrust of them all, once one turned out to be silent.
+
+    Args:
+        tell: called with the time when that one was asked: other processes have idle connections, too.
+        silence_s: see `SILENCE_S`.
+        idle_s: see `IDLE_S`.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[float], None] = lambda asked_s: None,
+        *,
+        silence_s: float = SILENCE_S,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._tell = tell
+        self._silence_s, self._idle_s = silence_s, idle_s
+        self._answered_s = 0.0  # when an answer came last over a connection that was idle before
+        self._idle: defaultdict[Server, list[Connection]] = defaultdict(list)
+        self._trusted_from_s = 0.0
+        self._lock = threading.Lock()
+
+    def take(self, server: Server) -> Connection | None:
+        """Return an idle connection that may still work, if there is one."""
+        while True:
+            with self._lock:
+                idle = self._idle[server]
+                connection = idle.pop() if idle else None
+            if connection is None:
+                return None
+            if connection.is_readable or (connection.heard_s or 0.0) < time.monotonic() - self._idle_s:
+                connection.close()
+                continue
+            return connection
+
+    def keep(self, server: Server, connection: Connection) -> None:
+        """Keep a connection for the next request."""
+        connection.heard_s = time.monotonic()
+        with self._lock:
+            self._idle[server].append(connection)
+
+    @property
+    def patience_s(self) -> float | None:
+        """Longest wait for an answer over a connection that was idle before; None for any.
+
+        For a while after one kept silent there is no limit: the others that were idle then are closed, so the store is
+        slow.
+        """
+        return None if time.monotonic() < self._trusted_from_s else self._silence_s
+
+    def answered(self) -> None:
+        """Note an answer over a connection that was idle before."""
+        self._answered_s = time.monotonic()
+
+    def silent(self, asked_s: float) -> None:
+        """Distrust idle connections here and elsewhere: one that was asked at `asked_s` keeps silent."""
+        self.distrust(asked_s)
+        self._tell(asked_s)
+
+    def given_up(self, asked_s: float) -> None:
+        """Take a question that nobody waits for any more for silence, unless another one was answered since."""
+        if self._answered_s <= asked_s:
+            self.silent(asked_s)
+
+    def distrust(self, before_s: float) -> None:
+        """Close the connections over which nothing was heard since `before_s`."""
+        self._trusted_from_s = time.monotonic() + self._idle_s
+        self._drop(before_s)
+
+    def expire(self) -> None:
+        """Close the connections that have been idle for too long."""
+        self._drop(time.monotonic() - self._idle_s)
+
+    def _drop(self, before_s: float) -> None:
+        with self._lock:
+            for idle in self._idle.values():
+                for connection in idle[:]:
+                    if (connection.heard_s or 0.0) < before_s:
+                        idle.remove(connection)
+                        connection.close()
+
+
+def server_of(request: Request) -> Server:
+    """Return the server of a request."""
+    url = urlsplit(request.url)
+    return Server(url.scheme, url.netloc, request.proxy, request.ca_file, request.far_only)
+
+
+def host_header(url: SplitResult) -> str:
+    """Return the Host header of a url: without its scheme's own port, which the SDK does not sign."""
+    return url.netloc.rpartition("@")[2].removesuffix(f":{_PORTS[url.scheme]}")
+
+
+def open_connection(server: Server) -> Connection:
+    """Return a new connection. Raises OSError, http.client.HTTPException, NearHostError."""
+    url = urlsplit(f"{server.scheme}://{server.netloc}")
+    host, port = url.hostname or "", url.port or _PORTS[url.scheme]
+    proxy = urlsplit(server.proxy) if server.proxy else None
+    if proxy is None:
+        sock = _connected(host, port, far_only=server.far_only)
+    else:
+        sock = _connected(proxy.hostname or "", proxy.port or _PORTS["http"], far_only=False)
+    try:
+        if url.scheme == "https":
+            if proxy is not None:
+                _open_tunnel(sock, f"{host}:{port}" if ":" not in host else f"[{host}]:{port}", proxy)
+            sock = _tls(server.ca_file).wrap_socket(sock, server_hostname=host)
+        sock.settimeout(None)  # the daemon decides how long to wait for an answer
+    except BaseException:
+        sock.close()
+        raise
+    return Connection(sock)
+
+
+def proxy_headers(proxy: str) -> dict[str, str]:
+    """Return the credentials that a proxy's url has."""
+    url = urlsplit(proxy)
+    if url.username is None:
+        return {}
+    pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
+
+
+def _connected(host: str, port: int, *, far_only: bool) -> socket.socket:
+    async def attempt() -> socket.socket:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # TimeoutError is an OSError
+            return await connect(host, port, far_only=far_only)
+
+    sock = asyncio.run(attempt())
+    sock.settimeout(_CONNECT_TIMEOUT_S)
+    return sock
+
+
+def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> None:
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+    lines += (f"{name}: {value}" for name, value in proxy_headers(proxy.geturl()).items())
+    sock.sendall("\r\n".join([*lines, "", ""]).encode())
+    with http.client.HTTPResponse(sock, method="CONNECT") as answer:
+        answer.begin()
+        if answer.status != 200:
+            raise ProxyError(answer.status, f"the proxy {proxy.hostname} answered {answer.status} {answer.reason}")
+
+
+@cache
+def _tls(ca_file: str | None) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=ca_file)

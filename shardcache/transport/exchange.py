@@ -1,0 +1,295 @@
+"""One request over a blocking connection, and its answer's body from the socket into a file."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from http import HTTPStatus
+from typing import cast
+from urllib.parse import urlsplit
+
+from shardcache.transport.connections import (
+    Connection,
+    Pool,
+    ProxyError,
+    host_header,
+    open_connection,
+    proxy_headers,
+    server_of,
+)
+from shardcache.transport.gate import Gate
+from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.parts import PartSums, PartsWriter, write_parts, writing
+
+# A body that nobody asked for is read to its end where a new connection would cost more.
+_SHORT_BYTES = 64 * 1024
+_DRAIN_S = 1.0
+_BLOCK_BYTES = 1024**2
+_CHUNK_BYTES = 16 * 1024
+_memory = threading.local()
+
+
+class StaleError(Exception):
+    """A connection that was idle before is closed, or says nothing."""
+
+
+class Exchange:
+    """A request, and what came of it so far. Runs in a thread of its own; blocks.
+
+    Args:
+        held: called when a body that is held has come.
+        progress: called when the body begins and when its byte credit is used up.
+    """
+
+    def __init__(
+        self, request: Request, body: Body | None, gate: Gate, held: Callable[[], None], progress: Callable[[], None]
+    ) -> None:
+        self._request = request
+        self._body = body
+        self._gate = gate
+        self._held = held
+        self._progress = progress
+
+    def run(self, pool: Pool) -> Answer:
+        """Return the answer; its body is in the file if it is the one that was expected.
+
+        Raises OSError and http.client.HTTPException where the connection fails or the answer is no HTTP; NearHostError,
+        PartFileError, CancelledError.
+        """
+        self._gate.ready(1)
+        server = server_of(self._request)
+        if (connection := pool.take(server)) is not None:
+            try:
+                return self._ask(pool, connection)
+            except StaleError:
+                self._gate.check()
+        try:
+            connection = open_connection(server)
+        except ProxyError as exn:
+            if exn.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:  # as where there is no tunnel
+                return Answer(exn.status, {})
+            raise
+        return self._ask(pool, connection)
+
+    def _ask(self, pool: Pool, connection: Connection) -> Answer:
+        try:
+            with self._cancellable(connection.socket):
+                answer, reusable = self._answer(pool, connection)
+        except BaseException:
+            connection.close()
+            raise
+        if reusable:
+            pool.keep(server_of(self._request), connection)
+        else:
+            connection.close()
+        return answer
+
+    @contextmanager
+    def _cancellable(self, sock: socket.socket) -> Iterator[None]:
+        self._gate.connected(sock)
+        try:
+            yield
+        except (OSError, http.client.HTTPException):
+            self._gate.check()  # it was closed on purpose
+            raise
+        finally:
+            self._gate.connected(None)
+
+    def _answer(self, pool: Pool, connection: Connection) -> tuple[Answer, bool]:
+        """Return the answer, and whether the connection can take another request."""
+        with closing(self._response(pool, connection)) as response:  # else it keeps the socket open
+            headers = {name.lower(): ", ".join(response.headers.get_all(name, [])) for name in response.headers}
+            sums = None
+            if self._body is not None and self._is_expected(self._body, response, headers):
+                sums, whole = self._take(self._body, response, connection.socket)
+            else:
+                whole = self._drain(response, connection.socket)
+        # Nobody looks at the headers of what was expected; there are a hundred such answers a GB.
+        answer = Answer(response.status, {} if sums else headers, sums)
+        return answer, whole and not response.will_close
+
+    def _drain(self, response: http.client.HTTPResponse, sock: socket.socket) -> bool:
+        """Read a short body that nobody asked for, such as an error's, and return whether it has ended."""
+        if response.length is None or response.length > _SHORT_BYTES:
+            return False
+        sock.settimeout(_DRAIN_S)
+        try:
+            response.read()
+        except (OSError, http.client.HTTPException):
+            return False
+        sock.settimeout(None)
+        return True
+
+    def _response(self, pool: Pool, connection: Connection) -> http.client.HTTPResponse:
+        """Send the request and read the answer's head. Raises StaleError over a connection that was idle before."""
+        if connection.heard_s is None:
+            return self._asked(connection, None)
+        self._gate.asked_idle_s = asked_s = time.monotonic()
+        try:
+            response = self._asked(connection, pool.patience_s)
+        except OSError as exn:
+            if isinstance(exn, TimeoutError):
+                pool.silent(asked_s)
+            raise StaleError from exn
+        self._gate.asked_idle_s = None
+        pool.answered()
+        return response
+
+    def _asked(self, connection: Connection, patience_s: float | None) -> http.client.HTTPResponse:
+        response = http.client.HTTPResponse(connection.socket, method=self._request.method)
+        try:
+            connection.socket.sendall(_head(self._request))
+            connection.socket.settimeout(patience_s)
+            _begin(response)
+            connection.socket.settimeout(None)
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def _is_expected(self, body: Body, response: http.client.HTTPResponse, headers: dict[str, str]) -> bool:
+        if response.chunked:
+            # It has to be seen whole before it is written.
+            right_size = body.parts.size_bytes <= body.parts.part_bytes and (
+                body.encoded_chunks or headers.get("content-encoding", "identity") == "identity"
+            )
+        else:
+            right_size = set(response.headers.get_all("content-length", [])) == {str(body.parts.size_bytes)}
+        return (
+            response.status == body.status
+            and right_size
+            and all(headers.get(name) in values for name, values in body.expected.items())
+        )
+
+    def _take(
+        self, body: Body, response: http.client.HTTPResponse, sock: socket.socket
+    ) -> tuple[list[PartSums] | None, bool]:
+        """Write the body. Return its checksums, and whether the connection is at the answer's end.
+
+        A body in chunks that is longer than expected has no checksums and is not written.
+        """
+        if body.held or response.chunked:
+            return self._take_held(body, response, sock)
+        read = _Reader(response, sock)
+        with writing(body.parts) as writer:
+            self._copy(body.parts.size_bytes, read, writer)
+        return writer.finished, not read.has_more
+
+    def _take_held(
+        self, body: Body, response: http.client.HTTPResponse, sock: socket.socket
+    ) -> tuple[list[PartSums] | None, bool]:
+        memory = memoryview(bytearray(body.parts.size_bytes))
+        read = _ChunksReader(response) if response.chunked else _Reader(response, sock)
+        self._fill(memory, read)
+        if response.chunked and read.has_more:
+            return None, False
+        if body.held:
+            self._held()
+            self._gate.committed()
+        with self._gate.writing():
+            return write_parts(body.parts, memory), not read.has_more
+
+    def _copy(self, size_bytes: int, read: _Reader | _ChunksReader, writer: PartsWriter) -> None:
+        if not hasattr(_memory, "block"):
+            _memory.block = memoryview(bytearray(_BLOCK_BYTES))
+        left_bytes = size_bytes
+        while left_bytes:
+            block = _memory.block[: min(_BLOCK_BYTES, left_bytes)]
+            self._fill(block, read)
+            left_bytes -= len(block)
+            with self._gate.writing():
+                writer.write(block)
+
+    def _fill(self, memory: memoryview, read: _Reader | _ChunksReader) -> None:
+        filled = 0
+        while filled < len(memory):
+            count = read(memory[filled : filled + self._gate.ready(len(memory) - filled)])
+            if not count:
+                raise ConnectionResetError("the server closed the connection in the middle of the body")
+            filled += count
+            is_first, self._gate.received_bytes = not self._gate.received_bytes, self._gate.received_bytes + count
+            if is_first or self._gate.used_up:
+                self._progress()
+
+
+def _begin(response: http.client.HTTPResponse) -> None:
+    """Read the head of the answer, after those of interim answers."""
+    body = response.fp
+    response.fp = cast(io.BufferedReader, _HeadLines(body))
+    try:
+        response.begin()
+        while 100 <= response.status < 200:  # http.client knows 100 alone
+            response.headers = cast(http.client.HTTPMessage, None)
+            response.begin()
+    finally:
+        if not response.isclosed():
+            response.fp = body
+
+
+class _HeadLines:
+    """The lines of a head. http.client takes the stream's end for the head's."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+
+    def readline(self, limit: int) -> bytes:
+        """Return the next line. Raises ConnectionResetError at the stream's end."""
+        line = self._stream.readline(limit)
+        if not line:
+            raise ConnectionResetError("the server closed the connection before the end of its answer's head")
+        return line
+
+    def close(self) -> None:
+        """Close the stream: what came is no HTTP."""
+        self._stream.close()
+
+
+class _Reader:
+    """Reads a body of known length from its socket, after what came together with the head."""
+
+    def __init__(self, response: http.client.HTTPResponse, sock: socket.socket) -> None:
+        ahead_bytes, length = len(response.fp.peek()), response.length or 0
+        self._fp = response.fp
+        self._ahead_bytes = min(ahead_bytes, length)
+        self._recv_into = sock.recv_into
+        self.has_more = ahead_bytes > length
+
+    def __call__(self, memory: memoryview) -> int:
+        """Fill the memory at least in part and return how much of it; 0 at the stream's end."""
+        if not self._ahead_bytes:
+            return self._recv_into(memory)
+        count = self._fp.readinto(memory[: self._ahead_bytes])
+        self._ahead_bytes -= count
+        return count
+
+
+class _ChunksReader:
+    """Reads a body that comes in chunks."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+
+    @property
+    def has_more(self) -> bool:
+        """True unless the body has ended. Blocks."""
+        return bool(self._response.read(1))
+
+    def __call__(self, memory: memoryview) -> int:
+        """As `_Reader`."""
+        return self._response.readinto(memory[:_CHUNK_BYTES])
+
+
+def _head(request: Request) -> bytes:
+    url = urlsplit(request.url)
+    target = f"{url.path or '/'}?{url.query}" if url.query else url.path or "/"
+    own: dict[str, str] = {}
+    if request.proxy and url.scheme == "http":
+        target, own = f"http://{host_header(url)}{target}", proxy_headers(request.proxy)
+    headers = {"Host": host_header(url), "Accept-Encoding": "identity", **own, **request.headers}
+    lines = [f"{request.method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode()

@@ -1,0 +1,151 @@
+"""Parts of a file on disk: written with their checksums, then recorded in a journal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from shardcache.checksums import ALGORITHMS, Data, crc32c
+
+# A longer write makes the kernel look for huge pages to keep it in, which costs a virtual machine more than the copy.
+WRITE_BYTES = 128 * 1024
+
+RECORD = struct.Struct("<II")
+"""A finished part in the journal: its number and its CRC32C."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartSums:
+    """Checksums of a part that is on disk.
+
+    Attributes:
+        index: number of the part.
+        crc32c: its CRC32C.
+        checksum: in the algorithm of the store's own checksum; 0 where there is none.
+    """
+
+    index: int
+    crc32c: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Consecutive parts of a file, filled from one body.
+
+    Attributes:
+        path: of the file.
+        journal_path: of the list of finished parts; None for none.
+        part_bytes: size of every part but the file's last.
+        start: first byte, the same in the object and in the file; the first of a part.
+        size_bytes: of the body.
+        algorithm: of a checksum in `ALGORITHMS` to be computed beside CRC32C.
+    """
+
+    path: str
+    journal_path: str | None
+    part_bytes: int
+    start: int
+    size_bytes: int
+    algorithm: str | None = None
+
+    @property
+    def stop(self) -> int:
+        """Offset of the byte after the last."""
+        return self.start + self.size_bytes
+
+
+class PartFileError(Exception):
+    """The file or its journal cannot be written; `cause` is the OSError."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+# Writers of one file would only spin on its lock in the kernel. Those of all workers need none: a file has one worker.
+_turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+_giving_turns = threading.Lock()
+
+
+class PartsWriter:
+    """Writes a body into its parts, and records each part when it is complete. Blocks; raises PartFileError.
+
+    Attributes:
+        finished: checksums of the parts written so far.
+    """
+
+    def __init__(self, parts: Parts, fd: int) -> None:
+        self._parts = parts
+        self._fd = fd
+        self._turn = _turn_of(parts.path)
+        self._at = parts.start
+        self._crc32c = self._checksum = 0
+        self._update = None if parts.algorithm in (None, "crc32c") else ALGORITHMS[parts.algorithm or ""]
+        self.finished: list[PartSums] = []
+
+    def write(self, data: memoryview) -> None:
+        """Append bytes."""
+        with self._turn, _errors():
+            while data:
+                part_stop = min(self._parts.stop, self._at - self._at % self._parts.part_bytes + self._parts.part_bytes)
+                block = data[: min(WRITE_BYTES, part_stop - self._at)]
+                self._crc32c = crc32c(block, self._crc32c)
+                if self._update is not None:
+                    self._checksum = self._update(block, self._checksum)
+                _write_all(self._fd, block, self._at)
+                self._at += len(block)
+                if self._at == part_stop:
+                    self._finish()
+                data = data[len(block) :]
+
+    def _finish(self) -> None:
+        index = (self._at - 1) // self._parts.part_bytes
+        checksum = self._crc32c if self._parts.algorithm == "crc32c" else self._checksum
+        if self._parts.journal_path is not None:
+            with open(self._parts.journal_path, "ab", buffering=0) as journal:
+                journal.write(RECORD.pack(index, self._crc32c))
+        self.finished.append(PartSums(index, self._crc32c, checksum))
+        self._crc32c = self._checksum = 0
+
+
+def _turn_of(path: str) -> threading.Lock:
+    with _giving_turns:
+        return _turns.setdefault(path, threading.Lock())
+
+
+@contextlib.contextmanager
+def writing(parts: Parts) -> Iterator[PartsWriter]:
+    """Open the file of the parts for the block. Raises PartFileError."""
+    with _errors():
+        fd = os.open(parts.path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        yield PartsWriter(parts, fd)
+    finally:
+        os.close(fd)
+
+
+def write_parts(parts: Parts, body: Data) -> list[PartSums]:
+    """Write a whole body. Blocks; raises PartFileError."""
+    with writing(parts) as writer:
+        writer.write(memoryview(body))
+    return writer.finished
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count
+
+
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exn:
+        raise PartFileError(exn) from exn

@@ -1,0 +1,158 @@
+"""A transport worker: a process that asks HTTP servers and writes what they answer, each request in a thread.
+
+As a program it reads messages from its standard input and writes messages to its standard output, each a line of JSON;
+`Workers` is the other side. It ends when the input does, hence with the daemon, however that ends. It is a process of
+its own so that neither decryption nor checksums hold the daemon's interpreter, and small for the same reason that it
+is one of several.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import os
+import select
+import signal
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from shardcache.transport.connections import Pool
+from shardcache.transport.exchange import Exchange
+from shardcache.transport.gate import CancelledError, Gate
+from shardcache.transport.messages import Message, decoded, encoded, request_from_json
+from shardcache.transport.parts import PartFileError
+from shardcache.transport.sockets import NearHostError
+
+_PR_SET_PDEATHSIG = 1
+_IN, _OUT = 0, 1
+_PROGRESS_S = 0.1
+_EXPIRE_S = 1.0
+_READ_BYTES = 256 * 1024
+_MOST_THREADS = 1024  # each request that the daemon makes has one
+
+
+class Worker:
+    """Requests under way, and the connections that they share."""
+
+    def __init__(self) -> None:
+        self._pool = Pool(lambda asked_s: self._send({"is": "silent", "asked_s": asked_s}))
+        self._threads = ThreadPoolExecutor(_MOST_THREADS)
+        self._gates: dict[int, Gate] = {}
+        self._reported_bytes: dict[int, int] = {}
+        self._sending = threading.Lock()
+
+    def run(self) -> None:
+        """Serve until the input ends."""
+        for line in self._lines():
+            message = decoded(line)
+            match message.pop("do"):
+                case "ask":
+                    self._begin(message)
+                case "cancel":
+                    self._cancel(message["id"])
+                case "pause":
+                    self._gate(message).pause()
+                case "resume":
+                    self._gate(message).resume(_limit(message))
+                case "commit":
+                    self._gate(message).commit()
+                case "distrust":
+                    self._pool.distrust(message["before_s"])
+
+    def _lines(self) -> Iterator[bytes]:
+        """Yield the input's lines; every so often, however many come, report progress and close old connections."""
+        rest, tick_s = b"", 0.0
+        while True:
+            is_readable = bool(select.select([_IN], [], [], _PROGRESS_S if self._gates else _EXPIRE_S)[0])
+            if (now_s := time.monotonic()) >= tick_s:
+                self._report_progress()
+                self._pool.expire()
+                tick_s = now_s + _PROGRESS_S
+            if not is_readable:
+                continue
+            data = os.read(_IN, _READ_BYTES)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            yield from lines
+
+    def _begin(self, message: Message) -> None:
+        number = message["id"]
+        gate = self._gates[number] = Gate(_limit(message))
+        request, body = request_from_json(message)
+        held = partial(self._send, {"id": number, "is": "held"})
+        exchange = Exchange(request, body, gate, held, self._report_progress)
+        self._threads.submit(self._work, number, exchange)
+
+    def _work(self, number: int, exchange: Exchange) -> None:
+        self._end(number, _outcome(exchange, self._pool))
+
+    def _end(self, number: int, outcome: Message) -> None:
+        gate = self._gates.pop(number, None)
+        self._reported_bytes.pop(number, None)
+        if gate is not None:
+            self._send({"id": number, "received_bytes": gate.received_bytes, **outcome})
+
+    def _cancel(self, number: int) -> None:
+        gate = self._gates.get(number)
+        if gate is None:
+            return
+        has_ended = gate.cancel()
+        if gate.asked_idle_s is not None:
+            self._pool.given_up(gate.asked_idle_s)
+        if has_ended:
+            self._end(number, {"is": "cancelled"})
+
+    def _gate(self, message: Message) -> Gate:
+        return self._gates.get(message["id"]) or Gate(0)  # it has ended meanwhile
+
+    def _report_progress(self) -> None:
+        received = {number: gate.received_bytes for number, gate in list(self._gates.items())}
+        news = {number: count for number, count in received.items() if count != self._reported_bytes.get(number, 0)}
+        if news:
+            self._reported_bytes |= news
+            self._send({"is": "progress", "received": list(news.items())})
+
+    def _send(self, message: Message) -> None:
+        line = memoryview(encoded(message))
+        with self._sending:
+            while line:
+                line = line[os.write(_OUT, line) :]
+
+
+def _outcome(exchange: Exchange, pool: Pool) -> Message:
+    try:
+        return {"is": "answer", "answer": exchange.run(pool).to_json()}
+    except CancelledError:
+        return {"is": "cancelled"}
+    except PartFileError as exn:
+        return {"is": "disk", "errno": exn.cause.errno, "reason": exn.cause.strerror}
+    except NearHostError as exn:
+        return {"is": "near", "reason": str(exn)}
+    except ssl.SSLCertVerificationError as exn:
+        return {"is": "certificate", "reason": exn.verify_message}
+    except (OSError, ValueError, http.client.HTTPException) as exn:
+        return {"is": "failed", "reason": str(exn) or type(exn).__name__}
+
+
+def _limit(message: Message) -> float:
+    limit: float | None = message["limit_bytes"]
+    return float("inf") if limit is None else limit
+
+
+def main() -> None:
+    """Serve; the only argument is the pid of the daemon."""
+    # A killed daemon takes this process with it in mid-work (prctl(2)): the next one may write the same files.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == int(sys.argv[1]):  # else it was killed before that call
+        Worker().run()
+    os._exit(0)  # threads that wait for a server do not hold it up
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""The daemon's side of the transport workers: starts them, hands out requests, and passes on what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+import ssl
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import TypeAlias, cast
+
+import structlog
+
+from shardcache.errors import CacheError, NotAllowedError
+from shardcache.transport.flow import Flow, Free
+from shardcache.transport.messages import Answer, Body, Message, Request, decoded, encoded, request_to_json
+from shardcache.transport.parts import PartFileError
+
+log = structlog.get_logger()
+
+Commit: TypeAlias = Callable[[], Awaitable[bool]]
+"""Asked once a body has come whole and before any of it is written; False to drop it."""
+
+# Threads of one process share its interpreter, which over TLS they hand to each other for every 16 KiB.
+_REQUESTS_A_WORKER = 4
+_CORES_A_WORKER = 4
+_MOST_WORKERS = 8
+# A write that hangs with its disk ends nobody's wait; what it may still write are the right bytes in the right place.
+_END_LIMIT_S = 2.0
+
+
+class TransportError(OSError):
+    """A connection failed, or what came over it is no HTTP."""
+
+
+class Workers:
+    """Up to `most` worker processes, started as requests need them and replaced when one dies."""
+
+    def __init__(self, most: int | None = None) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self._most = most or max(2, min(_MOST_WORKERS, cores // _CORES_A_WORKER))
+        self._workers: list[_Worker] = []
+        self._starting = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Workers {[len(worker.requests) for worker in self._workers]} requests>"
+
+    async def prepare(self) -> None:
+        """Start one worker before the first request needs it. Raises CacheError."""
+        await self._worker_for("")
+
+    async def ask(self, request: Request) -> Answer:
+        """Return the answer to a request whose body does not matter.
+
+        Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; CacheError where no process starts.
+        """
+        answer = await self._run(request, None, Free(), _always)
+        assert answer is not None
+        return answer
+
+    async def fetch(self, request: Request, body: Body, flow: Flow, commit: Commit | None = None) -> Answer | None:
+        """Have an answer's body written to its file, if it is as expected.
+
+        Returns None where `commit` refused it. Raises as `ask`, and PartFileError. When this is cancelled or fails,
+        nothing is written any more, unless the disk hangs.
+        """
+        return await self._run(request, body, flow, commit or _always)
+
+    async def close(self) -> None:
+        """End the processes."""
+        while self._workers:
+            await self._workers.pop().end()
+
+    async def _run(self, request: Request, body: Body | None, flow: Flow, commit: Commit) -> Answer | None:
+        await flow.ready()
+        worker = await self._worker_for("" if body is None else body.parts.path)
+        running = worker.begin(request, body, flow)
+        try:
+            with flow.interruptible(running.rest):
+                return await running.outcome(commit)
+        finally:
+            await running.end()
+
+    async def _worker_for(self, path: str) -> _Worker:
+        """Return the worker that writes to a file already, else the one with the fewest requests."""
+        async with self._starting:
+            self._workers = [worker for worker in self._workers if not worker.has_ended]
+            for worker in self._workers:
+                if worker.writes_to(path):
+                    return worker
+            best = min(self._workers, key=lambda worker: len(worker.requests), default=None)
+            if best is None or (len(best.requests) >= _REQUESTS_A_WORKER and len(self._workers) < self._most):
+                best = await _start(self._distrust)
+                self._workers.append(best)
+            return best
+
+    def _distrust(self, before_s: float) -> None:
+        """Tell all processes of an idle connection that keeps silent; the clock is the machine's."""
+        for worker in self._workers:
+            worker.distrust(before_s)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request under way."""
+
+    number: int
+    send: Callable[[Message], None]
+    flow: Flow
+    path: str | None
+    received_bytes: int = 0
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _rests: bool = False
+    _held: bool = False
+    _end: Message | None = None
+
+    def rest(self) -> None:
+        """Stop reading until the flow is ready again."""
+        if not self._rests and self._end is None:
+            self._rests = True
+            self.send({"do": "pause", "id": self.number})
+            self._news.set()
+
+    async def outcome(self, commit: Commit) -> Answer | None:
+        """Return the answer, None where its body was not committed. Raises as `Workers.fetch`."""
+        while self._end is None:
+            await self._news.wait()
+            self._news.clear()
+            if self._rests and self._end is None:
+                await self.flow.ready()
+                self._rests = False
+                self.send({"do": "resume", "id": self.number, "limit_bytes": self.limit_bytes()})
+            if self._held and self._end is None:
+                self._held = False
+                if not await commit():
+                    return None
+                self.send({"do": "commit", "id": self.number})
+        return _result(self._end)
+
+    async def end(self) -> None:
+        """Cancel the request unless it has ended, and wait until it has."""
+        if self._end is None:
+            self.send({"do": "cancel", "id": self.number})
+            try:
+                async with asyncio.timeout(_END_LIMIT_S):
+                    while self._end is None:
+                        self._news.clear()
+                        await self._news.wait()
+            except TimeoutError:
+                log.warning("a request does not end; its disk may hang")
+
+    def limit_bytes(self) -> float | None:
+        """Return up to which byte the body may be read; None for all of it."""
+        return None if math.isinf(self.flow.leave_bytes) else self.received_bytes + max(0, self.flow.leave_bytes)
+
+    def take(self, message: Message) -> None:
+        """Note what the worker says of it."""
+        if message["is"] == "held":
+            self._held = True
+        else:
+            self.progress(message.get("received_bytes", self.received_bytes))
+            self._end = message
+        self._news.set()
+
+    def progress(self, received_bytes: int) -> None:
+        """Note how much of the body came."""
+        news_bytes = received_bytes - self.received_bytes
+        if news_bytes > 0:  # of two threads' reports the older one may come last
+            self.received_bytes = received_bytes
+            self.flow.received(news_bytes)
+
+
+class _Worker(asyncio.SubprocessProtocol):
+    """One process.
+
+    Args:
+        silent: called when an idle connection kept silent, with the time when it was asked.
+
+    Attributes:
+        requests: those under way.
+    """
+
+    def __init__(self, silent: Callable[[float], None]) -> None:
+        self._silent = silent
+        self.requests: dict[int, _Running] = {}
+        self.has_ended = False
+        self._exited = asyncio.Event()
+        self._numbers = count()
+        self._paths: Counter[str] = Counter()  # files that are written to
+        self._rest = b""
+        self._process: asyncio.SubprocessTransport
+        self._input: asyncio.WriteTransport
+
+    def writes_to(self, path: str) -> bool:
+        """Tell whether a request is under way whose body goes to a file."""
+        return path in self._paths
+
+    def begin(self, request: Request, body: Body | None, flow: Flow) -> _Running:
+        """Send a request."""
+        running = _Running(next(self._numbers), self._send, flow, None if body is None else body.parts.path)
+        self.requests[running.number] = running
+        if running.path is not None:
+            self._paths[running.path] += 1
+        what = request_to_json(request, body)
+        self._send({"do": "ask", "id": running.number, "limit_bytes": running.limit_bytes(), **what})
+        return running
+
+    def distrust(self, before_s: float) -> None:
+        """Have idle connections closed over which nothing was heard since `before_s`."""
+        self._send({"do": "distrust", "before_s": before_s})
+
+    async def end(self) -> None:
+        """Kill the process."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._process.kill()
+        await self._exited.wait()
+        self._process.close()
+
+    def _send(self, message: Message) -> None:
+        if not self._input.is_closing():
+            self._input.write(encoded(message))
+
+    # asyncio.SubprocessProtocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the process and its input."""
+        self._process = cast(asyncio.SubprocessTransport, transport)
+        self._input = cast(asyncio.WriteTransport, self._process.get_pipe_transport(0))
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Hand on each whole message."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(decoded(line))
+
+    def process_exited(self) -> None:
+        """Fail what is under way: the process was killed."""
+        if not self.has_ended:
+            log.warning("a transport worker was killed", requests=len(self.requests))
+        self.has_ended = True
+        self._exited.set()
+        while self.requests:
+            _, running = self.requests.popitem()
+            running.take({"is": "failed", "reason": "the process that was fetching was killed"})
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Close what is left of a process that has ended by itself."""
+        self._process.close()
+
+    def _take(self, message: Message) -> None:
+        if message["is"] == "progress":
+            for number, received_bytes in message["received"]:
+                if number in self.requests:
+                    self.requests[number].progress(received_bytes)
+            return
+        if message["is"] == "silent":
+            self._silent(message["asked_s"])
+            return
+        running = self.requests.get(message["id"])
+        if running is not None:
+            if message["is"] != "held":
+                self._forget(running)
+            running.take(message)
+
+    def _forget(self, running: _Running) -> None:
+        del self.requests[running.number]
+        if running.path is not None:
+            self._paths[running.path] -= 1
+            if not self._paths[running.path]:
+                del self._paths[running.path]
+
+
+def _result(message: Message) -> Answer:
+    match message["is"]:
+        case "answer":
+            return Answer.from_json(message["answer"])
+        case "disk":
+            raise PartFileError(OSError(message["errno"], message["reason"]))
+        case "near":
+            raise NotAllowedError(
+                message["reason"], remedy="if that is meant, have the node's operator add the url's prefix to --allow"
+            )
+        case "certificate":
+            raise ssl.SSLCertVerificationError(errno.EPROTO, message["reason"])
+        case _:
+            raise TransportError(message.get("reason", "cancelled"))
+
+
+async def _always() -> bool:
+    return True
+
+
+async def _start(silent: Callable[[float], None]) -> _Worker:
+    # -P keeps the working folder out of the import path; in a session of its own, Ctrl-C does not reach it.
+    command = (sys.executable, "-P", "-m", "shardcache.transport.worker", str(os.getpid()))
+    try:
+        _, worker = await asyncio.get_running_loop().subprocess_exec(
+            partial(_Worker, silent), *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            stderr=None, start_new_session=True,
+        )  # fmt: skip
+    except OSError as exn:
+        remedy = "look for limits on memory and processes (ulimit -a, the container's)"
+        raise CacheError(f"cannot start a process to fetch shards ({exn.strerror})", remedy=remedy) from exn
+    return worker

@@ -1,0 +1,140 @@
+"""Endpoints to download from: SeaweedFS, and static files of nginx, each over http and https."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.data import Kind
+from benchmarks.workplace import BUCKET, Workplace
+from support.ports import free_port
+
+_START_LIMIT_S = 10.0
+
+# S3 does not close a connection after nginx's default of 1,000 requests.
+_CONFIG = """
+daemon off;
+worker_processes auto;
+pid {folder}/pid;
+{user}
+events {{ }}
+http {{
+    access_log off;
+    sendfile on;
+    tcp_nopush on;
+    keepalive_requests 1000000;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    scgi_temp_path {folder}/scgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    ssl_protocols TLSv1.2 TLSv1.3;
+    ssl_certificate {certificate};
+    ssl_certificate_key {certificate};
+    server {{
+        listen 127.0.0.1:{http};
+        listen 127.0.0.1:{https} ssl;
+        location {location}/ {{ alias {shards}/; }}
+    }}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server over one scheme.
+
+    Attributes:
+        name: in the results.
+        env: variables by which S3 clients find the server, and trust its certificate.
+    """
+
+    name: str
+    env: Mapping[str, str]
+
+    @property
+    def tls(self) -> bool:
+        """Whether the scheme is https."""
+        return "AWS_CA_BUNDLE" in self.env
+
+
+@contextmanager
+def endpoints(place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
+    """Serve the kind's shards at `place.url(kind)`; by SeaweedFS alone where nginx is not installed."""
+    place.url(kind)
+    found = [Endpoint("SeaweedFS, http", place.store.env()), Endpoint("SeaweedFS, https", place.store.https_env())]
+    # Debian has it in a folder that is not on the path of users other than root.
+    program = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+    if program is None:
+        place.say("no nginx, its rows are left out: apt-get install nginx-light")
+        yield found
+        return
+    with _nginx(program, place, kind) as static:
+        yield [*static, *found]
+
+
+@contextmanager
+def _nginx(program: str, place: Workplace, kind: Kind) -> Iterator[list[Endpoint]]:
+    http, https = free_port(), free_port()
+    for path in place.dataset(kind).shards:
+        path.read_bytes()  # from now on in the page cache: the disk is not what is measured
+    with tempfile.TemporaryDirectory(prefix="shardcache-nginx-") as name:
+        config = Path(name, "nginx.conf")
+        config.write_text(
+            _CONFIG.format(
+                folder=name,
+                # The dataset's folder may be closed to the user that nginx would change to.
+                user="user root;" if os.geteuid() == 0 else "",
+                certificate=place.certificate.server,
+                http=http,
+                https=https,
+                location=f"/{BUCKET}/{kind.name}",
+                shards=place.dataset(kind).folder.resolve(),
+            )
+        )
+        with _running([program, "-e", "stderr", "-c", str(config)], http):
+            secure = {"AWS_CA_BUNDLE": str(place.certificate.ca)}
+            yield [
+                Endpoint("nginx, http", _env(f"http://127.0.0.1:{http}")),
+                Endpoint("nginx, https", _env(f"https://127.0.0.1:{https}") | secure),
+            ]
+
+
+@contextmanager
+def _running(command: list[str], port: int) -> Iterator[None]:
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+    try:
+        deadline_s = time.monotonic() + _START_LIMIT_S
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError("nginx did not start; it has said why on stderr")
+            time.sleep(0.02)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _env(endpoint_url: str) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": endpoint_url,
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }

@@ -1,0 +1,61 @@
+"""TLS certificates for local servers, signed by an authority made for the occasion."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import trustme
+
+_DAY = timedelta(days=1)
+
+
+class Authority:
+    """Signs certificates.
+
+    Attributes:
+        ca_file: its own certificate, for clients to trust.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._authority = trustme.CA()
+        self.ca_file = folder / "authority.pem"
+        self._authority.cert_pem.write_to_path(self.ca_file)
+
+    def server(
+        self, host: str = "127.0.0.1", *, lifetime: timedelta = _DAY, context: ssl.SSLContext | None = None
+    ) -> ssl.SSLContext:
+        """Return the TLS context of a server with that name or address; a negative lifetime has passed.
+
+        Args:
+            context: of a server that presents the new certificate from now on.
+        """
+        now = datetime.now(UTC)
+        context = context or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._authority.issue_cert(host, not_before=now - 3 * _DAY, not_after=now + lifetime).configure_cert(context)
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """PEM files of one TLS server.
+
+    Attributes:
+        ca: certificate of the authority, for clients to trust.
+        server: private key and certificate for localhost and 127.0.0.1, in one file.
+    """
+
+    ca: Path
+    server: Path
+
+
+def make_certificate(folder: Path) -> Certificate:
+    """Write a server certificate, and that of its authority, to `folder`."""
+    authority = trustme.CA()
+    made = Certificate(folder / "ca.pem", folder / "server.pem")
+    authority.cert_pem.write_to_path(made.ca)
+    authority.issue_cert("localhost", "127.0.0.1").private_key_and_cert_chain_pem.write_to_path(made.server)
+    return made

@@ -1,0 +1,41 @@
+"""What processes have started, as /proc tells."""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import suppress
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started, by whichever of its threads."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def transport_workers(pid: int) -> set[int]:
+    """Return those of them that are transport workers by now."""
+    return {child for child in children(pid) if b"shardcache.transport.worker" in _command(child)}
+
+
+def wait_until_ended(pid: int, limit_s: float = 60.0) -> None:
+    """Return once a process has ended, whoever its parent is. Blocks; raises TimeoutError."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not select.select([fd], [], [], limit_s)[0]:
+            raise TimeoutError(f"process {pid} has not ended")
+    finally:
+        os.close(fd)
+
+
+def _command(pid: int) -> list[bytes]:
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return []

@@ -1,0 +1,71 @@
+"""Parts of a file: where their bytes land, and which checksums they have."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from awscrt import checksums
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.transport.parts import RECORD, WRITE_BYTES, Parts, PartSums, write_parts, writing
+
+DATA = random.Random(5).randbytes(3 * WRITE_BYTES + 1000)
+CRC: dict[str | None, Callable[[bytes], int]] = {
+    None: lambda data: 0,
+    "crc32c": checksums.crc32c,
+    "crc32": zlib.crc32,
+    "crc64nvme": checksums.crc64nvme,
+}
+
+
+def expected(data: bytes, part_bytes: int, algorithm: str | None, first: int = 0) -> list[PartSums]:
+    """Return the checksums of consecutive parts, by the reference implementations."""
+    pieces = [data[at : at + part_bytes] for at in range(0, len(data), part_bytes)]
+    return [
+        PartSums(first + index, checksums.crc32c(piece), CRC[algorithm](piece)) for index, piece in enumerate(pieces)
+    ]
+
+
+@pytest.mark.parametrize("algorithm", CRC)
+@pytest.mark.parametrize("part_bytes", [len(DATA), WRITE_BYTES, WRITE_BYTES + 1, 50_000])
+def test_each_part_has_its_own_checksums(part_bytes: int, algorithm: str | None, tmp_path: Path) -> None:
+    """CRC32C always, and one in the store's own algorithm; a part may be larger or smaller than one write."""
+    path = tmp_path / "a.part"
+    path.write_bytes(bytes(len(DATA)))
+    sums = write_parts(Parts(str(path), None, part_bytes, 0, len(DATA), algorithm), DATA)
+    assert sums == expected(DATA, part_bytes, algorithm)
+    assert path.read_bytes() == DATA
+
+
+def test_parts_in_the_middle_of_a_file_have_their_own_numbers(tmp_path: Path) -> None:
+    """Nothing before or behind them is touched; the journal goes on where it was."""
+    path, journal = tmp_path / "a.part", tmp_path / "a.journal"
+    path.write_bytes(b"x" * 100)
+    journal.write_bytes(b"a title\n")
+    sums = write_parts(Parts(str(path), str(journal), 10, 20, 25), DATA[:25])
+    assert sums == expected(DATA[:25], 10, None, first=2)
+    assert path.read_bytes() == b"x" * 20 + DATA[:25] + b"x" * 55
+    assert journal.read_bytes() == b"a title\n" + b"".join(RECORD.pack(part.index, part.crc32c) for part in sums)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(1, 50))
+def test_it_does_not_matter_in_which_pieces_a_body_comes(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[int], part_bytes: int
+) -> None:
+    """Parts begin and end where they do, and are finished with their last byte."""
+    data = DATA[: sum(pieces)]
+    path = tmp_path_factory.mktemp("parts") / "a.part"
+    path.touch()
+    at = 0
+    with writing(Parts(str(path), None, part_bytes, 0, len(data), "crc32")) as writer:
+        for size in pieces:
+            writer.write(memoryview(data)[at : at + size])
+            at += size
+            assert len(writer.finished) == (at // part_bytes if at < len(data) else -(-at // part_bytes))
+    assert writer.finished == expected(data, part_bytes, "crc32")
+    assert path.read_bytes() == data
