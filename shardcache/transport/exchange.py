@@ -14,6 +14,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from shardcache.transport.connections import (
+    AnySocket,
     Connection,
     Pool,
     ProxyError,
@@ -29,7 +30,8 @@ from shardcache.transport.parts import PartSums, PartsWriter, write_parts, writi
 # A body that nobody asked for is read to its end where a new connection would cost more.
 _SHORT_BYTES = 64 * 1024
 _DRAIN_S = 1.0
-_BLOCK_BYTES = 1024**2
+# So much is read, summed and written before the next: it is still in the processor's cache.
+_BLOCK_BYTES = 256 * 1024
 _CHUNK_BYTES = 16 * 1024
 _memory = threading.local()
 
@@ -90,7 +92,7 @@ class Exchange:
         return answer
 
     @contextmanager
-    def _cancellable(self, sock: socket.socket) -> Iterator[None]:
+    def _cancellable(self, sock: AnySocket) -> Iterator[None]:
         self._gate.connected(sock)
         try:
             yield
@@ -113,7 +115,7 @@ class Exchange:
         answer = Answer(response.status, {} if sums else headers, sums)
         return answer, whole and not response.will_close
 
-    def _drain(self, response: http.client.HTTPResponse, sock: socket.socket) -> bool:
+    def _drain(self, response: http.client.HTTPResponse, sock: AnySocket) -> bool:
         """Read a short body that nobody asked for, such as an error's, and return whether it has ended."""
         if response.length is None or response.length > _SHORT_BYTES:
             return False
@@ -141,7 +143,7 @@ class Exchange:
         return response
 
     def _asked(self, connection: Connection, patience_s: float | None) -> http.client.HTTPResponse:
-        response = http.client.HTTPResponse(connection.socket, method=self._request.method)
+        response = http.client.HTTPResponse(cast(socket.socket, connection.socket), method=self._request.method)
         try:
             connection.socket.sendall(_head(self._request))
             connection.socket.settimeout(patience_s)
@@ -167,7 +169,7 @@ class Exchange:
         )
 
     def _take(
-        self, body: Body, response: http.client.HTTPResponse, sock: socket.socket
+        self, body: Body, response: http.client.HTTPResponse, sock: AnySocket
     ) -> tuple[list[PartSums] | None, bool]:
         """Write the body. Return its checksums, and whether the connection is at the answer's end.
 
@@ -181,7 +183,7 @@ class Exchange:
         return writer.finished, not read.has_more
 
     def _take_held(
-        self, body: Body, response: http.client.HTTPResponse, sock: socket.socket
+        self, body: Body, response: http.client.HTTPResponse, sock: AnySocket
     ) -> tuple[list[PartSums] | None, bool]:
         memory = memoryview(bytearray(body.parts.size_bytes))
         read = _ChunksReader(response) if response.chunked else _Reader(response, sock)
@@ -252,7 +254,7 @@ class _HeadLines:
 class _Reader:
     """Reads a body of known length from its socket, after what came together with the head."""
 
-    def __init__(self, response: http.client.HTTPResponse, sock: socket.socket) -> None:
+    def __init__(self, response: http.client.HTTPResponse, sock: AnySocket) -> None:
         ahead_bytes, length = len(response.fp.peek()), response.length or 0
         self._fp = response.fp
         self._ahead_bytes = min(ahead_bytes, length)

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from shardcache.transport.connections import AnySocket
+
 
 class CancelledError(Exception):
     """Nobody waits for the answer any more."""
@@ -26,7 +28,7 @@ class Gate:
     def __init__(self, limit_bytes: float) -> None:
         self._limit_bytes = limit_bytes
         self._paused = self._cancelled = self._committed = self._writes = False
-        self._socket: socket.socket | None = None
+        self._socket: AnySocket | None = None
         self._changed = threading.Condition()
         self.received_bytes = 0
         self.asked_idle_s: float | None = None
@@ -61,7 +63,7 @@ class Gate:
             self._changed.wait_for(lambda: self._cancelled or self._committed)
             self.check()
 
-    def connected(self, sock: socket.socket | None) -> None:
+    def connected(self, sock: AnySocket | None) -> None:
         """Keep the socket that a cancellation closes. Raises CancelledError."""
         with self._changed:
             self._socket = sock
@@ -93,19 +95,11 @@ class Gate:
             self._cancelled = True
             self._changed.notify_all()
             if self._socket is not None:
-                close_both_ways(self._socket)
+                with suppress(OSError):  # the peer was faster
+                    self._socket.shutdown(socket.SHUT_RDWR)  # whichever thread reads it meets the stream's end
             return not self._writes
 
     def check(self) -> None:
         """Raise CancelledError if nobody waits any more."""
         if self._cancelled:
             raise CancelledError
-
-
-def close_both_ways(sock: socket.socket) -> None:
-    """Wake whichever thread reads the socket: it meets the stream's end.
-
-    Through the plain class, because SSLSocket.shutdown would make the reader take ciphertext for the body.
-    """
-    with suppress(OSError):  # the peer was faster
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)
