@@ -35,7 +35,7 @@ class Rig:
         max_connections: int = 4,
         shard_connections: int = 3,
         attempts: int = 3,
-        stall_timeout_s: float = 5.0,
+        stall_timeout_s: float = 60.0,
         max_bandwidth: int | None = None,
         hedged_share: float = 0.0,
     ) -> Downloader:
