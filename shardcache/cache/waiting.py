@@ -15,9 +15,9 @@ from typing import Protocol
 class Stage(enum.StrEnum):
     """Stage of a transfer, in human-readable words."""
 
-    ASKING = "asking the store for its version"
+    ASKING = "asking the object store for the shard's version"
     SPACE = "waiting for space in the cache"
-    NETWORK = "downloading from the store"
+    NETWORK = "downloading from the object store"
     DISK = "checking and indexing"
 
 
