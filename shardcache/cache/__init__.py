@@ -1,1 +1,1 @@
-"""The cache as its users see it: lease, warm, evict, verify, status; and what keeps it filled."""
+"""The cache: its operations (lease, warm, evict, verify, status) and the prefetching that keeps it filled."""

@@ -1,4 +1,4 @@
-"""Keeps account of transfers and waits once they are over: in histograms, and as traces where these are asked for."""
+"""Observer of finished transfers and waits: records them in histograms and, where enabled, as traces."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shardcache.telemetry import Span, Traces
 
 
 class Accounts:
-    """What transfers and readers report to when something is over."""
+    """Recorder to which transfers and readers report when a transfer or wait ends."""
 
     def __init__(self, counters: Counters, traces: Traces | None = None) -> None:
         self._measures = counters.measures
         self._traces = traces
 
     def transferred(self, transfer: Transfer, error: ShardcacheError | None) -> None:
-        """Take a transfer that has ended; what was postponed, or dropped at the end, is none of these."""
+        """Record a finished transfer. Postponed transfers, and those cancelled at shutdown, are not reported here."""
         stages = transfer.stages
         took_s = stages.spent_s(stages.begun_s, time.monotonic())
         if error is not None:
             self._measures.failed[error.code] += 1
-        elif Stage.DISK in took_s:  # what was here already is not what a transfer takes
+        elif Stage.DISK in took_s:  # an already cached shard says nothing about how long a transfer takes
             self._measures.transfer.observe(sum(took_s.values()))
             for stage, spent_s in took_s.items():
                 self._measures.stage.of(stage.name.lower()).observe(spent_s)
@@ -33,8 +33,8 @@ class Accounts:
             self._traces.record(_of_transfer(transfer, error))
 
     def waited(self, wait: Wait, job: Job) -> None:
-        """Take a wait of a reader that had nothing else to read."""
-        assert wait.since_s is not None  # it had nothing
+        """Record the wait of a reader that had nothing else to read."""
+        assert wait.since_s is not None  # set while a reader is stalled
         self._measures.wait.observe(time.monotonic() - wait.since_s)
         if self._traces is not None:
             self._traces.record(_of_wait(wait, job, wait.since_s))

@@ -1,4 +1,4 @@
-"""Which urls a user may have fetched with the daemon's rights, and see."""
+"""Access control: the urls that a user may fetch with the daemon's permissions, and see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardcache.errors import NotAllowedError, ShardcacheError
 from shardcache.origin.urls import LOCAL, WEB, canonical, checked, host_of, protocol_of
 from shardcache.transport.addresses import is_near
 
-# What is reached by the network, at a place that its service has chosen, with rights that the daemon was given.
+# Protocols of network services at addresses fixed by the provider, accessed with credentials given to the daemon.
 _STORES = frozenset(
     {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "oci", "ocilake", "tos", "tosfs", "lakefs"}
 )
@@ -20,7 +20,7 @@ _STORES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A user who asks for something.
+    """The user behind a request.
 
     Attributes:
         uid: user id.
@@ -32,7 +32,7 @@ class Peer:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the user has the daemon's rights anyway: its own user, and root."""
+        """True if the user has the daemon's permissions anyway: the daemon's own user, and root."""
         return self.uid in (0, os.getuid())
 
 
@@ -42,31 +42,32 @@ class _Rule:
         self._uids, self._gids = rule.uids, rule.gids
         self.is_for_all = not (rule.uids or rule.gids)
         self._prefixes = tuple({prefix, _real(prefix)})
-        # `s3://data` must not open `s3://data-private`; below the host, or before it, a prefix is any string.
+        # `s3://data` must not allow `s3://data-private`; a prefix that does not end with the host may be any string.
         place = prefix.partition("://")[2]
         self._is_host = bool(place) and "/" not in place
 
     def covers(self, url: str) -> bool:
-        """Tell whether a canonical url lies below the prefix."""
+        """Return whether a canonical url starts with the prefix."""
         return any(
             url.startswith(prefix) and (not self._is_host or url[len(prefix) :][:1] in ("", "/"))
             for prefix in self._prefixes
         )
 
     def includes(self, other: _Rule) -> bool:
-        """Tell whether it is for everybody whom the other is for."""
+        """Return whether this rule applies to every user to whom `other` applies."""
         return self.is_for_all or (not other.is_for_all and other._uids <= self._uids and other._gids <= self._gids)
 
     def is_for(self, peer: Peer) -> bool:
-        """Tell whether the user may use it."""
+        """Return whether the rule applies to the user."""
         return self.is_for_all or peer.is_trusted or peer.uid in self._uids or not self._gids.isdisjoint(peer.gids)
 
 
 class AllowList:
-    """Rules, of which one must allow a url.
+    """Rules, at least one of which must allow a url.
 
-    Without any, everything but what only the daemon's own rights or its place on the network can reach: local files,
-    hosts that are near (`is_near`), and filesystems that are no object store. Its own user and root may have these too.
+    Without rules, everything is allowed except resources that only the daemon can reach, through its permissions or
+    its place on the network: local files, the node and its cloud's metadata service (`is_near`), and filesystems that
+    are not object stores. The daemon's own user and root may fetch these too.
     """
 
     def __init__(self, rules: Sequence[AllowRule]) -> None:
@@ -77,26 +78,26 @@ class AllowList:
 
     @property
     def far_only(self) -> bool:
-        """Whether names that lead to this node are refused: where no rule says that they are meant."""
+        """True if names that resolve to near hosts (`is_near`) are refused: only rules can allow them."""
         return not self._rules
 
     def check(self, url: str, peer: Peer) -> None:
-        """Raise NotAllowedError unless the user may have `url` fetched, ConfigError where it is no honest url."""
+        """Raise NotAllowedError unless the user may fetch `url`, ConfigError if the url is malformed or deceptive."""
         checked(url)
         if not self._rules:
             _check_default(url, peer)
             return
         place = canonical(url)
         if not any(rule.covers(place) and rule.is_for(peer) for rule in self._rules):
-            raise NotAllowedError("the url lies outside what this daemon may fetch for you", url=url)
+            raise NotAllowedError("the daemon's allow rules do not permit you to fetch the url", url=url)
 
     def check_all(self, urls: Iterable[str], peer: Peer) -> None:
-        """Do so with each of many."""
+        """Check every url as `check` does."""
         for url in urls:
             self.check(url, peer)
 
     def shows(self, url: str, peer: Peer) -> bool:
-        """Tell whether the user may see that `url` is here, and remove it: if he may fetch it, or runs the daemon."""
+        """Return whether the user may see that `url` is cached, and evict it: if allowed to fetch it, or trusted."""
         if peer.is_trusted:
             return True
         try:
@@ -106,7 +107,7 @@ class AllowList:
         return True
 
     def check_hop(self, source: str, target: str) -> None:
-        """Raise NotAllowedError unless everybody who may have `source` fetched may have `target`, to which it leads."""
+        """Raise NotAllowedError unless everyone who may fetch `source` may also fetch `target`, to which it leads."""
         checked(target)
         if self._rules:
             begins, ends = self._covering(canonical(source)), self._covering(canonical(target))
@@ -115,7 +116,7 @@ class AllowList:
             web = protocol_of(target) in WEB
             allowed = not web or not is_near(host_of(target)) or host_of(target) == host_of(source)
         if not allowed:
-            raise NotAllowedError(f"it leads to {target}, which lies outside what this daemon may fetch", url=source)
+            raise NotAllowedError(f"the url leads to {target}, which the daemon is not allowed to fetch", url=source)
 
     def _covering(self, place: str) -> list[_Rule]:
         return [rule for rule in self._rules if rule.covers(place)]
@@ -126,15 +127,17 @@ def _check_default(url: str, peer: Peer) -> None:
     if peer.is_trusted or protocol in _STORES:
         return
     if protocol in LOCAL:
-        raise NotAllowedError("local files are read with the daemon's rights, not with yours", url=url)
+        raise NotAllowedError("local files would be read with the daemon's permissions, not yours", url=url)
     if protocol not in WEB:
-        raise NotAllowedError(f"{protocol}:// is no object store, and used with the daemon's rights", url=url)
+        raise NotAllowedError(
+            f"{protocol}:// is not an object store and would be read with the daemon's permissions", url=url
+        )
     if is_near(host_of(url)):
-        raise NotAllowedError("the host is this node itself or its cloud's metadata service", url=url)
+        raise NotAllowedError("the host is this node or its cloud's metadata service", url=url)
 
 
 def _real(prefix: str) -> str:
-    """Return a local prefix as it is once links are followed: that is how links into it look."""
+    """Return a local prefix with symbolic links resolved, as urls resolved through links will show it."""
     protocol, _, path = prefix.partition("://")
     if protocol not in LOCAL:
         return prefix

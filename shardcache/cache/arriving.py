@@ -1,9 +1,9 @@
-"""The beginning of a shard whose rest is still on its way, for readers that have nothing else to read.
+"""Early access to a shard while it is still being downloaded, for readers with nothing else to read.
 
-Only of stores that guard each read: a version that is held against the store's at the end alone might be a mixture.
-What they may see is the unbroken run of finished parts from the first byte on. Each of them came under If-Match, had
-its length checked and its CRC32C recorded; that the whole is sound is only known at the end, so a reader may learn
-then that what it began to read was not.
+Offered only for origins that check the version on every read: a version checked once, at the end, could be a mixture.
+Readers see the contiguous finished parts from the first byte on. Each part was fetched with If-Match, its length
+checked and its CRC32C recorded. Whether the whole shard is sound is known only at the end, so a reader may learn then
+that the beginning it read belongs to a damaged shard.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from shardcache.store.shard import Shard
 
 
 class Arriving:
-    """One download that readers look into.
+    """A shard that readers can open before its download ends.
 
     Attributes:
         partial: the file and its finished parts.
-        readers: of each that has it open, the party.
-        shard: what became of it, once it is published.
+        readers: one entry per reader that has the file open: its party.
+        shard: the published shard; None until then.
 
     Args:
-        moved: notified of every part and of the end.
-        waits: the transfer's, by which it knows how urgent it is.
+        moved: notified after every part and at the end.
+        waits: the transfer's waits, which set its priority.
     """
 
     def __init__(self, partial: Partial, moved: Signal, waits: set[Wait]) -> None:
@@ -45,18 +45,18 @@ class Arriving:
 
     @property
     def ready_bytes(self) -> int:
-        """How many bytes from the first on may be read."""
+        """Number of bytes, from the first on, that may be read."""
         while self._parts in self.partial.done:
             self._parts += 1
         return min(self._parts * self.partial.part_bytes, self.partial.obj.size_bytes)
 
     @property
     def is_worth_reading(self) -> bool:
-        """Whether there is something to read already, and something still to come."""
+        """True if some bytes can be read already and some are still to come."""
         return 0 < self.ready_bytes < self.partial.obj.size_bytes
 
     async def beyond(self, count_bytes: int, wait: Wait) -> None:
-        """Return when more than `count_bytes` are ready, or all. Raises what the transfer failed with."""
+        """Wait until more than `count_bytes` are ready, or the whole shard. Raises the transfer's error."""
         self._waits.add(wait)
         try:
             while self.shard is None and self.ready_bytes <= count_bytes:
@@ -67,23 +67,23 @@ class Arriving:
             self._waits.discard(wait)
 
     def publish(self, shard: Shard) -> None:
-        """Let readers know that the shard is whole; whoever calls this has taken a hold on it for each of them."""
+        """Announce that the shard is complete. The caller has taken a hold on it for each reader."""
         self.shard = shard
         self._moved.notify()
 
     def fail(self, exn: ShardcacheError) -> None:
-        """Let readers know that the rest will not come; the first reason given stands."""
+        """Announce that the rest will not arrive; the first reason given is the one reported."""
         self._failure = self._failure or exn
         self._moved.notify()
 
     def leave(self, party: Hashable) -> None:
-        """Note that a reader has closed the file before it was published."""
+        """Note that a reader closed the file before it was published."""
         self.readers.remove(party)
         if not self.readers and self._when_left is not None:
             self._when_left()
 
     def when_left(self, act: Callable[[], None]) -> None:
-        """Call `act` as soon as no reader has the file open."""
+        """Call `act` once no reader has the file open."""
         if self.readers:
             self._when_left = act
         else:

@@ -1,4 +1,4 @@
-"""Bids of shards for connections, from their transfers and waiting readers."""
+"""Priorities of shards for connections, derived from their transfers and waiting readers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shardcache.store.inflate import codec_of
 
 
 def bid(transfers: Collection[Transfer], next_use_s: Callable[[], float]) -> Bid:
-    """Return the bid of a shard that is being downloaded.
+    """Return the priority of a shard being downloaded.
 
     Args:
-        transfers: all that lead to it.
-        next_use_s: returns when a plan needs it.
+        transfers: all transfers that lead to it.
+        next_use_s: returns the time when a plan next needs it.
     """
     waits = [wait for transfer in transfers if (wait := transfer.longest_wait())]
     beginnings = [transfer.arriving for transfer in transfers if transfer.arriving]
@@ -25,13 +25,13 @@ def bid(transfers: Collection[Transfer], next_use_s: Callable[[], float]) -> Bid
         longest = min(waits, key=lambda wait: wait.since_s or 0.0)
         alone = bool(readers) or (bool(beginnings) and any(wait.partial for wait in waits))
         return Bid(Class.WAITING, longest.since_s or 0.0, longest.party, alone)
-    if readers:  # soon they will have read what has arrived
+    if readers:  # they will soon have read everything that has arrived
         return Bid(Class.WAITING, time.monotonic(), readers[0], alone=True)
     return Bid(min(transfer.klass for transfer in transfers), next_use_s())
 
 
 def first_bid(transfer: Transfer) -> Bid:
-    """Return the bid of a shard whose download has not begun, so that less urgent ones do not begin before it."""
+    """Return the priority of a shard whose download has not begun, so that less urgent ones do not start first."""
     begins = transfer.stages.present is not Stage.NETWORK and codec_of(transfer.ref.url) is None
     waits = [wait for wait in transfer.waits if wait.partial and wait.since_s is not None]
     return Bid(transfer.klass, alone=begins and bool(waits))

@@ -1,4 +1,4 @@
-"""Finding out how many samples each shard of a dataset has, for an index of it."""
+"""Counting of the samples in each shard of a dataset, for its index file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from shardcache.store.store import Store
 
 
 class Counting:
-    """Counts whole lists of shards, `max_transfers` at a time.
+    """Counts the samples of lists of shards, `max_transfers` at a time.
 
-    They pass through the cache, which may be smaller than all of them: each may go as soon as it is counted, and is
-    read at all only if the count of its present version is not known.
+    The shards pass through the cache, which may be smaller than the dataset: each may be evicted once it is counted.
+    A shard is fetched only if the count of its present version is unknown.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class Counting:
         self._max_transfers = max_transfers
 
     async def count(self, refs: Sequence[ShardRef], tell: Tell, *, listed: bool) -> None:
-        """Tell version, size and samples of each shard as the store has it now; what `tell` raises ends it.
+        """Report version, size and samples of each shard's present version to `tell`; an exception from it aborts.
 
-        A url that comes twice is counted once, at its first place; `number` is the place.
+        A repeated url is counted once, at its first place; `number` is that place.
 
         Args:
-            listed: whether what versions the refs have is what the store said just now.
+            listed: whether the versions in the refs come from a fresh listing of the origin.
         """
         present = await self._present(refs, listed=listed)
         numbers = {ref.url: number for number, ref in enumerate(present)}
@@ -74,7 +74,7 @@ class Counting:
         await tell({"event": "done", **sums, "samples": samples})
 
     async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> list[ShardRef]:
-        """Return each url once, as the store has it now, with the count of that version where somebody knows it."""
+        """Return each url once, in its present version, with that version's sample count if it is known."""
         unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
         found = await ask_all(unsure, self._origins, self._downloader)
         counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
@@ -86,7 +86,7 @@ class Counting:
         return await self._known.fill(list(present.values()))
 
     async def _counted(self, ref: ShardRef) -> tuple[ShardRef, bool]:
-        """Return the shard with every field known, and whether that needed no fetch."""
+        """Return the shard's ref with every field set, and True if no fetch was needed."""
         if ref.version is None:
             ref = _ref(await self._downloader.stat(self._origins.origin(ref.url), ref.url))
         if ref.samples is not None and ref.size_bytes is not None:
@@ -98,10 +98,10 @@ class Counting:
         name = Names.of(ref)
         if name in self._store.shards:
             found = await self._leasing.acquire(ref, Class.WARM, Wait())
-            assert isinstance(found, Published)  # nobody asked for the beginning of one
+            assert isinstance(found, Published)  # this wait does not accept a partial shard
             await self._leasing.release(found.shard)
             return found.facts, found.hit
-        # No lease: where the next shard has taken its place already, it would be fetched anew for that.
+        # No lease: if the shard has already been evicted for the next one, a lease would re-fetch it.
         shard = await self._transfers.wait(name, ref, Class.WARM, Wait())
         assert isinstance(shard, Shard)
         return await self._store.facts(shard), False

@@ -1,4 +1,4 @@
-"""What becomes of a published shard that reads otherwise than it arrived."""
+"""Quarantine of published shards whose bytes no longer match their checksums."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ log = structlog.get_logger()
 
 
 class Damage:
-    """Takes damaged shards out of service, unless it is the whole disk that cannot be read."""
+    """Takes damaged shards out of service, unless the disk as a whole cannot be read."""
 
     def __init__(self, health: Health, leasing: Leasing) -> None:
         self._health = health
         self._leasing = leasing
 
     async def found(self, shard: Shard, exn: CorruptShardError) -> bool:
-        """Take a shard out of service; False where the disk is not well, which says nothing of the shard."""
+        """Take a shard out of service; False if the disk has failed, which proves nothing about the shard."""
         if not await self._health.examine():
             return False
         shard.damage = exn
         if shard.leases:
-            log.error("a damaged shard is being read", shard=exn.url, leases=shard.leases)
+            log.error("damaged shard is in use", shard=exn.url, leases=shard.leases)
         await self._leasing.quarantine(shard, exn)
         return True

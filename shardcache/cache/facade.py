@@ -1,4 +1,4 @@
-"""`Cache`: everything that server and composition root need of the cache, in one place."""
+"""The whole cache behind one class, `Cache`, for the server and the composition root."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Json = dict[str, Any]
 
 
 class Cache:
-    """The cache of one node while it is open. Its tasks run in `group` until `stop`."""
+    """One node's open cache. Its tasks run in `group` until `stop`."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Cache:
         return f"Cache({self._store!r}, transfers={len(self._transfers.all())})"
 
     def stop(self) -> None:
-        """Drop transfers under way, their finished parts stay for the next start; fetch nothing ahead any more."""
+        """Cancel transfers and background tasks, prefetching included; finished parts stay for the next start."""
         for task in self._watching:
             task.cancel()
         self._transfers.stop()
@@ -132,31 +132,31 @@ class Cache:
     # Reading
 
     async def resolve(self, patterns: Sequence[str], peer: Peer) -> Resolved:
-        """Return the shards that a user's patterns name. Raises OriginError of every kind."""
+        """Return the shards that a user's patterns match. Raises any OriginError."""
         return await self._manifests.resolve(patterns, peer)
 
     def join(self, job: str, uid: int, loader: Loader | None = None) -> Reader:
-        """Return the state of a newly connected reader."""
+        """Register a newly connected reader and return it."""
         return self._readers.add(job, uid, loader)
 
     async def check_allowed(self, refs: Sequence[ShardRef], peer: Peer) -> None:
-        """Raise NotAllowedError unless the user may have all of these fetched."""
+        """Raise NotAllowedError unless the user is allowed to have all of these shards fetched."""
         await self.turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
 
     # Upkeep
 
     async def warm(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
-        """Fetch all that the patterns name, telling events. Raises CapacityError and OriginError."""
+        """Fetch every shard that the patterns match, reporting events to `tell`. Raises CapacityError, OriginError."""
         await self._warming.warm((await self.resolve(patterns, peer)).refs, tell)
 
     async def index(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
-        """Count the samples of all that the patterns name, telling events. Raises OriginError."""
+        """Count the samples of every shard that the patterns match, reporting events to `tell`. Raises OriginError."""
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
         found = await self._manifests.resolve(patterns, peer, fresh=True)
         await self._counting.count(found.refs, tell, listed=listed)
 
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Yield what is published below a url prefix, of what the user may see."""
+        """Yield the published shards under a url prefix that the user may see."""
         async for shard, facts in self._upkeep.shards(prefix, self.sight(peer)):
             yield {
                 "url": facts.url,
@@ -169,52 +169,58 @@ class Cache:
             }
 
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Remove what matches and the user may see, where nobody reads it and nobody pinned it."""
+        """Remove the matching shards that the user may see, except those leased or pinned."""
         return await self._upkeep.evict(patterns, self.sight(peer))
 
     async def pin(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
-        """Pin all that the patterns name and fetch it, telling events. Raises CapacityError, DiskError, OriginError."""
+        """Pin and fetch every shard that the patterns match, reporting events to `tell`.
+
+        Raises CapacityError, DiskError, OriginError.
+        """
         await self._pinning.pin((await self.resolve(patterns, peer)).refs, peer, tell)
 
     async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
-        """Take back the user's pins of what matches; who runs the daemon takes back everybody's. Raises DiskError."""
+        """Remove the user's pins on matching shards; a trusted user removes everyone's. Raises DiskError."""
         return await self._pinning.unpin(patterns, peer, self.sight(peer))
 
     def pins(self, peer: Peer) -> AsyncIterator[Json]:
-        """Yield what is pinned, of what the user may see."""
+        """Yield the pins on urls that the user may see."""
         return self._pinning.rows(self.sight(peer))
 
     def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
-        """Read every shard below a url prefix again, yielding events."""
+        """Verify every shard under a url prefix by reading it again; yield events."""
         return self._upkeep.verify(prefix, self.sight(peer))
 
     async def probe(self, urls: Sequence[str], peer: Peer, tell: Tell, *, quick: bool) -> None:
-        """Try the stores of the urls, or all that are known, telling findings. Raises NotAllowedError, ConfigError."""
+        """Probe the origins of the urls, or all known origins, reporting findings to `tell`.
+
+        Raises NotAllowedError, ConfigError.
+        """
         await self._probing.probe(urls, peer, tell, quick=quick)
 
     def settings(self) -> list[Json]:
-        """Return the settings that `set` changes."""
+        """Return the settings that `set` can change."""
         return self._tuning.rows()
 
     async def set(self, name: str, text: str, peer: Peer) -> Json:
-        """Change a setting until the daemon ends. Raises NotAllowedError, ConfigError, CapacityError."""
+        """Change a setting until the daemon exits. Raises NotAllowedError, ConfigError, CapacityError."""
         return await self._tuning.set(name, text, peer)
 
     def sight(self, peer: Peer) -> Callable[[str], bool]:
-        """Return what tells whether a user may see a url."""
+        """Return a predicate: may the user see this url?"""
         return lambda url: self._allow.shows(url, peer)
 
     def reason(self, transfer: Transfer) -> str:
-        """Return why a transfer is not done yet, in words for people."""
+        """Return a human-readable reason why a transfer has not finished yet."""
         return self._overview.reason(transfer)
 
     def status(self, peer: Peer) -> Json:
-        """Return what the cache holds and does now."""
+        """Return the contents and current activity of the cache."""
         own = {"disk": self._disk(), "scrub": self._scrubber.to_json(), "pins": self._pins.to_json()}
         return self._overview.page(self.sight(peer)) | own
 
     def health(self) -> Json:
-        """Return `status`, `ok` or `degraded`, and what is wrong: degraded, it serves what is cached."""
+        """Return `status` (`ok` or `degraded`) and the state of the disk; degraded, only cached shards are served."""
         well = self._health.error is None and not self._room.short_bytes
         return {"status": "ok" if well else "degraded", "disk": self._disk()}
 

@@ -1,17 +1,17 @@
-"""Which shards are not worth fetching ahead for now. Pure."""
+"""Retry gate: shards that are not worth prefetching for now. Pure."""
 
 from __future__ import annotations
 
 from shardcache.errors import ShardcacheError
 
-# A shard that fails this often, while others arrive, is left until a reader asks for it.
+# A shard that fails this often, while others succeed, is not prefetched again; it is fetched when a reader asks.
 _TRIES_AHEAD = 3
-# Of so many it is remembered; one that was forgotten is tried ahead once more.
+# Number of failed shards remembered; a forgotten one is prefetched again.
 _REMEMBERED = 100_000
 
 
 class Failures:
-    """Shards whose transfer failed, by name. A reader that asks for one always gets a try of its own."""
+    """Shards whose transfer failed, by name. A reader's own request always gets a fresh attempt."""
 
     def __init__(self, remembered: int = _REMEMBERED) -> None:
         self._remembered = remembered
@@ -25,7 +25,7 @@ class Failures:
         return len(self._tries)
 
     def failed(self, name: str, exn: ShardcacheError) -> None:
-        """Note a failure: one that a retry may mend blocks the shard until some other transfer succeeds."""
+        """Note a failure. A retryable one blocks the shard until another transfer succeeds."""
         tries = self._tries.pop(name, 0)
         self._tries[name] = tries + 1 if exn.retryable else _TRIES_AHEAD
         self._waiting.add(name)
@@ -35,7 +35,7 @@ class Failures:
             self._waiting.discard(oldest)
 
     def succeeded(self, name: str) -> set[str]:
-        """Note a success, which shows that the store answers; return the names that are worth a try again."""
+        """Note a success, which shows that the origin answers; return the names worth retrying."""
         self._tries.pop(name, None)
         again = {other for other in self._waiting if self._tries.get(other, 0) < _TRIES_AHEAD}
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""One shard, from its url to a published file: ask, reserve, download, inflate, index, publish."""
+"""Fetching of one shard, from url to published file: stat, reserve, download, inflate, index, publish."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-# A shard that is replaced while it is read is fetched anew this often; whoever rewrites it faster than it can be
-# read once is told so.
+# Attempts for a shard that is overwritten during the download. If it is rewritten faster than it can be downloaded,
+# the error goes to the reader.
 _VERSIONS = 3
 
 
 class Fetcher:
-    """What `Transfers` calls for each shard."""
+    """Fetches shards on behalf of `Transfers`."""
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class Fetcher:
         self._part_bytes = part_bytes
 
     async def fetch(self, transfer: Transfer) -> Shard:
-        """Return the published shard: of the version that was planned, or the store's present one where none was.
+        """Return the published shard, in the planned version or, if none was planned, the origin's present one.
 
-        Raises every error of the origin, the shard and the cache; PostponedError while the disk is not well and nobody
+        Raises the errors of the origin, the shard and the cache; PostponedError if the disk has failed and no reader
         waits for the shard.
         """
         url = transfer.ref.url
@@ -94,7 +94,7 @@ class Fetcher:
                 if transfer.waits:
                     raise
                 raise PostponedError from exn
-            log.warning("the disk failed and is well; trying the shard again", cause=exn.message)
+            log.warning("transient disk error; retrying the shard", cause=exn.message)
         try:
             return await self._fetch(transfer)
         except DiskError as exn:
@@ -102,7 +102,7 @@ class Fetcher:
             raise
 
     def is_under_way(self, key: str) -> bool:
-        """Whether some transfer works on the files of a key."""
+        """Return whether a transfer is working on the files of a key."""
         return key in self._room.claims
 
     async def _fetch(self, transfer: Transfer) -> Shard:
@@ -115,19 +115,19 @@ class Fetcher:
                     obj = await self._downloader.stat(origin, transfer.ref.url)
                     return await self._version(transfer, origin, obj)
             except (ShardChangedError, CorruptShardError) as exn:
-                # A bit that flipped on the way is mended by another try; a damaged object is damaged again.
+                # A retry cures a bit flipped in transit; an object damaged at the origin fails again.
                 if isinstance(exn, CorruptShardError) and isinstance(failure, CorruptShardError):
                     raise
                 failure = exn
-                log.info("fetching the shard anew", version=obj.version, cause=exn.message)
+                log.info("re-fetching the shard", version=obj.version, cause=exn.message)
         assert failure is not None
         raise failure
 
     async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
         if transfer.ref.version not in (None, obj.version):
-            # The order of samples was made for another version; what is read in its place would be silently wrong.
+            # The sample order was computed for another version; reading this one instead would be silently wrong.
             raise OutdatedError(
-                f"the store holds version {obj.version}, the manifest names {transfer.ref.version}", url=obj.url
+                f"the origin has version {obj.version}, the manifest names {transfer.ref.version}", url=obj.url
             )
         key = shard_key(obj.url, obj.version)
         self._names.learn(transfer.name, key, time.monotonic())
@@ -142,7 +142,7 @@ class Fetcher:
 
     @asynccontextmanager
     async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[Claim]:
-        """Wait for another transfer that leads to the same key: one plan knew the version, another only the url."""
+        """Serialize transfers that lead to the same key: one plan may know the version, another only the url."""
         claim = self._room.claims.setdefault(key, Claim())
         claim.transfers.append(transfer)
         try:
@@ -161,12 +161,12 @@ class Fetcher:
         try:
             await self._reserve(claim, transfer, key, obj)
             if (present := self._store.shards.get(key)) is not None:
-                return present  # it was being evicted when this began, and could not be
+                return present  # its eviction was under way when this began, and failed
             partial = await asyncio.to_thread(self._open, obj)
             reservation.written(max(0, obj.size_bytes - adopted_bytes))
             return await self._download(claim, transfer, origin, partial)
         except PostponedError:
-            gave_way = reservation.size_bytes > adopted_bytes  # others wait for just that room
+            gave_way = reservation.size_bytes > adopted_bytes  # others are waiting for exactly this space
             if gave_way:
                 await asyncio.to_thread(partials.discard, self._store.layout, key, keep_parts=True)
             raise
@@ -184,7 +184,7 @@ class Fetcher:
                 self._room.changed.notify()
 
     def _open(self, obj: RemoteObject) -> Partial:
-        self._store.folder.check()  # what was unmounted would be filled on the filesystem below it
+        self._store.folder.check()  # if the disk was unmounted, this would fill the filesystem underneath
         return Partial.open(self._store.layout, obj, self._part_bytes)
 
     async def _reserve(self, claim: Claim, transfer: Transfer, key: str, obj: RemoteObject) -> None:
@@ -218,16 +218,16 @@ class Fetcher:
         arriving.publish(shard)
 
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
-        """End the reservation; what it leaves on disk stays, while there is space, for whoever asks for it next."""
+        """Close the reservation; finished parts stay on disk, while there is space, for the next transfer."""
         try:
             parts = interrupted(self._store.layout.in_progress(key, PART))
-        except OSError:  # a disk that fails: what is left is counted when it is well again
+        except OSError:  # the disk is failing: leftovers are counted once it recovers
             parts = Leftover(key, (), 0)
         arriving, transfer.arriving = transfer.arriving, None
         if arriving is not None and arriving.shard is None:
-            arriving.fail(OriginUnavailableError("fetching was given up", url=transfer.ref.url))
+            arriving.fail(OriginUnavailableError("transfer was cancelled", url=transfer.ref.url))
         if arriving is not None and not parts.size_bytes:
-            arriving.when_left(reservation.close)  # unlinked, but on the disk as long as somebody has it open
+            arriving.when_left(reservation.close)  # unlinked, but takes disk space until the last reader closes it
         else:
             reservation.close()
         if parts.size_bytes:

@@ -1,5 +1,4 @@
-"""Whether the cache's disk is well: looked at now and then, at once when something failed there, ever more rarely
-while it stays bad."""
+"""Health monitor of the cache disk: checks it periodically, right after an error, and with backoff while it fails."""
 
 from __future__ import annotations
 
@@ -18,26 +17,26 @@ from shardcache.store.folder import Folder
 log = structlog.get_logger()
 
 _LOOK_S = 5.0
-# A disk that is full is soon well again, one that fails seldom is: its log would fill with what is known.
+# A full disk recovers soon, a failing one rarely: backing off keeps its kernel log from filling up.
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
 
 
 class Keeper(Protocol):
-    """Who sees to it that the cache fits its disk; its methods raise DiskError."""
+    """Component that keeps the cache consistent with its disk; its methods raise DiskError."""
 
     async def make_room(self) -> None:
-        """Remove what may go: the disk is full."""
+        """Free space on a full disk by evicting."""
 
     async def settle(self, was_away: bool) -> None:
-        """Put in order what changed meanwhile: the disk is well. `was_away`: it was not before."""
+        """Update the cache's state: the disk is healthy. `was_away`: the disk was replaced, or failed before."""
 
 
 class Health:
-    """The state of one cache folder's disk.
+    """Health of one cache folder's disk.
 
     Attributes:
-        error: what is wrong; None while all is well. What is cached is served all the same, nothing new is fetched.
+        error: the present problem; None while healthy. With an error, cached shards are served but none is fetched.
     """
 
     def __init__(self, folder: Folder, changed: Signal) -> None:
@@ -46,7 +45,7 @@ class Health:
         self._changed = changed
         self._since_s = time.monotonic()
         self._suspicion = asyncio.Event()
-        self._suspicion.set()  # nothing is known yet
+        self._suspicion.set()  # not checked yet
         self._looked = Signal()
         self._looking = False
         self._asked_s: float | None = None
@@ -55,23 +54,23 @@ class Health:
         return f"Health({'well' if self.error is None else self.error.code!r})"
 
     def check(self, url: str) -> None:
-        """Raise what is wrong with the disk, naming the url that cannot be fetched for it."""
+        """Raise the disk's present error, if any, naming the url that cannot be fetched because of it."""
         if self.error is not None:
             raise type(self.error)(self.error.message, url=url, remedy=self.error.remedy)
 
     async def examine(self) -> bool:
-        """Have the disk looked at, for something failed on it; return whether it is well, at once while it is not."""
+        """Check the disk after a failure on it; return whether it is healthy, immediately if it is known to fail."""
         if self.error is None:
             self._suspicion.set()
-        looks = self._looked.count + 1 + self._looking  # one that is under way may have looked before the failure
+        looks = self._looked.count + 1 + self._looking  # a check in progress may predate the failure
         while self.error is None and self._looked.count < looks:
             await self._looked.wait()
         return self.error is None
 
     def to_json(self) -> dict[str, Any]:
-        """Return `state` (`ok`, or the error's code), `error` and for how long it has been so, in seconds.
+        """Return `state` (`ok`, or the error's code), `error` and `since_s`, the time in this state.
 
-        `silent_s` tells for how long a question to the disk has had no answer: one that hangs gives not even an error.
+        `silent_s` is the age of a check still without a result: a disk that hangs does not even return an error.
         """
         now_s = time.monotonic()
         silent_s = 0.0 if self._asked_s is None else now_s - self._asked_s
@@ -81,7 +80,7 @@ class Health:
         return {"state": self.error.code, "error": self.error.to_json(), **times}
 
     async def run(self, keeper: Keeper) -> None:
-        """Watch until cancelled."""
+        """Monitor the disk until cancelled."""
         pause_s = _FIRST_PAUSE_S
         while True:
             if self.error is None:
@@ -129,6 +128,6 @@ class Health:
         self._changed.notify()
         lasted_s, self._since_s = time.monotonic() - self._since_s, time.monotonic()
         if error is None:
-            log.warning("the cache's disk is well again", after_s=round(lasted_s, 1))
+            log.warning("cache disk has recovered", after_s=round(lasted_s, 1))
         else:
-            log.error("the cache's disk is not well; serving what is cached", cause=error.message, remedy=error.remedy)
+            log.error("cache disk error; serving cached shards only", cause=error.message, remedy=error.remedy)

@@ -1,4 +1,4 @@
-"""Shards that are in use and must stay: each lease, each check of a file is a hold."""
+"""Reference counts of shards in use, which must stay: each lease and each check of a file is a hold."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shardcache.store.store import Store
 
 
 class Holds:
-    """Counts them, and tells the plan when a shard's first begins and its last ends.
+    """Counts holds, and informs the plan of a shard's first hold and the end of its last.
 
     Attributes:
-        shards: those that are in use.
+        shards: the shards in use.
     """
 
     def __init__(self, store: Store, planner: Planner, pages: Pages, changed: Signal) -> None:
@@ -24,21 +24,21 @@ class Holds:
         self.shards: set[Shard] = set()
 
     def take(self, shard: Shard) -> None:
-        """Keep a shard in place until `drop`."""
+        """Hold a shard, so that it is not evicted, until `drop`."""
         shard.leases += 1
         self.shards.add(shard)
         if shard.leases == 1 and self._is_here(shard):
             self._planner.now.held(shard.key)
 
     def try_take(self, key: str) -> Shard | None:
-        """Do so with the shard that is here under a key, if there is one, and return it."""
+        """Hold the cached shard for `key`, if there is one, and return it."""
         shard = self._store.shards.get(key)
         if shard is not None:
             self.take(shard)
         return shard
 
     def drop(self, shard: Shard) -> None:
-        """End one hold."""
+        """Drop one hold."""
         shard.leases -= 1
         if not shard.leases:
             self.shards.discard(shard)
@@ -49,4 +49,4 @@ class Holds:
         self._changed.notify()
 
     def _is_here(self, shard: Shard) -> bool:
-        return self._store.shards.get(shard.key) is shard  # a damaged one is set aside while somebody holds it
+        return self._store.shards.get(shard.key) is shard  # a damaged shard may be quarantined while held

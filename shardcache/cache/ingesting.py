@@ -1,4 +1,4 @@
-"""From a shard whose parts have all arrived to a published one: inflate, index, publish."""
+"""Ingestion of a completely downloaded shard: inflate, index, publish."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardcache.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class _Tar:
-    """A whole, plain tar on disk, with the CRC32C of each of its pieces."""
+    """A complete uncompressed tar on disk, with the CRC32C of each of its parts."""
 
     path: Path
     size_bytes: int
@@ -33,7 +33,7 @@ class _Tar:
 
 
 class Ingester:
-    """Publishes what was downloaded."""
+    """Publishes downloaded shards."""
 
     def __init__(self, store: Store, room: Room, known: Known, indexers: Indexers) -> None:
         self._store = store
@@ -43,17 +43,17 @@ class Ingester:
         self._inflating: Claim | None = None
 
     async def publish(self, partial: Partial, claim: Claim, rule: OriginTable) -> Shard:
-        """Return the shard that a complete partial has become; the claim's reservation ends with it.
+        """Turn a complete partial into a published shard; this closes the claim's reservation.
 
-        Raises ShardError when it is no sound tar, CapacityError and DiskFullError when there is no space to inflate it,
-        PostponedError when others need the space for it and nobody waits for it.
+        Raises ShardError if it is not a sound tar, CapacityError and DiskFullError if there is no space to inflate it,
+        PostponedError if others need that space and no reader waits for the shard.
         """
         tar = await self._plain_tar(partial, claim)
         facts = await self._index(partial, tar, claim, rule)
         await self._known.remember(facts)
         sidecar_path = self._store.layout.in_progress(partial.key, SIDECAR)
         shard = await self._store.publish(partial.key, tar.path, sidecar_path, facts)
-        # No task gets its turn from here until the caller has the shard: nobody can evict it before that.
+        # Nothing is awaited between here and the caller's receipt of the shard, so it cannot be evicted before.
         assert claim.reservation is not None
         claim.reservation.close(kept_bytes=shard.kept_bytes)
         self._room.arrived(shard)
@@ -77,7 +77,7 @@ class Ingester:
 
     @asynccontextmanager
     async def _turn(self, claim: Claim) -> AsyncIterator[None]:
-        """Inflate one shard at a time: two that grow together could wait for each other's space."""
+        """Inflate one shard at a time: two growing together could wait for each other's space."""
         while self._inflating is not None:
             with claim.waiting(behind=self._inflating):
                 await self._room.change(claim)
@@ -114,7 +114,7 @@ class Ingester:
             ignore_trailing_data=rule.ignore_trailing_data,
         )
         indexed = await self._indexers.index(request)
-        if not indexed.written:  # so many tiny samples are rare enough to be walked twice
+        if not indexed.written:  # an index this large, of many tiny samples, is rare enough to scan twice
             await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)
             indexed = await self._indexers.index(replace(request, allowed_bytes=indexed.sidecar_bytes))
         return replace(facts, samples=indexed.samples)

@@ -1,4 +1,4 @@
-"""What is told of a training job: how far it is, how fast, and what it waited for."""
+"""Per-job progress and stall statistics."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shardcache.errors import ProtocolError
 if TYPE_CHECKING:
     from shardcache.cache.readers import Reader
 
-# Jobs without a connection are shown until so many newer ones have come: epochs end and begin.
+# Number of disconnected jobs still shown: readers disconnect between epochs.
 _PAST_JOBS = 32
 
-# Longer ones would make a status page of what one user wrote.
+# A longer name would crowd everything else off the status page.
 _LONGEST_NAME = 255
 
 _CAUSES = {Stage.ASKING: "network_s", Stage.NETWORK: "network_s", Stage.SPACE: "space_s", Stage.DISK: "disk_s"}
@@ -27,7 +27,7 @@ class Loader:
     """A data loader, which takes batches of `batch_size` samples from its workers in turn.
 
     Attributes:
-        name: tells it from the other loaders of its rank's process.
+        name: unique among the loaders of its rank's process.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Job:
     """All readers of one job of one user.
 
     Attributes:
-        sessions: readers connected now.
-        workers: those of them that are a loader's.
-        shards_planned: shards of the epochs that its readers have begun.
-        shards_done: shards read and given back.
-        stall_s: seconds in which a reader had nothing to read, all readers together.
-        waited_s: the same by what was waited for.
+        sessions: number of connected readers.
+        workers: the connected readers that are DataLoader workers, by loader.
+        shards_planned: shards in the epochs that its readers have begun.
+        shards_done: shards read and released.
+        stall_s: total time that readers had nothing to read, summed over all readers.
+        waited_s: `stall_s` broken down by cause.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Job:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from every other job."""
+        """Unique key of the job."""
         return self.name, self.uid
 
     def leave(self, reader: Reader) -> None:
-        """Count a reader no longer."""
+        """Remove a disconnected reader."""
         self.sessions -= 1
         if reader.loader is not None:
             self.workers[reader.loader].discard(reader)
@@ -71,7 +71,7 @@ class Job:
                 del self.workers[reader.loader]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `shardcache status` shows of it."""
+        """Return the job's entry in `shardcache status`."""
         return {
             "name": self.name,
             "uid": self.uid,
@@ -85,12 +85,12 @@ class Job:
 
 @dataclass(slots=True)
 class StallClock:
-    """Runs while one reader has nothing to read.
+    """Stopwatch that runs while one reader has nothing to read.
 
     Attributes:
-        over: told of each wait that ends.
-        waits: what it waits with, the longest first; none while it reads.
-        stalled_s: how long it has stood still altogether.
+        over: called with each wait that ends.
+        waits: the reader's current waits, longest first; empty while it reads.
+        stalled_s: total time stalled.
     """
 
     job: Job
@@ -100,20 +100,20 @@ class StallClock:
     _charged_until_s: float = 0.0
 
     def start(self, wait: Wait) -> None:
-        """Let it run: from now on the reader has nothing to do but this wait."""
+        """Start the clock: from now on the reader is stalled by this wait."""
         self.charge()
         wait.since_s = self._charged_until_s
         self.waits.append(wait)
 
     def stop(self, wait: Wait) -> None:
-        """Stop it, if it runs for this wait and no other."""
+        """End a wait; the clock stops when none is left. No-op if the wait was never started."""
         if wait in self.waits:
             self.charge()
             self.waits.remove(wait)
             self.over(wait, self.job)
 
     def charge(self) -> None:
-        """Charge what it has run since the last time to what is waited for."""
+        """Charge the time since the last call to the stages of the transfer being waited for."""
         since_s, now_s = self._charged_until_s, time.monotonic()
         self._charged_until_s = now_s
         if not self.waits:
@@ -128,19 +128,19 @@ class StallClock:
 
 
 class Jobs:
-    """The jobs that have readers, and some that had."""
+    """Jobs with connected readers, and the most recent of those without."""
 
     def __init__(self) -> None:
         self._jobs: dict[tuple[str, int], Job] = {}
 
     def __iter__(self) -> Iterator[Job]:
-        """Yield them, the one that was joined last at the end."""
+        """Yield the jobs, most recently joined last."""
         return iter(list(self._jobs.values()))
 
     def join(self, name: str, uid: int) -> Job:
-        """Return a user's job, with one reader more. Raises ProtocolError where its name is too long to be shown."""
+        """Add a reader to a user's job and return the job. Raises ProtocolError if its name is too long to show."""
         if len(name) > _LONGEST_NAME:
-            raise ProtocolError(f"a job's name has at most {_LONGEST_NAME} characters, this one {len(name)}")
+            raise ProtocolError(f"the job name has {len(name)} characters; the limit is {_LONGEST_NAME}")
         key = (name, uid)
         job = self._jobs.pop(key, None) or Job(name, uid)
         self._jobs[key] = job

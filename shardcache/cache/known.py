@@ -1,4 +1,4 @@
-"""What is remembered of a url after its shard is gone: the version seen last, and that version's sample count."""
+"""History of urls that outlives their shards: the last version fetched and its sample count."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ _KIND = "shard"
 
 
 class Known:
-    """Rows of the catalogue, one a url: `[version, samples]`."""
+    """Rows of the catalogue, one per url: `[version, samples]`."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
         self._rebuilding = asyncio.Lock()
 
     async def rebuild(self, store: Store) -> None:
-        """Make up for rows that were lost, from the sidecars of the published shards; whoever asks meanwhile waits.
+        """Restore lost rows from the sidecars of the published shards; lookups wait until this is done.
 
-        Of several versions of one url it is the one that was read last. Counts of shards that are no longer here are
-        not to be had this way.
+        If several versions of a url are cached, the most recently read one is kept. Counts of shards no longer cached
+        cannot be restored.
         """
         async with self._rebuilding:
             if await self._catalogue.count(_KIND) >= len(store.shards):
                 return
-            log.info("sample counts are read from the sidecars", shards=len(store.shards))
+            log.info("rebuilding sample counts from the sidecars", shards=len(store.shards))
             async with aclosing(store.sidecars()) as sidecars:
                 async for some in sidecars:
                     rows = [((_KIND, facts.url), [facts.version, facts.samples]) for facts in some]
                     await self._catalogue.add_many(rows)
 
     async def remember(self, facts: Facts) -> None:
-        """Note what a shard turned out to be."""
+        """Store a shard's version and sample count."""
         await self._catalogue.put([facts.version, facts.samples], _KIND, facts.url)
 
     async def versions(self, urls: Sequence[str]) -> list[str | None]:
-        """Return the version of each url that was fetched last, or None."""
+        """Return the last version fetched of each url, or None."""
         rows = await self._rows(urls)
         return [str(row[0]) if row else None for row in rows]
 
     async def fill(self, refs: list[ShardRef]) -> list[ShardRef]:
-        """Return the refs with sample counts where they are known; one of unknown version gets the last one's."""
-        unknown = [ref.url for ref in refs if ref.samples is None]  # an index file tells every count
+        """Return the refs with known sample counts filled in; a ref without a version gets the last version's."""
+        unknown = [ref.url for ref in refs if ref.samples is None]  # an index file gives every count
         known = dict(zip(unknown, await self._rows(unknown), strict=True))
         return [_filled(ref, known.get(ref.url)) for ref in refs]
 

@@ -1,4 +1,4 @@
-"""From a shard that a plan names to a published file that stays while it is read."""
+"""Leases: turn a planned shard into a published file that stays while it is read."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
-# So many are looked up together: more would keep the event loop from everybody else.
+# Urls looked up at a time: larger batches would block the event loop.
 _RECALLED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A shard that is here, held for whoever asked. `hit`: it did not have to be fetched for that."""
+    """A cached shard, held for the caller. `hit`: it did not have to be fetched."""
 
     shard: Shard
     facts: Facts
@@ -67,7 +67,7 @@ class Leasing:
         self._health = health
 
     async def recall(self, refs: Iterable[ShardRef]) -> None:
-        """Learn which version of a bare url was here before the start; `acquire` asks if it still holds."""
+        """Restore the versions of bare urls cached before the last restart; `acquire` revalidates them."""
         unknown = [ref.url for ref in refs if ref.version is None and self._names.key(ref.url) == ref.url]
         for first in range(0, len(unknown), _RECALLED):
             urls = unknown[first : first + _RECALLED]
@@ -76,9 +76,9 @@ class Leasing:
                     self._names.learn(url, shard_key(url, version), now_s=float("-inf"))
 
     async def acquire(self, ref: ShardRef, wanted: Class, wait: Wait) -> Published | Arriving:
-        """Return the published shard, held, or its beginning where `wait` takes that; fetch it where it is not here.
+        """Return the published shard, held, or early access to it if `wait` accepts that; fetch it if it is missing.
 
-        Raises every error that fetching it may raise.
+        Raises every error that fetching it can raise.
         """
         name = Names.of(ref)
         shard = await self._present(name, ref)
@@ -88,7 +88,7 @@ class Leasing:
                 found = await self._transfers.wait(name, ref, wanted, wait)
                 if isinstance(found, Arriving):
                     return found
-                # What the transfer published may be gone again before this task runs: look anew.
+                # The published shard may have been evicted before this task runs: check again.
                 shard = self._store.shards.get(found.key)
             elif facts := await self._held(shard, ref.url):
                 if hit:
@@ -98,27 +98,27 @@ class Leasing:
                 shard, hit = None, False
 
     async def release(self, shard: Shard) -> None:
-        """End a hold that was a use."""
+        """Drop a hold and record its end as the shard's last use."""
         self._store.touch(shard)
         self._holds.drop(shard)
         if not shard.leases:
             await self._store.remember_use(shard)
 
     async def quarantine(self, shard: Shard, exn: CorruptShardError) -> None:
-        """Take a damaged shard out of service; the next who asks has it fetched again."""
+        """Take a damaged shard out of service; the next request re-fetches it."""
         if self._store.shards.get(shard.key) is not shard:
-            return  # evicted, or set aside, and perhaps fetched again, while it was looked at
-        log.error("cached shard is damaged and set aside", shard=exn.url, cause=exn.message)
+            return  # evicted or quarantined, and perhaps re-fetched, during the check
+        log.error("cached shard is damaged; quarantined", shard=exn.url, cause=exn.message)
         self._counters.corrupt += 1
         self._room.forget(shard.key)
         try:
             await self._store.quarantine(shard)
-        except DiskError as failure:  # out of service all the same
-            log.warning("a damaged shard stays where it is for now", shard=exn.url, cause=failure.message)
+        except DiskError as failure:  # it is out of service in any case
+            log.warning("cannot move the damaged shard to quarantine yet", shard=exn.url, cause=failure.message)
         self._room.changed.notify()
 
     async def _held(self, shard: Shard, url: str) -> Facts | None:
-        """Hold a shard that is here; None where it turns out to be damaged. Raises DiskError where all of them do."""
+        """Hold a cached shard and return its facts; None if it is damaged. Raises DiskError if the disk has failed."""
         self._holds.take(shard)
         held = False
         try:
@@ -131,15 +131,15 @@ class Leasing:
             return facts
         except CorruptShardError as exn:
             await self._health.examine()
-            self._health.check(url)  # a disk that was unmounted says nothing of its shards
+            self._health.check(url)  # an unmounted disk proves nothing about its shards
             await self.quarantine(shard, exn)
             return None
         finally:
-            if not held:  # failed, or cancelled with the reader that asked
+            if not held:  # failed, or cancelled with the reader's request
                 self._holds.drop(shard)
 
     async def _present(self, name: str, ref: ShardRef) -> Shard | None:
-        """Return the shard if it is here; one of unknown version in that which the store was last known to have."""
+        """Return the shard if it is cached; if no version is given, the origin's last known one."""
         if ref.version is None:
             await self._revalidation.check(name, ref.url)
         return self._store.shards.get(self._names.key(name))

@@ -1,4 +1,4 @@
-"""From what a user writes (patterns, prefixes, index files) to the list of shards, asked for once for everybody."""
+"""Resolution of a user's patterns, prefixes and index files to a list of shards, with one listing for all callers."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ log = structlog.get_logger()
 
 _KIND = "listing"
 
-# Sample counts are looked up for so many shards together: more would keep the event loop from everybody else.
+# Sample counts are looked up for this many shards at a time: larger batches would block the event loop.
 _FILLED = 1_000
 
-# All ranks of a job ask within moments.
+# All ranks of a job ask within seconds of each other.
 _INDEX_TTL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The shards that patterns stand for.
+    """The shards that a list of patterns matches.
 
     Attributes:
-        refs: in the order of the patterns.
-        remembered: sample counts among them that this daemon knows from fetching the shards; another may not.
+        refs: the shards, in the order of the patterns.
+        remembered: number of sample counts that come from this daemon's own catalogue; other nodes may lack them.
     """
 
     refs: list[ShardRef]
@@ -50,7 +50,7 @@ class Resolved:
 
 
 class Manifests:
-    """Resolves patterns; believes a listing for `ttl_s` and keeps the last one for when the store is away."""
+    """Resolves patterns; reuses a listing for `ttl_s`, and beyond that while the origin is unavailable."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class Manifests:
         """Return the shards of every pattern, in the order given, with the sample counts that are known.
 
         Args:
-            fresh: whether the store is asked whatever is remembered.
+            fresh: list again, ignoring remembered listings.
 
-        Raises NotAllowedError before anything is asked of a store, NotFoundError when there is no shard at all,
-        and the origin's errors.
+        Raises NotAllowedError before any request to an origin, NotFoundError if no shard matches, and the origin's
+        errors.
         """
         await asyncio.to_thread(self.check, patterns, peer)
         for pattern in patterns if fresh else ():
@@ -89,27 +89,27 @@ class Manifests:
             refs += await self._resolve(pattern)
             if len(refs) > MAX_SHARDS:
                 raise ConfigError(
-                    f"the patterns stand for more than {MAX_SHARDS:,} shards",
+                    f"the patterns match more than {MAX_SHARDS:,} shards",
                     remedy="write larger shards, or read the dataset in several parts",
                 )
         if not refs:
             raise NotFoundError("no urls given", remedy="name at least one shard")
-        # An index file may point anywhere.
+        # An index file may name any url.
         await self._turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
         pieces = [refs[first : first + _FILLED] for first in range(0, len(refs), _FILLED)]
         filled = [ref for piece in pieces for ref in await self._known.fill(piece)]
         return Resolved(filled, _counted(filled) - _counted(refs))
 
     def check(self, patterns: Sequence[str], peer: Peer) -> None:
-        """Raise NotAllowedError unless the user may have every pattern asked for. Blocks."""
+        """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
         for pattern in patterns:
             head = pattern[: pattern.find("/", pattern.find("://") + 3)]
-            # What a pattern's beginning says of a host has to be true of all that it stands for.
+            # A brace before the path expands to several hosts: each of them must be allowed.
             self._allow.check_all([pattern, *expand_braces(pattern)] if "{" in head else [pattern], peer)
 
     async def _resolve(self, pattern: str) -> list[ShardRef]:
         lock = self._locks.setdefault(pattern, asyncio.Lock())
-        async with lock:  # hundreds of workers start at the same moment; one of them asks
+        async with lock:  # hundreds of workers start at the same moment; only one lists
             self._drop_stale()
             if pattern not in self._listed:
                 refs = await self._list(pattern)
@@ -125,7 +125,7 @@ class Manifests:
             rows = None if _is_secret(pattern) else await self._catalogue.get(_KIND, pattern)
             if rows is None:
                 raise
-            log.warning("the store does not answer; using the listing seen last", url=pattern, cause=exn.message)
+            log.warning("origin unavailable; using the last known listing", url=pattern, cause=exn.message)
             return await asyncio.to_thread(_read_rows, rows)
         rows = await asyncio.to_thread(_rows, pattern, refs)
         if rows is not None:
@@ -139,13 +139,16 @@ class Manifests:
         }
 
     def _bound(self) -> None:
-        """Forget the oldest listings while all together are more than two manifests may be."""
+        """Forget the oldest listings while their total exceeds twice the limit for one manifest."""
         total = sum(len(refs) for _, refs in self._listed.values())
         while total > 2 * MAX_SHARDS:
             total -= len(self._listed.pop(next(iter(self._listed)))[1])
 
     def _lifetime_s(self, pattern: str) -> float:
-        """An index file costs one request, and may just have been brought up to date for the job that asks."""
+        """Return how long a listing may be reused.
+
+        An index file costs one request, and may just have been updated for the job that asks.
+        """
         return min(self._ttl_s, _INDEX_TTL_S) if pattern.endswith(INDEX_SUFFIX) else self._ttl_s
 
 
@@ -154,9 +157,9 @@ def _counted(refs: list[ShardRef]) -> int:
 
 
 def _rows(pattern: str, refs: list[ShardRef]) -> str | None:
-    """Return what is kept of a listing, a row a line; None where the store was not asked, or a url is secret. Blocks.
+    """Return a listing as JSON lines for the catalogue; None if the origin was not asked or a url is secret. Blocks.
 
-    One call of `json.dumps` for a million rows would hold the interpreter for a second.
+    A single `json.dumps` of a million rows would hold the interpreter for a second.
     """
     if not asks_store(pattern) or _is_secret(pattern) or any(_is_secret(ref.url) for ref in refs):
         return None
@@ -164,10 +167,10 @@ def _rows(pattern: str, refs: list[ShardRef]) -> str | None:
 
 
 def _read_rows(rows: str | list[list[Any]]) -> list[ShardRef]:
-    """Return a listing that was kept, by this release or by one that kept a list."""
+    """Return a listing from the catalogue, in this release's format or the older one (a list)."""
     return [ShardRef.from_json(row) for row in (map(json.loads, rows.split("\n")) if isinstance(rows, str) else rows)]
 
 
 def _is_secret(url: str) -> bool:
-    """Tell whether a url is better not written down."""
+    """Return whether a url contains secrets, and so must not be stored."""
     return redact(url) != url

@@ -1,4 +1,4 @@
-"""Urls, brace patterns, globs and prefixes, matched against cached or pinned urls by the rules of `expand`."""
+"""Matching of cached or pinned urls against urls, brace patterns, globs and prefixes, by the rules of `expand`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shardcache.redact import redact
 
 
 class Matching:
-    """The redacted urls that any of the patterns matches; a prefix ends in a slash."""
+    """The set of redacted urls that match any of the patterns; a prefix ends in a slash."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        """Blocks: a brace pattern may stand for millions. Raises ConfigError."""
+        """Expand the patterns. Blocks: a brace pattern may expand to millions of urls. Raises ConfigError."""
         texts = [text for pattern in patterns for text in expand_braces(redact(pattern))]
         self._prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
         self._globs = [glob_regex(text) for text in texts if is_glob(text)]

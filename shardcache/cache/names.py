@@ -1,7 +1,7 @@
-"""From what a plan calls a shard to the file that serves it.
+"""Aliases from the names of shards in plans to the keys of the cached files.
 
-A plan names a shard by its cache key where the manifest knew the version, by its url where it did not. What the
-store really held when it was asked may be another version; the alias then leads on to that version's key.
+A plan names a shard by its cache key if the manifest gave the version, otherwise by its url. If the origin then
+reports a different version, an alias maps the name to that version's key.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from shardcache.protocol import ShardRef
 from shardcache.store.layout import shard_key
 
 _NEVER_S = float("-inf")
-# Of so many names it is remembered what the store said of them; those of shards that are here come on top.
+# Number of names whose answer from the origin is remembered, in addition to those of cached shards.
 _REMEMBERED = 200_000
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What the store said of a name: that it leads where it does, when, and the size of what is there."""
+    """The origin's answer for a name: when it was last checked, and the size of the object."""
 
     checked_at_s: float = _NEVER_S
     size_bytes: int | None = None
 
 
 class Names:
-    """Names of shards and the keys that they lead to.
+    """Names of shards and the keys that they map to.
 
     Args:
-        here: the keys of the shards that are in the cache.
-        remembered: of how many other names at most to remember anything; the oldest are forgotten, and asked for again.
+        here: the keys of the cached shards.
+        remembered: limit on the other names remembered; the oldest are forgotten, and the origin is asked again.
     """
 
     def __init__(self, here: Container[str] = (), remembered: int = _REMEMBERED) -> None:
@@ -42,36 +42,36 @@ class Names:
         self._renamed: Callable[[str, tuple[str, ...]], None] | None = None
 
     def __repr__(self) -> str:
-        return f"Names({len(self._answers)} asked for, {len(self._alias)} lead elsewhere)"
+        return f"Names({len(self._answers)} remembered, {len(self._alias)} aliased)"
 
     def __len__(self) -> int:
         return len(self._answers)
 
     def watch(self, renamed: Callable[[str, tuple[str, ...]], None]) -> None:
-        """Have `renamed` called with a name and the keys that it led and leads to, whenever they differ."""
+        """Call `renamed` with a name, its old key and its new key whenever the key changes."""
         self._renamed = renamed
 
     @staticmethod
     def of(ref: ShardRef) -> str:
-        """Return the name under which a plan knows the shard."""
+        """Return the name of the shard in plans."""
         return ref.url if ref.version is None else shard_key(ref.url, ref.version)
 
     def key(self, name: str) -> str:
-        """Return the key that the name leads to, as far as is known."""
+        """Return the key that the name is known to map to; the name itself if it has no alias."""
         return self._alias.get(name, name)
 
     def names(self, key: str) -> set[str]:
-        """Return every name that leads to a key."""
+        """Return every name that maps to a key."""
         others = self._names.get(key)
         return {key, *others} if others else {key}
 
     def checked_at_s(self, name: str) -> float:
-        """Return when the store last said what the name leads to; long ago where it never did."""
+        """Return when the origin last confirmed the name's key, by the monotonic clock; -inf if never."""
         answer = self._answers.get(name)
         return _NEVER_S if answer is None else answer.checked_at_s
 
     def learn(self, name: str, key: str, now_s: float) -> None:
-        """Note that the store answered with the version `key` when it was asked for `name`."""
+        """Note that the origin's present version of `name` is the one under `key`."""
         self._answer(name).checked_at_s = now_s
         former = self.key(name)
         if former == key:
@@ -84,16 +84,16 @@ class Names:
             self._renamed(name, (former, key))
 
     def size_bytes(self, name: str) -> int | None:
-        """Return the size that the store gave when it was asked for a shard which had no room, or None."""
+        """Return the size that the origin reported for the shard, or None."""
         answer = self._answers.get(name)
         return None if answer is None else answer.size_bytes
 
     def learn_size(self, name: str, size_bytes: int) -> None:
-        """Note the size of a shard that is not here."""
+        """Note the size of a shard that is not cached."""
         self._answer(name).size_bytes = size_bytes
 
     def forget(self, key: str) -> None:
-        """Drop what leads to a shard that was removed."""
+        """Drop the aliases of a shard that was removed."""
         for name in self.names(key):
             self._unlink(name)
             if name in self._answers:
@@ -107,7 +107,7 @@ class Names:
         return answer
 
     def _let_go(self) -> None:
-        """Look at the two oldest answers: one came, so they never get more than they may be."""
+        """Examine the two oldest answers. One was just added, so removing up to two keeps within the limit."""
         for _ in range(2):
             if len(self._answers) <= self._remembered:
                 return

@@ -1,4 +1,4 @@
-"""What people are told of the cache: the page that `status` and `top` show."""
+"""Status page of the cache, as shown by `status` and `top`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class Overview:
-    """Looks at everything, changes nothing."""
+    """Read-only view of the whole cache."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Overview:
         self._counters = counters
 
     def page(self, sight: Callable[[str], bool] = lambda _: True) -> Json:
-        """Return cache, counters, transfers and jobs; urls are named where `sight` lets whoever asks see them."""
+        """Return cache, counters, transfers and jobs; urls that `sight` rejects are hidden."""
         space = self._store.space
         return {
             "cache": {
@@ -71,22 +71,22 @@ class Overview:
         }
 
     def reason(self, transfer: Transfer) -> str:
-        """Return why a transfer is not done yet, in words for people."""
+        """Return a human-readable reason why a transfer has not finished yet."""
         stage, space = transfer.stages.present, self._store.space
         if stage is not Stage.SPACE:
             return stage.value
         amounts = (space.capacity_bytes, self._in_hand_bytes(), space.pinned_bytes, space.promised_bytes)
         capacity, in_hand, pinned, arriving = map(size, amounts)
-        pins = f", {pinned} are pinned," if space.pinned_bytes else ""
+        pins = f", {pinned} pinned" if space.pinned_bytes else ""
         return (
-            f"{stage.value}: of its {capacity} readers have {in_hand} in hand{pins} and {arriving} are promised to "
-            "what comes; it needs room for shuffle_window + 1 shards a reader, two without shuffling (--capacity)"
+            f"{stage.value}: of {capacity}, {in_hand} leased{pins}, {arriving} reserved by transfers; "
+            "each reader needs space for shuffle_window + 1 shards, two without shuffling (--capacity)"
         )
 
     def _free_bytes(self) -> int | None:
         try:
             return free_bytes(self._store.layout.root)
-        except DiskError:  # the page tells of it in another place
+        except DiskError:  # reported under `disk`
             return None
 
     def _in_hand_bytes(self) -> int:
@@ -115,7 +115,7 @@ class Overview:
         needs_s = (now.covered_until_s(reader, self._prefetcher.is_cared_for, coming) for reader in readers)
         return job.to_json() | {
             "shards_per_s": round(sum(map(now.shards_per_s, readers)), 4),
-            "ahead_s": _ahead(min(needs_s, default=math.inf), now.now_s),  # none when all that is planned is here
+            "ahead_s": _ahead(min(needs_s, default=math.inf), now.now_s),  # None if everything planned is cached
             "waiting": len(stages),
             "waiting_for": max(set(stages), key=stages.count).value if stages else None,
         }

@@ -1,4 +1,4 @@
-"""Shards' pages in memory: brought in before they are read, given back when others are needed sooner."""
+"""Page-cache control: reads shards into memory before use and drops their pages when others are needed sooner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class Pages:
-    """Advises the kernel as the plan says."""
+    """Advises the kernel on the page cache, following the plan."""
 
     def __init__(self, store: Store, planner: Planner, names: Names, changed: Signal) -> None:
         self._store = store
@@ -33,20 +33,20 @@ class Pages:
         self._idle: list[Shard] = []
 
     def idle(self, shard: Shard) -> None:
-        """Note that nobody reads a shard whose pages are in memory."""
+        """Note that a shard with pages in memory is no longer leased."""
         self._idle.append(shard)
 
     def gone(self, key: str) -> None:
-        """Note that a shard is no longer here."""
+        """Note that a shard is no longer cached."""
         self._plan.gone(key)
 
     async def run(self) -> None:
-        """Look at every change of what is read; until cancelled."""
+        """Update the advice at every change of state, until cancelled."""
         while True:
             seen = self._changed.count
             try:
                 await self._advise(await asyncio.to_thread(Memory.read))
-            except ShardcacheError as exn:  # the cache's disk: readers are told, each for itself
+            except ShardcacheError as exn:  # the cache disk failed: each reader gets its own error
                 log.warning("cannot read ahead into memory", cause=exn.message)
             if self._changed.count == seen:
                 await self._changed.wait()

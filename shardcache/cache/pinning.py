@@ -1,4 +1,4 @@
-"""Pinning what urls name and taking it back: pins are made, then their shards are fetched."""
+"""Pinning and unpinning by url or pattern: pins are made first, then their shards are fetched."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _AT_ONCE = 256
 
 
 class Pinning:
-    """What people ask of pins."""
+    """Serves users' pin requests."""
 
     def __init__(self, pins: Pins, warming: Warming) -> None:
         self._pins = pins
         self._warming = warming
 
     async def pin(self, refs: Sequence[ShardRef], peer: Peer, tell: Tell) -> None:
-        """Pin shards and fetch those that are not here, telling events as `warm` does.
+        """Pin shards and fetch the missing ones, reporting events as `warm` does.
 
-        Of what could not be fetched no pin is left, unless there was one before. When `tell` raises, all are left: each
-        holds its shard whenever that comes. Raises CapacityError, DiskError.
+        Shards that cannot be fetched are not pinned, unless they were before. If `tell` raises, all pins remain, and
+        each applies when its shard arrives. Raises CapacityError, DiskError.
         """
         found = await self._warming.ask(refs, versions=True)
         new = await self._pins.add(await asyncio.to_thread(_pins_of, found, peer.uid))
@@ -46,15 +46,15 @@ class Pinning:
         await tell({"event": "done", **sums, "pins": self._pins.to_json()})
 
     async def _keep(self, found: Published, uid: int) -> None:
-        """Have what has come stay. Raises CapacityError for what is so much larger than thought that it may not."""
+        """Pin a shard that has arrived. Raises CapacityError if an unexpected size exceeds the pin limit."""
         url, shard = found.facts.url, found.shard
         pin = self._pins.get(url)
-        if pin is None or uid not in pin.uids:  # the store had not said before what there is
+        if pin is None or uid not in pin.uids:  # the origin had not given its version and size
             await self._pins.add([Pin(url, shard.key, shard.kept_bytes, frozenset({uid}))])
         self._pins.arrived(shard)
 
     async def unpin(self, patterns: Sequence[str], peer: Peer, sight: Sight) -> Json:
-        """Take back the user's pins of what matches, everybody's for who runs the daemon; say what stays pinned."""
+        """Remove the user's pins on matching urls, or everyone's for a trusted user; report what stays pinned."""
         matching = await asyncio.to_thread(Matching, patterns)
         pins = [pin async for pin in self._all() if pin.url in matching and sight(pin.url)]
         left = await self._pins.remove(pins, None if peer.is_trusted else peer.uid)
@@ -64,7 +64,7 @@ class Pinning:
         }
 
     async def rows(self, sight: Sight) -> AsyncIterator[Json]:
-        """Yield the pins whose urls may be seen."""
+        """Yield the pins whose urls the caller may see."""
         async for pin in self._all():
             if sight(pin.url):
                 here = self._pins.is_here(pin)
@@ -73,12 +73,12 @@ class Pinning:
     async def _all(self) -> AsyncIterator[Pin]:
         for number, pin in enumerate(self._pins):
             if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # a hundred thousand of them would hold up every reader
+                await asyncio.sleep(0)  # a hundred thousand pins would block the event loop
             yield pin
 
 
 def _pins_of(refs: Iterable[ShardRef], uid: int) -> list[Pin]:
-    """Return a pin of each shard of which the store says what it is; what it takes is a guess until it has come."""
+    """Return a pin for each shard of known version and size; its footprint is an estimate until it arrives."""
     uids = frozenset({uid})
     return [
         Pin(redact(ref.url), shard_key(ref.url, ref.version), footprint_bytes(ref.size_bytes), uids)

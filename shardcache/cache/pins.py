@@ -1,7 +1,7 @@
-"""What people want to stay: pinned urls, and which shard each of them keeps in place.
+"""Pinned urls and the shard that each of them keeps in the cache.
 
-A pin is of a url, whatever version the store has: when another one arrives, that stays in place of the former. It holds
-whether its shard is here or still to come, for each of the users who made it, until the last of them takes it back.
+A pin is on a url, not on a version: when a new version arrives, it is kept in place of the old one. A pin is valid
+whether or not its shard is cached yet. It belongs to the users who made it and lasts until the last one removes it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from shardcache.units import size
 
 log = structlog.get_logger()
 
-# Each time, all pins are written: when new versions of a whole dataset come, one after the other, not at each.
+# Every save writes all pins, so changes are batched: new versions of a whole dataset arrive one after another.
 _COLLECT_S = 5.0
 
 
 class Pins:
-    """All pins, in step with the cache: a pinned shard that is here is marked so, counted, and never chosen to go.
+    """All pins, kept in sync with the cache: a cached pinned shard is marked, counted and never evicted.
 
     Args:
-        most: what pins may take together; a share is one of the capacity.
+        most: limit on the total size of all pins; a percentage is relative to the capacity.
     """
 
     def __init__(self, store: Store, planner: Planner, changed: Signal, turns: Turns, most: Amount) -> None:
@@ -47,7 +47,7 @@ class Pins:
         self._size_bytes = 0
         self._unsaved = asyncio.Event()
         self._is_failing = False
-        self._changing = asyncio.Lock()  # people's changes: each is checked against what the one before it left
+        self._changing = asyncio.Lock()  # user changes: each is checked against the result of the one before it
         self._saving = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -57,42 +57,42 @@ class Pins:
         return iter(list(self._pins.values()))
 
     def get(self, url: str) -> Pin | None:
-        """Return the pin of a url, if there is one."""
+        """Return the pin on a url, if there is one."""
         return self._pins.get(url)
 
     def names(self, key: str) -> bool:
-        """Tell whether a version of a shard is pinned, be it here or not."""
+        """Return whether this version of a shard is pinned, cached or not."""
         return key in self._urls
 
     def is_here(self, pin: Pin) -> bool:
-        """Tell whether the pinned shard is in the cache."""
+        """Return whether the pinned shard is cached."""
         return pin.key in self._here
 
     @property
     def limit_bytes(self) -> int:
-        """What pins may take together."""
+        """Limit on the total size of all pins."""
         return self._most.of(self._store.space.capacity_bytes)
 
     def to_json(self) -> dict[str, int]:
-        """Return how many shards are pinned, how many of them are not here, what all take and what they may."""
+        """Return the number of pinned shards, how many of them are missing, their total size and its limit."""
         sizes = {"size_bytes": self._size_bytes, "limit_bytes": self.limit_bytes}
         return {"shards": len(self._pins), "missing": len(self._pins) - len(self._here), **sizes}
 
     def recall(self) -> None:
-        """Take up what a former run left."""
+        """Restore the pins saved by the previous run."""
         for pin in self._store.pins:
             shard = self._store.shards.get(pin.key)
             self._apply(pin.url, pin if shard is None else replace(pin, size_bytes=shard.kept_bytes))
         if self._size_bytes > self.limit_bytes:
-            log.warning("more is pinned than may be, and all of it stays", **self.to_json())
+            log.warning("pins exceed their limit; all are kept", **self.to_json())
 
-    # What people do
+    # User operations
 
     async def add(self, wanted: Sequence[Pin]) -> set[str]:
-        """Make pins, each for the users that it names; return the urls that nobody had pinned before.
+        """Add pins, each for the users that it names; return the urls that were not pinned before.
 
-        Raises CapacityError when all together would take more than they may, DiskError when it cannot be written down:
-        then nothing has changed.
+        Raises CapacityError if the total would exceed the limit, DiskError if the pins cannot be saved; nothing has
+        changed then.
         """
         async with self._changing:
             new: dict[str, Pin] = {}
@@ -103,15 +103,15 @@ class Pins:
             return set(new) - {pin.url for pin in former}
 
     async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:
-        """Take back one user's share in pins, all users' where none is named; return what is left of each, by its url.
+        """Remove one user from pins, or all users if `uid` is None; return what remains of each pin, by url.
 
-        Raises DiskError when it cannot be written down: then nothing has changed.
+        Raises DiskError if the pins cannot be saved; nothing has changed then.
         """
         async with self._changing:
             return await self._change(pins, lambda pin: _without(self._pins.get(pin.url), uid))
 
     def check_capacity(self, capacity_bytes: int) -> None:
-        """Raise CapacityError where a cache of that size would leave too little beside what is pinned."""
+        """Raise CapacityError if the present pins would exceed their limit in a cache of that capacity."""
         self._check(self._size_bytes, self._most.of(capacity_bytes))
 
     def _check_growth(self, growth_bytes: int) -> None:
@@ -123,15 +123,15 @@ class Pins:
         if pinned_bytes > limit_bytes:
             pinned, limit = map(size, (pinned_bytes, limit_bytes))
             raise CapacityError(
-                f"{pinned} pinned are more than the {limit} that pins may take: the rest is for what comes and goes",
-                remedy="pin less, take pins back with `shardcache unpin` (`shardcache pin` lists them), give the cache "
-                "more with `shardcache set capacity`, or pins a larger share of it with --max-pinned",
+                f"pins would take {pinned}, more than their limit of {limit}; the rest is for unpinned shards",
+                remedy="pin less, remove pins with `shardcache unpin` (`shardcache pin` lists them), enlarge the cache "
+                "with `shardcache set capacity`, or give pins a larger share of it with --max-pinned",
             )
 
-    # What becomes of shards
+    # Shard events
 
     def arrived(self, shard: Shard) -> None:
-        """Keep a shard that has come, if its url is pinned; the version that stayed until now may go."""
+        """Keep a newly cached shard if its url is pinned; the version kept until now becomes evictable."""
         url = self._urls.get(shard.key) if shard.facts is None else shard.facts.url
         pin = None if url is None else self._pins.get(url)
         if pin is None:
@@ -140,27 +140,27 @@ class Pins:
         try:
             self._check_growth(present.size_bytes - pin.size_bytes)
         except CapacityError as exn:
-            log.warning("a shard is larger than when it was pinned, and is not any more", shard=url, cause=exn.message)
+            log.warning("shard has grown beyond the pin limit; unpinned", shard=url, cause=exn.message)
             self._apply(pin.url, None)
             self.note()
         else:
             self._apply(pin.url, present)
-        if present.key != pin.key:  # what it takes is known again at the next start by looking at it
+        if present.key != pin.key:  # a size alone need not be saved: it is read from the shard at the next start
             self.note()
 
     def gone(self, key: str) -> None:
-        """Note that a shard is no longer here; its pin waits for it to come again."""
+        """Note that a shard is no longer cached; its pin stays and applies when the shard is fetched again."""
         shard = self._here.pop(key, None)
         if shard is not None:
             shard.pinned = False
             self._store.space.pinned_bytes -= shard.kept_bytes
 
     def note(self) -> None:
-        """Have all pins written down soon."""
+        """Schedule a save of all pins."""
         self._unsaved.set()
 
     async def run(self) -> None:
-        """Write down what changes with the shards that come; until cancelled, and what is left then."""
+        """Save the pins after changes caused by arriving shards; runs until cancelled, then saves once more."""
         try:
             while True:
                 await self._unsaved.wait()
@@ -170,29 +170,29 @@ class Pins:
             await self._try_to_save()
 
     async def save(self) -> None:
-        """Write down now what came with shards lately. Raises DiskError; then that is tried again later."""
+        """Save pending changes now. Raises DiskError; the save is then retried later."""
         if self._unsaved.is_set():
             await self._save()
 
     async def _try_to_save(self) -> None:
         try:
             await self.save()
-        except DiskError as exn:  # tried again later
+        except DiskError as exn:  # retried later
             if not self._is_failing:
-                log.warning("the pins cannot be written down", cause=exn.message)
+                log.warning("cannot save the pins; retrying later", cause=exn.message)
             self._is_failing = True
 
     def _joined(self, pin: Pin) -> Pin:
         former = self._pins.get(pin.url)
         if former is None:
             return pin
-        # A version that is here stays until the one that the store has now has come.
+        # A cached version stays pinned until the origin's present version has arrived.
         return replace(former if former.key in self._here else pin, uids=former.uids | pin.uids)
 
     async def _change(self, pins: Sequence[Pin], become: Callable[[Pin], Pin | None]) -> dict[str, Pin | None]:
-        """Have pins become what they are to be, and write that down; return what they are then, by their urls.
+        """Apply `become` to each pin and save; return the resulting pins, by url.
 
-        What becomes of each is asked at the moment of its change: its shard may have come in between.
+        `become` is called at the moment of each pin's change: its shard may have arrived in between.
         """
         former: dict[str, Pin | None] = {}
         present: dict[str, Pin | None] = {}
@@ -265,5 +265,5 @@ def _without(pin: Pin | None, uid: int | None) -> Pin | None:
 
 
 def pinned_by(pin: Pin) -> str:
-    """Return who pins a shard, in words for people."""
-    return f"pinned by user {', '.join(map(str, sorted(pin.uids)))}; `shardcache unpin` takes that back"
+    """Return a human-readable statement of the users who pinned a shard."""
+    return f"pinned by user {', '.join(map(str, sorted(pin.uids)))}; `shardcache unpin` removes the pin"

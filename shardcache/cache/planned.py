@@ -1,7 +1,7 @@
-"""Shards as plans name them: one object for each, however many plans name it.
+"""Interning of plan entries: one object per shard, however many plans name it.
 
-Sixty-four readers of ten thousand shards would else have the same things in memory sixty-four times, and the garbage
-collector would look at each of them while everybody waits.
+Without it, 64 readers of ten thousand shards would keep 64 copies of each entry in memory, all of which the garbage
+collector would scan while the daemon stands still.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _Row = tuple[str, str | None, int | None, int | None]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Planned:
-    """A shard of a plan, and the name under which the cache knows it."""
+    """A plan entry: a shard and its name in the cache."""
 
     name: str
     ref: ShardRef
 
 
 class PlannedShards:
-    """Those of all plans; one that no plan names any more is forgotten."""
+    """The entries of all plans; an entry disappears with the last plan that names it."""
 
     def __init__(self) -> None:
         self._shards: WeakValueDictionary[_Row, Planned] = WeakValueDictionary()
@@ -36,7 +36,7 @@ class PlannedShards:
         return len(self._shards)
 
     def of(self, ref: ShardRef) -> Planned:
-        """Return the shard that equals a plan's."""
+        """Return the shared entry for a shard."""
         row = (ref.url, ref.version, ref.size_bytes, ref.samples)
         planned = self._shards.get(row)
         if planned is None:

@@ -1,4 +1,4 @@
-"""The schedule at the present moment, and how far ahead of need a fetch has to begin."""
+"""The schedule at the present moment, and the lead time that a fetch needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from shardcache.cache.names import Names
 from shardcache.plan.schedule import Schedule
 
-# Before anything was measured, a shard is taken to need this long.
+# Assumed duration of a transfer until one has been measured.
 _GUESS_S = 5.0
 _NEWEST = 0.2
 
@@ -25,15 +25,15 @@ class Planner:
 
     @property
     def now(self) -> Schedule:
-        """The schedule, told what time it is."""
+        """The schedule, advanced to the present time."""
         self._schedule.tick(time.monotonic())
         return self._schedule
 
     @property
     def lead_s(self) -> float:
-        """How long before its need a shard's fetch may evict what is planned: what transfers take at present."""
+        """Time before a shard's need from which its fetch may evict planned shards: the mean duration of transfers."""
         return self._transfer_s
 
     def learn(self, transfer_s: float) -> None:
-        """Take note of how long a shard took from its first byte asked for to its publication."""
+        """Record the duration of a transfer, from its first request for bytes to publication."""
         self._transfer_s += _NEWEST * (transfer_s - self._transfer_s)

@@ -1,4 +1,4 @@
-"""Fetching ahead: the soonest needed missing shard, again and again, while there is room and a free slot."""
+"""Prefetching: starts transfers for the missing shards needed soonest, while there is space and a free slot."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ class Prefetcher:
         self._max_transfers = max_transfers
 
     async def run(self) -> None:
-        """Look at every change of plans, transfers and space, and when a shard's time comes; until cancelled."""
+        """Start transfers whenever plans, transfers or space change, or a shard becomes due; runs until cancelled."""
         while True:
             try:
                 pause_s = self._start_all()
-            except ShardcacheError as exn:  # the cache's disk: readers are told, each for itself
-                log.error("cannot fetch ahead", cause=exn.message)
+            except ShardcacheError as exn:  # the cache disk failed: each reader gets its own error
+                log.error("cannot prefetch", cause=exn.message)
                 pause_s = None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._changed.wait()
 
     def _start_all(self) -> float | None:
-        """Start what can be started now; return when to look again if nothing changes, in seconds, or None.
+        """Start what can be started now; return in how many seconds to try again if nothing changes, or None.
 
-        Time passes without a word from anybody: a lead time is reached, a file that was open is closed.
+        Some changes come without a notification: a lead time is reached, another process closes a file.
         """
         while sum(map(self._is_ahead, self._transfers.all())) < self._max_transfers:
             now = self._planner.now
@@ -68,7 +68,7 @@ class Prefetcher:
             assert isinstance(reader, Reader)  # each is its own key in the schedule
             ref = reader.ref(position)
             size_bytes = self._names.size_bytes(name) or ref.size_bytes
-            # What is needed later than the soonest missing shard has even less claim to the room.
+            # Shards needed later than the soonest missing one have even less claim to the space.
             if size_bytes is not None and self._must_wait(footprint_bytes(size_bytes), needed_at_s):
                 early_s = needed_at_s - now.now_s - self._planner.lead_s
                 return min(early_s, LOOK_AGAIN_S) if early_s > 0 else LOOK_AGAIN_S
@@ -77,7 +77,7 @@ class Prefetcher:
         return LOOK_AGAIN_S
 
     def _must_wait(self, size_bytes: int, needed_at_s: float) -> bool:
-        """Whether there is no room now; what can never have any is started, to fail and be out of the others' way."""
+        """Return whether there is no space now. A shard that can never fit is started, so that it fails early."""
         possible = size_bytes <= self._store.space.unpinned_bytes
         return possible and not self._room.could_fit(size_bytes, needed_at_s)
 
@@ -86,7 +86,7 @@ class Prefetcher:
         return transfer.wanted is Class.PLANNED and not transfer.waits
 
     def is_cared_for(self, name: str) -> bool:
-        """Whether a shard is here, or coming, or not worth a try ahead."""
+        """Return whether a shard needs no prefetch: it is cached, being fetched, or blocked after failures."""
         return (
             self._names.key(name) in self._store.shards or name in self._transfers or name in self._transfers.failures
         )

@@ -1,4 +1,4 @@
-"""Stores tried on request: with the daemon's own credentials and connections, for those who may fetch from them."""
+"""Origin probes on request, with the daemon's own credentials and connections, for users allowed to fetch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from shardcache.origin.registry import Origins
 MAX_URLS = 16
 """Limit on the urls of one request."""
 
-# Of the cached shards, only the first ones are searched for stores.
+# Number of cached shards searched for origins.
 _MAX_ROWS = 10_000
 
 
 class Probing:
-    """Tries stores, for one user after the other: what is measured at the same time shares the line."""
+    """Probes origins, for one request at a time: concurrent measurements would share the bandwidth."""
 
     def __init__(
         self, settings: Settings, origins: Origins, allow: AllowList, manifests: Manifests, upkeep: Upkeep
@@ -39,12 +39,12 @@ class Probing:
         self._turn = asyncio.Lock()
 
     async def probe(self, urls: Sequence[str], peer: Peer, tell: Tell, *, quick: bool) -> None:
-        """Tell a finding a line of what `urls` name, or of every known store that the user may see.
+        """Report findings, one at a time, for `urls`, or for every known origin that the user may see.
 
-        Raises NotAllowedError before any store is asked, ConfigError for too many urls.
+        Raises NotAllowedError before any request to an origin, ConfigError for too many urls.
         """
         if len(urls) > MAX_URLS:
-            raise ConfigError(f"more than {MAX_URLS} urls to try", remedy="try some of them at a time")
+            raise ConfigError(f"more than {MAX_URLS} urls to probe", remedy="probe fewer of them at a time")
         await asyncio.to_thread(self._manifests.check, urls, peer)
         trial = Trial(self._settings, self._origins, self._allow, peer, f"the daemon's, run as {_me()}", quick)
         async with self._turn:
@@ -69,5 +69,5 @@ class Probing:
 def _me() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # as in a container
+    except KeyError:  # no passwd entry, as in a container
         return str(os.getuid())

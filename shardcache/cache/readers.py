@@ -1,4 +1,4 @@
-"""The reading processes that are connected: their plans, what they have in hand, and how long they have waited."""
+"""Connected readers: their plans, their leases and their waits."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ from shardcache.units import size
 
 _OF_A_FORMER_PLAN = -1
 
-# What a position of a plan takes of memory, and a shard that no other plan names.
+# Memory taken by a position of a plan, and by a shard that no other plan names.
 _POSITION_BYTES = 64
 _SHARD_BYTES = 512
-# More than any reader has use for: each is a file that it has open.
+# More than any reader needs: each is an open file.
 _MOST_LEASES = 4096
 _FORGOTTEN_AT_ONCE = 1024
 
-# More batches than a loader has of one worker before it takes another's (`prefetch_factor` is 2 by default).
+# More batches than a loader requests from one worker before it needs another's (`prefetch_factor` defaults to 2).
 _BATCHES_AHEAD = 4
-# A worker that has neither taken nor given back a shard for this long does not do so just now.
+# A worker that has neither taken nor released a shard for this long counts as idle.
 _STILL_S = 3.0
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A shard that a reader has asked for.
+    """A reader's lease on a shard, from its request on.
 
-    Once it is granted and needed, it is in the reader's hands: held, it stays in place. One that is granted before it
-    is needed is only an answer given early: the plan keeps it, unless somebody who has nothing to read needs the room;
-    the reader then finds no file and asks again.
+    Once granted and needed, the shard is held and cannot be evicted. A lease granted before it is needed is only an
+    early answer: the plan protects the shard, unless a stalled reader needs the space; the reader then finds no file
+    and asks again.
 
     Attributes:
-        number: the id of the request for it.
-        position: in the reader's plan.
-        wait: how it is waited for, until it is granted.
-        needed: whether the reader has come to it.
-        shard: None until it is granted, and while it is still arriving.
-        arriving: where it was given out before it was whole.
-        held: whether it is in the reader's hands, whole.
-        task: what waits for the shard, cancelled when the reader wants it no longer.
+        number: id of the request.
+        position: position in the reader's plan.
+        wait: the reader's wait until the lease is granted.
+        needed: True once the reader has reached the shard.
+        shard: None until the lease is granted, and while the shard is still arriving.
+        arriving: the download, if the lease was granted before its end.
+        held: True while the complete shard is held for the reader.
+        task: task waiting for the shard, cancelled if the reader withdraws the request.
     """
 
     number: int
@@ -69,28 +69,28 @@ class Lease:
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
 
     def look(self) -> None:
-        """Notice that what was arriving is whole now, and held for this reader."""
+        """Check whether the arriving shard is now complete, and held for this reader."""
         if self.shard is None and self.arriving is not None and self.arriving.shard is not None:
             self.shard, self.held = self.arriving.shard, True
 
 
 @dataclass(slots=True, eq=False)
 class Reader:
-    """One connected reading process.
+    """One connected reader.
 
     Attributes:
-        loader: of which it is a worker, if it is one.
+        loader: the data loader that it is a worker of, if any.
     """
 
     job: Job
     owner: Readers
     loader: Loader | None = None
-    _shards: list[Planned] = field(default_factory=list)  # the plan's table
-    _course: array[int] = field(default_factory=lambda: array("I"))  # for each position, where in that table
-    _asked: dict[int, Lease] = field(default_factory=dict)  # those that are waited for
-    _leases: dict[int, Lease] = field(default_factory=dict)  # those that were granted
+    _shards: list[Planned] = field(default_factory=list)  # the shards that the plan names
+    _course: array[int] = field(default_factory=lambda: array("I"))  # for each position, an index into `_shards`
+    _asked: dict[int, Lease] = field(default_factory=dict)  # requested, not granted yet
+    _leases: dict[int, Lease] = field(default_factory=dict)  # granted
     _clock: StallClock = field(init=False)
-    _moved_s: float = field(default_factory=time.monotonic)  # when it last took a shard or gave one back
+    _moved_s: float = field(default_factory=time.monotonic)  # when it last took or released a shard
 
     def __post_init__(self) -> None:
         self._clock = StallClock(self.job, self.owner.waited)
@@ -99,13 +99,13 @@ class Reader:
 
     @property
     def shard_count(self) -> int:
-        """Number of shards that the plan's indices may name."""
+        """Number of shards that the plan's positions can index."""
         return len(self._shards)
 
     async def declare(self, reads: int) -> None:
-        """Begin a plan, with no shards yet; `reads` of all its positions belong to the present epoch."""
+        """Begin a new, empty plan; `reads` is the number of its positions that belong to the present epoch."""
         if self._asked:
-            raise ProtocolError("a new plan has to wait for the leases that were asked for")
+            raise ProtocolError("cannot declare a new plan while lease requests are pending")
         for lease in self._leases.values():
             lease.position = _OF_A_FORMER_PLAN
         self.job.shards_planned += reads
@@ -113,13 +113,13 @@ class Reader:
         await self._forget_plan()
 
     def planned(self, ref: ShardRef) -> Planned:
-        """Return the shard as plans name it."""
+        """Return the shared plan entry for a shard."""
         return self.owner.shards.of(ref)
 
     async def extend(self, shards: Sequence[Planned], order: Sequence[int]) -> None:
-        """Add to the plan: more shards, and positions that index into all of them.
+        """Extend the plan by shards, and by positions that index into all of its shards.
 
-        Raises CapacityError where this plan, or all plans together, would take more memory than they may.
+        Raises CapacityError if this plan, or all plans together, would exceed the memory limit.
         """
         self.owner.check_memory(len(self._shards) + len(shards), len(self._course) + len(order), len(order))
         await self.owner.leasing.recall(planned.ref for planned in shards)
@@ -135,12 +135,12 @@ class Reader:
     # Leases
 
     async def lease(self, number: int, position: int, *, partial: bool) -> Lease:
-        """Return the shard at a position of the plan, leased. Raises all that fetching it may raise."""
+        """Lease the shard at a position of the plan. Raises every error that fetching it can raise."""
         ref = self.ref(position)
         if number in self._asked or number in self._leases:
-            raise ProtocolError(f"request {number} asked for a lease already")
+            raise ProtocolError(f"request {number} has already asked for a lease")
         if len(self._asked) + len(self._leases) >= _MOST_LEASES:
-            raise ProtocolError(f"a reader may have {_MOST_LEASES} leases at a time")
+            raise ProtocolError(f"a reader may have at most {_MOST_LEASES} leases")
         lease = Lease(number, position, Wait(self.job.key, partial=partial, holder=self, url=ref.url))
         self._asked[number] = lease
         try:
@@ -166,9 +166,9 @@ class Reader:
             self.owner.holds.drop(lease.shard)
 
     def need(self, number: int) -> None:
-        """Take a shard into the reader's hands, or, where it is still to come, note that there is nothing to read.
+        """Hold the shard for the reader; if the lease is not granted yet, count the reader as stalled.
 
-        A request that failed meanwhile is needed no more.
+        No-op if the request has failed since.
         """
         lease = self._asked.get(number) or self._leases.get(number)
         if lease is None or lease.needed:
@@ -183,11 +183,11 @@ class Reader:
 
     def _take(self, lease: Lease) -> None:
         if lease.shard is not None and not lease.held:
-            shard = self.owner.holds.try_take(lease.shard.key)  # it may have gone and come again since
+            shard = self.owner.holds.try_take(lease.shard.key)  # it may have been evicted and re-fetched since
             lease.held, lease.shard = shard is not None, shard or lease.shard
         if lease.held or lease.shard is None:
             self.owner.planner.now.reads(self, lease.position, self._clock.stalled_s)
-        else:  # its room went to somebody who had nothing to read: it will ask again
+        else:  # evicted for a stalled reader: this one will ask again
             self.owner.planner.now.waits(self, lease.position, self._clock.stalled_s)
         self.owner.changed.notify()
 
@@ -197,13 +197,13 @@ class Reader:
             self.owner.transfers.hurry(transfer)
 
     async def more(self, number: int, beyond_bytes: int) -> Lease:
-        """Return the lease of an arriving shard when more of it is ready than that, or it is whole.
+        """Wait until more than `beyond_bytes` of an arriving shard are ready, or all of it; return its lease.
 
-        Raises what its transfer failed with; the lease is over then.
+        Raises the transfer's error, which ends the lease.
         """
         lease = self._lease(number)
         if lease.arriving is None or lease.position == _OF_A_FORMER_PLAN:
-            raise ProtocolError(f"lease {number} is not of a shard that is arriving")
+            raise ProtocolError(f"lease {number} is not on a shard that is still arriving")
         transfer, url = self.transfer(lease.position), lease.wait.url
         stages = None if transfer is None else transfer.stages
         wait = Wait(self.job.key, stages=stages, holder=self, url=url)
@@ -220,11 +220,11 @@ class Reader:
         return lease
 
     async def release(self, number: int, *, read: bool) -> None:
-        """Give a lease back, or ask for it no longer; one that is over already is left alone.
+        """Release a lease, or withdraw the request for one; no-op if it has ended already.
 
         Args:
-            read: whether the reader is done with it. It may be without having held it: it found the file in the moment
-                before that went to make room.
+            read: True if the reader has finished the shard. That does not imply a hold: the reader may have opened the
+                file just before it was evicted.
         """
         asked = self._asked.pop(number, None)
         if asked is not None and asked.task is not None:
@@ -240,14 +240,14 @@ class Reader:
         await self._let_go(lease)
 
     async def close(self) -> None:
-        """End every lease and the plan."""
+        """Disconnect the reader: end its leases and drop its plan."""
         self.owner.remove(self)
         while self._leases:
             await self._let_go(self._leases.popitem()[1])
         await self._forget_plan()
 
     async def _forget_plan(self) -> None:
-        """Let go of it bit by bit; and now, for an error's traceback may hold on to a reader that has left."""
+        """Free the plan in small steps; explicitly, as an error's traceback may keep a disconnected reader alive."""
         self.owner.positions -= len(self._course)
         del self._course[:]
         while self._shards:
@@ -263,34 +263,34 @@ class Reader:
             lease.arriving.leave(self.job.key)
 
     def position(self, number: int) -> int:
-        """Return which position of the plan a lease is of."""
+        """Return the plan position of a lease."""
         return self._lease(number).position
 
     def _lease(self, number: int) -> Lease:
         lease = self._leases.get(number)
         if lease is None:
-            raise ProtocolError(f"there is no lease {number}")
+            raise ProtocolError(f"no lease has number {number}")
         return lease
 
     def ref(self, position: int) -> ShardRef:
-        """Return the shard at a position of the plan. Raises ProtocolError where it has none."""
+        """Return the shard at a position of the plan. Raises ProtocolError if there is no such position."""
         if not 0 <= position < len(self._course):
             raise ProtocolError(f"the plan has no position {position}")
         return self._shards[self._course[position]].ref
 
-    # What it is at
+    # State
 
     def in_hand(self) -> int:
-        """Return how many shards it keeps in place."""
+        """Return the number of shards held for the reader."""
         for lease in self._leases.values():
             lease.look()
         return sum(lease.held for lease in self._leases.values())
 
     def kept_waiting(self) -> Collection[Reader]:
-        """Return the workers of its loader that keep their shards until this one has its own.
+        """Return the workers of the same loader that keep their shards until this one gets its own.
 
-        The loader waits for this one's batch, and asks the others for few batches more meanwhile: they cannot come to
-        the end of a shard with many.
+        The loader waits for this worker's batch and asks the others for only a few more batches in the meantime: too
+        few for them to finish a shard with many samples.
         """
         if self.loader is None:
             return ()
@@ -306,16 +306,16 @@ class Reader:
         )
 
     def transfer(self, position: int) -> Transfer | None:
-        """Return the transfer that the shard at a position waits for, if there is one."""
+        """Return the transfer of the shard at a position, if there is one."""
         return self.owner.transfers.get(Names.of(self.ref(position)))
 
     def charge(self) -> None:
-        """Bring its job's account of waiting up to date."""
+        """Bring its job's stall statistics up to date."""
         self._clock.charge()
 
     @property
     def waiting_for(self) -> Stage | None:
-        """What it waits for now, None while it reads."""
+        """Stage of the transfer that the reader waits for; None while it reads."""
         wait = next(iter(self._clock.waits), None)
         return None if wait is None else wait.stages.present if wait.stages else Stage.ASKING
 
@@ -343,7 +343,7 @@ class Readers:
         self.turns = turns
         self.waited = waited
         self.shards = PlannedShards()
-        self.positions = 0  # of all plans
+        self.positions = 0  # in all plans
         self._plan_memory_bytes = plan_memory_bytes
         self._counters = counters
         self._readers: set[Reader] = set()
@@ -353,7 +353,7 @@ class Readers:
         return iter(self._readers)
 
     def add(self, job_name: str, uid: int, loader: Loader | None = None) -> Reader:
-        """Return a new reader of a user's job."""
+        """Add a reader to a user's job and return the reader."""
         reader = Reader(self._jobs.join(job_name, uid), self, loader)
         self._readers.add(reader)
         if loader is not None:
@@ -361,7 +361,13 @@ class Readers:
         return reader
 
     def check_memory(self, shards: int, positions: int, added: int) -> None:
-        """Raise CapacityError where a plan of so many shards and positions, some of these added now, is too large."""
+        """Raise CapacityError if a plan of this size is too large, alone or with all others.
+
+        Args:
+            shards: number of shards in the plan.
+            positions: number of positions in the plan.
+            added: number of those positions that are new.
+        """
         own_bytes = _SHARD_BYTES * shards + _POSITION_BYTES * positions
         all_bytes = _SHARD_BYTES * len(self.shards) + _POSITION_BYTES * (self.positions + added)
         for who, taken_bytes, most_bytes in (
@@ -370,7 +376,7 @@ class Readers:
         ):
             if taken_bytes > most_bytes:
                 raise CapacityError(
-                    f"{who} {size(taken_bytes)} of the daemon's memory, {size(most_bytes)} are allowed",
+                    f"{who} {size(taken_bytes)} of the daemon's memory; the limit is {size(most_bytes)}",
                     remedy="start the daemon with more --plan-memory, or write fewer and larger shards",
                 )
 

@@ -1,4 +1,4 @@
-"""Questions to stores: is the version of a shard that is cached still theirs?"""
+"""Revalidation: checks whether the cached version of a shard is still the origin's."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _TIMEOUT_S = 5.0
 
 
 class Revalidation:
-    """Asks for the present version of cached shards, once per shard, whoever reads them.
+    """Asks origins for the present version of cached shards, once per shard for all readers.
 
-    An answer that comes at once counts at once. One that does not is waited for in the background while the cached
-    version is served, and counts from the next lease on; meanwhile that store is asked one question at a time, and no
-    reader waits for any.
+    A prompt answer takes effect immediately. A slow one is awaited in the background while the cached version is
+    served, and takes effect from the next lease on; until then that origin gets one such request at a time, and no
+    reader waits for it.
 
     Args:
-        ttl_s: how long an answer is believed.
+        ttl_s: how long an answer stays valid.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class Revalidation:
         self._group = group
         self._ttl_s = ttl_s
         self._questions: dict[str, asyncio.Task[ShardcacheError | None]] = {}  # by the shard's name
-        self._under_way: Counter[str] = Counter()  # questions to each store
+        self._under_way: Counter[str] = Counter()  # pending requests, by origin
         self._silent: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"<Revalidation of {len(self._questions)} shards, {len(self._silent)} stores silent>"
+        return f"<Revalidation of {len(self._questions)} shards, {len(self._silent)} origins silent>"
 
     @property
     def questions(self) -> list[asyncio.Task[ShardcacheError | None]]:
-        """Questions under way."""
+        """The pending requests."""
         return list(self._questions.values())
 
     async def check(self, name: str, url: str) -> None:
-        """Ask for the version of a shard that is cached and was not asked for lately; wait for a prompt answer alone.
+        """Revalidate a cached shard unless that was done lately; wait only as long as for a prompt answer.
 
-        Raises the error of a store that answers that it does not have the shard any more.
+        Raises the origin's error if it answers that it no longer has the shard.
         """
         origin = store_of(url)
         if not self._is_stale(name) or (origin in self._silent and self._under_way[origin]):
@@ -79,16 +79,16 @@ class Revalidation:
             raise error
 
     def stop(self) -> None:
-        """Drop the questions under way."""
+        """Cancel the pending requests."""
         for question in self.questions:
             question.cancel()
 
     def _is_stale(self, name: str) -> bool:
         old = time.monotonic() - self._names.checked_at_s(name) > self._ttl_s
-        return old and self._names.key(name) in self._store.shards  # for any other a transfer asks
+        return old and self._names.key(name) in self._store.shards  # for a missing shard, the transfer asks
 
     async def _ask(self, name: str, url: str) -> ShardcacheError | None:
-        """Learn the version, or return the error that a reader is to be told."""
+        """Learn the present version, or return the error for the reader."""
         origin, asked_s = store_of(url), time.monotonic()
         self._under_way[origin] += 1
         try:
@@ -98,23 +98,23 @@ class Revalidation:
         finally:
             self._under_way[origin] -= 1
             del self._questions[name]
-        if self._names.checked_at_s(name) < asked_s:  # else a transfer has asked since, and knows better
+        if self._names.checked_at_s(name) < asked_s:  # else a transfer has asked more recently
             self._names.learn(name, key, time.monotonic())
         return None
 
     async def _present_key(self, name: str, url: str) -> str:
-        """Return the key of the store's version, or of the one known last where the store does not tell."""
+        """Return the key of the origin's present version, or of the last known one if the origin does not answer."""
         self._counters.origin_requests += 1
         try:
             async with asyncio.timeout(_TIMEOUT_S) as limit:
                 obj = await self._origins.origin(url).stat(url)
         except (OriginUnavailableError, AccessDeniedError, TimeoutError) as exn:
-            log.warning("the store tells of no newer version; serving the last", shard=url, cause=str(exn))
+            log.warning("cannot revalidate the shard; serving the cached version", shard=url, cause=str(exn))
             return self._names.key(name)
         except ShardcacheError:
             raise
-        except Exception:  # a top-level guard, as that of transfers: one bad shard must not end all jobs
-            log.exception("asking for the version met a bug; serving the last", shard=url)
+        except Exception:  # a top-level guard like that of transfers: one bad shard must not end all jobs
+            log.exception("unexpected error in revalidation; serving the cached version", shard=url)
             return self._names.key(name)
         finally:
             (self._silent.add if limit.expired() else self._silent.discard)(store_of(url))

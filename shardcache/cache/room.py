@@ -1,4 +1,4 @@
-"""Making room: promise space for a shard, evicting others if need be, or wait until that is possible."""
+"""Cache space: reserves space for shards, evicting others if necessary, or waits until that is possible."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from shardcache.units import size
 
 log = structlog.get_logger()
 
-# When a shard is needed by somebody who waits for it, and when one that is only warmed: later than what any plan names,
-# and sooner than what none does.
+# Times of need: of a shard that a reader waits for, and of one that is only warmed; the latter comes after all planned
+# shards and before those in no plan.
 NOW = float("-inf")
 AFTER_ALL_PLANS = sys.float_info.max
 
 LOOK_AGAIN_S = 1.0
-# Who waits for room is woken by every change; to find out whether anybody can go on means to look at all readers.
+# A claim waiting for space wakes at every change; a deadlock check examines all readers, and so runs less often.
 _CHECK_AGAIN_S = 0.5
-# Of so many evicted shards it is remembered that they were here.
+# Number of evicted shards remembered, to count re-fetches.
 _REMEMBERED = 100_000
 
 
 class Room:
-    """The space of one store, given out against the plan.
+    """Allocator and evictor for the space of one store, following the plan.
 
     Attributes:
-        changed: notified when what may be evicted has changed.
-        claims: the shards on their way, by key.
-        short_bytes: how much less of the filesystem is free than must be, when that was looked at last.
+        changed: notified when the set of evictable shards may have changed.
+        claims: the shards being fetched, by key.
+        short_bytes: shortfall of free space on the filesystem below --min-free, at the last check.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Room:
         self._lock = asyncio.Lock()
         self.short_bytes = 0
         self._evicted: dict[str, None] = {}
-        self._still_open: dict[str, float] = {}  # since when, of shards that some process kept from going
+        self._still_open: dict[str, float] = {}  # shards that an open file kept from eviction, and since when
         now = planner.now
         for shard in store.shards.values():
             now.arrived(shard.key, shard.kept_bytes)
@@ -82,14 +82,17 @@ class Room:
     async def reserve(
         self, claim: Claim, size_bytes: int, needed_at_s: Callable[[], float], *, ahead_waits: bool = True
     ) -> None:
-        """Grow a claim's reservation by `size_bytes` as soon as there is room, evicting if need be.
+        """Grow a claim's reservation by `size_bytes` as soon as there is space, evicting if necessary.
 
         Args:
-            ahead_waits: whether to wait for room also where nobody waits for the shard.
+            claim: the claim of the shard.
+            size_bytes: the space to add.
+            needed_at_s: returns when the shard is needed.
+            ahead_waits: wait for space even if no reader waits for the shard.
 
         Raises:
-            CapacityError, DiskFullError: there will never be room, or only what waits itself could give it.
-            PostponedError: nobody waits for the shard, and it may not wait for room or is in the way of others.
+            CapacityError, DiskFullError: there will never be enough space, or there is a deadlock over it.
+            PostponedError: no reader waits for the shard, and it may not wait for space or blocks others.
         """
         if await self._try_reserve(claim, size_bytes, needed_at_s()):
             return
@@ -113,22 +116,21 @@ class Room:
             return True
 
     async def keep_free(self) -> None:
-        """Evict until as much of the filesystem is free as must be, for others fill it, too; where that cannot be done
-        evict nothing, and tell it once."""
+        """Evict until --min-free is met, as other files take space, too; if that cannot be met, only log it, once."""
         async with self._lock:
             self._look_again()
             while shortfall := self._store.crowding_bytes():
                 if not await self._free(shortfall, NOW):
                     break
         if bool(shortfall) != bool(self.short_bytes):
-            state = "cannot be kept: others fill the disk" if shortfall else "is kept again"
-            log.warning(f"the free space that --min-free demands {state}", short=size(shortfall))
+            state = "cannot be met: other files fill the disk" if shortfall else "is met again"
+            log.warning(f"--min-free {state}", short=size(shortfall))
         self.short_bytes = shortfall
 
     async def change(self, claim: Claim) -> None:
-        """Return when what may be evicted has changed, or after a while: who closes a file tells nobody.
+        """Wait until more may be evictable, or a short while: closing a file in another process notifies nobody.
 
-        Raises what `check_progress` raises for a claim that waits.
+        Raises as `check_progress` does for a waiting claim.
         """
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
@@ -139,9 +141,9 @@ class Room:
                 await self.changed.wait()
 
     async def resize(self, capacity_bytes: int) -> int:
-        """Give the cache another capacity, and return how many bytes had to go for it.
+        """Change the cache's capacity and return the number of bytes freed.
 
-        Raises CapacityError where it could not hold what stays, with what that is; the capacity is then as it was.
+        Raises CapacityError if the shards that cannot be evicted would not fit; the capacity is then unchanged.
         """
         async with self._lock:
             self._look_again()
@@ -154,8 +156,8 @@ class Room:
                     if not await self._free(excess_bytes, NOW):
                         self._check_holds(capacity_bytes)
                         raise CapacityError(
-                            f"{size(excess_bytes)} are still open in some process",
-                            remedy="end the process that reads them (lsof names it), or try again",
+                            f"shards of {size(excess_bytes)} are still open in another process",
+                            remedy="end the process that reads them (lsof shows it), or try again",
                         )
             except BaseException:
                 space.capacity_bytes = former_bytes
@@ -164,20 +166,20 @@ class Room:
         return kept_bytes - space.kept_bytes
 
     def _check_holds(self, capacity_bytes: int) -> None:
-        """Raise CapacityError unless what stays would fit in such a capacity."""
+        """Raise CapacityError unless pinned, leased and arriving shards fit in the given capacity."""
         space, shards = self._store.space, self._store.shards.values()
         read_bytes = sum(shard.kept_bytes for shard in shards if shard.leases and not shard.pinned)
         if read_bytes + space.pinned_bytes + space.promised_bytes > capacity_bytes:
             sizes = (capacity_bytes, space.pinned_bytes, read_bytes, space.promised_bytes)
             wanted, pinned, read, arriving = map(size, sizes)
             raise CapacityError(
-                f"{wanted} cannot hold what stays: {pinned} are pinned, {read} in readers' hands, {arriving} promised "
-                "to what arrives",
-                remedy="choose more, unpin shards, or try again when jobs have ended",
+                f"{wanted} cannot hold the shards that must stay: {pinned} pinned, {read} leased, {arriving} reserved "
+                "by transfers",
+                remedy="choose a larger capacity, unpin shards, or try again when jobs have ended",
             )
 
     def _look_again(self) -> None:
-        """Let what was still open a while ago be chosen once more."""
+        """Make shards that were still open a while ago evictable again."""
         limit_s = time.monotonic() - LOOK_AGAIN_S
         for key in [key for key, since_s in self._still_open.items() if since_s <= limit_s]:
             del self._still_open[key]
@@ -186,7 +188,7 @@ class Room:
                 self._planner.now.freed(key)
 
     def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
-        """Whether `try_reserve` would succeed now; evicts nothing."""
+        """Return whether `_try_reserve` would succeed now; evict nothing."""
         if self._health.error is not None:
             return False
         self._look_again()
@@ -195,11 +197,11 @@ class Room:
         return self._victims(shortfall - leftovers, needed_at_s) is not None
 
     def due_s(self, key: str) -> float:
-        """Return when a shard that nobody plans to read is to be here: a pinned one right after what is needed soon."""
+        """Return the time of need of an unplanned shard; a pinned one follows those needed within the lead time."""
         return self._planner.now.now_s + self._planner.lead_s if self._pins.names(key) else AFTER_ALL_PLANS
 
     def arrived(self, shard: Shard) -> None:
-        """Take a newly published shard into account."""
+        """Register a newly published shard."""
         if shard.key in self._evicted:
             del self._evicted[shard.key]
             self._counters.regrets += 1
@@ -208,9 +210,9 @@ class Room:
         self._pages.idle(shard)
 
     async def evict(self, shard: Shard) -> bool:
-        """Remove a shard that neither lease nor pin keeps; False when it is kept, or a process still has it open.
+        """Remove a shard; False if it is leased, pinned, or still open in a process.
 
-        Meanwhile nobody reserves room, and so nobody fetches the same shard: its new files would be removed.
+        No space can be reserved during the removal, so the same shard cannot be re-fetched and lose its new files.
         """
         async with self._lock:
             if shard.stays or self._store.shards.get(shard.key) is not shard:
@@ -218,7 +220,7 @@ class Room:
             return await self._evict(shard)
 
     async def _evict(self, shard: Shard) -> bool:
-        self._planner.now.held(shard.key)  # so that nobody else chooses it meanwhile
+        self._planner.now.held(shard.key)  # so that it is not chosen again while being removed
         removed = False
         try:
             removed = await self._store.remove(shard)
@@ -237,7 +239,7 @@ class Room:
             del self._evicted[next(iter(self._evicted))]
 
     def forget(self, key: str) -> None:
-        """Tell plan and names that a shard is no longer here."""
+        """Drop a shard that is no longer cached from plan, pins, pages and names."""
         self._still_open.pop(key, None)
         self._planner.now.gone(key)
         self._pins.gone(key)
@@ -252,10 +254,10 @@ class Room:
         victims = self._victims(wanted_bytes, needed_at_s)
         for key in victims or ():
             await self._evict_if_idle(key)
-        return victims is not None  # one that could not go is no candidate any more: look again
+        return victims is not None  # a shard that could not be removed is no longer a candidate: try again
 
     async def _evict_if_idle(self, key: str) -> None:
-        shard = self._store.shards.get(key)  # a lease may have come while another victim was removed
+        shard = self._store.shards.get(key)  # it may have been leased while another victim was removed
         if shard is not None and not shard.stays and await self._evict(shard):
             self._remember(key)
 
@@ -263,24 +265,24 @@ class Room:
         return self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
 
     def _check_possible(self, size_bytes: int, url: str) -> None:
-        """Raise CapacityError or DiskFullError when `size_bytes` would not fit if all went that is not pinned."""
+        """Raise CapacityError or DiskFullError if `size_bytes` would not fit even with all unpinned shards evicted."""
         space = self._store.space
         if size_bytes > space.capacity_bytes:
             raise CapacityError(
-                f"the shard takes {size(size_bytes)}, the whole cache holds {size(space.capacity_bytes)}", url=url
+                f"the shard takes {size(size_bytes)}; the cache's capacity is {size(space.capacity_bytes)}", url=url
             )
         if size_bytes > space.unpinned_bytes:
             raise CapacityError(
-                f"the shard takes {size(size_bytes)}, and pins leave {size(space.unpinned_bytes)} of the cache's "
-                f"{size(space.capacity_bytes)}",
+                f"the shard takes {size(size_bytes)}; only {size(space.unpinned_bytes)} of the cache's "
+                f"{size(space.capacity_bytes)} is not pinned",
                 url=url,
-                remedy="take pins back with `shardcache unpin`, or give the cache more with `shardcache set capacity`",
+                remedy="remove pins with `shardcache unpin`, or enlarge the cache with `shardcache set capacity`",
             )
         on_disk_bytes = space.used_bytes - space.unwritten_bytes - space.pinned_bytes
         if self._store.shortfall_bytes(size_bytes) > on_disk_bytes + space.promised_bytes:
             raise DiskFullError(
-                f"the filesystem of {self._store.layout.root} cannot give {size(size_bytes)} and keep "
-                f"{size(space.min_free_bytes)} free, whatever goes that is not pinned",
+                f"the filesystem of {self._store.layout.root} cannot provide {size(size_bytes)} and keep "
+                f"{size(space.min_free_bytes)} free, even with all unpinned shards evicted",
                 url=url,
                 remedy="free space there, or lower --min-free",
             )

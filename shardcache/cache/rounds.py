@@ -1,4 +1,4 @@
-"""One round over many shards: a few at a time, each one's outcome and the progress of all told as events."""
+"""Batch runs over many shards, a few at a time, with events for each outcome and for overall progress."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Event = dict[str, Any]
 Tell = Callable[[Event], Awaitable[None]]
 
 _PROGRESS_S = 0.25
-_QUESTIONS = 16  # at the same time, for sizes and versions
+_QUESTIONS = 16  # concurrent requests for sizes and versions
 _FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one shard.
+    """Result for one shard.
 
     Attributes:
-        state: under which it is counted.
-        size_bytes: in the store.
-        origin_bytes: that came from there for it.
-        details: told of it beside its url and state.
+        state: name of the counter that it adds to.
+        size_bytes: size at the origin.
+        origin_bytes: bytes fetched from the origin for it.
+        details: further fields of its event, in addition to url and state.
     """
 
     state: str
@@ -45,10 +45,10 @@ Visit = Callable[[ShardRef], Awaitable[Outcome]]
 
 
 class Round:
-    """The shards of one request and how far it has come. What `tell` raises, as when nobody listens any more, ends it.
+    """The shards of one request and its progress. An exception from `tell`, as after a disconnect, aborts the request.
 
     Args:
-        states: those that outcomes can have; `failed` comes by itself.
+        states: the states that outcomes can have; `failed` is added to them.
     """
 
     def __init__(self, refs: Sequence[ShardRef], states: Sequence[str], transfers: Transfers, tell: Tell) -> None:
@@ -60,10 +60,10 @@ class Round:
         self._done_bytes = 0
         self._origin_bytes = 0
         sizes = [ref.size_bytes for ref in refs if ref.size_bytes is not None]
-        self._total_bytes = sum(sizes) or None  # what has no size is mostly what is not there
+        self._total_bytes = sum(sizes) or None  # a shard without a size is most likely missing
 
     async def run(self, visit: Visit, at_once: int) -> Event:
-        """Visit every shard, telling `resolved`, `progress` and each `shard` or `error`; return the sums."""
+        """Visit every shard, reporting `resolved`, `progress` and each `shard` or `error` event; return the totals."""
         await self._tell({"event": "resolved", "shards": len(self._refs), "total_bytes": self._total_bytes})
         async with asyncio.TaskGroup() as group:
             ticking = group.create_task(self._tick())
@@ -89,7 +89,7 @@ class Round:
                 await self._tell({"event": "shard", "url": ref.url, "state": outcome.state, **outcome.details})
             finally:
                 self._arriving.discard(name)
-            await asyncio.sleep(0)  # a hundred thousand that need no fetch would hold up every reader
+            await asyncio.sleep(0)  # a hundred thousand cached shards would block the event loop
 
     def _count(self, outcome: Outcome) -> None:
         self._counts[outcome.state] += 1
@@ -113,7 +113,7 @@ class Round:
 
 
 async def ask_all(urls: Iterable[str], origins: Origins, downloader: Downloader) -> dict[str, RemoteObject]:
-    """Return what the store has under each url, without those it does not answer for: their transfers tell why."""
+    """Return the origin's object for each url, omitting those whose request fails: their transfers report the error."""
     questions = asyncio.Semaphore(_QUESTIONS)
     found: dict[str, RemoteObject] = {}
 

@@ -1,4 +1,4 @@
-"""A slow round over all that is published, reading it again: a disk that loses bits says nothing of it by itself."""
+"""Scrubbing: slow, continuous re-reading of all published shards, as disks do not report silent bit errors."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 
 _KIND = "scrub"
-# What a restart may read again: as much as is scrubbed in this time.
+# Interval for saving the position: a restart repeats at most this much scrubbing.
 _REMEMBER_S = 30.0
-# Opening a file takes the time of reading so much.
+# Opening a file counts as reading this much.
 _LEAST_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far the round is. Keys are hashes: in their order, the one behind the last is the one unchecked for longest.
+    """Progress of the round. Shards are checked in the order of their keys, which are hashes.
 
     Attributes:
-        key: checked last in this round.
-        begun_s: when the round began, seconds since the epoch.
-        ended_s: when the last whole round ended; None before there was one.
+        key: the last key checked in this round; the one after it has gone unchecked for longest.
+        begun_s: start of the round, seconds since the epoch.
+        ended_s: end of the last complete round; None before the first.
     """
 
     key: str = ""
@@ -40,7 +40,7 @@ class Progress:
 
     @classmethod
     def from_row(cls, row: object) -> Self:
-        """Return what the catalogue has kept; the beginning where that is nothing, or makes no sense."""
+        """Return the progress saved in the catalogue; a fresh start if there is none or it is invalid."""
         match row:
             case [str(key), int() | float() as begun_s, int() | float() | None as ended_s] if key == "" or is_key(key):
                 return cls(key, begun_s, ended_s)
@@ -51,8 +51,8 @@ class Scrubber:
     """Checks one shard after another against its checksums, at a bounded rate.
 
     Args:
-        rate_bytes_per_s: 0 for never.
-        pause_s: between the end of one round and the beginning of the next.
+        rate_bytes_per_s: reading rate; 0 disables scrubbing.
+        pause_s: time between the end of one round and the start of the next.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Scrubber:
         return f"Scrubber({self._progress!r}, read_bytes={self._read_bytes}, damaged={self._found})"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rate, what was read since start, how far the round is, when it and the last whole one began."""
+        """Return the rate, totals since the start, the round's progress and start, and the end of the last round."""
         progress = self._progress
         return {
             "rate_bytes_per_s": self._rate_bytes_per_s,
@@ -93,7 +93,7 @@ class Scrubber:
         }
 
     async def run(self) -> None:
-        """Go round until cancelled."""
+        """Scrub in rounds until cancelled."""
         if not self._rate_bytes_per_s:
             return
         self._progress = Progress.from_row(await self._store.catalogue.get(_KIND))
@@ -106,29 +106,29 @@ class Scrubber:
                 await self._changed.wait()
 
     def _rest_s(self) -> float:
-        """How long until the next round begins; none while one is under way or there was none."""
+        """Return the time until the next round; 0 during a round and before the first."""
         ended_s = self._progress.ended_s
         if self._progress.key or ended_s is None:
             return 0.0
-        return min(self._pause_s, max(0.0, ended_s + self._pause_s - time.time()))  # clocks are set back, too
+        return min(self._pause_s, max(0.0, ended_s + self._pause_s - time.time()))  # the clock may be set back
 
     async def _round(self, keys: list[str]) -> None:
-        """Check what comes behind the place that was reached."""
+        """Check the shards after the position reached."""
         progress = self._progress
         progress.begun_s = progress.begun_s or time.time()
         for key in keys[bisect_right(keys, progress.key) :]:
             shard = self._store.shards.get(key)
             if shard is not None and not await self._look_at(shard):
-                return  # the disk fails: from here on when it is well again
+                return  # the disk is failing: continue from here once it recovers
             progress.key = key
             if time.monotonic() - self._remembered_s > _REMEMBER_S:
                 await self._remember(progress)
         ended = Progress(ended_s=time.time())
         await self._remember(ended)
-        self._progress = ended  # shown once it is remembered: a restart does not repeat a round that was seen to end
+        self._progress = ended  # shown only once saved: a restart must not repeat a round already reported as complete
 
     async def _look_at(self, shard: Shard) -> bool:
-        """Check one shard; False when it is the disk that fails."""
+        """Check one shard; False if the disk itself has failed."""
         try:
             await self._read(shard)
             self._shards += 1
@@ -142,7 +142,7 @@ class Scrubber:
         return True
 
     async def _read(self, shard: Shard) -> None:
-        """Raise CorruptShardError where it is damaged; the shard may be evicted meanwhile, nobody waits for this."""
+        """Read a shard; raise CorruptShardError if it is damaged. Not held: it may be evicted during the read."""
         begun_s, scrub = time.monotonic(), Scrub(self._store.layout, shard.key, await self._store.facts(shard))
         await asyncio.sleep(_LEAST_BYTES / self._rate_bytes_per_s)
         while size_bytes := await asyncio.to_thread(scrub.step):

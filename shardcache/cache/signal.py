@@ -1,4 +1,4 @@
-"""Waking whoever waits for the state of the cache to change."""
+"""Notification of tasks that wait for the cache's state to change."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 
 class Signal:
-    """`notify` wakes every task that is in `wait`, now; of what was before, only `count` tells.
+    """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment; `count` reveals missed ones.
 
     Attributes:
-        count: how often there was a `notify`.
+        count: number of calls of `notify`.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Signal:
         self._event = asyncio.Event()
 
     async def wait(self) -> None:
-        """Return at the next `notify`."""
+        """Wait for the next `notify`."""
         await self._event.wait()
 
     def notify(self) -> None:

@@ -1,7 +1,7 @@
-"""Deadlocks over room: all that fills the cache is kept by readers, and by shards on their way, that wait for room.
+"""Detection of deadlocks over cache space: everything cached is held by readers and transfers waiting for space.
 
-As with deadlocks in general (E. Coffman, M. Elphick and A. Shoshani, "System Deadlocks", ACM Computing Surveys 1971):
-each keeps what it has while it waits for what the others have. Nothing but giving one of the waits up ends that.
+The general conditions apply (E. Coffman, M. Elphick and A. Shoshani, "System Deadlocks", ACM Computing Surveys 1971):
+each party holds its space while it waits for space that the others hold. Only abandoning one of the waits resolves it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from shardcache.units import size
 
 
 def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[Shard], space: Space) -> None:
-    """Raise when nobody can go on and it is this claim that has to give up.
+    """Raise if there is a deadlock and this claim is the one to give up.
 
     Args:
-        claim: one that waits for room, or for the turn of another.
-        others: every claim, this one included.
-        in_use: the shards that are held by whomever.
-        space: what the cache may hold, and what of that is pinned.
+        claim: one that waits for space, or for another claim's turn to end.
+        others: every claim, including this one.
+        in_use: all shards with a hold on them.
+        space: the cache's capacity and pinned size.
 
     Raises:
-        PostponedError: nobody waits for the shard.
-        CapacityError: a reader does.
+        PostponedError: no reader waits for the shard.
+        CapacityError: a reader waits for it.
     """
     blocked = [each for each in others if each.is_blocked]
     waits = [wait for each in blocked for wait in each.stalled]
@@ -37,7 +37,7 @@ def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[S
     held_bytes = sum(shard.kept_bytes for shard in in_use if not shard.pinned)
     reserved_bytes = sum(each.reserved_bytes for each in blocked)
     staying_bytes = space.pinned_bytes + held_bytes + reserved_bytes
-    # All else goes by itself: what nobody holds can be evicted, and what is being fetched comes and goes.
+    # Everything else resolves itself: shards without holds can be evicted, and running downloads finish.
     least_bytes = min(each.wanted_bytes for each in blocked if each.wanted_bytes)
     may_be_given_back = sum(shard.leases for shard in in_use) != sum(reader.in_hand() for reader in readers)
     if staying_bytes + least_bytes <= space.capacity_bytes or may_be_given_back:
@@ -49,23 +49,23 @@ def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[S
     amounts = (space.pinned_bytes + held_bytes, space.capacity_bytes, reserved_bytes, space.pinned_bytes, least_bytes)
     kept, capacity, reserved, pinned, least = map(size, amounts)
     raise CapacityError(
-        f"{kept} of the cache's {capacity} are in hand"
+        f"deadlock: {kept} of the cache's {capacity} is leased"
         + (f" or pinned ({pinned})" if space.pinned_bytes else "")
-        + (f", {reserved} are taken by what comes" if reserved_bytes else "")
-        + f", and the next shard takes {least}; all who have them, {len(readers)} reader(s), wait for that room or for "
-        "each other: none can go on",
+        + (f", {reserved} is reserved by transfers" if reserved_bytes else "")
+        + f", the next shard needs {least}, and all {len(readers)} reader(s) with leases wait for that space or for "
+        "each other",
         url=claim.transfers[0].ref.url,
-        remedy="give the cache room for readers x (shuffle_window + 1) shards, for a compressed one in both its forms: "
-        "raise --capacity, or lower shuffle_window or the number of workers"
+        remedy="the cache must hold readers x (shuffle_window + 1) shards, each compressed one also in its inflated "
+        "form: raise --capacity, or lower shuffle_window or the number of workers"
         f"{', or unpin shards' if space.pinned_bytes else ''}",
     )
 
 
 def _readiness(claim: Claim) -> tuple[bool, bool, bool, float]:
-    """Return how much rather than others a claim is to give up.
+    """Return a sort key; the claim with the largest is to give up.
 
-    First what nobody waits for; then what a reader waits for that keeps shards, for others gain by that; then what
-    came last, so that the others go on as soon as its reader has left.
+    First claims that no reader waits for; then those of readers that hold shards, which frees space for others; then
+    the most recent, so that the others continue as soon as its reader disconnects.
     """
     stalled = claim.stalled
     keeps = any(reader.in_hand() for reader in _stuck_readers([claim]))
@@ -73,6 +73,6 @@ def _readiness(claim: Claim) -> tuple[bool, bool, bool, float]:
 
 
 def _stuck_readers(blocked: Collection[Claim]) -> set[Holder]:
-    """Return the readers that wait for such shards, and those that keep theirs until these have gone on."""
+    """Return the readers that wait for blocked shards, and those that keep their own shards until these continue."""
     waiting = {wait.holder for claim in blocked for wait in claim.stalled if wait.holder is not None}
     return waiting.union(*(reader.kept_waiting() for reader in waiting))

@@ -1,4 +1,4 @@
-"""What is to be done when the disk is well: what went meanwhile is forgotten, what came back is known again."""
+"""Reconciliation with the cache folder once the disk is healthy: forget lost shards, restore those that reappeared."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = structlog.get_logger()
 
 
 class Stocktaking:
-    """Makes store and plan agree with the cache folder.
+    """Reconciles store and plan with the contents of the cache folder.
 
     Args:
-        is_arriving: whether a shard is on its way, so that its files are nobody else's business.
+        is_arriving: returns whether a transfer owns the files of a key, which are then left alone.
     """
 
     def __init__(self, store: Store, room: Room, pins: Pins, is_arriving: Callable[[str], bool]) -> None:
@@ -29,11 +29,11 @@ class Stocktaking:
         self._is_arriving = is_arriving
 
     async def make_room(self) -> None:
-        """Give way to others who fill the disk. Raises DiskError."""
+        """Evict shards if other programs fill the disk. Raises DiskError."""
         await self._room.keep_free()
 
     async def settle(self, was_away: bool) -> None:
-        """See to it that there is free space, and, where the disk was away, that both agree. Raises DiskError."""
+        """Keep space free and, if the disk was unavailable, reconcile with its contents. Raises DiskError."""
         await asyncio.to_thread(self._store.catalogue.reopen)
         if was_away:
             await self._take_stock()
@@ -45,7 +45,7 @@ class Stocktaking:
         stock = await asyncio.to_thread(take_stock, store.layout, store.known(), tuple(store.leftovers.values()))
         gone = [key for key in stock.gone if self._forget(key)]
         back = self._welcome(stock)
-        self._pins.note()  # their file may have gone with the folder
+        self._pins.note()  # their file may have been lost with the folder
         if gone or back:
             log.warning("the cache folder has changed", gone=len(gone), shards_back=back)
 

@@ -1,4 +1,4 @@
-"""Shards on their way into the cache: one transfer for a shard, however many ask for it."""
+"""Transfers of shards into the cache: one per shard, shared by everyone who asks for it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Class(enum.IntEnum):
-    """How urgent a transfer is; a lower one goes first wherever there is a queue."""
+    """Priority class of a transfer; the lower class goes first in every queue."""
 
     WAITING = 0  # a reader has nothing else to read
     PLANNED = 1
@@ -38,21 +38,21 @@ class Class(enum.IntEnum):
 
 
 class PostponedError(Exception):
-    """There is no room for a shard that nobody waits for; its plan will bring it up again."""
+    """Postponed transfer: no space now for a shard that no reader waits for; its plan will request it again."""
 
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """One shard's way from store to cache.
+    """The fetching of one shard from origin to cache.
 
     Attributes:
-        name: what plans call the shard.
-        wanted: how urgent it is apart from readers that wait.
-        waits: of those who wait for it now.
-        done_bytes: bytes that are on disk already, of `total_bytes` (None until the store said).
-        coming: those that have come in beyond that.
-        arriving: what can be read of it already.
-        moved: notified when any of this changes.
+        name: name of the shard in plans.
+        wanted: its urgency, not counting waiting readers.
+        waits: the present waits for the shard.
+        done_bytes: bytes already on disk, of `total_bytes` (None until the origin has reported it).
+        coming: bytes received that are not on disk yet.
+        arriving: early access to the shard, while it can be offered.
+        moved: notified when any of these changes.
     """
 
     name: str
@@ -70,31 +70,31 @@ class Transfer:
 
     @property
     def klass(self) -> Class:
-        """How urgent it is now."""
+        """Present urgency, counting waiting readers."""
         return Class.WAITING if any(wait.since_s is not None for wait in self.waits) else self.wanted
 
     def longest_wait(self) -> Wait | None:
-        """Return the wait of the reader that has had nothing to read for longest, if any has nothing."""
+        """Return the wait of the reader stalled for longest, if any reader is stalled."""
         stalled = [wait for wait in self.waits if wait.since_s is not None]
         return min(stalled, key=lambda wait: wait.since_s or 0.0, default=None)
 
     def set_done(self, done_bytes: int) -> None:
-        """Take the download's progress."""
+        """Record the download's progress."""
         self.done_bytes = done_bytes
         self.moved.notify()
 
     @property
     def arrived_bytes(self) -> int:
-        """Bytes that have come in, on disk or not."""
+        """Bytes received so far, on disk or not."""
         return self.done_bytes + self.coming.size_bytes
 
     def rate_bytes_per_s(self) -> float:
-        """Return the mean rate of the download, 0 when it is not at that."""
+        """Return the mean rate of the download; 0 outside the download stage."""
         elapsed_s = time.monotonic() - self.stages.present_since_s
         return self.arrived_bytes / elapsed_s if self.stages.present is Stage.NETWORK and elapsed_s > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `shardcache status` shows of it."""
+        """Return the transfer's entry in `shardcache status`."""
         return {
             "url": redact(self.ref.url),
             "done_bytes": self.arrived_bytes,
@@ -108,14 +108,14 @@ class Transfer:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """The transfers that lead to one key; the one that holds the lock does the work, as urgently as all of them.
+    """All transfers that lead to one key. The holder of the lock does the work, with the highest urgency among them.
 
     Attributes:
-        reservation: the room that the shard has.
-        wanted_bytes: the room that it waits for beyond that; 0 while it does not wait.
+        reservation: the space reserved for the shard.
+        wanted_bytes: further space that it waits for; 0 while it does not wait.
         behind: the claim whose turn it waits for.
-        waits_since_s: when it began to wait, by the monotonic clock.
-        checked_s: when it was looked at last whether anybody can go on.
+        waits_since_s: start of the wait, by the monotonic clock.
+        checked_s: time of the last deadlock check.
     """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -128,12 +128,12 @@ class Claim:
 
     @property
     def is_blocked(self) -> bool:
-        """True while nothing but room, its own or its predecessor's, lets it continue."""
+        """True while only space, for this claim or the one ahead of it, lets it continue."""
         return self.wanted_bytes > 0 or (self.behind is not None and self.behind.is_blocked)
 
     @property
     def reserved_bytes(self) -> int:
-        """The room that it has."""
+        """Size of the reservation."""
         return self.reservation.size_bytes if self.reservation else 0
 
     @property
@@ -143,12 +143,12 @@ class Claim:
 
     @property
     def stalled(self) -> list[Wait]:
-        """The waits of readers that have nothing to read."""
+        """The waits of stalled readers."""
         return [wait for wait in self.waits if wait.since_s is not None]
 
     @contextmanager
     def waiting(self, wanted_bytes: int = 0, behind: Claim | None = None) -> Iterator[None]:
-        """Wait for room, or for another claim's turn to end."""
+        """Mark the claim as waiting for space, or for another claim's turn to end."""
         former = [(transfer, transfer.stages.present) for transfer in self.transfers] if wanted_bytes else []
         self.wanted_bytes, self.behind, self.waits_since_s = wanted_bytes, behind, time.monotonic()
         for transfer, _ in former:
@@ -162,11 +162,11 @@ class Claim:
 
 
 class Transfers:
-    """The transfers under way, by the shard's name. They belong to the cache and outlive whoever asked first.
+    """Transfers in progress, by shard name. They belong to the cache and outlive the request that started them.
 
     Args:
-        hurry: called when one has become more urgent.
-        over: told of each that ends, and of its error.
+        hurry: called when a transfer has become more urgent.
+        over: called with each transfer that ends, and its error.
     """
 
     def __init__(
@@ -199,10 +199,11 @@ class Transfers:
         return list(self._by_name.values())
 
     async def wait(self, name: str, ref: ShardRef, wanted: Class, wait: Wait) -> Shard | Arriving:
-        """Join the shard's transfer or start it; return the shard, or its beginning where that is asked for.
+        """Join the shard's transfer or start it; return the shard, or early access to it if `wait` accepts that.
 
-        Of a beginning the caller is a reader. Cancelling the caller leaves the transfer alone: others may wait for it,
-        now or later. Raises what the transfer raised; but who joins late gets tries of its own where a retry may help.
+        On early access, the caller is added to its readers. Cancelling the caller does not cancel the transfer: others
+        may wait for it, now or later. Raises the transfer's error; a caller that joined a running transfer gets a new
+        attempt first if the error is retryable.
         """
         joined = name in self._by_name
         try:
@@ -227,7 +228,7 @@ class Transfers:
             transfer.waits.discard(wait)
 
     def start(self, name: str, ref: ShardRef, wanted: Class) -> Transfer:
-        """Start a transfer, or make the one under way at least as urgent as `wanted`."""
+        """Start a transfer, or make the running one at least as urgent as `wanted`."""
         transfer = self._by_name.get(name)
         if transfer is None:
             transfer = self._by_name[name] = Transfer(name, ref, wanted)
@@ -238,12 +239,12 @@ class Transfers:
         return transfer
 
     def hurry(self, transfer: Transfer) -> None:
-        """Let it count at once that a reader has nothing to read but this."""
+        """Re-evaluate priorities now: a reader is stalled waiting for this shard."""
         transfer.moved.notify()
         self._hurry()
 
     def stop(self) -> None:
-        """Cancel all of them."""
+        """Cancel all transfers."""
         for transfer in self.all():
             if transfer.task is not None:
                 transfer.task.cancel()
@@ -259,18 +260,18 @@ class Transfers:
             self._over(transfer, None)
             transfer.outcome.set_result(shard)
         except PostponedError:
-            # No word of it to anyone: nothing has changed that could make another try succeed.
+            # No notification: nothing has changed that could make another attempt succeed.
             self._planner.now.missed(transfer.name)
             postponed = True
         except ShardcacheError as exn:
             self._fail(transfer, exn)
         except Exception as exn:  # the daemon's top-level guard: one bad shard must not end all jobs
-            log.exception("a fetch met a bug")
-            self._fail(transfer, ShardcacheError(f"the daemon failed: {exn!r}", url=transfer.ref.url))
+            log.exception("unexpected error in a transfer")
+            self._fail(transfer, ShardcacheError(f"internal error in the daemon: {exn!r}", url=transfer.ref.url))
         finally:
             del self._by_name[transfer.name]
-            if not transfer.outcome.done():  # postponed, or the daemon stops: whoever waits is answered all the same
-                transfer.outcome.set_exception(OriginUnavailableError("fetching was given up", url=transfer.ref.url))
+            if not transfer.outcome.done():  # postponed, or the daemon is stopping: waiters still get an answer
+                transfer.outcome.set_exception(OriginUnavailableError("transfer was cancelled", url=transfer.ref.url))
             transfer.moved.notify()
             if not postponed:
                 self._changed.notify()
@@ -279,11 +280,11 @@ class Transfers:
         self.failures.failed(transfer.name, exn)
         self._over(transfer, exn)
         if not transfer.waits:
-            log.warning("could not fetch ahead", cause=exn.message)
+            log.warning("prefetch failed", cause=exn.message)
         transfer.outcome.set_exception(exn)
 
 
 def _retrieve(outcome: asyncio.Future[Shard]) -> None:
-    # A failed prefetch has nobody to await it; its error was logged where it happened.
+    # Nothing awaits a failed prefetch; its error has been logged already.
     if not outcome.cancelled():
         outcome.exception()

@@ -1,4 +1,4 @@
-"""The settings that a running daemon takes, each of which holds until it ends."""
+"""Runtime settings: changes apply immediately and last until the daemon exits."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from shardcache.store.store import Store
 log = structlog.get_logger()
 
 Json = dict[str, Any]
-# Given what was read from the user's text; returns what else there is to tell of the change.
+# Applies a parsed value; returns further fields for the answer.
 Apply = Callable[[Any], Awaitable[Json]]
 
-_NONE = "none"  # what takes a limit away
+_NONE = "none"  # removes a limit
 
 
 class Tuning:
-    """Reads and changes them, by the names that they have in `Settings`."""
+    """Reads and changes runtime settings, by their names in `Settings`."""
 
     def __init__(self, settings: Settings, store: Store, room: Room, downloader: Downloader) -> None:
         self._settings = settings
@@ -43,7 +43,7 @@ class Tuning:
         }
 
     def rows(self) -> list[Json]:
-        """Return name, present value and meaning of each."""
+        """Return name, present value and description of each setting."""
         present = {
             "capacity": self._store.space.capacity_bytes,
             "max_bandwidth": self._max_bandwidth,
@@ -55,24 +55,25 @@ class Tuning:
         ]
 
     async def set(self, name: str, text: str, peer: Peer) -> Json:
-        """Change one, whose value is written as in a flag; return its row, the `former` value and what had to be done.
+        """Change a setting, given its value as in a flag; return its row, the `former` value and any effects.
 
-        Raises NotAllowedError for whoever does not run the daemon, ConfigError for another setting or a value that it
-        does not take, CapacityError where the cache cannot shrink so far.
+        Raises NotAllowedError if the user is not trusted, ConfigError for an invalid setting or value, CapacityError if
+        the cache cannot shrink to the new capacity.
         """
         if not peer.is_trusted:
             raise NotAllowedError(
-                "only the daemon's own user and root change its settings", remedy="ask the node's operator, or use sudo"
+                "only the daemon's own user and root can change its settings",
+                remedy="ask the node's operator, or use sudo",
             )
         if name not in Settings.model_fields:
             raise ConfigError(
                 f"there is no setting {name!r}{did_you_mean(name, self._apply)}",
-                remedy=f"choose of {', '.join(map(_flag, self._apply))}",
+                remedy=f"choose one of {', '.join(map(_flag, self._apply))}",
             )
         if name not in self._apply:
             raise ConfigError(
                 f"{_flag(name)} cannot be changed while the daemon runs",
-                remedy=f"choose of {', '.join(map(_flag, self._apply))}, or start the daemon anew with another value",
+                remedy=f"choose one of {', '.join(map(_flag, self._apply))}, or restart the daemon with another value",
             )
         former = self._row(name)["value"]
         told = await self._apply[name](_read(name, text))
@@ -111,5 +112,5 @@ def _read(name: str, text: str) -> Any:
     except ValidationError as exn:
         reason = exn.errors()[0]["msg"].removeprefix("Value error, ")
         raise ConfigError(
-            f"{text!r} is no {_flag(name)}: {reason}", remedy="see `shardcache set` for what can be set"
+            f"invalid {_flag(name)} {text!r}: {reason}", remedy="run `shardcache set` for the settings and their values"
         ) from None

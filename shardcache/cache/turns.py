@@ -1,7 +1,7 @@
-"""Long computations take turns on the event loop: one short piece at a time, whoever they are for.
+"""Fair sharing of the event loop: long computations run one short piece at a time, across all of them.
 
-Yielding between pieces is not enough: sixty-four readers that join at the same moment would do a piece each before the
-loop comes to anything else.
+Yielding between pieces is not enough: if 64 readers join at the same moment, each would run a piece before the loop
+gets to anything else.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# Some milliseconds of what is done to a shard of a plan or a manifest.
+# Items per piece: a few milliseconds of typical work per shard of a plan or manifest.
 _PIECE = 256
 
 
 class Turns:
-    """Whose turn it is, in the order in which they asked."""
+    """Turns on the event loop, in the order of request."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def take(self, items: Sequence[T], act: Callable[[Sequence[T]], object]) -> None:
-        """Call `act` with one piece of the items after the other. Raises what it raises."""
+        """Call `act` with the items, piece by piece. Raises as `act` does."""
         for first in range(0, len(items), _PIECE):
             async with self._lock:
                 act(items[first : first + _PIECE])
                 await asyncio.sleep(0)
 
     async def wait(self) -> None:
-        """Return when it is the caller's turn to do one thing, before it waits for anything again."""
+        """Wait for the caller's turn, which lasts until it next awaits."""
         async with self._lock:
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What people ask of the published shards: list, evict, verify."""
+"""User operations on published shards: list, evict, verify."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shardcache.store.store import Store
 
 Event = dict[str, Any]
 Sight = Callable[[str], bool]
-"""Whether whoever asks may know of a url."""
+"""Predicate: may the caller see this url?"""
 
 _AT_ONCE = 256
 
 
 class Upkeep:
-    """Looks after one store."""
+    """Lists, evicts and verifies the shards of one store."""
 
     def __init__(self, store: Store, room: Room, holds: Holds, pins: Pins, damage: Damage) -> None:
         self._store = store
@@ -35,16 +35,16 @@ class Upkeep:
     async def shards(
         self, prefix: str = "", sight: Sight = lambda _: True
     ) -> AsyncGenerator[tuple[Shard, Facts], None]:
-        """Yield the published shards whose url starts with `prefix`; set damaged ones aside on the way."""
+        """Yield the published shards whose url starts with `prefix`; quarantine damaged ones on the way."""
 
         def is_meant(facts: Facts) -> bool:
             return facts.url.startswith(prefix) and sight(facts.url)
 
         for number, shard in enumerate(list(self._store.shards.values())):
             if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # a hundred thousand of them would hold up every reader
+                await asyncio.sleep(0)  # a hundred thousand shards would block the event loop
             if shard.facts is not None and not is_meant(shard.facts):
-                continue  # without a look at its file
+                continue  # without reading its sidecar
             try:
                 facts = await self._store.facts(shard)
             except CorruptShardError as exn:
@@ -54,7 +54,7 @@ class Upkeep:
                 yield shard, facts
 
     async def evict(self, patterns: Sequence[str], sight: Sight = lambda _: True) -> Event:
-        """Remove what matches the urls, patterns or prefixes, and say what stayed and why."""
+        """Remove the shards that match the urls, patterns or prefixes; report those that stayed and why."""
         matching = await asyncio.to_thread(Matching, patterns)
         evicted: list[str] = []
         kept: list[Event] = []
@@ -66,7 +66,7 @@ class Upkeep:
                 evicted.append(facts.url)
                 freed_bytes += shard.kept_bytes
             else:
-                kept.append({"url": facts.url, "reason": "some process still has it open"})
+                kept.append({"url": facts.url, "reason": "a process still has it open"})
         return {"evicted": evicted, "kept": kept, "freed_bytes": freed_bytes}
 
     def _why_it_stays(self, shard: Shard, facts: Facts) -> str:
@@ -74,7 +74,7 @@ class Upkeep:
         return f"in use by {shard.leases} reader(s)" if pin is None else pinned_by(pin)
 
     async def verify(self, prefix: str = "", sight: Sight = lambda _: True) -> AsyncIterator[Event]:
-        """Read every shard again and set aside what is wrong; yield events."""
+        """Verify every shard by reading it again, quarantine damaged ones, and yield events."""
         shards = [found async for found in self.shards(prefix, sight)]
         total_bytes = sum(shard.size_bytes for shard, _ in shards)
         yield {"event": "start", "shards": len(shards), "total_bytes": total_bytes}
@@ -96,7 +96,7 @@ class Upkeep:
 
     async def _verify(self, shard: Shard) -> CorruptShardError | None:
         if self._store.shards.get(shard.key) is not shard:
-            return None  # evicted meanwhile
+            return None  # evicted since it was listed
         self._holds.take(shard)
         error: CorruptShardError | None = None
         try:

@@ -1,4 +1,4 @@
-"""Who waits for a shard, since when, and for which stage of its way."""
+"""Waits for shards, and the stages of the transfers being waited for."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Protocol
 
 
 class Stage(enum.StrEnum):
-    """What a transfer is at, in words for people."""
+    """Stage of a transfer, in human-readable words."""
 
-    ASKING = "asking the store for its version"
+    ASKING = "asking the object store for the shard's version"
     SPACE = "waiting for space in the cache"
-    NETWORK = "downloading from the store"
+    NETWORK = "downloading from the object store"
     DISK = "checking and indexing"
 
 
 class Stages:
-    """The stages that a transfer went through and when each began, by the monotonic clock."""
+    """History of a transfer's stages, each with its start by the monotonic clock."""
 
     def __init__(self) -> None:
         self._begun: list[tuple[Stage, float]] = [(Stage.ASKING, time.monotonic())]
@@ -32,12 +32,12 @@ class Stages:
 
     @property
     def present(self) -> Stage:
-        """The one that it is at."""
+        """The current stage."""
         return self._begun[-1][0]
 
     @property
     def present_since_s(self) -> float:
-        """When that began."""
+        """Start of the current stage."""
         return self._begun[-1][1]
 
     def enter(self, stage: Stage) -> None:
@@ -46,18 +46,18 @@ class Stages:
 
     @property
     def begun_s(self) -> float:
-        """When the first one began."""
+        """Start of the first stage."""
         return self._begun[0][1]
 
     def between(self, since_s: float, until_s: float) -> Iterator[tuple[Stage, float, float]]:
-        """Yield each stage that fell between two moments, and from when to when it did; some come more than once."""
+        """Yield stage, start and end of each part of a time interval; a stage may occur more than once."""
         for (stage, begun_s), (_, ended_s) in itertools.pairwise([*self._begun, (Stage.DISK, math.inf)]):
             first_s, last_s = max(since_s, begun_s), min(until_s, ended_s)
             if first_s < last_s:
                 yield stage, first_s, last_s
 
     def spent_s(self, since_s: float, until_s: float) -> dict[Stage, float]:
-        """Return how much of the time between two moments fell into each stage."""
+        """Return the time spent in each stage during an interval."""
         spent_s: defaultdict[Stage, float] = defaultdict(float)
         for stage, first_s, last_s in self.between(since_s, until_s):
             spent_s[stage] += last_s - first_s
@@ -65,26 +65,26 @@ class Stages:
 
 
 class Holder(Protocol):
-    """A reader, as far as it keeps shards in place."""
+    """A reader, as the owner of holds on shards."""
 
     def in_hand(self) -> int:
-        """Return how many shards it keeps in place."""
+        """Return the number of shards held for the reader."""
 
     def kept_waiting(self) -> Collection[Holder]:
-        """Return the readers that keep their shards until this one has its own."""
+        """Return the readers that keep their shards until this one gets its own."""
 
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One asker's wait for a shard, or for more of one.
+    """One caller's wait for a shard, or for more of an arriving one.
 
     Attributes:
-        party: the job that it is part of; None for what is no job's.
-        since_s: when the reader had nothing to read any more; None while it has.
-        partial: whether it would read a shard that is still arriving.
-        stages: those of the transfer that it waits for, once there is one.
-        holder: the reader that waits; None for a wait that is no reader's.
-        url: of the shard; empty for what is no reader's.
+        party: the reader's job; None outside a job.
+        since_s: when the reader stalled; None while it still has something to read.
+        partial: True if the caller accepts a shard that is still arriving.
+        stages: the stages of the transfer being waited for, once there is one.
+        holder: the waiting reader; None if the caller is not a reader.
+        url: url of the shard; empty if the caller is not a reader.
     """
 
     party: Hashable | None = None

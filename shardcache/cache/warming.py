@@ -1,4 +1,4 @@
-"""Fetching shards because someone said so."""
+"""Warming: fetching shards on a user's request."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Use = Callable[[Published], Awaitable[None]]
 
 
 async def _no_use(_found: Published) -> None:
-    """Leave a shard at being here."""
+    """No-op: the shard is already cached."""
 
 
 class Warming:
-    """Fetches whole lists of shards, `max_transfers` at a time."""
+    """Fetches lists of shards, `max_transfers` at a time."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Warming:
         self._max_transfers = max_transfers
 
     async def warm(self, refs: Sequence[ShardRef], tell: Tell) -> None:
-        """Fetch the shards, telling events; what `tell` raises ends it.
+        """Fetch the shards, reporting events to `tell`; an exception from `tell` aborts.
 
-        Raises CapacityError when the shards together are larger than the cache.
+        Raises CapacityError if the shards together exceed the cache's capacity.
         """
         await self._leasing.recall(refs)
         sized = await self.ask(refs)
@@ -54,7 +54,7 @@ class Warming:
         await tell({"event": "done", **await self.fetch(sized, tell)})
 
     async def fetch(self, refs: Sequence[ShardRef], tell: Tell, use: Use = _no_use) -> Event:
-        """Fetch the shards, telling every event but the last, whose sums are returned; `use` gets each, while held."""
+        """Fetch the shards, reporting every event but the last; return its totals. `use` gets each shard, held."""
 
         async def visit(ref: ShardRef) -> Outcome:
             return await self._fetch(ref, use)
@@ -63,7 +63,7 @@ class Warming:
 
     async def _fetch(self, ref: ShardRef, use: Use) -> Outcome:
         found = await self._leasing.acquire(ref, Class.WARM, Wait())
-        assert isinstance(found, Published)  # nobody asked for the beginning of one
+        assert isinstance(found, Published)  # this wait does not accept a partial shard
         try:
             await use(found)
         finally:
@@ -74,10 +74,10 @@ class Warming:
         return Outcome("fetched", size_bytes, size_bytes, details)
 
     async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
-        """Return each ref once, with the size that its pattern left open: a bar without an end tells nothing.
+        """Return each ref once, with sizes that its pattern did not give: a progress bar needs the total.
 
         Args:
-            versions: whether versions are asked for, too.
+            versions: ask for missing versions, too.
         """
         wanted = list(dict.fromkeys(refs))
         unknown = [ref.url for ref in wanted if ref.size_bytes is None or (versions and ref.version is None)]
@@ -89,7 +89,7 @@ class Warming:
         capacity_bytes = self._store.space.capacity_bytes
         if known_bytes > capacity_bytes:
             raise CapacityError(
-                f"the shards take {size(known_bytes)} together, the whole cache holds {size(capacity_bytes)}",
+                f"the shards total {size(known_bytes)}; the cache's capacity is {size(capacity_bytes)}",
                 remedy="raise --capacity, or warm fewer shards",
             )
 

@@ -97,7 +97,7 @@ def test_a_store_that_does_not_answer(daemon: Daemon, folder: Path) -> None:
         ds = ShardDataset([shard, f"file://{good}"], socket=daemon.socket, timeout_s=3, on_error=ignore_and_continue)
         assert len(list(iter(ds))) == 25
     assert caught.value.url == shard
-    assert "asking the store" in caught.value.message
+    assert "asking the object store" in caught.value.message
     assert "timeout_s" in caught.value.remedy
 
 

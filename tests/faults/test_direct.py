@@ -218,7 +218,7 @@ def test_a_shard_that_the_cache_cannot_hold(daemon: Daemon, index: str, caplog: 
     with Daemon(daemon.root / "small", capacity="66KB") as small:
         assert plain(dataset(small, index)) == expected
         assert small.leases() == 0
-    assert "the whole cache holds" in caplog.text and "epoch 0: 6 shards were read straight" in caplog.text
+    assert "the cache's capacity is" in caplog.text and "epoch 0: 6 shards were read straight" in caplog.text
 
 
 def test_what_the_daemon_refuses_is_not_read_past_it(daemon: Daemon, index: str, moto: Bucket) -> None:

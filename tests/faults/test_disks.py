@@ -106,10 +106,10 @@ def test_a_bad_disk_is_logged_once_and_leaves_the_store_alone(ill: tuple[CacheRi
             rig.read(number)
         assert rig.read(0), "what is cached is served"
     assert rig.daemon.status()["counters"]["origin_bytes"] == fetched
-    assert rig.daemon.log.read_text().count("disk is not well") == 1
+    assert rig.daemon.log.read_text().count("cache disk error") == 1
     shim.disarm()
     rig.await_state("ok")
-    assert rig.daemon.log.read_text().count("well again") == 1
+    assert rig.daemon.log.read_text().count("disk has recovered") == 1
 
 
 @needs_cc

@@ -110,7 +110,7 @@ def test_who_waits_for_space_is_told_who_has_it(tmp_path: Path) -> None:
         waiting.send(type="lease", id=99, position=0)
         eventually(lambda: [row["stage"] for row in daemon.status()["transfers"]] == ["waiting for space in the cache"])
         reason = waiting.ask("explain", of=99)["reason"]
-        assert "of its 500.0 kB readers have 42" in reason and "--capacity" in reason
+        assert "of 500.0 kB, 42" in reason and "--capacity" in reason
         holding.send(type="release", lease=leased["lease"])
         assert waiting.receive()["id"] == 99
 
@@ -124,7 +124,7 @@ def test_a_shard_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -> Non
     with Daemon(tmp_path, capacity="200kB") as daemon:
         assert len(list(ShardDataset(f"file://{small}", socket=daemon.socket))) == 1
         before = daemon.status()["counters"]["origin_bytes"]
-        with pytest.raises(Exception, match=r"the whole cache holds 200\.0 kB") as caught:
+        with pytest.raises(Exception, match=r"the cache's capacity is 200\.0 kB") as caught:
             list(ShardDataset(f"file://{tmp_path}/large/", socket=daemon.socket))
         assert getattr(caught.value, "code", None) == "capacity"
         assert daemon.status()["counters"]["origin_bytes"] == before

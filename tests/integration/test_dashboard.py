@@ -136,7 +136,7 @@ def test_who_waits_is_told_with_what_for_and_since_when(tmp_path: Path) -> None:
         dataset = ShardDataset(url, socket=daemon.socket, job="thirsty")
         thread = threading.Thread(target=lambda: list(dataset))
         thread.start()
-        page.until(lambda: [wait["reason"] for wait in page.moment["waits"]] == ["downloading from the store"])
+        page.until(lambda: [wait["reason"] for wait in page.moment["waits"]] == ["downloading from the object store"])
         (first,) = page.moment["waits"]
         assert (first["job"], first["url"], first["readers"]) == ("thirsty", url, 1)
         assert page.lanes["thirsty"]["counts"]["coming"][0] >= 1, "for this epoch, and the next"

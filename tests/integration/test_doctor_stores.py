@@ -109,7 +109,7 @@ async def test_no_credentials_at_all(moto: Bucket, tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     url = moto.put("a.tar", BODY)
     found = (await look(tmp_path, url))["store.credentials"]
-    assert found.state is State.FAILED and "the chain was asked to its end" in found.cause
+    assert found.state is State.FAILED and "nothing found in the whole chain" in found.cause
     assert "anon = true" in found.remedy
     found = (await look(tmp_path, url, config='[[origin]]\nmatch = "s3://"\nprofile = "nobodys"\n'))["store.reach"]
     assert found.state is State.FAILED and "nobodys" in found.found and "write the profile" in found.remedy
@@ -132,7 +132,7 @@ async def test_a_store_that_is_down(tmp_path: Path) -> None:
         )
         found = await look(tmp_path, "s3://b/a.tar", config=table)
     assert found["store.clock"].state is State.SKIPPED
-    assert found["store.credentials"].found == "none: the table says anon"
+    assert found["store.credentials"].found == "none: the [[origin]] table sets anon"
     assert (
         found["store.reach"].state is State.FAILED and "the [[origin]] table for s3://b/" in found["store.reach"].cause
     )
@@ -193,5 +193,5 @@ async def test_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None
     faulty.ranges = False
     faulty.put("a.tar", BODY)
     found = await look(tmp_path, faulty.http_url("a.tar"), quick=False)
-    assert found["store.reach"].state is State.WARNING and "ranged" in found["store.reach"].cause
+    assert found["store.reach"].state is State.WARNING and "range requests" in found["store.reach"].cause
     assert found["store.speed"].figures["read_bytes"] == len(BODY)

@@ -56,7 +56,7 @@ def test_a_job_that_waits_for_the_network(tmp_path: Path, store: GatedStore) -> 
         dataset = ShardDataset(url, socket=daemon.socket, job="thirsty")
         thread = threading.Thread(target=lambda: list(dataset))
         thread.start()
-        eventually(lambda: job(daemon, "thirsty").get("waiting_for") == "downloading from the store")
+        eventually(lambda: job(daemon, "thirsty").get("waiting_for") == "downloading from the object store")
         waiting = job(daemon, "thirsty")
         assert (waiting["waiting"], waiting["ahead_s"], waiting["shards_per_s"]) == (1, 0.0, 0.0)
         (transfer,) = daemon.status()["transfers"]

@@ -122,7 +122,7 @@ def test_pins_that_would_fill_the_cache_are_refused(daemon: Daemon, urls: list[s
     """Four shards of four: the error says what to do, and nothing has been pinned or fetched."""
     (answer,) = pin(daemon, urls[:4])
     assert answer["error"]["code"] == "capacity" and "--max-pinned" in answer["error"]["remedy"]
-    assert "1.6 MB that pins may take" in answer["error"]["message"]
+    assert "more than their limit of 1.6 MB" in answer["error"]["message"]
     assert not pins(daemon) and not daemon.shards()
 
 
@@ -186,7 +186,7 @@ def test_what_has_no_room_beside_pins_is_told_why(daemon: Daemon, urls: list[str
     pin(daemon, urls[:2])
     answer = daemon.request("POST", "/v1/warm", {"urls": [f"file://{big}"]})
     error = next(event["error"] for line in answer.splitlines() if "error" in (event := json.loads(line)))
-    assert error["code"] == "capacity" and "pins leave" in error["message"] and "unpin" in error["remedy"]
+    assert error["code"] == "capacity" and "is not pinned" in error["message"] and "unpin" in error["remedy"]
 
 
 @needs_root

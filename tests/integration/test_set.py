@@ -64,7 +64,7 @@ def test_a_smaller_capacity_evicts_down_to_it(daemon: Daemon, urls: list[str]) -
         cached = [row["url"] for row in daemon.shards()]
         assert urls[0] in cached and len(cached) == 2
         refused = put(daemon, "capacity", "300KB")["error"]
-        assert refused["code"] == "capacity" and "in readers' hands" in refused["message"] and refused["remedy"]
+        assert refused["code"] == "capacity" and " leased" in refused["message"] and refused["remedy"]
         assert len(daemon.shards()) == 2, "what is refused evicts nothing"
     assert daemon.status()["cache"]["capacity_bytes"] == 900_000
 
@@ -92,7 +92,7 @@ def test_pins_are_not_left_without_room(daemon: Daemon, urls: list[str]) -> None
     daemon.request("POST", "/v1/pin", {"urls": urls[:2]})
     refused = put(daemon, "capacity", "900KB")["error"]
     daemon.request("POST", "/v1/unpin", {"urls": urls[:2]})
-    assert "pins may take" in refused["message"] and len(daemon.shards()) == 2
+    assert "pins would take" in refused["message"] and len(daemon.shards()) == 2
     assert put(daemon, "capacity", "900KB")["value"] == 900_000
 
 
@@ -117,8 +117,8 @@ def test_an_error_names_job_and_shard(daemon: Daemon, urls: list[str], tmp_path:
     with RawSession(daemon, job="unlucky") as session:
         session.plan([urls[0], url], [0, 1])
         session.take(0)
-        eventually(lambda: any(line["event"] == "could not fetch ahead" for line in lines(daemon)))
-    (line,) = [line for line in lines(daemon) if line["event"] == "could not fetch ahead"]
+        eventually(lambda: any(line["event"] == "prefetch failed" for line in lines(daemon)))
+    (line,) = [line for line in lines(daemon) if line["event"] == "prefetch failed"]
     assert (line["job"], line["shard"], line["level"]) == ("unlucky", url, "warning")
     assert "url" not in line and line["cause"]
 

@@ -42,7 +42,7 @@ def transfer(url: str, **facts: object) -> Page:
         "done_bytes": 10**6,
         "total_bytes": 4 * 10**6,
         "class": "planned",
-        "stage": "downloading from the store",
+        "stage": "downloading from the object store",
         "waiters": 0,
         "rate_bytes_per_s": 10**6,
         "needed_in_s": 30.0,
@@ -160,14 +160,14 @@ def test_job_row_shows_progress_pace_and_waiting() -> None:
         stall_s=3.0,
         waited={"network_s": 2.5, "disk_s": 0.5, "space_s": 0.0},
         waiting=1,
-        waiting_for="downloading from the store",
+        waiting_for="downloading from the object store",
     )
     now = page(100.0, jobs=[waiting])
     [row] = [
         row for row in lines(Moment(now, rates_between(page(98.0, jobs=[job(stall_s=2.0)]), now))) if "resnet" in row
     ]
     assert row.startswith("resnet 2 ━") and " 40 of 100 2 nothing 25% " in row
-    assert row.endswith(" 3.0 s: network 2.5 s, disk 500 ms 1 reader: downloading from the store")
+    assert row.endswith(" 3.0 s: network 2.5 s, disk 500 ms 1 reader: downloading from the object store")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ PAGE: dict[str, Any] = {
             "done_bytes": 10**6,
             "total_bytes": 4 * 10**6,
             "class": "planned",
-            "stage": "downloading from the store",
+            "stage": "downloading from the object store",
             "waiters": 2,
             "rate_bytes_per_s": 5 * 10**6,
             "needed_in_s": 30.0,
@@ -49,7 +49,7 @@ PAGE: dict[str, Any] = {
             "done_bytes": 0,
             "total_bytes": None,
             "class": "waiting",
-            "stage": "asking the store for its version",
+            "stage": "asking the object store for the shard's version",
             "waiters": 1,
             "rate_bytes_per_s": 0.0,
             "needed_in_s": None,
@@ -67,7 +67,7 @@ PAGE: dict[str, Any] = {
             "stall_s": 2.5,
             "waited": {"network_s": 2.0, "disk_s": 0.5, "space_s": 0.0},
             "waiting": 3,
-            "waiting_for": "downloading from the store",
+            "waiting_for": "downloading from the object store",
         }
     ],
 }
@@ -134,7 +134,7 @@ def test_transfers_show_how_far_they_are() -> None:
 def test_jobs_show_how_far_they_are_and_how_long_they_waited() -> None:
     """A line a job: who, how many readers, progress, pace, seconds ahead, waiting time, its causes, who waits now."""
     waited = "2.5 s: network 2.0 s, disk 500 ms"
-    now = "3 readers: downloading from the store"
+    now = "3 readers: downloading from the object store"
     assert line_with("resnet", shown(PAGE)) == f"resnet 1000 8 40 of 100 2.1 12.0 s {waited} {now}"
 
 

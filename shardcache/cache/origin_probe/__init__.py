@@ -1,1 +1,1 @@
-"""Trying the stores with the credentials of the process that asks, and findings about what works."""
+"""Origin probe: tests access to object stores with the caller's own credentials and reports findings."""

@@ -1,4 +1,4 @@
-"""Source of the credentials that an S3 store is asked with; never the credentials themselves."""
+"""Source of the credentials used for an S3 store; never the credentials themselves."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from shardcache.redact import redact
 
 _NAME = "store.credentials"
 _CHAIN = (
-    "the chain was asked to its end: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, ~/.aws/credentials and "
+    "nothing found in the whole chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, ~/.aws/credentials and "
     "config, the container's role, the instance's role"
 )
 _REMEDY = (
-    "export AWS_PROFILE=NAME   # before serve; or `profile`, for public data `anon = true`, in an [[origin]] table"
+    "export AWS_PROFILE=NAME   # before serve; or `profile` (for public data `anon = true`) in an [[origin]] table"
 )
 
-# What botocore calls the links of its chain.
+# botocore's names for the providers in its chain.
 _SOURCES = {
     "env": "AWS_ACCESS_KEY_ID in the environment",
     "shared-credentials-file": "the shared credentials file",
     "config-file": "the AWS config file",
-    "assume-role": "a role that is assumed",
+    "assume-role": "an assumed role",
     "assume-role-with-web-identity": "a role by web identity",
     "sso": "a single sign-on",
     "login": "a login",
-    "custom-process": "a process of its own (credential_process)",
+    "custom-process": "an external process (credential_process)",
     "container-role": "the container's role",
     "iam-role": "the instance's role",
 }
 
 
 async def examine(sessions: Sessions, table: OriginTable, url: str, owner: str) -> Finding:
-    """Follow the chain as a fetch does, renewing what can be renewed; `owner` says whose credentials they are."""
+    """Walk the credential chain as a fetch does, renewing where possible; `owner` names the credentials' owner."""
     if table.anon or table.storage_options.get("anon"):
-        return ok(_NAME, "none: the table says anon", subject=url)
+        return ok(_NAME, "none: the [[origin]] table sets anon", subject=url)
     if table.storage_options.get("key"):
         return ok(_NAME, "storage_options of the [[origin]] table", subject=url)
     try:
@@ -50,9 +50,9 @@ async def examine(sessions: Sessions, table: OriginTable, url: str, owner: str) 
             frozen = await found.get_frozen_credentials()
             profile = fs.session.get_config_variable("profile")
     except ShardcacheError as exn:
-        return of_error(_NAME, exn, f"the chain ends there ({owner})", subject=url)
-    except RuntimeError as exn:  # botocore's, for what it renewed and is no better
-        return failed(_NAME, redact(str(exn)), "whoever issues them says they are over", _REMEDY, subject=url)
+        return of_error(_NAME, exn, f"the credential chain stops there ({owner})", subject=url)
+    except RuntimeError as exn:  # from botocore: credentials still expired after renewal
+        return failed(_NAME, redact(str(exn)), "their issuer returned expired credentials", _REMEDY, subject=url)
     return ok(_NAME, f"{_source(found.method, profile, frozen)} ({owner})", subject=url)
 
 

@@ -1,4 +1,4 @@
-"""Findings: a fact, its severity, its cause, and the command that mends it."""
+"""Findings: a fact with its severity, its cause, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOTHING: Figures = MappingProxyType({})
 
 
 class State(enum.StrEnum):
-    """How bad it is; only FAILED makes the command fail."""
+    """Severity of a finding; only FAILED makes the command fail."""
 
     OK = "ok"
     WARNING = "warning"
@@ -29,13 +29,13 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        check: stable name, `family.what`.
-        state: how bad it is.
-        found: what was seen, a phrase without a full stop.
-        cause: why it is so, or what comes of it; empty where all is well.
-        remedy: the command, or else the words, that mend it; empty where all is well.
-        subject: the url it is about; empty for the node.
-        figures: what was measured, with the unit in each name.
+        check: stable name, `family.check`.
+        state: severity.
+        found: the observation, a phrase without a full stop.
+        cause: the reason, or the consequence; empty for `OK`.
+        remedy: the command, or else advice, that fixes it; empty for `OK`.
+        subject: the url concerned; empty for the node.
+        figures: measurements, with the unit in each name.
     """
 
     check: str
@@ -47,41 +47,41 @@ class Finding:
     figures: Figures = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return every field by its name."""
+        """Return every field by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """Build from what `to_json` gave."""
+        """Build a finding from the output of `to_json`."""
         return cls(**{**row, "state": State(row["state"])})
 
 
 def ok(check: str, found: str, *, subject: str = "", figures: Figures = _NOTHING) -> Finding:
-    """Return that all is well."""
+    """Return a finding that nothing is wrong."""
     return _finding(check, State.OK, found, subject=subject, figures=figures)
 
 
 def skipped(check: str, why: str, *, subject: str = "") -> Finding:
-    """Return why nothing was looked at."""
+    """Return a finding that the check was skipped, with the reason."""
     return _finding(check, State.SKIPPED, why, subject=subject)
 
 
 def warning(
     check: str, found: str, cause: str, remedy: str, *, subject: str = "", figures: Figures = _NOTHING
 ) -> Finding:
-    """Return what works, but not as well as it could or not for long."""
+    """Return a finding of something that works, but poorly or not for long."""
     return _finding(check, State.WARNING, found, cause, remedy, subject, figures)
 
 
 def failed(
     check: str, found: str, cause: str, remedy: str, *, subject: str = "", figures: Figures = _NOTHING
 ) -> Finding:
-    """Return what keeps shards from being fetched, kept or read."""
+    """Return a finding of something that keeps shards from being fetched, kept or read."""
     return _finding(check, State.FAILED, found, cause, remedy, subject, figures)
 
 
 def of_error(check: str, error: ShardcacheError, cause: str = "", *, subject: str = "", command: str = "") -> Finding:
-    """Return an error as what it means here; `command` helps to follow its remedy."""
+    """Return the finding of a failure for an error; `command` helps to carry out the error's remedy."""
     remedy = f"{command}   # {error.remedy}" if command else error.remedy
     return failed(check, error.message, cause, remedy, subject=subject)
 

@@ -1,4 +1,4 @@
-"""How a store answers: the object's version, the time to the first byte, and what all connections get together."""
+"""Performance of an object store: the object's version, time to first byte and the rate over all connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLES = 3
 _SAMPLE_BYTES = 64 * 1024
 _MOST_BYTES = 128 * 1024**2
 _LIMIT_S = 5.0
-# What is over sooner says nothing of the rate, and of a slow one not before connections have got under way.
+# Minimum durations for a meaningful rate; a slow rate takes longer to measure, as connections have to ramp up.
 _TELLING_S = 0.05
 _TELLING_SLOW_S = 1.0
 _SLOW_FIRST_BYTE_S = 1.0
@@ -30,31 +30,31 @@ _SLOW_RATE = 20e6
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """How to measure: so many connections, parts of so many bytes."""
+    """Parameters of a rate measurement: number of connections and part size."""
 
     connections: int
     part_bytes: int
 
 
 async def stat(origin: Origin, url: str) -> RemoteObject:
-    """Return the object's version. Raises what `Origin.stat` does, and OriginUnavailableError when nobody answers."""
+    """Return the object's version. Raises as `Origin.stat` does, and OriginUnavailableError on a timeout."""
     try:
         async with asyncio.timeout(_STAT_LIMIT_S):
             return await origin.stat(url)
     except TimeoutError:
-        raise OriginUnavailableError(f"the store does not answer within {_STAT_LIMIT_S:g} s", url=url) from None
+        raise OriginUnavailableError(f"no answer from the object store in {_STAT_LIMIT_S:g} s", url=url) from None
 
 
 async def examine(origin: Origin, obj: RemoteObject, subject: str, pull: Pull | None) -> list[Finding]:
-    """Read some bytes of an object that is there; without `pull`, only the first ones."""
+    """Measure reads of an existing object; without `pull`, only the time to the first byte."""
     try:
         async with asyncio.timeout(_STAT_LIMIT_S):
             first_byte_s = await _first_byte_s(origin, obj)
     except TimeoutError:
-        error = OriginUnavailableError("the store says that the object is there, and sends none of it", url=obj.url)
+        error = OriginUnavailableError("the object store reports the object but sends no bytes of it", url=obj.url)
         return [of_error("store.reach", error, subject=subject)]
     except ShardcacheError as exn:
-        cause = "the store tells of the object, and does not let it be read"
+        cause = "the object store reports the object but does not allow it to be read"
         return [of_error("store.reach", exn, cause, subject=subject)]
     reach = _reach(obj, first_byte_s, subject)
     if pull is None or not obj.size_bytes:
@@ -64,21 +64,21 @@ async def examine(origin: Origin, obj: RemoteObject, subject: str, pull: Pull | 
 
 def _reach(obj: RemoteObject, first_byte_s: float, subject: str) -> Finding:
     name = "store.reach"
-    found = f"first byte after {duration(first_byte_s)}; the shard tried has {size(obj.size_bytes)}"
+    found = f"first byte after {duration(first_byte_s)}; tried with a shard of {size(obj.size_bytes)}"
     figures = {"first_byte_s": round(first_byte_s, 4), "size_bytes": obj.size_bytes}
     if not obj.ranges:
-        cause = "the server takes no ranged requests, so each shard comes over one connection and from its beginning"
-        remedy = "serve it from a server with ranges, such as nginx"
+        cause = "the server ignores range requests, so each shard takes one connection and cannot be resumed"
+        remedy = "serve the shards from a server with range support, such as nginx"
         return warning(name, found, cause, remedy, subject=subject, figures=figures)
     if first_byte_s >= _SLOW_FIRST_BYTE_S:
-        cause = "the store is far away or busy; more requests at the same time make up for it"
+        cause = "the object store is far away or busy; more concurrent requests make up for it"
         remedy = "shardcache serve --max-connections 32 --shard-connections 16"
         return warning(name, found, cause, remedy, subject=subject, figures=figures)
     return ok(name, found, subject=subject, figures=figures)
 
 
 async def _first_byte_s(origin: Origin, obj: RemoteObject) -> float:
-    """Return the median over some short reads; the first of which may have to connect."""
+    """Return the median over a few short reads, of which the first may have to connect."""
     return statistics.median([await _one_first_byte_s(origin, obj) for _ in range(_SAMPLES)])
 
 
@@ -103,7 +103,7 @@ async def _one_first_byte_s(origin: Origin, obj: RemoteObject) -> float:
 
 
 def _nowhere(start: int, size_bytes: int) -> Parts:
-    """Return parts whose bytes are thrown away."""
+    """Return parts whose bytes are discarded."""
     return Parts(os.devnull, None, max(1, size_bytes), start, size_bytes)
 
 
@@ -120,7 +120,7 @@ async def _speed(origin: Origin, obj: RemoteObject, subject: str, pull: Pull) ->
             for puller in _pullers(origin, obj, pull, Free(received)):
                 group.create_task(puller)
     except TimeoutError:
-        pass  # it has had its time, and what came is counted
+        pass  # the time is up; the bytes received so far count
     except ExceptionGroup as exn:
         errors, others = exn.split(ShardcacheError)
         if errors is None or others is not None:
@@ -147,12 +147,12 @@ async def _take(origin: Origin, obj: RemoteObject, parts: Iterator[Parts], flow:
 def _judge(done_bytes: int, elapsed_s: float, pull: Pull, subject: str) -> Finding:
     name, rate = "store.speed", done_bytes / elapsed_s
     figures = {"bytes_per_s": round(rate), "read_bytes": done_bytes, "elapsed_s": round(elapsed_s, 3)}
-    found = f"{size(rate)}/s by up to {pull.connections} connections ({size(done_bytes)} in {duration(elapsed_s)})"
+    found = f"{size(rate)}/s over up to {pull.connections} connections ({size(done_bytes)} in {duration(elapsed_s)})"
     if elapsed_s < (_TELLING_S if rate >= _SLOW_RATE else _TELLING_SLOW_S):
-        return ok(name, f"{found}: too short to tell much", subject=subject, figures=figures)
+        return ok(name, f"{found}: too short to be reliable", subject=subject, figures=figures)
     if rate < _SLOW_RATE:
-        cause = "training that reads more than this a second will wait for the network"
-        remedy = "ethtool IFACE | grep Speed   # then look for a proxy, and at the store's region"
+        cause = "training that reads faster than this will wait for the network"
+        remedy = "ethtool IFACE | grep Speed   # then look for a proxy, and check the object store's region"
         return warning(name, found, cause, remedy, subject=subject, figures=figures)
     return ok(name, found, subject=subject, figures=figures)
 

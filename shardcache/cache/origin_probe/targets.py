@@ -1,4 +1,4 @@
-"""Urls to try: those given, else one for each store that shards are cached from or an [[origin]] table is for."""
+"""Urls to probe: those given, else one per origin of cached shards and one per [[origin]] table."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _LISTING_LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A shard, or a pattern for shards, and where its url was found."""
+    """A shard or a pattern for shards, and where its url comes from."""
 
     url: str
     source: str
 
 
 def targets(urls: Sequence[str], tables: Sequence[OriginTable], cached: Iterable[str] = ()) -> list[Target]:
-    """Return the given urls in their order, else one target for each store. Asks no store.
+    """Return the given urls in order, else one target per origin. Sends no request.
 
     Args:
-        urls: given by the user.
-        tables: of the settings.
+        urls: urls given by the user.
+        tables: the settings' [[origin]] tables.
         cached: urls of cached shards.
     """
     if urls:
@@ -43,12 +43,12 @@ def targets(urls: Sequence[str], tables: Sequence[OriginTable], cached: Iterable
 
 
 def _can_be_asked(url: str) -> bool:
-    """Whether it is more than a name: a signature that was left out, or another process's memory, opens nothing."""
+    """Return whether the url can be fetched: not with its signature redacted, nor from another process's memory."""
     return HIDDEN not in url and protocol_of(url) != "memory"
 
 
 def _place(match: str) -> str | None:
-    """Return what of a table's prefix can be listed; None for a whole protocol, and for the web, which has no lists."""
+    """Return the listable part of a table's prefix; None for a whole protocol, and for http, which has no listings."""
     _, separator, path = match.partition("://")
     if not separator or not path.strip("/") or protocol_of(match) in WEB:
         return match if match.endswith((*SHARD_SUFFIXES, INDEX_SUFFIX)) else None
@@ -56,7 +56,7 @@ def _place(match: str) -> str | None:
 
 
 async def shard_of(target: Target, origins: Origins) -> str:
-    """Return the url of one shard that a target stands for. Raises what `expand` does."""
+    """Return the url of one shard that the target matches. Raises as `expand` does."""
     listed = 0
 
     def received(count: int) -> None:
@@ -68,8 +68,8 @@ async def shard_of(target: Target, origins: Origins) -> str:
             refs = await expand(target.url, origins, received)
     except TimeoutError:
         raise OriginUnavailableError(
-            f"its listing did not end within {_LISTING_LIMIT_S:g} s, after {listed:,} objects",
+            f"its listing did not finish in {_LISTING_LIMIT_S:g} s, after {listed:,} objects",
             url=target.url,
-            remedy="give the url of one shard; for training, make an index file once: shardcache index",
+            remedy="give the url of one shard; for training, create an index file once: shardcache index",
         ) from None
     return refs[0].url

@@ -1,4 +1,4 @@
-"""One store tried: whether it may be fetched from, by which way, as whom, and how well it answers."""
+"""Probe of one origin: access rules, proxy, clock, credentials and performance."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _FEW_CONNECTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One way of trying stores: by which options, for whom, with whose credentials.
+    """Configuration for probing origins: settings, requesting user and credentials.
 
     Attributes:
-        settings: of the daemon, or those that it would have.
-        origins: the ways to the stores.
-        allow: rules for what may be fetched.
-        peer: the user who asks. Who is not trusted learns whether a shard can be read, and no more: not the way, the
-            clock and the credentials, which are the daemon's own affair, and not the rate, which takes bandwidth.
-        owner: whose credentials they are, as a phrase.
-        quick: whether the rate is left out for everybody.
+        settings: the daemon's settings, or those that it would have.
+        origins: access to the origins.
+        allow: rules for the urls that may be fetched.
+        peer: the requesting user. An untrusted user learns only whether a shard can be read: not the proxy, clock and
+            credentials, which are the daemon's own, and not the rate, as measuring it takes bandwidth.
+        owner: owner of the credentials, as a phrase.
+        quick: skip the rate measurement for everyone.
     """
 
     settings: Settings
@@ -45,7 +45,7 @@ class Trial:
     quick: bool
 
     async def findings(self, target: Target) -> AsyncGenerator[Finding, None]:
-        """Yield what is found of one target, up to the first failure that makes further questions idle."""
+        """Yield the findings for one target, up to the first failure that makes further checks pointless."""
         url, table, subject = target.url, self.origins.rule(target.url), redact(target.url)
         try:
             self.allow.check(url, self.peer)
@@ -68,7 +68,7 @@ class Trial:
         return Pull(self.settings.shard_connections, self.settings.part_size)
 
     async def _before(self, url: str, table: OriginTable, subject: str) -> AsyncIterator[Finding]:
-        """Look at what can be told without the store's consent."""
+        """Run the checks that need no access to the shards."""
         protocol = protocol_of(url)
         if protocol in WEB:
             parts = urlsplit(url)
@@ -95,12 +95,12 @@ class Trial:
 
 
 def _why(error: ShardcacheError, target: Target, table: OriginTable) -> str:
-    way = f", reached by the [[origin]] table for {table.match}" if table.match else ""
+    way = f", accessed through the [[origin]] table for {table.match}" if table.match else ""
     return f"{error.code}: the url is {target.source}{way}"
 
 
 def _command(error: ShardcacheError, url: str, table: OriginTable) -> str:
-    """Return the command that asks the store, or opens it to users, without shardcache; empty where none is known."""
+    """Return a command that tests access without shardcache, or allows it; empty if none is known."""
     if isinstance(error, NotAllowedError):
         return f"shardcache serve --allow {shlex.quote(redact(url))}"
     if protocol_of(url) in WEB:
@@ -117,10 +117,10 @@ def _proxy(server: str, subject: str, *, signs: bool) -> Finding:
     name, parts = "network.proxy", urlsplit(server)
     proxy = getproxies().get(parts.scheme)
     if not proxy:
-        return ok(name, f"none on the way to {parts.netloc}", subject=subject)
+        return ok(name, f"none for {parts.netloc}", subject=subject)
     if proxy_bypass(parts.hostname or ""):
-        return ok(name, f"$no_proxy lets {parts.netloc} be reached directly", subject=subject)
-    cause = "all bytes pass through it" + (", and the slower of two ways to read S3 is taken" if signs else "")
+        return ok(name, f"bypassed for {parts.netloc} by $no_proxy", subject=subject)
+    cause = "all bytes pass through it" + (", and S3 is read by the slower of two methods" if signs else "")
     host = parts.hostname or parts.netloc
-    remedy = f'export no_proxy="$no_proxy,{host}"   # for the daemon, where a direct way exists'
-    return warning(name, f"{parts.netloc} is reached by {proxy}", cause, remedy, subject=subject)
+    remedy = f'export no_proxy="$no_proxy,{host}"   # for the daemon, if a direct route exists'
+    return warning(name, f"{parts.netloc} is reached through {proxy}", cause, remedy, subject=subject)

@@ -1,1 +1,1 @@
-"""What pages that stay open are shown: who waits, what the next minutes need, and a map of what is here."""
+"""Live views for the dashboard: waiting readers, needs of the next minutes, and a map of the cached shards."""

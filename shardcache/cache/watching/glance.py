@@ -1,7 +1,7 @@
-"""What a page that stays open is told of the cache.
+"""Live view of the cache for open dashboard pages.
 
-It is looked at once a second at most, however many pages are open, and not at all when none is. Map and lanes, which
-are the most work and say the least of this very second, take turns.
+It is refreshed at most once a second, however many pages are open, and not at all when none is. Map and lanes, which
+cost the most and change the least, are refreshed alternately.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from shardcache.store.store import Store
 Json = dict[str, Any]
 Sight = Callable[[str], bool]
 
-# A little less than pages wait, so that none is told the same twice.
+# A little less than the pages' interval, so that no page gets the same state twice.
 _PERIOD_S = 0.9
 
 
 class Glance:
-    """Who waits, what is needed in the next minutes, and what is here.
+    """Waiting readers, needs of the next minutes, and the map of cached shards.
 
     Attributes:
-        looks: how often it was looked at.
+        looks: number of refreshes.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Glance:
         return f"Glance({self._mosaic!r}, looks={self.looks})"
 
     async def look(self) -> int:
-        """Look at everything, unless somebody just did; return the number of the last look."""
+        """Refresh the view unless that was done just now; return the number of the last refresh."""
         async with self._looking:
             if time.monotonic() - self._looked_at_s >= _PERIOD_S:
                 if self.looks % 2 == 0 or not self._mosaic.complete:
@@ -72,7 +72,7 @@ class Glance:
             return self.looks
 
     def outlook(self, sight: Sight) -> Json:
-        """Return who waits, each job's next minutes and what is missing in them, as of the last look."""
+        """Return the present waits, and each job's next minutes with the missing shards as of the last refresh."""
         return {
             "waits": list(self._waits(sight)),
             "lanes": [lane.to_json(sight) for lane in self._lanes],
@@ -80,11 +80,11 @@ class Glance:
         }
 
     async def changes(self, mark: str, sight: Sight) -> Json:
-        """Return what changed on the map since a mark, see `Mosaic.changes`."""
+        """Return the changes of the map since a mark; see `Mosaic.changes`."""
         return await self._mosaic.changes(mark, sight)
 
     def _waits(self, sight: Sight) -> Iterator[Json]:
-        """Yield for each shard and job how many of its readers have nothing to read without it, since when and why."""
+        """Yield, for each shard and job, the number of readers stalled by it, for how long and why."""
         for transfer in self._transfers.all():
             readers: Counter[Hashable] = Counter()
             since_s: dict[Hashable, float] = {}

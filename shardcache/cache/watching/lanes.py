@@ -1,4 +1,4 @@
-"""The next minutes of every job: what its readers need when, and whether that is here."""
+"""Job timelines: the shards that each job's readers need in the next minutes, and whether they are cached."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardcache.store.store import Store
 
 HORIZON_S = 300.0
 BINS = 60
-# Of one reader's plan so much is looked at: the horizon at a shard a second, a third of a millisecond.
+# Positions examined per reader: the horizon at one shard per second; takes a third of a millisecond.
 _MOST_USES = 300
 _SOONEST = 5
 _MOST_GAPS = 12
@@ -30,16 +30,16 @@ Sight = Callable[[str], bool]
 
 
 class Presence(enum.StrEnum):
-    """Where a shard is that somebody will need."""
+    """State of a shard that a reader will need."""
 
     HERE = "here"
     COMING = "coming"
     MISSING = "missing"
-    FAILED = "failed"  # missing too, and not tried again ahead of need
+    FAILED = "failed"  # missing, and not prefetched again
 
 
 Need = tuple[float, int, Presence]
-"""In how many seconds a reader needs the shard at which position of its plan, and where that is."""
+"""Seconds until a reader needs a shard, the shard's position in its plan, and the shard's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Use:
     """One reader's need of one shard.
 
     Attributes:
-        in_s: how long until then, by the reader's pace; 0 where it waits or reads already.
-        job, uid: whose reader it is.
+        in_s: time until the need, at the reader's pace; 0 if it is already waiting or reading.
+        job, uid: the reader's job and its user.
     """
 
     in_s: float
@@ -58,20 +58,20 @@ class Use:
     presence: Presence
 
     def to_json(self, sight: Sight) -> dict[str, Any]:
-        """Return what is told of it; the shard is named where `sight` lets whoever asks see it."""
+        """Return the use as JSON; the url is hidden if `sight` rejects it."""
         url = redact(self.url) if sight(self.url) else HIDDEN
         return {"in_s": self.in_s, "url": url, "job": self.job, "uid": self.uid, "presence": self.presence.value}
 
 
 @dataclass(slots=True)
 class Lane:
-    """One job's next minutes, all its readers together.
+    """Timeline of one job, all its readers together.
 
     Attributes:
-        counts: by presence, how many shards are needed in each of the horizon's `BINS` equal parts.
-        looked_s: how far ahead all of its readers' plans were looked at.
+        counts: by presence, the number of shards needed in each of the horizon's `BINS` equal intervals.
+        looked_s: how far ahead all of its readers' plans were examined.
         soonest: the first few uses.
-        gaps: the first few of those that are not here.
+        gaps: the first few uses of shards that are not cached.
     """
 
     job: str
@@ -82,10 +82,11 @@ class Lane:
     gaps: list[Use] = field(default_factory=list)
 
     def add(self, needs: Sequence[Need], url: Callable[[int], str]) -> None:
-        """Take what one reader needs, the soonest first.
+        """Add one reader's needs, soonest first.
 
         Args:
-            url: of the shard at a position of its plan.
+            needs: the reader's needs.
+            url: returns the url of the shard at a position of its plan.
         """
         for in_s, _, presence in needs:
             self.counts[presence][min(int(in_s * BINS / HORIZON_S), BINS - 1)] += 1
@@ -100,7 +101,7 @@ class Lane:
             yield Use(round(in_s, 2), url(position), self.job, self.uid, presence)
 
     def to_json(self, sight: Sight) -> dict[str, Any]:
-        """Return what is told of it."""
+        """Return the timeline as JSON; urls that `sight` rejects are hidden."""
         return {
             "name": self.job,
             "uid": self.uid,
@@ -111,7 +112,7 @@ class Lane:
 
 
 class Lanes:
-    """Looks ahead for all jobs."""
+    """Builds the timelines of all jobs."""
 
     def __init__(
         self, store: Store, planner: Planner, names: Names, transfers: Transfers, readers: Readers, turns: Turns
@@ -124,7 +125,7 @@ class Lanes:
         self._turns = turns
 
     async def look(self) -> list[Lane]:
-        """Return a lane for each job that has readers, one reader at a time: others have their turns in between."""
+        """Return a lane for each job with readers, sharing the event loop between readers."""
         lanes: dict[tuple[str, int], Lane] = {}
         for reader in list(self._readers):
             await self._turns.wait()
@@ -151,7 +152,7 @@ def _url(reader: Reader, position: int) -> str:
 
 
 def gaps(lanes: Iterable[Lane]) -> list[Use]:
-    """Return the soonest uses of shards that are not here, one a shard, over all jobs."""
+    """Return the soonest uses of shards that are not cached, one per shard, over all jobs."""
     soonest: dict[str, Use] = {}
     for use in sorted((use for lane in lanes for use in lane.gaps), key=attrgetter("in_s")):
         soonest.setdefault(use.url, use)

@@ -1,7 +1,7 @@
-"""The map of what is here: a cell a shard, tinted by when it is needed next, kept up to date a little at a time.
+"""Map of the cached shards: one cell per shard, coloured by its next use, updated incrementally.
 
-To look at every shard in every plan each second would take a tenth of a processor at ten thousand shards. Tints are
-coarse, so each is looked at again every few seconds, in turn; what came, went, or is in hands shows at once.
+Looking up every shard in every plan each second would take a tenth of a CPU core at ten thousand shards. The colours
+are coarse, so each is updated every few seconds, in turn; new, evicted and leased shards show immediately.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from shardcache.redact import redact
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 
-# Needed within these many seconds; later; by nobody's plan.
+# Bands: needed within this many seconds; after these, needed later; then in no plan.
 BANDS_S = (60.0, 300.0, 900.0, 3600.0)
 IN_HAND, UNPLANNED = -1, len(BANDS_S) + 1
 
-# What a picture can show. Of a cache with more, it shows this many.
+# As many cells as a picture can show; a larger cache is shown in part.
 _MOST_CELLS = 20_000
 _LOOKED_AT = 1_024
 _REMEMBERED = 20_000
-# After so long without a look all tints are old.
+# After this long without a refresh, all colours are out of date.
 _FORGOTTEN_S = 15.0
-# After a start, nothing is known of the shards but their keys: reading the rest goes on for so long at a time.
+# After a restart only the shards' keys are known: each refresh reads sidecars for this long.
 _READING_S = 0.5
 _READ_AT_ONCE = 256
 
@@ -45,10 +45,10 @@ class Cell:
     """One shard of the map.
 
     Attributes:
-        number: by which it is told of from then on.
-        band: when it is needed next: an index into `BANDS_S`, the one after for later, `IN_HAND`, `UNPLANNED`.
-        pinned: whether it stays, needed or not.
-        round: the number of the look that changed it last.
+        number: id of the cell in all updates.
+        band: next use: an index into `BANDS_S`, the index after it for later, `IN_HAND` or `UNPLANNED`.
+        pinned: True if the shard is pinned.
+        round: number of the refresh that last changed the cell.
     """
 
     number: int
@@ -60,18 +60,18 @@ class Cell:
 
 
 class Mosaic:
-    """The cells, and what became of them lately."""
+    """The cells and their recent changes."""
 
     def __init__(self, store: Store, planner: Planner, turns: Turns) -> None:
         self._store = store
         self._planner = planner
         self._turns = turns
         self._run = secrets.token_hex(4)
-        self._round = 0  # looks so far; one that goes on is not counted yet
+        self._round = 0  # completed refreshes
         self._looked_at_s = -math.inf
-        self._shards = 0  # in the cache at the last look, shown or not
+        self._shards = 0  # cached at the last refresh, shown or not
         self._numbers = 0
-        self._cells: dict[str, Cell] = {}  # the one that changed last at the end
+        self._cells: dict[str, Cell] = {}  # most recently changed last
         self._gone: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)  # round, number
         self._to_look_at: deque[Cell] = deque()
         self._unreadable: set[str] = set()
@@ -81,18 +81,18 @@ class Mosaic:
 
     @property
     def mark(self) -> str:
-        """What to hand to `changes` later, for what changed since the last look."""
+        """Mark to pass to `changes` later for the changes since the last refresh."""
         return f"{self._run}.{self._round}"
 
-    # Looking
+    # Updating
 
     @property
     def complete(self) -> bool:
-        """Whether it shows all that it can; not so after a start, until all sidecars were read."""
+        """True if the map shows all that it can; false after a restart, until all sidecars have been read."""
         return len(self._cells) + len(self._unreadable) >= min(len(self._store.shards), _MOST_CELLS)
 
     async def look(self) -> None:
-        """Bring it up to date."""
+        """Refresh the map."""
         self._shards = len(self._store.shards)
         due = self._take_stock() + self._in_turn()
         await self._turns.take(due, self._tint)
@@ -100,7 +100,7 @@ class Mosaic:
         self._round += 1
 
     def _in_turn(self) -> list[Cell]:
-        """Return the cells whose tints are the oldest: all of them where nobody looked for long."""
+        """Return the cells with the oldest colours; all cells after a long time without a refresh."""
         former_s, self._looked_at_s = self._looked_at_s, time.monotonic()
         if self._looked_at_s - former_s > _FORGOTTEN_S:
             return list(self._cells.values())
@@ -109,7 +109,7 @@ class Mosaic:
         return [self._to_look_at.popleft() for _ in range(min(_LOOKED_AT, len(self._to_look_at)))]
 
     def _take_stock(self) -> list[Cell]:
-        """Drop the cells of what is gone; return those which show what is no longer true."""
+        """Drop the cells of shards no longer cached; return the cells that are out of date."""
         shards, old, gone = self._store.shards, [], []
         for cell in self._cells.values():
             shard = cell.shard
@@ -141,7 +141,7 @@ class Mosaic:
     def _add(self, found: Iterable[tuple[Shard, Facts | None]]) -> None:
         now = self._planner.now
         for shard, facts in found:
-            if facts is None:  # whoever needs it, or checks it, sets it aside
+            if facts is None:  # damaged: its next use or check quarantines it
                 self._unreadable.add(shard.key)
                 continue
             self._numbers += 1
@@ -163,13 +163,13 @@ class Mosaic:
         use_s = now.next_use_s(shard.key)
         return UNPLANNED if use_s == NEVER else bisect.bisect_left(BANDS_S, use_s - now.now_s)
 
-    # Telling
+    # Reporting
 
     async def changes(self, mark: str, sight: Sight) -> dict[str, Any]:
-        """Return what changed since a mark, or, where that cannot be told, all there is, and that it is the `whole`.
+        """Return the changes since a mark; all cells, with `whole` set, if the mark is unknown or too old.
 
-        `cells` are rows of number, band, url, size in bytes, and 1 where it is pinned; those of urls that `sight` hides
-        are left out.
+        `cells` are rows of number, band, url, size in bytes, and 1 if pinned; cells whose urls `sight` rejects are
+        omitted.
         """
         since, now = self._round_of(mark), self.mark
         rows: list[list[Any]] = []

@@ -123,7 +123,7 @@ def _try(result: Result, url: str, ask: Callable[[str], Any]) -> None:
         result.fail("untyped", f"{url!a}: {exn!r}")
         return
     result.injected += 1
-    if "Traceback" in str(answer) or "the daemon failed" in str(answer):
+    if "Traceback" in str(answer) or "internal error in the daemon" in str(answer):
         result.fail("untyped", f"{url!a}: {answer}")
 
 

@@ -4,7 +4,7 @@ import { byId, make, say, table } from "./dom.js";
 import { basename, neededIn, size } from "./words.js";
 
 const MOST = 14;
-const DOWNLOADING = "downloading from the store";
+const DOWNLOADING = "downloading from the object store";
 const WORDS = {
   coming: "on its way",
   missing: "to be fetched",
