@@ -23,7 +23,7 @@ HEDGED_SHARE = 0.03
 _PERCENTILE = 0.99
 # If more than one answer in a hundred hangs, the percentile is the time of a hung answer and useless as a limit.
 _MEDIANS = 5
-_LEAST_OBSERVED = 100  # of fewer times, the 99th percentile is simply the longest
+_LEAST_OBSERVED = 100  # with fewer, the 99th percentile is the slowest of all
 _OBSERVED = 1000
 # A part that takes this many times its patience is late, however slow the others are.
 _MOST_PATIENCE = 5
@@ -73,7 +73,7 @@ class Hedging:
         return f"<Hedging {self._share:.0%} of requests to {sorted(self._stores)}>"
 
     def took(self, store: str, size_bytes: int, time_s: float) -> None:
-        """Record the time from a part's first request to its arrival, by whichever request it arrived."""
+        """Record the time from a part's first request to its arrival, whichever request brought it."""
         known = self._stores[store]
         known.times[size_bytes.bit_length()].add(time_s)
         known.credit = min(_MOST_CREDIT, known.credit + self._share)

@@ -85,7 +85,7 @@ class Queue(Generic[W]):
         return iter(self._orders)
 
     def best(self, store: str) -> tuple[Rank, Group[W]]:
-        """Return the group of an origin whose first claim is served next, preceded by its rank."""
+        """Return the rank of an origin's claim to be served next, and its group."""
         line = self._orders[store][0]
         return line.rank, line.groups[0]
 

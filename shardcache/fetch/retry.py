@@ -53,8 +53,8 @@ class Retry:
     async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return what `attempt` returns.
 
-        Retries only after OriginUnavailableError: nothing else would change. Raises the last attempt's error, with the
-        number of attempts.
+        Retries only after OriginUnavailableError: any other error would recur. Raises the last attempt's error, with
+        the number of attempts.
         """
         try:
             return await self._call(attempt)

@@ -32,7 +32,7 @@ class Sink(Protocol):
         """Return the numbers of the parts still to be written, in order."""
 
     def parts(self, first: int, count: int) -> Parts:
-        """Return the description by which consecutive parts are written."""
+        """Return the `Parts` for writing consecutive parts."""
 
     def record(self, sums: PartSums) -> None:
         """Record a finished part."""

@@ -89,8 +89,8 @@ _Group: TypeAlias = "Group[Claim]"
 class Slots:
     """Fixed number of connection slots; a waiting reader's claim preempts one that no reader waits for.
 
-    `Queue` decides which queued claim goes first. Bids change in the queue: they are asked for again by `deal`, and
-    when a claim comes or goes if `ASK_AGAIN_S` has passed.
+    `Queue` decides which queued claim goes first. Bids change with time: they are read again by `deal`, and whenever a
+    claim comes or goes if `ASK_AGAIN_S` has passed.
 
     While a claim is `alone`, only as many claims on its origin run as saturate the link, the most urgent ones: more
     would delay each of its parts. Until the link is measured, claims that no reader waits for do not run at all.
@@ -233,7 +233,8 @@ class Slots:
         return self._first(store for store in self._queue.stores() if not self._is_full(store))
 
     def _first(self, stores: Iterable[str], *, waiting: bool = False) -> Claim | None:
-        """Return the first claim among some origins: one that a reader waits for, if `waiting` or nothing else runs."""
+        """Return the claim that goes first on some origins; if `waiting`, or where no others run, a waiting reader's.
+        """
         bests = map(self._queue.best, stores)
         fit = [(rank, group) for rank, group in bests if group.bid.waiting or not (waiting or self._rests(group.store))]
         return min(fit, key=itemgetter(0))[1].queued[0] if fit else None

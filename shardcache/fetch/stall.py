@@ -18,7 +18,7 @@ _SLACK = 0.1
 
 
 class Watch:
-    """Stall timeout of a request: no limit on the whole, as long as enough of the answer keeps arriving.
+    """Stall timeout of a request: no limit on its duration, as long as enough of the answer keeps arriving.
 
     Args:
         limit_s: time within which enough must arrive.

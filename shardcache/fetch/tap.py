@@ -38,7 +38,7 @@ class Tap:
 
     Args:
         size_bytes: number of bytes to read.
-        grant: waits for byte credit, given the number of bytes wanted, and returns it.
+        grant: waits for byte credit and returns it, given the number of bytes wanted.
 
     Attributes:
         leave_bytes: unused byte credit; negative after bytes without credit.

@@ -57,7 +57,7 @@ class Verdict:
 
 
 def judge(exn: Exception, url: str) -> Verdict:
-    """Translate one of `FOREIGN`. Raises a RuntimeError that is not about credentials again: it is a bug."""
+    """Translate one of `FOREIGN`. A RuntimeError that is not about credentials is a bug, and raised again."""
     cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
     if isinstance(cause, _STILL_EXPIRED):
         if "expired" not in str(cause):

@@ -25,7 +25,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 @lru_cache(maxsize=1024)
 def is_near(host: str) -> bool:
-    """Return whether a name, or an address in any notation, is this node's or its cloud's metadata service's."""
+    """Return whether a host, by name or address in any notation, is this node or its cloud's metadata service."""
     name = host.lower().rstrip(".")
     address = _address(name)
     if address is not None:
