@@ -25,8 +25,8 @@ _STOP_LIMIT_S = 5.0
 class Direct:
     """Reads from origins with this process's rights, and with the options that `shardcache serve` would find here.
 
-    Usable only in the process that made it: for a forked child it is closed. The constructor raises what
-    `check_options` raises.
+    Usable only in the process that made it: in a forked child it is closed. The constructor raises what `check_options`
+    raises.
     """
 
     def __init__(self) -> None:

@@ -233,8 +233,7 @@ class Slots:
         return self._first(store for store in self._queue.stores() if not self._is_full(store))
 
     def _first(self, stores: Iterable[str], *, waiting: bool = False) -> Claim | None:
-        """Return the claim that goes first on some origins; if `waiting`, or where no others run, a waiting reader's.
-        """
+        """Return the first claim on some origins: only a waiting reader's, if `waiting` or if no others may run."""
         bests = map(self._queue.best, stores)
         fit = [(rank, group) for rank, group in bests if group.bid.waiting or not (waiting or self._rests(group.store))]
         return min(fit, key=itemgetter(0))[1].queued[0] if fit else None

@@ -90,7 +90,7 @@ def decoded(line: bytes) -> Message:
 
 
 def request_to_json(request: Request, body: Body | None) -> Message:
-    """Return a request and its expected body as JSON; `asdict` would take longer than the rest of a part's messages."""
+    """Return a request and its expected body as JSON; `asdict` would take longer than all else done here per part."""
     message: Message = {name: getattr(request, name) for name in _REQUEST}
     if body is not None:
         message["body"] = {name: getattr(body, name) for name in _BODY}
