@@ -29,7 +29,7 @@ _MEANING: dict[int, type[OriginError]] = {
 }
 
 
-_ELSEWHERE = "redirects are not followed: use the target in the url or as `endpoint_url`"
+_ELSEWHERE = "this redirect is not followed: use its target in the url or as `endpoint_url`"
 
 
 def error_of(status: int, message: str, url: str) -> OriginError:
