@@ -1,4 +1,4 @@
-"""Checksums that stores keep of objects, and the one of a whole from those of its parts."""
+"""Checksums that origins keep of objects, and their combination from the checksums of parts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMBINE: dict[str, Callable[[int, int, int], int]] = {
 
 
 def combined(algorithm: str, parts: Sequence[int], part_bytes: int, size_bytes: int) -> int:
-    """Return the checksum of the whole from those of its parts, all of `part_bytes` but the last."""
+    """Return the checksum of a whole from those of its parts, all of `part_bytes` except the last."""
     whole = 0
     for index, part in enumerate(parts):
         whole = _COMBINE[algorithm](whole, part, min(part_bytes, size_bytes - index * part_bytes))

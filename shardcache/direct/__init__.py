@@ -1,1 +1,1 @@
-"""Shards straight from the store, for one process and without a daemon: what `fallback="direct"` reads."""
+"""Shards read directly from the origin by one process, without a daemon: implements `fallback="direct"`."""

@@ -1,4 +1,4 @@
-"""One shard for one process: ask, download, inflate, index, all by the code that the daemon does it with."""
+"""Fetching of shards for one process: stat, download, inflate and index, with the daemon's own code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardcache.store.indexing import Request, index_shard
 from shardcache.store.inflate import codec_of, inflate
 from shardcache.store.shard import Facts
 
-# A node has many reading processes, and each of them has its own: so few, and half as many MiB of parts as the daemon.
+# A node has many reading processes, each with its own: hence few, and half the daemon's memory for parts.
 _CONNECTIONS = 4
 _NO_LIMIT = 2**62
 _AHEAD = WAITING + 1
@@ -36,34 +36,34 @@ class Wish:
     """A shard that a reader asked for.
 
     Attributes:
-        since_s: by which the earlier goes first.
-        needed: whether the reader has nothing to read until it is there.
-        doing: what it waits for at the moment.
-        done_bytes, total_bytes: of the object, once its size is known.
+        since_s: time of the request; the earlier goes first.
+        needed: True if the reader has nothing to read until the shard is fetched.
+        doing: current step, for messages.
+        done_bytes, total_bytes: progress and size of the object, once its size is known.
     """
 
     ref: ShardRef
     since_s: float = field(default_factory=time.monotonic)
     needed: bool = False
-    doing: str = "asking the store"
+    doing: str = "asking the origin for the version"
     done_bytes: int = 0
     total_bytes: int = 0
 
     def bid(self) -> Bid:
-        """Return what it offers for a connection."""
+        """Return its priority for connections."""
         return Bid(WAITING if self.needed else _AHEAD, self.since_s)
 
     def arrived(self, done_bytes: int) -> None:
-        """Note how much is here."""
+        """Record the number of bytes on disk."""
         self.done_bytes = done_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A shard that is here, as long as this is referred to.
+    """A fetched shard, kept as long as this object is referenced.
 
     Attributes:
-        leased: what a daemon would say of it; its paths are good in this process alone.
+        leased: the daemon's message for a leased shard, with paths that are valid only in this process.
         files: the tar and its sidecar.
     """
 
@@ -72,7 +72,7 @@ class Held:
 
 
 class Fetcher:
-    """Fetches shards into nameless files. All of it runs on one event loop."""
+    """Fetches shards into nameless files. Runs on one event loop."""
 
     def __init__(self, settings: Settings, scratch: Scratch) -> None:
         self._settings = settings
@@ -97,7 +97,7 @@ class Fetcher:
         await self._origins.close()
 
     async def resolve(self, patterns: Sequence[str]) -> list[ShardRef]:
-        """Return the shards that patterns stand for, with the counts that an index file gives.
+        """Return the shards that patterns expand to, with the sample counts of index files.
 
         Raises what `Cache.resolve` raises.
         """
@@ -112,11 +112,11 @@ class Fetcher:
         return await self._downloader.ask(pattern, lambda received: expand(pattern, self._origins, received))
 
     def reconsider(self) -> None:
-        """Let a wish that is needed by now go first."""
+        """Re-evaluate priorities, after a wish has become `needed`."""
         self._downloader.reconsider()
 
     async def fetch(self, wish: Wish) -> Held:
-        """Return the shard: of the version that is wished for, or the store's present one where none is named.
+        """Fetch the shard in the version that is wished for, or in the origin's current one if none is named.
 
         Raises every error of the origin and the shard; DiskFullError and CacheDirError of the scratch folder.
         """
@@ -125,19 +125,19 @@ class Fetcher:
         try:
             return await self._fetch(wish, origin)
         except (ShardChangedError, CorruptShardError):
-            return await self._fetch(wish, origin)  # it may be whole by now, and a bit have flipped on the way
+            return await self._fetch(wish, origin)  # may work now: a new version, or a bit flipped in transit
 
     async def _fetch(self, wish: Wish, origin: Origin) -> Held:
-        wish.doing, wish.done_bytes = "asking the store", 0
+        wish.doing, wish.done_bytes = "asking the origin for the version", 0
         obj = await self._downloader.stat(origin, wish.ref.url)
         if wish.ref.version not in (None, obj.version):
             raise OutdatedError(
-                f"the store holds version {obj.version}, the manifest names {wish.ref.version}", url=obj.url
+                f"the origin holds version {obj.version}, the manifest names {wish.ref.version}", url=obj.url
             )
-        wish.doing, wish.total_bytes = "fetching it", obj.size_bytes
+        wish.doing, wish.total_bytes = "downloading", obj.size_bytes
         sink = await asyncio.to_thread(self._sink, obj)
         await self._downloader.download(origin, obj, sink, bid=wish.bid, progress=wish.arrived)
-        wish.doing = "checking it"
+        wish.doing = "indexing"
         return await asyncio.to_thread(self._hold, sink)
 
     def _sink(self, obj: RemoteObject) -> ScratchSink:
@@ -145,7 +145,7 @@ class Fetcher:
             return ScratchSink(obj, self._settings.part_size, self._scratch, self._scratch.file(obj.size_bytes))
 
     def _hold(self, sink: ScratchSink) -> Held:
-        """Inflate and index what has arrived; in a thread, which holds on to the files."""
+        """Inflate and index the downloaded file. Runs in a thread, which keeps the files open."""
         obj, url = sink.obj, redact(sink.obj.url)
         with self._scratch.errors(url):
             tar, crcs = self._plain_tar(sink)

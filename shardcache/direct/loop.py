@@ -1,9 +1,9 @@
-"""An event loop in a thread of this process, for code that blocks, and safe beside forks.
+"""Event loop in a thread of this process, for use from blocking code, and safe to fork.
 
-A child has only the thread that forked it, and every lock as it was at that moment. A lock of a C library that another
-thread held is held in the child until it ends: OpenSSL's, for one, which each thread takes at its first use and once
-more at its end, after `Thread.join` has returned. So there is one loop for a process, its threads last as long as the
-process does, and they rest while it forks.
+A child has only the thread that forked it, and every lock in its state at that moment. A C library's lock that another
+thread held stays locked in the child for good: OpenSSL's, for one, which each thread takes at its first use and again
+at its end, after `Thread.join` has returned. So there is one loop per process, its threads live as long as the process,
+and they pause while it forks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A fork waits no longer for a thread that works: for a name to be resolved, say.
+# Longest wait of a fork for a busy thread, such as one that resolves a name.
 _REST_LIMIT_S = 5.0
 
 
 class _Pool(ThreadPoolExecutor):
-    """The loop's threads for whatever blocks, and what they are busy with."""
+    """The loop's threads for blocking calls, and their unfinished work."""
 
     def __init__(self) -> None:
         super().__init__(thread_name_prefix="shardcache-direct")
@@ -39,7 +39,7 @@ class _Pool(ThreadPoolExecutor):
 
 
 class LoopThread:
-    """The loop of this process. A forked child gets another: `loop_here` returns it.
+    """The event loop of this process and its thread. A forked child gets another from `loop_here`.
 
     Attributes:
         loop: the event loop.
@@ -58,15 +58,15 @@ class LoopThread:
         return f"LoopThread({self.loop!r})"
 
     def run(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Begin to run a coroutine function on the loop."""
+        """Start a coroutine function on the loop."""
         return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), self.loop)
 
     def is_current(self) -> bool:
-        """Return whether the caller runs on the loop."""
+        """Return whether the caller runs on the loop's thread."""
         return threading.current_thread() is self._thread
 
     def rest(self) -> None:
-        """Let no thread of the loop do anything from now on until `go_on`."""
+        """Pause all threads of the loop until `go_on`."""
         self._forked = forked = threading.Event()
         if self.loop.is_closed() or self.is_current():
             return
@@ -77,16 +77,16 @@ class LoopThread:
             forked.wait()
 
         self.loop.call_soon_threadsafe(pause)
-        if resting.wait(_REST_LIMIT_S):  # it gives the pool nothing more to do
+        if resting.wait(_REST_LIMIT_S):  # the loop submits no more work to the pool
             wait(list(self._pool.unfinished), _REST_LIMIT_S)
 
     def go_on(self) -> None:
-        """End the rest."""
+        """Continue after `rest`."""
         self._forked.set()
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -> None:
-    """End the thread when the process ends. A child has none, and the loop's selector is its parent's, too."""
+    """Stop the thread when the process ends. A child has no such thread, and shares the selector with its parent."""
     if os.getpid() == pid:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_REST_LIMIT_S)
@@ -96,7 +96,7 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -
 
 _present: LoopThread | None = None
 _inherited: list[LoopThread] = []
-_changing = threading.Lock()  # held by who makes the loop, and by who forks
+_changing = threading.Lock()  # held while the loop is made, and during a fork
 
 
 def loop_here() -> LoopThread:
@@ -124,7 +124,7 @@ def _begin_child() -> None:
     global _present, _changing
     _changing = threading.Lock()
     if _present is not None:
-        _inherited.append(_present)  # never collected: to close its selector would change the parent's
+        _inherited.append(_present)  # never collected: closing its selector would change the parent's
         _present = None
 
 

@@ -1,4 +1,4 @@
-"""Files without a name, for shards that one process reads by itself: gone with it, however it ends."""
+"""Nameless files for shards that one process fetches by itself: freed with the process, however it ends."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shardcache.errors import CacheDirError, CacheError, DiskFullError
 from shardcache.units import size
 
 DIRECT_DIR_ENV = "SHARDCACHE_DIRECT_DIR"
-_REMEDY = f"mend that, or set {DIRECT_DIR_ENV} to a folder on a disk with room for the shards in hand"
+_REMEDY = f"fix that, or set {DIRECT_DIR_ENV} to a folder on a disk with space for the shards being read"
 
 
 class ScratchFile:
-    """A file that is closed, and so gone, once nobody refers to it any more: a thread that still writes it does.
+    """A file that is closed, and so freed, once nothing references it, including threads that still write to it.
 
-    Closing it by hand would free its descriptor's number for the next file that this process opens, and such a thread
+    Closing it explicitly would free its descriptor number for the next file that this process opens, and such a thread
     would write there.
 
     Attributes:
@@ -29,7 +29,7 @@ class ScratchFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Make one. Raises OSError."""
+        """Create the file. Raises OSError."""
         with tempfile.TemporaryFile(dir=folder, prefix="shardcache-", buffering=0) as file:
             self.fd = os.dup(file.fileno())
         self._close = weakref.finalize(self, os.close, self.fd)
@@ -40,16 +40,16 @@ class ScratchFile:
 
     @property
     def path(self) -> Path:
-        """A path by which this process alone can open it, as long as it refers to this object."""
+        """Path by which only this process can open it, while this object is referenced."""
         return Path(f"/proc/self/fd/{self.fd}")
 
     @property
     def path_for_others(self) -> Path:
-        """A path by which another process of the same user can open it while this process has it open."""
+        """Path by which other processes of the same user can open it, while this process has it open."""
         return Path(f"/proc/{os.getpid()}/fd/{self.fd}")
 
     def forget(self) -> None:
-        """Close a forked child's copy, so that the file goes when its owner is done with it."""
+        """Close a forked child's copy, so that the file is freed when its owner is done with it."""
         self._close()
 
 
@@ -65,11 +65,11 @@ os.register_at_fork(after_in_child=_forget_inherited)
 
 
 class Scratch:
-    """The folder of the nameless files.
+    """Folder of the nameless files.
 
     Args:
-        folder: default: `$SHARDCACHE_DIRECT_DIR`, else the temporary directory.
-        min_free: what its filesystem keeps free.
+        min_free: space to keep free on its filesystem.
+        folder: by default `$SHARDCACHE_DIRECT_DIR`, else the temporary directory.
     """
 
     def __init__(self, min_free: Amount, folder: Path | None = None, env: Mapping[str, str] = os.environ) -> None:
@@ -80,7 +80,7 @@ class Scratch:
         return f"Scratch({str(self.folder)!r})"
 
     def file(self, size_bytes: int = 0) -> ScratchFile:
-        """Return an empty file that has room for so many bytes. Blocks; raises OSError."""
+        """Return an empty file with `size_bytes` of space allocated. Blocks; raises OSError."""
         file = ScratchFile(self.folder)
         if size_bytes:
             self.check_room(size_bytes)
@@ -88,23 +88,23 @@ class Scratch:
         return file
 
     def check_room(self, size_bytes: int) -> None:
-        """Raise OSError (ENOSPC) unless so many bytes fit beside what is to stay free."""
+        """Raise OSError (ENOSPC) unless `size_bytes` fit without using the space to keep free."""
         disk = os.statvfs(self.folder)
         free_bytes = disk.f_frsize * disk.f_bavail
         if free_bytes - size_bytes < self._min_free.of(disk.f_frsize * disk.f_blocks):
-            raise OSError(errno.ENOSPC, f"{size(size_bytes)} do not fit beside the free space that is kept")
+            raise OSError(errno.ENOSPC, f"{size(size_bytes)} do not fit within the space that may be used")
 
     @contextmanager
     def errors(self, url: str) -> Iterator[None]:
-        """Name the folder, the shard and what helps in the errors of a block that uses files of this folder."""
+        """Add the folder, the shard and a remedy to errors of the block, which uses files of this folder."""
         try:
             yield
         except OSError as exn:
             raise self.error(exn, url) from exn
         except CacheError as exn:
-            raise type(exn)(f"cannot be kept in {self.folder}: {exn.message}", url=url, remedy=_REMEDY) from exn
+            raise type(exn)(f"cannot be stored in {self.folder}: {exn.message}", url=url, remedy=_REMEDY) from exn
 
     def error(self, exn: OSError, url: str) -> CacheError:
         """Return the error for a file of this folder that cannot be used."""
         kind = DiskFullError if exn.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else CacheDirError
-        return kind(f"cannot be kept in {self.folder} ({exn.strerror})", url=url, remedy=_REMEDY)
+        return kind(f"cannot be stored in {self.folder} ({exn.strerror})", url=url, remedy=_REMEDY)

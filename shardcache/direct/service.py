@@ -1,4 +1,4 @@
-"""The way past the daemon, for code that blocks: requests to the event loop of this process, and what they fetch."""
+"""Direct reads without the daemon, for blocking code: runs requests on the event loop of this process."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _STOP_LIMIT_S = 5.0
 
 
 class Direct:
-    """Reads from the stores with the rights of this process; options as `shardcache serve` would find them here.
+    """Reads from origins with this process's rights, and with the options that `shardcache serve` would find here.
 
-    Belongs to the process that made it: to a forked child it is as good as closed. Making one raises what
-    `check_options` does.
+    Usable only in the process that made it: in a forked child it is closed. The constructor raises what `check_options`
+    raises.
     """
 
     def __init__(self) -> None:
@@ -41,24 +41,23 @@ class Direct:
 
     @staticmethod
     def check_options() -> None:
-        """Raise ConfigError when an option in the environment or in the config file makes no sense."""
+        """Raise ConfigError if an option in the environment or in the config file is invalid."""
         Settings.load({})
 
     def resolve(self, urls: Sequence[str], timeout_s: float) -> list[ShardRef]:
-        """Return the shards that urls, patterns and prefixes stand for.
+        """Return the shards that urls, patterns and prefixes expand to.
 
-        Raises NotFoundError and whatever else the store has to say about them; OriginUnavailableError when it says
-        nothing in time.
+        Raises NotFoundError and the origin's other errors; OriginUnavailableError if it does not answer in time.
         """
         future = self._thread.run(self._tasks.run, self._fetcher.resolve, urls)
         wait([future], timeout_s)
         if not future.done():
             future.cancel()
-            raise OriginUnavailableError(f"the store did not say within {timeout_s:g} s which shards there are")
+            raise OriginUnavailableError(f"the origin did not list its shards within {timeout_s:g} s")
         return future.result()
 
     def fetch(self, ref: ShardRef) -> Fetch:
-        """Begin to fetch a shard."""
+        """Start fetching a shard."""
         wish = Wish(ref)
         return Fetch(self._thread.run(self._tasks.run, self._fetcher.fetch, wish), wish, self._reconsider)
 
@@ -66,12 +65,12 @@ class Direct:
         self._thread.loop.call_soon_threadsafe(self._fetcher.reconsider)
 
     def close(self) -> None:
-        """End what is still being fetched, and the connections. What was fetched stays as long as it is held."""
+        """Cancel unfinished fetches and close the connections. Fetched shards stay as long as they are referenced."""
         self._end()
 
 
 class Fetch:
-    """A shard on its way, or here: what it takes on the disk goes when nobody refers to it any more."""
+    """A shard that is being or has been fetched; its disk space is freed once nothing references it."""
 
     def __init__(self, future: Future[Held], wish: Wish, reconsider: Callable[[], None]) -> None:
         self._future = future
@@ -82,12 +81,12 @@ class Fetch:
         return f"Fetch({self._wish.ref.url!r}, done={self._future.done()})"
 
     def need(self) -> None:
-        """Let it go before what is fetched ahead: the reader has come to it."""
+        """Give it priority over shards fetched ahead: the reader has reached it."""
         self._wish.needed = True
         self._reconsider()
 
     def wait(self, timeout_s: float) -> Leased | None:
-        """Return where it lies, for this process alone; None while it is not there.
+        """Return its paths, valid only in this process; None if it is not fetched in time.
 
         Raises every error of the origin and the shard; DiskFullError and CacheDirError of the scratch folder.
         """
@@ -95,18 +94,18 @@ class Fetch:
         return self._future.result().leased if self._future.done() else None
 
     def explain(self) -> str:
-        """Return what it waits for."""
+        """Return the current step, with its progress."""
         wish = self._wish
         done = f" ({wish.done_bytes / 1e6:.0f} of {wish.total_bytes / 1e6:.0f} MB)" if wish.total_bytes else ""
         return f"{wish.doing}{done}"
 
     def cancel(self) -> None:
-        """Let it be, if it is still on its way."""
+        """Cancel the fetch if it is unfinished."""
         self._future.cancel()
 
 
 class _Tasks:
-    """The tasks of one `Direct` on the loop that all of them share."""
+    """Tasks of one `Direct` on the shared loop."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
@@ -122,7 +121,7 @@ class _Tasks:
             self._running.discard(task)
 
     async def cancel(self) -> None:
-        """Cancel the tasks, and wait for their ends."""
+        """Cancel the tasks and wait for their ends."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -130,13 +129,13 @@ class _Tasks:
 
 
 async def _close(fetcher: Fetcher, tasks: _Tasks) -> None:
-    await tasks.cancel()  # their connections go back before these are closed
+    await tasks.cancel()  # returns their connections before those are closed
     await fetcher.close()
 
 
 def _end(thread: LoopThread, fetcher: Fetcher, tasks: _Tasks, pid: int) -> None:
     if os.getpid() != pid:
-        return  # a forked child has neither the thread nor a say in its loop
+        return  # a forked child has no such thread, and must not touch its loop
     closed = thread.run(_close, fetcher, tasks)
-    if not thread.is_current():  # where the collector finds it
+    if not thread.is_current():  # the garbage collector may run this on the loop
         wait([closed], _STOP_LIMIT_S)

@@ -13,12 +13,12 @@ from shardcache.transport.parts import Parts, PartSums
 
 @dataclass(slots=True)
 class ScratchSink:
-    """A `fetch.sink.Sink`; nothing of it outlives the process, so there is no journal.
+    """A `fetch.sink.Sink` without a journal, since nothing of it outlives the process.
 
     Attributes:
-        obj: what is downloaded.
+        obj: the object that is downloaded.
         part_bytes: size of every part but the last.
-        file: with room for all of it.
+        file: file with space for the whole object.
         done: CRC32C of each finished part, by part number.
     """
 

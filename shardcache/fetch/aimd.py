@@ -1,16 +1,16 @@
-"""How many requests at a time a store takes: found by asking for one more until it says that this is too many."""
+"""AIMD limit on concurrent requests to one origin: probes upward until the origin throttles."""
 
 from __future__ import annotations
 
 
 class Aimd:
-    """A limit of concurrency that adds one after a round of successes and halves when the store is busy. Pure.
+    """Concurrency limit that grows by one after a round of successes and halves when the origin throttles. Pure.
 
-    After D.-M. Chiu and R. Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in
-    Computer Networks", 1989: of the linear rules only this one leads many clients of one store to equal shares.
+    After D.-M. Chiu and R. Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance in Computer
+    Networks", 1989: the only linear rule that leads many clients of one origin to equal shares.
 
-    Requests that were sent under one limit fail together when it was too high, which is one piece of news and not
-    many: a request belongs to the `generation` in which it began, and only the first failure of a generation counts.
+    Requests sent under a limit that was too high fail together, which is one signal, not many: each request belongs to
+    the `generation` in which it began, and only the first failure of a generation counts.
     """
 
     def __init__(self, most: int) -> None:
@@ -23,7 +23,7 @@ class Aimd:
         return f"<Aimd {self.limit} of {self._most}, generation {self.generation}>"
 
     def succeeded(self, generation: int) -> None:
-        """Take note of a request that got its answer; what was sent under another limit says nothing of this one."""
+        """Record an answered request; one sent under another limit says nothing about this one."""
         if generation != self.generation or self.limit == self._most:
             return
         self._successes += 1
@@ -32,7 +32,7 @@ class Aimd:
             self.limit += 1
 
     def refused(self, generation: int) -> None:
-        """Take note of a request that the store was too busy for."""
+        """Record a throttled request."""
         if generation != self.generation:
             return
         self.generation += 1

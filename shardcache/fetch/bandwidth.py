@@ -1,4 +1,4 @@
-"""So many bytes a second over all stores, and the most urgent have them first."""
+"""Bandwidth limit shared by all origins: the most urgent parts go first."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class _Order:
 
 
 class Bandwidth:
-    """Grants bytes before they are read, at most a fiftieth of a second's worth at a time.
+    """Grants byte credit before each read, at most a fiftieth of a second's worth at a time.
 
-    Whose they are is decided when the limiter has let them through and not before, so that waiting readers have all
-    of the rate as long as they take it; equals of different parties take turns, and parts of one shard arrive one
-    after the other. Reads that cannot be cut to measure bring more than was granted: the next grants pay for that.
+    The recipient is chosen only when the limiter lets the bytes through, so that waiting readers get the whole rate for
+    as long as they use it. Parties of equal urgency take turns, and parts of one shard arrive one after the other. A
+    read that cannot be cut to size may exceed its credit; later grants make up for it.
 
     Args:
         limit_bytes_per_s: None for no limit.
@@ -36,8 +36,8 @@ class Bandwidth:
     def __init__(self, limit_bytes_per_s: int | None) -> None:
         self._limited = limit_bytes_per_s is not None
         self._set_pace(limit_bytes_per_s or 0)
-        self._paid_bytes: float = 0  # let through and not granted; negative is what came without a grant
-        self._payment: asyncio.Event | None = None  # under way: whoever orders first makes it for all
+        self._paid_bytes: float = 0  # let through but not granted yet; negative after reads without credit
+        self._payment: asyncio.Event | None = None  # in progress: one order waits for the limiter on behalf of all
         self._orders: list[_Order] = []
         self._rotation = Rotation()
 
@@ -45,7 +45,7 @@ class Bandwidth:
         return f"<Bandwidth {f'{self._most_bytes * _GRANTS_PER_S} bytes/s' if self._limited else 'unlimited'}>"
 
     def change(self, limit_bytes_per_s: int | None) -> None:
-        """Have another limit, None for none; what waits already is let through at the former pace."""
+        """Set another limit, None for none; the grant in progress keeps the former rate."""
         self._limited = limit_bytes_per_s is not None
         if limit_bytes_per_s is not None:
             self._set_pace(limit_bytes_per_s)
@@ -55,7 +55,7 @@ class Bandwidth:
         self._limiter = AsyncLimiter(_BURST_GRANTS * self._most_bytes, _BURST_GRANTS / _GRANTS_PER_S)
 
     async def grant(self, claim: Claim, wanted_bytes: float) -> float:
-        """Wait for leave to read, and return how many bytes: `wanted_bytes` or fewer; any number without a limit."""
+        """Wait for byte credit and return it: at most `wanted_bytes`; infinite without a limit."""
         if not self._limited:
             return math.inf
         order = _Order(claim, min(wanted_bytes, self._most_bytes))
@@ -69,7 +69,7 @@ class Bandwidth:
         return order.size_bytes
 
     def settle(self, unused_bytes: float) -> None:
-        """Take back what a read had leave for and did not bring; negative is what it brought without."""
+        """Take back unused byte credit; negative for bytes read without credit."""
         if self._limited:
             self._paid_bytes += unused_bytes
 

@@ -1,4 +1,4 @@
-"""What a part offers for a connection: how much somebody needs it."""
+"""Priority of a part in the competition for connection slots and bandwidth."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 WAITING = 0
-"""The most urgent class: a reader has nothing to read until this arrives."""
+"""The most urgent class: a reader has nothing to read until this part arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """A claim on a connection, held against others at the moment when one is to be given away.
+    """Priority of a part, compared with others when a connection slot or byte credit is granted.
 
     Attributes:
-        klass: a lower one always goes first; `WAITING` may also take a connection from whoever bids another.
-        deadline_s: within a class and a party the earlier goes first: since when a reader waits, or when it will
+        klass: a lower class always goes first; `WAITING` may also preempt any other class.
+        deadline_s: within a class and a party, the earlier goes first: the time when a reader began to wait, or will
             need the shard. All bids of a class use one clock.
-        party: who needs it. The parties of a class get equal numbers of connections, however many parts each of them
-            wants; bids that name the same party, such as None, go by their deadlines alone.
-        alone: whether a reader reads the shard as it arrives, so that order matters more than throughput: claims for
-            which nobody waits rest as far as they would slow it down. It lasts as long as parts arrive.
+        party: the job, or other client, that needs the part. The parties of a class get equal numbers of connections,
+            however many parts each of them wants; bids of the same party, or of None, are ordered by deadline alone.
+        alone: True if a reader reads the shard as it arrives, so that order matters more than throughput: parts that no
+            reader waits for are paused as far as they would slow it down. Lasts as long as parts arrive.
     """
 
     klass: int
@@ -31,5 +31,5 @@ class Bid:
 
     @property
     def waiting(self) -> bool:
-        """Whether a reader waits for it now."""
+        """True if a reader is waiting for the part."""
         return self.klass == WAITING

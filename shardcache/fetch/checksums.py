@@ -1,4 +1,4 @@
-"""A download's checksums: of its parts as they are written, held against the store's of the whole."""
+"""Part checksums of a download, combined and compared with the origin's checksum of the object."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardcache.transport.parts import PartSums
 
 @dataclass(slots=True)
 class Ledger:
-    """The checksums of one download's parts, by the algorithm that the store has its own in.
+    """Checksums of one download's parts, in the algorithm of the origin's own checksum.
 
-    A part is summed while it is written; only what an earlier run left is read again. CRC32C is the sink's own.
+    A part is summed while it is written; only parts from an earlier run are read back. The sink keeps the CRC32Cs.
     """
 
     sink: Sink
@@ -23,16 +23,16 @@ class Ledger:
 
     @property
     def algorithm(self) -> str | None:
-        """What parts have to be summed by beside CRC32C."""
+        """Algorithm of the origin's checksum; None without a checksum, or if the algorithm is not supported."""
         wanted = self.sink.obj.checksum
         return wanted.algorithm if wanted is not None and wanted.algorithm in ALGORITHMS else None
 
     def record(self, sums: PartSums) -> None:
-        """Keep the checksum of a part."""
+        """Record the checksum of a part."""
         self._sums[sums.index] = sums.checksum
 
     def verify(self) -> None:
-        """Compare the whole with the store's checksum, where it has one. Blocks.
+        """Compare the whole object with the origin's checksum, if it has one. Blocks.
 
         Raises CorruptShardError.
         """
@@ -42,7 +42,7 @@ class Ledger:
         parts = self.sink.crcs() if wanted.algorithm == "crc32c" else self._with_earlier_parts(wanted.algorithm)
         found = combined(wanted.algorithm, parts, self.sink.part_bytes, self.sink.obj.size_bytes)
         if found != wanted.value:
-            message = f"the {wanted.algorithm} of what arrived is {found:x}, that of the store {wanted.value:x}"
+            message = f"the {wanted.algorithm} of the received bytes is {found:x}, the origin's is {wanted.value:x}"
             raise CorruptShardError(message, url=self.sink.obj.url)
 
     def _with_earlier_parts(self, algorithm: str) -> list[int]:
@@ -50,7 +50,7 @@ class Ledger:
         try:
             return self._read_again(algorithm)
         except OSError as exn:
-            raise CacheDirError(f"cannot read {sink.path} again ({exn.strerror})", url=sink.obj.url) from exn
+            raise CacheDirError(f"cannot read back {sink.path} ({exn.strerror})", url=sink.obj.url) from exn
 
     def _read_again(self, algorithm: str) -> list[int]:
         sink = self.sink

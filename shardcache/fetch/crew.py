@@ -1,22 +1,22 @@
-"""How many of a shard's parts are on their way at the same time."""
+"""Part workers of one download: the number of its parts in flight."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 
-# A first part that takes longer shares the line with others, or does not arrive at all.
+# A first part that takes longer shares the link with others, or is not arriving at all.
 _PATIENCE_S = 0.25
 
 
 class Crew:
-    """Workers that take one part after the other: a few at first, one more for each part that arrives, and twice as
-    many whenever time has passed without all of them at work.
+    """Workers that each fetch one part after another: a few at first, one more for each part that arrives, and twice as
+    many each time `patience_s` has passed.
 
     Args:
-        most: workers in the end.
-        parts: what there is to do.
-        fetch: does one part.
+        most: maximum number of workers.
+        parts: numbers of the parts to fetch.
+        fetch: fetches one part.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Crew:
         self._waiting: asyncio.Task[None] | None = None
 
     async def run(self, first: int) -> None:
-        """Fetch every part, `first` of them at once. Raises what fetching them raises, as a group."""
+        """Fetch every part, starting with `first` workers. Raises what `fetch` raises, as a group."""
         async with asyncio.TaskGroup() as group:
             if first < self._most:
                 self._waiting = group.create_task(self._lose_patience(group))

@@ -1,4 +1,4 @@
-"""One shard's bytes: parts over several connections, each tried again where that may help, checked, written."""
+"""Download of a shard: parts over several connections, retried where that may help, checked and written."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ T = TypeVar("T")
 
 
 class Downloader:
-    """Downloads shards; all of them together keep to one number of connections, each store's limit and one rate.
+    """Downloads shards within a total connection limit, a limit per origin and a bandwidth limit.
 
-    Memory is bounded by 2 x `max_connections` requests: those that have a connection, and as many that were paused for
-    more urgent ones. Each holds a block of its body, or all of a part that is asked for a second time or comes through
-    an SDK. A part keeps its slot until it is written, so that a slow disk slows the network down.
+    Memory is bounded by 2 x `max_connections` requests: those that hold a connection slot, and as many preempted ones.
+    Each holds a block of its body, or the whole part if it is a hedged request or comes through an SDK. A part keeps
+    its slot until it is written, so that a slow disk slows the network down.
     """
 
     def __init__(
@@ -65,33 +65,33 @@ class Downloader:
 
     @property
     def pauses(self) -> int:
-        """How often a part was paused for a more urgent one."""
+        """Number of times a part was preempted."""
         return self._slots.pauses
 
     def loads(self) -> list[StoreLoad]:
-        """Return how much is asked of each store, and how much it takes."""
+        """Return the load on each origin, and its limit."""
         return self._slots.loads()
 
     def limit(self, bytes_per_s: int | None) -> None:
-        """Let all downloads together take so much from now on; None for no limit."""
+        """Set the bandwidth limit of all downloads together; None for no limit."""
         self._bandwidth.change(bytes_per_s)
 
     def reconsider(self) -> None:
-        """Re-evaluate priorities now; otherwise that happens some fifty times a second, when a part begins or ends."""
+        """Re-evaluate priorities now; otherwise that happens when a part begins or ends, some fifty times a second."""
         self._slots.deal()
 
     def expect(self, url: str, bid: Callable[[], Bid]) -> AbstractContextManager[None]:
-        """Respect a bid while its download has not begun; see `Slots.expect`."""
+        """Respect the priority of a download that has not begun; see `Slots.expect`."""
         return self._slots.expect(bid, store_of(url))
 
     async def stat(self, origin: Origin, url: str) -> RemoteObject:
-        """Return `origin.stat(url)`, as patiently as a part is fetched. Raises the origin's errors."""
+        """Return `origin.stat(url)`, retried like a part. Raises the origin's errors."""
         return await self.ask(url, lambda received: origin.stat(url))
 
     async def ask(self, url: str, request: Callable[[Received], Awaitable[T]]) -> T:
-        """Return what a small request, or a listing that reports its pages, gives; retried like a part.
+        """Return the result of a small request, or of a listing that reports its pages; retried like a part.
 
-        Raises what the request raises, OriginUnavailableError only after the last try.
+        Raises what the request raises; OriginUnavailableError only after the last attempt.
         """
 
         async def attempt() -> T:
@@ -112,16 +112,16 @@ class Downloader:
         progress: Callable[[int], None],
         coming: Coming | None = None,
     ) -> None:
-        """Fetch every part that the sink misses, in order, and check the whole.
+        """Fetch every part missing from the sink, in order, and check the whole object.
 
         Args:
-            bid: what it bids for connections and bandwidth at the moment.
-            progress: told the bytes on disk, those of an earlier run included.
-            coming: keeps count of those that have come in beyond that.
+            bid: returns the current priority for connections and bandwidth.
+            progress: called with the number of bytes on disk, including those of an earlier run.
+            coming: counts the bytes that have arrived but are not on disk yet.
 
-        Raises the origin's errors once retries cannot help, ShardChangedError at once when the store holds another
-        version, CorruptShardError when the whole differs from the store's checksum or ETag, and the sink's errors. The
-        first error ends every part of this shard; what is written stays.
+        Raises the origin's errors once retries cannot help, ShardChangedError without a retry when the origin holds
+        another version, CorruptShardError when the object differs from the origin's checksum or ETag, and the sink's
+        errors. The first error cancels all parts of the shard; finished parts are kept.
         """
         download = _Download(origin, obj, sink, bid, progress, coming or Coming())
         missing = sink.missing()
@@ -130,7 +130,7 @@ class Downloader:
         elif missing:
             await self._whole(download)
         if not obj.guarded and (await self.stat(origin, obj.url)).version != obj.version:
-            raise ShardChangedError("the object was replaced while it was read", url=obj.url)
+            raise ShardChangedError("the object was replaced during the download", url=obj.url)
         await asyncio.to_thread(download.ledger.verify)
         await self._etags.verify(obj, sink.path)
 
@@ -138,7 +138,7 @@ class Downloader:
         download.start(missing)
         crew = Crew(self._shard_connections, iter(missing), partial(self._part, download))
         try:
-            # Who has nothing yet can read the beginning first: the fewer share the line, the sooner it is here.
+            # A reader that waits can start at the beginning: the fewer parts share the link, the sooner that arrives.
             await crew.run(1 if download.bid().alone else self._shard_connections)
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
@@ -158,7 +158,7 @@ class Downloader:
                 try:
                     return await self._requests.fetch(piece)
                 except OriginUnavailableError:
-                    if not piece.claim.paused:  # a store may hang up on who rests; that says nothing of the store
+                    if not piece.claim.paused:  # an origin may close a paused connection; that is not a failure
                         raise
                 except PartFileError as exn:
                     raise download.sink.disk_error(exn.cause) from exn.cause
@@ -168,7 +168,7 @@ class Downloader:
 
 @dataclass(slots=True)
 class _Download:
-    """What the parts of one download share."""
+    """State shared by the parts of one download."""
 
     origin: Origin
     obj: RemoteObject
@@ -183,18 +183,18 @@ class _Download:
         self.ledger = Ledger(self.sink)
 
     def piece(self, first: int, count: int) -> Piece:
-        """Return consecutive parts as they are to be asked for, with a claim that is later than those before it."""
+        """Return consecutive parts as one request, whose claim ranks after those of earlier parts."""
         parts = replace(self.sink.parts(first, count), algorithm=self.ledger.algorithm)
         claim = Claim(self.bid, store_of(self.obj.url))
         return Piece(self.origin, self.obj, parts, claim, partial(self.coming.begin, first))
 
     def start(self, missing: list[int] | range) -> None:
-        """Take note of what is on disk already."""
+        """Count the bytes that are already on disk."""
         self.done_bytes = self.obj.size_bytes - sum(self.sink.parts(index, 1).size_bytes for index in missing)
         self.progress(self.done_bytes)
 
     def record(self, finished: list[PartSums]) -> None:
-        """Count parts as written."""
+        """Record finished parts."""
         self.coming.end(finished[0].index)
         for sums in finished:
             self.sink.record(sums)

@@ -1,11 +1,11 @@
-"""Whether what arrived is what the store's ETag says, where that is an MD5 and nothing better is known.
+"""Check of received bytes against the origin's ETag, if that is an MD5 and there is no better checksum.
 
-An ETag may be the MD5 of the object, and nothing in it says so: S3 makes it that for what was uploaded in one piece and
-not encrypted with a key of KMS or the customer's, other stores as they please. So a difference alone proves nothing:
+An ETag may be the MD5 of the object, but does not say so: in S3 it is for objects uploaded in one piece and not
+encrypted with a KMS or customer key; other object stores vary. So a mismatch alone proves nothing:
 
-- It means damage where another object of the same store agreed with its ETag: 128 bits do not agree by chance.
-- Elsewhere the object is fetched once more. Bytes that differ from those of the first try were damaged on the way; the
-  same ones again, and the ETag is taken for something else than an MD5, there and from then on.
+- It means damage if another object of the same origin matched its ETag: 128 bits do not match by chance.
+- Otherwise the object is fetched once more. If the bytes differ from the first attempt's, they were damaged in transit;
+  if they are the same, the origin's ETags are not MD5s and are ignored from then on.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _REMEMBERED = 1024
 
 
 class Etags:
-    """What is known of stores' ETags."""
+    """Knowledge of which origins' ETags are MD5s."""
 
     def __init__(self) -> None:
-        self._digests: set[str] = set()  # stores of which an object agreed
-        self._other: set[str] = set()  # stores whose ETags are something else
-        self._doubted: dict[tuple[str, str], int] = {}  # what came under a url and version, and disagreed
+        self._digests: set[str] = set()  # origins where an object matched its ETag
+        self._other: set[str] = set()  # origins whose ETags are not MD5s
+        self._doubted: dict[tuple[str, str], int] = {}  # MD5s that did not match, by url and version
 
     def __repr__(self) -> str:
         return f"<Etags MD5 at {sorted(self._digests)}, something else at {sorted(self._other)}>"
 
     async def verify(self, obj: RemoteObject, path: Path) -> None:
-        """Compare a file with its object's ETag, as far as that says anything.
+        """Compare a file with its object's ETag, if that may be an MD5.
 
         Raises CorruptShardError; CacheDirError when the file cannot be read.
         """
@@ -46,25 +46,25 @@ class Etags:
         try:
             found = await asyncio.to_thread(_md5, path)
         except OSError as exn:
-            raise CacheDirError(f"cannot read {path} again ({exn.strerror})", url=obj.url) from exn
+            raise CacheDirError(f"cannot read back {path} ({exn.strerror})", url=obj.url) from exn
         self.judge(obj, obj.checksum.value, found)
 
     def judge(self, obj: RemoteObject, wanted: int, found: int) -> None:
-        """Take note of an object's ETag and of the MD5 of what arrived. Raises CorruptShardError."""
+        """Compare an object's ETag with the MD5 of the received bytes, and learn from it. Raises CorruptShardError."""
         store, name = store_of(obj.url), (obj.url, obj.version)
         if found == wanted:
             self._digests.add(store)
             self._doubted.pop(name, None)
         elif store not in self._digests and self._doubted.get(name) == found:
             self._other.add(store)
-            log.warning("the store's ETags are no MD5 of its objects; they are not compared any more", store=store)
+            log.warning("the origin's ETags are not MD5s; no longer comparing them", store=store)
         else:
             self._doubt(name, found)
             raise CorruptShardError(
-                f"the MD5 of what arrived is {found:032x}, the store's ETag {wanted:032x}",
+                f"the MD5 of the received bytes is {found:032x}, the origin's ETag is {wanted:032x}",
                 url=obj.url,
-                remedy="upload the shard again; if the ETag was never meant to be its MD5, put `verify_etag = false` "
-                "into the [[origin]] table for it",
+                remedy="upload the shard again; if the ETag is not meant to be its MD5, set `verify_etag = false` "
+                "in its [[origin]] table",
             )
 
     def _doubt(self, name: tuple[str, str], found: int) -> None:

@@ -1,7 +1,7 @@
-"""When a part is so late that it is worth asking for a second time.
+"""Hedged requests: a second request for a part that is late.
 
 After J. Dean and L. A. Barroso, "The Tail at Scale", Communications of the ACM 56(2), 2013: a second request for the
-slowest per cent of answers takes the tail off for a per cent or so of more requests.
+slowest one per cent of answers removes the latency tail at the cost of about one per cent more requests.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 HEDGED_SHARE = 0.03
-"""Most second requests, as a share of all."""
+"""Maximum share of requests that are hedged."""
 
 _PERCENTILE = 0.99
-# Where more than one answer in a hundred hangs, the percentile is the time of one of those, and no limit at all.
+# If more than one answer in a hundred hangs, the percentile is the time of a hung answer and useless as a limit.
 _MEDIANS = 5
-_LEAST_OBSERVED = 100  # of fewer the 99th percentile is the slowest of all
+_LEAST_OBSERVED = 100  # with fewer, the 99th percentile is the slowest of all
 _OBSERVED = 1000
-# However the others fare, a part that takes so many times its patience is late.
+# A part that takes this many times its patience is late, however slow the others are.
 _MOST_PATIENCE = 5
-# What takes no longer is no tail; another request would cost more than it could save.
+# Shorter times are not worth a second request: it would cost more than it could save.
 _LEAST_PATIENCE_S = 0.05
 _MOST_CREDIT = 8.0
 
 
 @dataclass(slots=True)
 class _Times:
-    """The times of the last parts, in the order in which they came and by length."""
+    """Times of the latest parts, in order of arrival and sorted."""
 
     last_s: deque[float] = field(default_factory=deque)
     sorted_s: list[float] = field(default_factory=list)
@@ -57,12 +57,12 @@ class _Store:
 
 
 class Hedging:
-    """What was seen of each store's times, and how many second requests these have earned. Pure.
+    """Part times of each origin, and the hedged requests that they allow. Pure.
 
-    Parts are compared with parts of a like size: within a factor of two.
+    Parts are compared with parts of a similar size: within a factor of two.
 
     Args:
-        share: of a store's requests that may be asked twice; 0 for none.
+        share: maximum share of an origin's requests that are hedged; 0 for none.
     """
 
     def __init__(self, share: float = HEDGED_SHARE) -> None:
@@ -73,13 +73,13 @@ class Hedging:
         return f"<Hedging {self._share:.0%} of requests to {sorted(self._stores)}>"
 
     def took(self, store: str, size_bytes: int, time_s: float) -> None:
-        """Take note of a part that came, by whichever request: how long after the first."""
+        """Record the time from a part's first request to its arrival, whichever request brought it."""
         known = self._stores[store]
         known.times[size_bytes.bit_length()].add(time_s)
         known.credit = min(_MOST_CREDIT, known.credit + self._share)
 
     def patience_s(self, store: str, size_bytes: int) -> float | None:
-        """Return how long to wait for a part until it is late; None while too little is known of the store."""
+        """Return the time after which a part may be late; None while too few times are known."""
         times = self._stores[store].times[size_bytes.bit_length()]
         if not self._share or len(times.last_s) < _LEAST_OBSERVED:
             return None
@@ -92,10 +92,10 @@ class Hedging:
         """Return the time after which a second request is likely to bring a part sooner than the first.
 
         Args:
-            patience_s: as it was when the first request was sent.
-            received_bytes: what that has brought so far.
-            others_bytes_per_s: rates of the store's other parts under way. On a full line all of them are slow, and
-                another request would be as slow.
+            patience_s: the patience when the first request was sent.
+            received_bytes: received by the first request so far.
+            others_bytes_per_s: rates of the origin's other parts in flight. On a saturated link all of them are slow,
+                and a second request would be just as slow.
         """
         if others_bytes_per_s:
             again_s = size_bytes / max(median(others_bytes_per_s), 1.0)
@@ -105,7 +105,7 @@ class Hedging:
         return min(max(patience_s, again_s * received_bytes / left_bytes), _MOST_PATIENCE * patience_s)
 
     def spend(self, store: str) -> bool:
-        """Tell whether there may be one more second request, and count it."""
+        """Return whether one more hedged request is allowed, and count it."""
         known = self._stores[store]
         if known.credit < 1.0:
             return False
@@ -118,13 +118,13 @@ async def race(
     patience_s: float,
     second: Callable[[Callable[[], Awaitable[bool]]], Coroutine[Any, Any, T]],
 ) -> tuple[T, bool]:
-    """Run `first`, after a while `second` as well, until one is done. The other has ended, too, when this returns.
+    """Run `first`, and `second` as well after `patience_s`, until one is done; the other has ended when this returns.
 
     Args:
-        second: is given a function that ends `first` and returns whether it could; only then may it do what must not
-            be done twice. That it returns without having called it, or fails to, is no end of `first`.
+        second: called with a function that cancels `first` and returns whether it could; only after that may `second`
+            do what must not be done twice. If it returns without having cancelled `first`, `first` goes on.
 
-    Returns the result, and whether it is that of `first`. Raises what either raises; then the other is cancelled.
+    Returns the result, and True if it is that of `first`. Raises what either raises, after cancelling the other.
     """
     try:
         async with asyncio.TaskGroup() as group:

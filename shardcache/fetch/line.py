@@ -1,4 +1,4 @@
-"""Estimate of how many connections fill the line to a store. Pure."""
+"""Estimate of the number of connections that saturate the link to an origin. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from statistics import median
 # estimate rises, and more connections are tried again.
 _OBSERVED = 64
 _QUICK = 0.1
-# One slow part says nothing about the line.
+# One slow part says nothing about the link.
 _NEWEST = 5
-# A connection is idle between two parts; and a line that is wider than it seems shows only when more is tried.
+# Connections are idle between parts, and a faster link than estimated shows only when more connections are tried.
 _SPARE = 2
 
 
 class Line:
-    """Estimates the number of connections from the parts that arrive: n connections whose parts take k times as long
-    as quick ones do the work of n / k.
+    """Estimates the number of connections from the parts that arrive: n connections whose parts take k times as long as
+    quick ones do the work of n / k.
 
     Parts are compared with parts of a similar size: within a factor of two.
     """

@@ -1,7 +1,7 @@
-"""Claims that wait for a slot, in the order in which they are served. Pure.
+"""Queue of claims waiting for a connection slot, in the order in which they are served. Pure.
 
-No decision looks at more than a few of them: claims that share a bid are one group, groups of one party and class
-stand in one line, and lines are sorted by rank.
+Each decision looks at only a few claims: those that share a bid form a group, groups of one origin, class and party
+form a line, and lines are sorted by rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardcache.fetch.rotation import Rotation
 
 
 class Waiter(Protocol):
-    """A claim as the queue knows it: by a number that grows from one to the next."""
+    """A claim as the queue sees it: a number that grows from claim to claim."""
 
     arrival: int
 
@@ -25,20 +25,20 @@ class Waiter(Protocol):
 W = TypeVar("W", bound=Waiter)
 
 Rank = tuple[int, int, int, float, int]
-"""Class, slots that the party holds in it, when it was last served, deadline, arrival."""
+"""Class, slots that the party holds in that class, the party's last turn, deadline, arrival."""
 
 
 @dataclass(slots=True, eq=False)
 class Group(Generic[W]):
-    """Claims of one download on one store.
+    """Claims of one download on one origin.
 
     Attributes:
-        ask: returns what they bid at the moment.
-        bid: what they bid when they were last asked.
-        queued: those that wait, first come first.
-        holding: those that hold a slot.
-        clears: whether others of its store rest for it.
-        expected: whether it counts though it may have no claims yet.
+        ask: returns their current bid.
+        bid: the bid returned last.
+        queued: claims that wait, first come first.
+        holding: claims that hold a slot.
+        clears: True while other claims on the origin are paused for it.
+        expected: True if the group counts even without claims.
     """
 
     ask: Callable[[], Bid]
@@ -51,41 +51,41 @@ class Group(Generic[W]):
 
     @property
     def place(self) -> tuple[float, int]:
-        """Place among the groups of its party."""
+        """Sort key among the groups of its line."""
         return self.bid.deadline_s, self.queued[0].arrival
 
 
 @dataclass(slots=True, eq=False)
 class _Line(Generic[W]):
-    """The groups with queued claims of one store, class and party."""
+    """Groups with queued claims of one origin, class and party."""
 
     store: str
     klass: int
     party: Hashable
     groups: list[Group[W]] = field(default_factory=list)
-    rank: Rank = (0, 0, 0, 0.0, 0)  # under which it stands in the order of its store
+    rank: Rank = (0, 0, 0, 0.0, 0)  # its sort key among the lines of its origin
 
 
 class Queue(Generic[W]):
-    """Groups of claims. Whatever changes a group goes through it, so that its lines stay in order.
+    """Groups of claims; every change to a group goes through the queue, so that its lines stay sorted.
 
-    First comes the lowest class; in it the party that holds fewest slots, then the one that was served longest ago; of
-    its claims that with the earliest deadline, then the first come.
+    The lowest class goes first; within it the party that holds the fewest slots, then the party served longest ago; of
+    its claims the one with the earliest deadline, then the first to arrive.
     """
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, int, Hashable], _Line[W]] = {}
-        self._orders: defaultdict[str, list[_Line[W]]] = defaultdict(list)  # by store
+        self._orders: defaultdict[str, list[_Line[W]]] = defaultdict(list)  # by origin
         self._lines_of: defaultdict[Hashable, set[_Line[W]]] = defaultdict(set)  # by party
         self._held: Counter[tuple[int, Hashable]] = Counter()  # slots by class and party
         self._rotation = Rotation()
 
     def stores(self) -> Iterator[str]:
-        """Yield the stores that have claims waiting."""
+        """Yield the origins with queued claims."""
         return iter(self._orders)
 
     def best(self, store: str) -> tuple[Rank, Group[W]]:
-        """Return the group of a store whose first claim is served next, and its rank."""
+        """Return the rank of an origin's claim to be served next, and its group."""
         line = self._orders[store][0]
         return line.rank, line.groups[0]
 
@@ -96,19 +96,19 @@ class Queue(Generic[W]):
         return bid.klass, share, last, bid.deadline_s, claim.arrival
 
     def put(self, group: Group[W], claim: W) -> None:
-        """Let a claim wait."""
+        """Add a claim to the queue."""
         self._unfile(group)
         insort(group.queued, claim, key=_arrival)
         self._file(group)
 
     def take(self, group: Group[W], claim: W) -> None:
-        """Let a claim wait no longer."""
+        """Remove a claim from the queue."""
         self._unfile(group)
         group.queued.remove(claim)
         self._file(group)
 
     def hold(self, group: Group[W], claim: W) -> None:
-        """Note that a claim was served."""
+        """Record that a claim got a slot."""
         group.holding.add(claim)
         forgotten = self._rotation.serve(group.bid.party)
         self._count(group.bid, 1)
@@ -116,12 +116,12 @@ class Queue(Generic[W]):
             self._sort(self._lines_of[party])
 
     def release(self, group: Group[W], claim: W) -> None:
-        """Note that a claim has no slot any more."""
+        """Record that a claim no longer holds a slot."""
         group.holding.discard(claim)
         self._count(group.bid, -1)
 
     def change(self, group: Group[W], bid: Bid) -> None:
-        """Let a group's claims bid something else."""
+        """Change the bid of a group's claims."""
         if bid == group.bid:
             return
         self._unfile(group)

@@ -1,4 +1,4 @@
-"""Requests for bodies: each with a slot and limits of time; two for a part whose first is late."""
+"""Requests for object bodies: each with a connection slot and a stall timeout, and hedged if late."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from shardcache.origin.base import Origin, RemoteObject
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
 
-# While the others are as slow as a late part, it is looked at again when a tenth more of its time has passed.
+# While the other parts are as slow as a late one, check again after a tenth more of its time.
 _LOOK_AGAIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one request fetches: a part, or the whole of an object without ranges.
+    """Bytes fetched by one request: a part, or the whole of an object without ranges.
 
     Attributes:
-        begun: called with each tap through which it comes, but for a second request's.
+        begun: called with the tap of each attempt, except those of hedged requests.
     """
 
     origin: Origin
@@ -39,7 +39,7 @@ class Piece:
 
 
 class Requests:
-    """Sends requests as slots, bandwidth and hedging allow, and counts what comes."""
+    """Sends requests as slots, bandwidth and hedging allow, and counts received bytes."""
 
     def __init__(
         self, slots: Slots, bandwidth: Bandwidth, hedging: Hedging, counters: Counters, stall_timeout_s: float
@@ -52,7 +52,7 @@ class Requests:
         self._stall_timeout_s = stall_timeout_s
 
     async def fetch(self, piece: Piece) -> list[PartSums]:
-        """Ask for a piece, for a second time where it is late, and return its parts' checksums once it is written.
+        """Fetch a piece, hedged if late, and return its parts' checksums once it is written.
 
         Raises what the origin raises for the first request, and PartFileError.
         """
@@ -69,7 +69,7 @@ class Requests:
 
     @contextmanager
     def _tap(self, piece: Piece, claim: Claim) -> Iterator[Tap]:
-        """Lend what one request reads through; during the block its claim can be paused."""
+        """Provide the tap of one request; during the block its claim can be paused."""
         self._counters.origin_requests += 1
         watch = Watch(self._stall_timeout_s, piece.obj.url, self._count, LEAST_BYTES_PER_S)
         tap = claim.work = Tap(watch, piece.parts.size_bytes, partial(self._bandwidth.grant, claim))
@@ -82,7 +82,7 @@ class Requests:
             self._bandwidth.settle(tap.leave_bytes)
 
     async def _first_of_two(self, piece: Piece, tap: Tap) -> tuple[list[PartSums] | None, bool]:
-        """Return the checksums of whichever answer was written, and whether it is the first request's."""
+        """Return the checksums of the answer that was written, and True if it is the first request's."""
         size_bytes = piece.parts.size_bytes
         patience_s = self._hedging.patience_s(piece.claim.store, size_bytes) if piece.obj.ranges else None
         reading = self._read(piece, tap, None)
@@ -108,10 +108,10 @@ class Requests:
         except OriginError:
             if first_has_ended:
                 raise
-        return None  # the first may still come; what the store says of it counts
+        return None  # the first may still arrive; its outcome counts
 
     async def _is_late(self, piece: Piece, first: Tap, patience_s: float) -> None:
-        """Return once a second request is likely to bring a piece sooner than the first does."""
+        """Return once a second request is likely to bring a piece sooner than the first."""
         await first.worked.reaches(patience_s)
         while (due_s := self._due_s(piece, first, patience_s)) > (elapsed_s := first.worked.elapsed_s):
             await first.worked.reaches(max(due_s, _LOOK_AGAIN * elapsed_s))

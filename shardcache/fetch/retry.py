@@ -1,4 +1,4 @@
-"""Asking again: what for, and how long after."""
+"""Retries with backoff."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ T = TypeVar("T")
 class Backoff:
     """Full-jitter exponential backoff: a random time below a bound that doubles with each failure.
 
-    After M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015: while many clients contend,
-    full jitter needs the fewest calls of the variants compared there.
+    After M. Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog, 2015: while many clients contend, full
+    jitter needs the fewest calls of the variants compared there.
     """
 
     base_s: float = 0.25
     cap_s: float = 15.0
 
     def bound_s(self, failures: int) -> float:
-        """Return the longest pause after so many failures (1 or more)."""
+        """Return the longest pause after a number of failures (1 or more)."""
         return min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 64))
 
     def pause_s(self, failures: int, uniform: float) -> float:
@@ -39,11 +39,11 @@ BACKOFF = Backoff()
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often one asks a store, and how soon again.
+    """Retry policy for requests to origins.
 
     Attributes:
-        attempts: tries in all.
-        counters: where it is counted what was tried again, and what was given up.
+        attempts: maximum number of attempts, the first included.
+        counters: count retries and requests given up.
     """
 
     attempts: int
@@ -53,8 +53,8 @@ class Retry:
     async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return what `attempt` returns.
 
-        Tries again only after OriginUnavailableError: against nothing else would it help. Raises the last try's
-        error, which says how many there were.
+        Retries only after OriginUnavailableError: any other error would recur. Raises the last attempt's error, with
+        the number of attempts.
         """
         try:
             return await self._call(attempt)
@@ -72,5 +72,5 @@ class Retry:
         try:
             return await attempt()
         except OriginUnavailableError as exn:
-            message = f"{exn.message} (given up after {self.attempts} tries)"
+            message = f"{exn.message} (given up after {self.attempts} attempts)"
             raise type(exn)(message, url=exn.url, remedy=exn.remedy) from exn

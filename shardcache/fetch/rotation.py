@@ -1,4 +1,4 @@
-"""Whose turn it is among parties that are equal otherwise."""
+"""Round-robin among otherwise equal parties."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _REMEMBERED = 1024
 
 
 class Rotation:
-    """Remembers, of the parties served last, which of them was served longest ago."""
+    """Order in which the most recent parties were last served."""
 
     def __init__(self) -> None:
         self._turns = count(1)
-        self._last: dict[Hashable, int] = {}  # who was served last is at the end
+        self._last: dict[Hashable, int] = {}  # the party served last is at the end
 
     def serve(self, party: Hashable) -> Hashable:
-        """Note that it is this party's turn now; return the one that is forgotten for it, or None."""
+        """Record a party's turn; return the party forgotten to make room, or None."""
         self._last.pop(party, None)
         self._last[party] = next(self._turns)
         if len(self._last) <= _REMEMBERED:
@@ -26,5 +26,5 @@ class Rotation:
         return forgotten
 
     def last(self, party: Hashable) -> int:
-        """Return when a party had its last turn, as a number that grows; 0 for never."""
+        """Return the number of a party's last turn, later turns having larger numbers; 0 for none."""
         return self._last.get(party, 0)

@@ -11,12 +11,12 @@ from shardcache.transport.parts import Parts, PartSums
 
 
 class Sink(Protocol):
-    """A file that is filled part by part, in any order; `store.partial.Partial` is one.
+    """A file that is filled part by part, in any order, such as `store.partial.Partial`.
 
     Attributes:
-        obj: what is downloaded.
+        obj: the object that is downloaded.
         part_bytes: size of every part but the last.
-        path: the file itself, which may be read once no part is missing.
+        path: the file itself, readable once no part is missing.
     """
 
     @property
@@ -32,10 +32,10 @@ class Sink(Protocol):
         """Return the numbers of the parts still to be written, in order."""
 
     def parts(self, first: int, count: int) -> Parts:
-        """Return consecutive parts as they are to be written."""
+        """Return the `Parts` for writing consecutive parts."""
 
     def record(self, sums: PartSums) -> None:
-        """Count a part as written."""
+        """Record a finished part."""
 
     def disk_error(self, exn: OSError) -> ShardcacheError:
         """Return the error for a write that failed."""

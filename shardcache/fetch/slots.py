@@ -20,30 +20,30 @@ from shardcache.fetch.queue import Group, Queue
 
 
 class Pausable(Protocol):
-    """What goes on while a slot is held, and rests while the slot is somebody else's."""
+    """Work that runs while its claim holds a slot, and pauses otherwise."""
 
     def halt(self) -> None:
-        """Rest from now on."""
+        """Pause."""
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue after `halt`."""
 
 
-# A download whose parts do not arrive does not hold up the others for longer.
+# A download whose parts do not arrive holds up the others for no longer than this.
 _ALONE_S = 1.0
-# What is bid changes with every step of a reader; to ask all downloads for each part would take longer than some parts.
+# Bids change with every step of a reader; asking all downloads at each part would take longer than some parts do.
 ASK_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLoad:
-    """What is asked of one store.
+    """Load on one origin.
 
     Attributes:
         name: protocol and bucket or host.
-        connections: requests under way; paused ones do not count.
-        limit: how many at a time it seems to take.
-        busy: how often the limit had to be lowered.
+        connections: requests in flight; paused ones do not count.
+        limit: current estimate of the concurrent requests that it accepts.
+        busy: number of times the limit was lowered.
     """
 
     name: str
@@ -54,14 +54,14 @@ class StoreLoad:
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One part's claim on a slot; used again for each of its tries, so that these keep their place among equals.
+    """One part's claim on a connection slot; reused for each attempt, so that retries keep their place among equals.
 
     Attributes:
-        bid: asked whenever a slot is to be given away.
-        store: whose limit of concurrency it falls under.
-        work: what can be paused while the slot is held; None where nothing can.
-        paused: whether it was, since it was last granted a slot anew.
-        company: slots of its store that were held when it was granted one, including its own.
+        bid: returns the current priority.
+        store: origin under whose concurrency limit it falls.
+        work: can be paused while the slot is held; None where nothing can.
+        paused: True if it was preempted during the current attempt.
+        company: slots held on its origin when it was granted one, including its own.
         arrival: a number that grows from claim to claim.
     """
 
@@ -75,7 +75,7 @@ class Claim:
     company: int = 0
 
     def again(self) -> Claim:
-        """Return one for a second request for the same part; it has the place among equals of the first."""
+        """Return a claim for a hedged request, with the same place among equals."""
         return Claim(self.bid, self.store, arrival=self.arrival)
 
     @property
@@ -87,19 +87,19 @@ _Group: TypeAlias = "Group[Claim]"
 
 
 class Slots:
-    """So many claims hold a slot at a time; a waiting reader's takes one from a claim for which nobody waits.
+    """Fixed number of connection slots; a waiting reader's claim preempts one that no reader waits for.
 
-    `Queue` says which of those that wait goes first. What they bid changes while they wait: they are asked when one
-    of them comes, by `deal`, and every so often.
+    `Queue` decides which queued claim goes first. Bids change with time: they are read again by `deal`, and whenever a
+    claim comes or goes if `ASK_AGAIN_S` has passed.
 
-    While a claim is `alone`, only as many claims of its store run as fill the line, the most urgent ones: more would
-    make each of its parts late. Until the line is measured, claims for which nobody waits do not run at all.
+    While a claim is `alone`, only as many claims on its origin run as saturate the link, the most urgent ones: more
+    would delay each of its parts. Until the link is measured, claims that no reader waits for do not run at all.
 
-    A claim that loses its slot pauses, and queues with its own bid for the next. At most as many claims are paused
-    as there are slots, so whatever each of them occupies exists twice that often at the most.
+    A preempted claim pauses, and queues for another slot with its own bid. At most as many claims are paused as there
+    are slots, so at most twice as many claims as slots occupy memory.
 
     Args:
-        count: slots of all stores together, which is also where each store's own limit begins.
+        count: slots of all origins together, and the initial limit of each origin.
     """
 
     def __init__(self, count: int) -> None:
@@ -108,13 +108,13 @@ class Slots:
         self._queue = Queue[Claim]()
         self._holding: dict[Claim, _Group] = {}
         self._waiting: dict[Claim, _Group] = {}
-        self._paused: dict[Claim, _Group] = {}  # of those that wait
-        self._held: Counter[str] = Counter()  # slots by store
-        self._lesser: Counter[str] = Counter()  # of these, those for which nobody waits
-        self._clearing: Counter[str] = Counter()  # groups for which others of the store rest
+        self._paused: dict[Claim, _Group] = {}  # those of `_waiting` that were preempted
+        self._held: Counter[str] = Counter()  # slots by origin
+        self._lesser: Counter[str] = Counter()  # those of `_held` that no reader waits for
+        self._clearing: Counter[str] = Counter()  # groups that others are paused for, by origin
         self._limits: dict[str, Aimd] = {}
         self._lines: defaultdict[str, Line] = defaultdict(Line)
-        self._alone_until_s: WeakKeyDictionary[Callable[[], Bid], float] = WeakKeyDictionary()  # of each download
+        self._alone_until_s: WeakKeyDictionary[Callable[[], Bid], float] = WeakKeyDictionary()  # by download
         self._ask_again_s = 0.0
         self._pauses = 0
 
@@ -123,30 +123,30 @@ class Slots:
 
     @property
     def pauses(self) -> int:
-        """How often a claim lost its slot to a more urgent one."""
+        """Number of times a claim was preempted or paused for one that is `alone`."""
         return self._pauses
 
     def loads(self) -> list[StoreLoad]:
-        """Return the stores that were ever read from."""
+        """Return the load on every origin used so far."""
         return [StoreLoad(name, self._held[name], aimd.limit, aimd.generation) for name, aimd in self._limits.items()]
 
     def is_throttled(self, store: str) -> bool:
-        """Tell whether a store takes fewer requests at present than there are slots."""
+        """Return whether an origin currently accepts fewer requests than there are slots."""
         return store in self._limits and self._limits[store].limit < self._count
 
     def took(self, claim: Claim, size_bytes: int, time_s: float) -> None:
-        """Record a part that arrived while `claim` held its slot, and how long it was read."""
+        """Record the size and read time of a part that arrived while `claim` held its slot."""
         self._lines[claim.store].took(size_bytes, time_s, (claim.company + self._held[claim.store]) / 2)
         if claim.bid in self._alone_until_s:
             if not self._is_alone(claim.bid):
-                self._ask_again_s = 0.0  # its precedence had ended, and begins again
+                self._ask_again_s = 0.0  # its precedence had expired, and begins again
             self._prolong(claim.bid)
 
     @asynccontextmanager
     async def hold(self, claim: Claim) -> AsyncIterator[None]:
-        """Hold a slot for the block, with interruptions while `claim.work` is set.
+        """Hold a slot during the block; it may be preempted while `claim.work` is set.
 
-        A block that ends with OriginBusyError lowers its store's limit, one that ends well may raise it.
+        A block that ends with OriginBusyError lowers the origin's limit; one that succeeds may raise it.
         """
         limit = self._limits.setdefault(claim.store, Aimd(self._count))
         claim._granted, claim.paused = asyncio.get_running_loop().create_future(), False
@@ -165,7 +165,7 @@ class Slots:
 
     @contextmanager
     def expect(self, bid: Callable[[], Bid], store: str) -> Iterator[None]:
-        """Respect the bid of a download that has not claimed a slot yet: if it is `alone`, no planned one begins."""
+        """Respect the bid of a download that has not claimed a slot yet: if it is `alone`, no planned part begins."""
         group = self._group(bid, store)
         group.expected = True
         self._deal()
@@ -177,7 +177,7 @@ class Slots:
             self._deal()
 
     def deal(self) -> None:
-        """Give every slot to whom it belongs at this moment; call it when a bid became more urgent."""
+        """Re-evaluate all bids and reassign slots; call it when a bid has become more urgent."""
         self._ask_all()
         self._deal()
 
@@ -209,7 +209,7 @@ class Slots:
         group.clears = clears
 
     def _is_alone(self, ask: Callable[[], Bid]) -> bool:
-        """Tell whether a download has precedence: for a moment from the first question and from each of its parts."""
+        """Return whether a download has precedence: for `_ALONE_S` from the first call, and from each of its parts."""
         if ask not in self._alone_until_s:
             self._prolong(ask)
         return asyncio.get_running_loop().time() < self._alone_until_s[ask]
@@ -220,7 +220,7 @@ class Slots:
         loop.call_later(_ALONE_S, self.deal)
 
     def _clear(self) -> None:
-        """Pause claims for which nobody waits, as far as the line is too full for a claim that is `alone`."""
+        """Pause claims that no reader waits for, as far as they would slow down a claim that is `alone`."""
         for store in [store for store, groups in self._clearing.items() if groups and self._lesser[store]]:
             least = self._lines[store].connections or 0
             while self._held[store] > least and self._may_pause_more and (victims := self._victims_in(store)):
@@ -233,7 +233,7 @@ class Slots:
         return self._first(store for store in self._queue.stores() if not self._is_full(store))
 
     def _first(self, stores: Iterable[str], *, waiting: bool = False) -> Claim | None:
-        """Return the claim that goes first in some stores; where planned claims rest, one for which a reader waits."""
+        """Return the first claim on some origins: only a waiting reader's, if `waiting` or if no others may run."""
         bests = map(self._queue.best, stores)
         fit = [(rank, group) for rank, group in bests if group.bid.waiting or not (waiting or self._rests(group.store))]
         return min(fit, key=itemgetter(0))[1].queued[0] if fit else None
@@ -243,7 +243,7 @@ class Slots:
         return len(self._paused) < self._count
 
     def _usurper(self) -> Claim | None:
-        """Return the claim that takes a slot from another, for which nobody waits."""
+        """Return the claim that preempts another, which no reader waits for."""
         if not any(self._lesser.values()):
             return None
         victims = {group.store for holder, group in self._holding.items() if _may_rest(holder, group)}
@@ -258,7 +258,7 @@ class Slots:
         return self._victims_in(store if self._is_full(store) else None)
 
     def _victims_in(self, store: str | None) -> list[Claim]:
-        """Return the claims that may rest, of one store or of all."""
+        """Return the claims that may be paused, of one origin or of all."""
         resting = [(holder, group) for holder, group in self._holding.items() if _may_rest(holder, group)]
         return [holder for holder, group in resting if store in (None, group.store)]
 
@@ -324,7 +324,7 @@ class Slots:
             del self._groups[group.ask, group.store]
 
     def _rests(self, store: str) -> bool:
-        """Tell whether no claim runs for which nobody waits: one is `alone` and the line not measured yet."""
+        """Return whether only claims that readers wait for run: one is `alone` and the link is not measured yet."""
         return bool(self._clearing[store]) and self._lines[store].connections is None
 
     def _is_full(self, store: str) -> bool:

@@ -1,4 +1,4 @@
-"""Slow is fine, stalled is not; nor is so slow that a part would take days."""
+"""Stall timeout: slow is fine; stalled, or so slow that a part would take days, is not."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from shardcache.errors import OriginUnavailableError
 from shardcache.transport.flow import Received
 
 LEAST_BYTES_PER_S = 1024
-"""A connection that brings less is given up: the line may be at its end with it, or somebody holds it up on purpose."""
+"""Minimum rate: a slower connection is given up, whether the network is failing or the peer stalls on purpose."""
 
 
-# Part of the limit by which a request may be given up late, so that not each of its bytes sets the alarm anew.
+# Fraction of the limit by which a request may time out late, so that not every byte reschedules the timer.
 _SLACK = 0.1
 
 
 class Watch:
-    """Gives a request any time as long as enough of its answer comes in every so often.
+    """Stall timeout of a request: no limit on its duration, as long as enough of the answer keeps arriving.
 
     Args:
-        limit_s: how often that is.
-        tally: told of everything that comes.
-        least_per_s: how much is enough; by default anything is.
+        limit_s: time within which enough must arrive.
+        tally: called with every count received.
+        least_per_s: minimum rate; by default anything is enough.
     """
 
     def __init__(self, limit_s: float, url: str, tally: Received, least_per_s: int = 0) -> None:
@@ -31,12 +31,12 @@ class Watch:
         self._url = url
         self._tally = tally
         self._least = max(1, int(limit_s * least_per_s))
-        self._received = 0  # since the clock was started anew
+        self._received = 0  # since the timer was last restarted
         self._restarts_from_s = 0.0
         self._limit: asyncio.Timeout | None = None
 
     def received(self, count: int) -> None:
-        """Note that so much came in, and start the clock anew when it was enough."""
+        """Count what was received, and restart the timer when it is enough."""
         self._tally(count)
         self._received += count
         if self._received >= self._least:
@@ -44,12 +44,12 @@ class Watch:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Run the clock during a block. Raises OriginUnavailableError when too little came in for too long."""
+        """Run the timer during the block. Raises OriginUnavailableError when too little arrived for too long."""
         try:
             async with asyncio.timeout(self._limit_s) as self._limit:
                 yield
         except TimeoutError:
-            # Origins translate their own time-outs, so this one is the clock's.
+            # Origins translate their own timeouts, so this one is the timer's.
             amount = f"only {self._received} bytes were" if self._received else "nothing was"
             raise OriginUnavailableError(f"{amount} received for {self._limit_s:g} s", url=self._url) from None
         finally:
@@ -57,7 +57,7 @@ class Watch:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Stop the clock during a block: who does not listen cannot tell whether anything is said."""
+        """Stop the timer during the block, in which nothing is read."""
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(None)
             self._restarts_from_s = 0.0

@@ -1,4 +1,4 @@
-"""How long something has worked, the times apart in which it had to rest."""
+"""Stopwatch for working time, pauses excluded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Stopwatch:
-    """Stands still until it is told to run; belongs to the running event loop."""
+    """Stopwatch, initially stopped; belongs to the running event loop."""
 
     def __init__(self) -> None:
         self._counted_s = 0.0
@@ -14,27 +14,27 @@ class Stopwatch:
         self._runs = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Stopwatch {self.elapsed_s:.3f} s, {'runs' if self._runs.is_set() else 'stands'}>"
+        return f"<Stopwatch {self.elapsed_s:.3f} s, {'running' if self._runs.is_set() else 'stopped'}>"
 
     @property
     def elapsed_s(self) -> float:
-        """Return for how long it has run in all."""
+        """Total running time."""
         since_s = self._running_since_s
         return self._counted_s + (0.0 if since_s is None else _now_s() - since_s)
 
     def run(self) -> None:
-        """Go on, or begin."""
+        """Start, or continue after `stop`."""
         if self._running_since_s is None:
             self._running_since_s = _now_s()
             self._runs.set()
 
     def stop(self) -> None:
-        """Stand still."""
+        """Stop."""
         self._counted_s, self._running_since_s = self.elapsed_s, None
         self._runs.clear()
 
     async def reaches(self, limit_s: float) -> None:
-        """Return once it has run for so long; for ever, if it never does."""
+        """Wait until the running time reaches `limit_s`."""
         while (left_s := limit_s - self.elapsed_s) > 0:
             await self._runs.wait()
             await asyncio.sleep(left_s)

@@ -1,4 +1,4 @@
-"""One read from a store, which may be told to rest."""
+"""Pausable read from an origin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardcache.fetch.stopwatch import Stopwatch
 
 
 class Coming:
-    """Bytes of one download that have come in and are not on disk yet."""
+    """Bytes of one download that have arrived but are not on disk yet."""
 
     def __init__(self) -> None:
         self._parts: dict[int, tuple[Tap, int]] = {}
@@ -21,30 +21,30 @@ class Coming:
 
     @property
     def size_bytes(self) -> int:
-        """Their present number."""
+        """Current number of such bytes."""
         return sum(tap.received_bytes - before_bytes for tap, before_bytes in self._parts.values())
 
     def begin(self, part: int, tap: Tap) -> None:
-        """Count what a tap gives from now on as bytes of a part, in place of an earlier try's."""
+        """Count a tap's bytes from now on as those of a part, in place of an earlier attempt's."""
         self._parts[part] = tap, tap.received_bytes
 
     def end(self, part: int) -> None:
-        """Count no more of a part: it is on disk."""
+        """Stop counting a part: it is on disk."""
         self._parts.pop(part, None)
 
 
 class Tap:
-    """An `origin.base.Flow` which rests while it has no slot, or no leave for more bytes.
+    """A `transport.flow.Flow` that pauses while it has no slot or no byte credit.
 
     Args:
-        size_bytes: how many bytes are to come.
-        grant: waits for leave to read, given the bytes that are wanted, and returns for how many it is.
+        size_bytes: number of bytes to read.
+        grant: waits for byte credit and returns it, given the number of bytes wanted.
 
     Attributes:
-        leave_bytes: granted and not used yet; negative where more came.
-        received_bytes: that came so far.
-        first_byte_s: how long it had worked when the first of them came; None before that.
-        worked: how long it has read, times of rest apart.
+        leave_bytes: unused byte credit; negative after bytes without credit.
+        received_bytes: bytes received so far.
+        first_byte_s: reading time before the first byte; None until it arrives.
+        worked: reading time, pauses excluded.
     """
 
     def __init__(self, watch: Watch, size_bytes: int, grant: Callable[[float], Awaitable[float]]) -> None:
@@ -61,9 +61,9 @@ class Tap:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Read during the block, which begins when the read may.
+        """Time the read during the block, which begins once reading is allowed.
 
-        Raises OriginUnavailableError when too little comes in for too long, times of rest apart.
+        Raises OriginUnavailableError when too little arrives for too long, pauses excluded.
         """
         async with self._watch.limit():
             await self.ready()
@@ -75,24 +75,24 @@ class Tap:
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """Bytes a second of the time that it has worked."""
+        """Bytes per second of reading time."""
         return self.received_bytes / self.worked.elapsed_s if self.received_bytes and self.worked.elapsed_s else 0.0
 
     # slots.Pausable
 
     def halt(self) -> None:
-        """Rest from now on."""
+        """Pause."""
         self._has_slot.clear()
         self._interrupt()
 
     def resume(self) -> None:
-        """Go on."""
+        """Continue after `halt`."""
         self._has_slot.set()
 
-    # origin.base.Flow
+    # transport.flow.Flow
 
     def received(self, count: int) -> None:
-        """Note that so many bytes came in."""
+        """Count received bytes."""
         self._watch.received(count)
         if self.first_byte_s is None:
             self.first_byte_s = self.worked.elapsed_s
@@ -116,7 +116,7 @@ class Tap:
 
     @contextmanager
     def interruptible(self, rest: Callable[[], object]) -> Iterator[None]:
-        """Have `rest` called whenever, during the block, the read shall stop until it is `ready` again."""
+        """Call `rest` whenever, during the block, the read has to stop until it is `ready` again."""
         self._rest = rest
         try:
             yield

@@ -1,1 +1,1 @@
-"""The remote side: any store that holds shards, behind one small Protocol."""
+"""Origins: the remote places that shards come from, behind one small Protocol."""

@@ -1,4 +1,4 @@
-"""The seam between the cache and any remote store."""
+"""Interface between the cache and its origins."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MD5 = "md5"
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """A checksum of the whole object as the store gives it.
+    """Checksum of a whole object, as reported by its origin.
 
     Attributes:
         algorithm: "crc32c", "crc32" or "crc64nvme", or `MD5`, which is only presumed: an ETag does not say what it is.
-        value: as an unsigned integer.
+        value: unsigned integer.
     """
 
     algorithm: str
@@ -31,12 +31,12 @@ class RemoteObject:
 
     Attributes:
         url: the original url.
-        version: ETag or what stands for it; two reads under one version give the same bytes.
-        size_bytes: size in the store.
-        checksum: of the whole object, where the store has one.
-        ranges: whether the store answers ranged reads; without, the object comes as one stream.
-        guarded: whether each read by itself notices that the store holds another version; without, whoever reads
-            has to ask for the version once more at the end.
+        version: ETag or its substitute; two reads of one version return the same bytes.
+        size_bytes: size at the origin.
+        checksum: of the whole object, if the origin has one.
+        ranges: True if the origin answers ranged reads; otherwise the object comes as one stream.
+        guarded: True if every read detects that the origin holds another version; otherwise the version has to be
+            checked again after the last read.
     """
 
     url: str
@@ -48,32 +48,32 @@ class RemoteObject:
 
 
 class Origin(Protocol):
-    """A remote store. Every method raises the errors of `shardcache.errors` and no others.
+    """Remote place that shards come from. Every method raises only the errors of `shardcache.errors`.
 
-    None retries by itself. Limits of time are the caller's, who is told of every chunk.
+    Retries and timeouts are up to the caller, to whom every chunk is reported.
     """
 
     async def stat(self, url: str) -> RemoteObject:
-        """Return the object's present version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError."""
+        """Return the object's current version. Raises NotFoundError, AccessDeniedError, OriginUnavailableError."""
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
     ) -> list[PartSums] | None:
-        """Write bytes of that very version into their file, and return the checksums of each part.
+        """Write bytes of exactly this version into their file, and return the checksums of each part.
 
         Args:
-            parts: one part; all of them where the object has no `ranges`.
-            commit: asked once all bytes are there and none is written; where it returns False, none is, and the
+            parts: one part; all of them if the object has no `ranges`.
+            commit: called when all bytes have arrived and none is written; if it returns False, none will be, and the
                 result is None.
 
-        Raises ShardChangedError when the store now holds another version; OriginUnavailableError when a retry may
-        help, short or mislabelled answers included; PartFileError.
+        Raises ShardChangedError when the origin now holds another version; OriginUnavailableError when a retry may
+        help, including after short or mislabelled answers; PartFileError.
         """
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
-        """Return every object whose url starts with `prefix`, sorted by url, recursively; none is an empty list.
+        """Return every object, at any depth, whose url starts with `prefix`, sorted by url; the list may be empty.
 
-        `received` is told of objects, not of bytes.
+        `received` is called with numbers of objects, not bytes.
         """
 
     async def close(self) -> None:

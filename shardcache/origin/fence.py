@@ -1,4 +1,4 @@
-"""What keeps a fetch within the places that it was allowed for, wherever a server or a link leads it."""
+"""Guard that keeps redirects and symbolic links within the places that a user may fetch from."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from shardcache.transport.workers import Commit
 
 
 class Fence(Protocol):
-    """Who judges.
+    """Policy for redirects and links.
 
     Attributes:
-        far_only: whether names that turn out to be near (`is_near`) are refused when they are looked up.
+        far_only: True if names that resolve to near addresses (`is_near`) are refused.
     """
 
     @property
     def far_only(self) -> bool: ...  # noqa: D102
 
     def check_hop(self, source: str, target: str) -> None:
-        """Raise NotAllowedError or ConfigError unless whoever may fetch `source` may fetch `target`, where it leads."""
+        """Raise NotAllowedError or ConfigError unless users who may fetch `source` may also fetch its `target`."""
 
 
 class Unfenced:
-    """Lets everything lead everywhere: for one's own use of one's own rights."""
+    """Policy without restrictions, for a process that reads with its own user's rights."""
 
     far_only = False
 
     def check_hop(self, source: str, target: str) -> None:
-        """Let it."""
+        """Allow every hop."""
 
 
 class FencedFiles:
-    """Local files, of which a symbolic link leads no further than a redirect would.
+    """Local files whose symbolic links are restricted like redirects.
 
-    Links are followed here and again when the file is opened. Whoever may exchange them in between may write to an
-    allowed folder; see docs/security.md.
+    Links are resolved here and again when the file is opened. Only users who can write to an allowed folder can replace
+    one in between; see docs/security.md.
     """
 
     def __init__(self, origin: Origin, fence: Fence) -> None:

@@ -1,4 +1,4 @@
-"""Every other filesystem that fsspec knows: local files, memory, gs, az, hf and more."""
+"""All other fsspec filesystems: local files, memory, gs, az, hf and more."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
 
-# What names one content, most telling first; then, with the size, what says when it was made.
+# Fields that identify the content, most specific first; failing those, fields that date it, combined with the size.
 _IDENTITIES = ("ETag", "etag", "e_tag", "generation", "blob_id", "sha256", "md5Hash", "content_md5", "checksum")
 _DATES = ("mtime", "last_modified", "LastModified", "updated", "modified", "created")
-# Filesystems whose exceptions are no OSErrors, by the module that has to be loaded for one to occur.
+# Exceptions that are not OSErrors, by the module that must be loaded for one to occur.
 _FOREIGN = {
     "aiohttp": "ClientError",
     "gcsfs.retry": "HttpError",
@@ -43,16 +43,16 @@ _FOREIGN = {
 
 
 class FsspecOrigin:
-    """One filesystem. An asynchronous one runs on this event loop, any other in threads of its own.
+    """One fsspec filesystem: on this event loop if it is asynchronous, else in threads of its own.
 
-    fsspec has no conditional reads, so what it reads is not `guarded`. A blocking read cannot be cancelled, and
-    none can rest in its middle: a thread that stalls is given up, not ended.
+    fsspec has no conditional reads, so its objects are not `guarded`. A blocking read can be neither cancelled nor
+    paused midway: a stalled thread is abandoned.
     """
 
     def __init__(self, protocol: str, table: OriginTable, max_connections: int) -> None:
-        """Make the filesystem. Raises ImportError, ConfigError."""
+        """Open the filesystem. Raises ImportError, ConfigError."""
         if protocol not in known_implementations and protocol not in registry:
-            raise ConfigError(f"no filesystem is known for {protocol}:// urls", remedy="see fsspec's list of protocols")
+            raise ConfigError(f"fsspec has no filesystem for {protocol}:// urls", remedy="see its list of protocols")
         self._protocol = protocol
         self._fs = _filesystem(protocol, dict(table.storage_options))
         self._buffers = Buffers()
@@ -67,7 +67,7 @@ class FsspecOrigin:
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
     ) -> list[PartSums] | None:
-        """As `Origin.fetch`, but for the version: see `RemoteObject.guarded`."""
+        """As `Origin.fetch`, but without a version check: see `RemoteObject.guarded`."""
         return await self._buffers.fetch(parts, lambda buffer: self._read_into(obj, parts, buffer, flow), commit)
 
     async def _read_into(self, obj: RemoteObject, parts: Parts, buffer: memoryview, flow: Flow) -> None:
@@ -76,7 +76,7 @@ class FsspecOrigin:
             await flow.ready()
             data: bytes = await self._call("cat_file", path, start=parts.start, end=parts.stop)
         if len(data) != len(buffer):
-            raise OriginUnavailableError(f"a read of {len(buffer)} bytes gave {len(data)}", url=obj.url)
+            raise OriginUnavailableError(f"a read of {len(buffer)} bytes returned {len(data)}", url=obj.url)
         flow.received(len(data))
         buffer[:] = data
 
@@ -92,7 +92,7 @@ class FsspecOrigin:
         return sorted((obj for obj in objects if obj.url.startswith(prefix)), key=lambda obj: obj.url)
 
     async def close(self) -> None:
-        """Stop the threads; fsspec filesystems close their connections when they are collected."""
+        """Stop the threads; fsspec filesystems close their connections when they are garbage-collected."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _path(self, url: str) -> str:
@@ -108,7 +108,7 @@ class FsspecOrigin:
         if info["type"] == "directory":
             raise NotFoundError("this is a folder", url=url, remedy="end the url with / to take every shard below it")
         if info.get("size") is None:
-            raise OriginError("the filesystem does not say how large the file is", url=url)
+            raise OriginError("the filesystem does not report the file's size", url=url)
         return RemoteObject(url, _version(info), int(info["size"]), guarded=False)
 
 
@@ -120,7 +120,7 @@ def _filesystem(protocol: str, options: dict[str, Any]) -> fsspec.AbstractFileSy
     except (TypeError, ValueError, OSError) as exn:
         raise ConfigError(
             f"{protocol}:// cannot be opened with these storage_options: {exn}",
-            remedy="correct the [[origin]] table of the daemon's config",
+            remedy="correct the [[origin]] table in the daemon's config",
         ) from exn
 
 
@@ -129,7 +129,7 @@ def _implementation(protocol: str) -> type[fsspec.AbstractFileSystem]:
         cls: type[fsspec.AbstractFileSystem] = fsspec.get_filesystem_class(protocol)
         return cls
     except ImportError as exn:
-        # fsspec's own ImportError is a sentence; the one behind it has the package's name.
+        # fsspec's own ImportError is prose; its cause has the package's name.
         raise exn.__cause__ if isinstance(exn.__cause__, ImportError) else exn from None
 
 
@@ -149,7 +149,7 @@ def _stamp(date: Any) -> str:
 def _translated(url: str) -> Iterator[None]:
     try:
         yield
-    except ShardcacheError:  # a NotFoundError is an OSError, too
+    except ShardcacheError:  # NotFoundError is also an OSError
         raise
     except _foreign() as exn:
         raise _error(exn, url) from exn
@@ -166,7 +166,7 @@ def _error(exn: Exception, url: str) -> ShardcacheError:
         return NotFoundError("the file does not exist", url=url)
     if isinstance(exn, PermissionError):
         return AccessDeniedError(
-            f"the daemon may not read it: {reason}", url=url, remedy="let the daemon's user or credentials read it"
+            f"the daemon may not read it: {reason}", url=url, remedy="give the daemon's user or credentials access"
         )
     if isinstance(exn, IsADirectoryError):
         return NotFoundError("this is a folder", url=url, remedy="end the url with / to take every shard below it")

@@ -1,8 +1,8 @@
-"""Globs over urls as regular expressions that a listing of millions can be held against, whoever wrote the glob. Pure.
+"""Globs over urls as regular expressions that match millions of urls quickly, even if the glob is hostile. Pure.
 
-A plain translation backtracks: seven stars in a pattern, and one url takes minutes. Where a star is followed by another
-one that takes all it takes, the first place at which what lies between them fits is as good as any later, so it need
-never be looked for again: an atomic group says so (as in the standard library's fnmatch).
+A plain translation backtracks: with seven stars in a pattern, one url takes minutes. Where a star is followed by
+another that matches everything it does, the first match of the text between them is as good as any later one, so the
+search need never be repeated: an atomic group says so (as in the standard library's fnmatch).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[(?>!?)(?>\]?)[^\]/]*\]|.", re.DOTALL)
 _STARS = {"*": "[^/]*", "**": ".*", "**/": "(?:.*/)?"}
 _LAZY = {"*": "[^/]*?", "**": ".*?", "**/": "(?:.*?/)??"}
 
-# Of those that no atomic group holds; each multiplies the work by the length of the url.
+# Stars outside atomic groups; each multiplies the work by the length of the url.
 _MOST_BACKTRACKING = 3
-# No url in a listing is that long, and to take a longer glob apart takes long.
+# No listed url is that long, and a longer glob takes long to parse.
 _MOST_CHARS = 2048
 
 
 def glob_regex(pattern: str) -> re.Pattern[str]:
     """Return the regular expression of a glob.
 
-    As in a shell: `*`, `?` and `[...]` stay within one folder, `**` crosses folders and `**/` may match none.
+    As in a shell, `*`, `?` and `[...]` stay within one folder, `**` crosses folders and `**/` may match no folder.
 
-    Raises ConfigError for a range in brackets that runs backwards, and for a glob that would take too long.
+    Raises ConfigError for a bracket range that runs backwards, and for a glob that would take too long.
     """
     if len(pattern) > _MOST_CHARS:
-        raise ConfigError(f"a glob has at most {_MOST_CHARS} characters", url=pattern[:200])
+        raise ConfigError(f"the glob has more than {_MOST_CHARS} characters", url=pattern[:200])
     tokens = _TOKEN.findall(pattern)
     stars = [at for at, token in enumerate(tokens) if token in _STARS]
     atomic = {at: end for at in stars if (end := _settled_at(tokens, stars, at)) is not None}
@@ -40,11 +40,11 @@ def glob_regex(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile("".join(_translated(tokens, atomic)), re.DOTALL)
     except re.error as exn:
-        raise ConfigError(f"not a glob: {exn}", url=pattern[:200]) from None
+        raise ConfigError(f"invalid glob: {exn}", url=pattern[:200]) from None
 
 
 def _settled_at(tokens: Sequence[str], stars: Sequence[int], at: int) -> int | None:
-    """Return the later star up to which the first fit is as good as any, or None where there is none."""
+    """Return the later star up to which the first match is as good as any; None if there is none."""
     later = [star for star in stars if star > at]
     if tokens[at] != "*":
         later = [star for star in later if tokens[star] != "*"]
@@ -56,7 +56,7 @@ def _settled_at(tokens: Sequence[str], stars: Sequence[int], at: int) -> int | N
 
 def _translated(tokens: Sequence[str], atomic: dict[int, int]) -> list[str]:
     parts = [_LAZY[token] if at in atomic else _translate(token) for at, token in enumerate(tokens)]
-    for at, end in reversed(atomic.items()):  # what ends where the next one begins, closes before it
+    for at, end in reversed(atomic.items()):  # a group that ends where the next begins closes before it
         parts[at] = "(?>" + parts[at]
         parts[end] = ")" + parts[end]
     return parts

@@ -1,4 +1,4 @@
-"""Plain web servers: ranged reads where the server has them, the whole file in one body where it does not."""
+"""Plain web servers: ranged reads if the server supports them, else the whole file in one body."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shardcache.transport.workers import Commit, Workers
 
 
 class HttpOrigin:
-    """Web servers reached with one set of options; `storage_options` are those of `HttpClient`."""
+    """Web servers with one set of options; `storage_options` are those of `HttpClient`."""
 
     def __init__(self, table: OriginTable, fence: Fence, workers: Workers) -> None:
         self._client = HttpClient(table.storage_options, fence, workers)
@@ -37,8 +37,7 @@ class HttpOrigin:
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`.
 
-        Asks for one byte and not with HEAD: that also tells whether ranges work, and links that are signed for GET
-        refuse HEAD.
+        Requests one byte instead of HEAD: this also shows whether ranges work, and urls presigned for GET refuse HEAD.
         """
         with _translated(url):
             answer = await self._client.get(url, {"Range": "bytes=0-0"})
@@ -66,31 +65,31 @@ class HttpOrigin:
         if obj.ranges:
             check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
         if _version(answer.headers, obj.size_bytes) != obj.version:
-            raise ShardChangedError("the server sent another version than was asked for", url=obj.url)
+            raise ShardChangedError("the server sent a different version than requested", url=obj.url)
         raise wrong_length(parts.size_bytes, obj.url)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
-        """Raise OriginError: the web has no listing."""
+        """Raise OriginError: HTTP has no listings."""
         raise OriginError(
-            "a web server cannot list its files",
+            "web servers cannot list files",
             url=prefix,
-            remedy="name the shards by a brace pattern such as {000..099}, or by an index file (.json)",
+            remedy="use a brace pattern such as {000..099}, or an index file (.json)",
         )
 
     async def close(self) -> None:
-        """As `Origin.close`; the connections are the workers'."""
+        """Do nothing: the connections belong to the transport workers."""
 
 
 @contextmanager
 def _translated(url: str) -> Iterator[None]:
-    """Turn what the client raises into the errors of this project."""
+    """Translate the client's exceptions into shardcache's."""
     try:
         yield
     except InvalidUrlError as exn:
-        raise OriginError("not a url that a web server could have", url=url) from exn
+        raise OriginError("not a valid web url", url=url) from exn
     except ssl.SSLCertVerificationError as exn:
         raise certificate_error(exn, url) from exn
-    except ShardcacheError as exn:  # a NotFoundError is an OSError, too
+    except ShardcacheError as exn:  # NotFoundError is also an OSError
         exn.url = exn.url or url
         raise
     except OSError as exn:
@@ -98,7 +97,7 @@ def _translated(url: str) -> Iterator[None]:
 
 
 def _check(answer: Answer, url: str) -> None:
-    """Raise the error for an answer that has no bytes of the file."""
+    """Raise the error for an answer without bytes of the file."""
     if answer.status >= 300 and not _is_of_empty_file(answer):
         raise error_of(answer.status, f"the server answered {answer.status} {_reason(answer.status)}", url)
     _check_encoding(answer, url)
@@ -112,48 +111,48 @@ def _reason(status: int) -> str:
 
 
 def _is_of_empty_file(answer: Answer) -> bool:
-    """Tell whether there was no first byte to send because there is none at all."""
+    """Return whether the requested byte is missing because the file is empty."""
     return answer.status == 416 and total_bytes(answer.headers.get("content-range")) == 0
 
 
 def _check_encoding(answer: Answer, url: str) -> None:
-    """Make sure that the stored bytes come. Raises OriginError for those that a server encodes as it sends them.
+    """Raise OriginError if the server encodes the stored bytes as it sends them.
 
-    A file may be stored encoded, and its headers say so. Then its length is known; that of what is encoded on the way
-    is not, or it is another one than that of the range.
+    A file may also be stored encoded, with the same header. Then its length is known, whereas the length of a body
+    encoded on the fly is unknown or differs from the range's.
     """
     encoding, length = answer.headers.get("content-encoding", "identity"), _length(answer)
     span = span_bytes(answer.headers.get("content-range")) if answer.status == 206 else length
     if encoding != "identity" and (length is None or length != span):
         raise OriginError(
-            f"the server encodes what it sends ({encoding}), though it was asked not to",
+            f"the server encodes the file on the fly ({encoding}), although asked not to",
             url=url,
-            remedy="turn off compression on the fly for these files (nginx: gzip off; Apache: SetEnv no-gzip 1)",
+            remedy="turn off on-the-fly compression for these files (nginx: gzip off; Apache: SetEnv no-gzip 1)",
         )
 
 
 def _length(answer: Answer) -> int | None:
-    """Return the body's length, where the server says it."""
+    """Return the body's length, if the server states it."""
     said = answer.headers.get("content-length", "")
     return int(said) if said.isdecimal() and "transfer-encoding" not in answer.headers else None
 
 
 def _size_bytes(answer: Answer, url: str) -> int:
-    """Return the whole file's size. Raises OriginError where the server does not say."""
+    """Return the whole file's size. Raises OriginError if the server does not state it."""
     size = _length(answer) if answer.status == 200 else total_bytes(answer.headers.get("content-range"))
     if size is None:
         raise OriginError(
-            "the server does not say how large the file is, so that a cut could not be told from its end",
+            "the server does not state the file's size, so a truncated download could not be detected",
             url=url,
-            remedy="serve it with a Content-Length, as any file server does",
+            remedy="serve it with a Content-Length header, as any file server does",
         )
     return size
 
 
 def _version(headers: Mapping[str, str], size_bytes: int) -> str:
-    """Return the ETag as it stands, else the date of change; a size alone says little, but all there is."""
+    """Return the ETag verbatim, else Last-Modified; failing both, the size, which says little."""
     said = (headers.get("etag", ""), headers.get("last-modified", ""))
-    # What cannot be sent back, such as a byte that is no character, can hold no version fast.
+    # A value that cannot be sent back, such as one with undecodable bytes, cannot pin a version.
     return next((version for version in said if version and version.isprintable()), f"size={size_bytes}")
 
 
@@ -165,7 +164,7 @@ def _condition(version: str) -> dict[str, str]:
 
 
 def _expected_version(version: str) -> dict[str, Sequence[str | None]]:
-    """Return the headers that an answer has to have to be of a version."""
+    """Return the headers required of an answer with this version."""
     if version.startswith("size="):
         return {}
     is_date = not version.startswith(("W/", '"')) and parsedate(version) is not None

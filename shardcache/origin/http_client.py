@@ -1,4 +1,4 @@
-"""A client for plain web servers, kept within a fence: each redirect is judged before it is followed."""
+"""Client for plain web servers that checks each redirect against a fence before following it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_HOPS = 5
 _OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-# What need not be encoded to be sent.
+# Characters that can be sent without encoding.
 _SENDABLE = re.compile(r"[!-~]*")
 
 
 class InvalidUrlError(ValueError):
-    """A url that no web server could have."""
+    """Not a valid web url."""
 
 
 class HttpClient:
-    """GETs with one set of options.
+    """Client with one set of options.
 
     Args:
-        options: `headers`, `cookies`, `params` and `proxy`, also within `client_kwargs` as fsspec's HTTPFileSystem has
-            them. All but the proxy are sent to the server of the url alone, never to where it redirects.
-        fence: judges where a server leads.
+        options: `headers`, `cookies`, `params` and `proxy`, also inside `client_kwargs` as in fsspec's HTTPFileSystem.
+            All but the proxy are sent only to the url's own server, never to the target of a redirect.
+        fence: checks redirects.
 
     Raises ConfigError for other options.
     """
@@ -45,8 +45,8 @@ class HttpClient:
         merged.pop("client_kwargs", None)
         if unknown := sorted(merged.keys() - _OPTIONS):
             raise ConfigError(
-                f"web servers cannot be read with these storage_options: {', '.join(unknown)}",
-                remedy=f"the [[origin]] table of a web server may have {', '.join(sorted(_OPTIONS))}",
+                f"unsupported storage_options for web servers: {', '.join(unknown)}",
+                remedy=f"the [[origin]] table of a web server supports {', '.join(sorted(_OPTIONS))}",
             )
         self._headers = _merged("headers", options) | _cookie_header(_merged("cookies", options))
         self._params = _merged("params", options)
@@ -62,10 +62,10 @@ class HttpClient:
         flow: Flow | None = None,
         commit: Commit | None = None,
     ) -> Answer | None:
-        """Return the answer to a GET, after all redirects; None where `commit` refused its body.
+        """Return the answer to a GET, after all redirects; None if `commit` refused its body.
 
-        Raises NotAllowedError for a redirect that leads outside, OriginError for one that makes no sense,
-        InvalidUrlError, and what `Workers` raise.
+        Raises NotAllowedError for a redirect outside the fence, OriginError for an invalid one, InvalidUrlError, and
+        what `Workers` raise.
         """
         home = target = _parsed(url)
         for _ in range(_MOST_HOPS + 1):
@@ -89,14 +89,14 @@ class HttpClient:
         proxy = self._proxy or _proxy_of(target)
         if proxy is not None and not proxy.startswith("http://"):
             raise ConfigError(
-                f"web servers cannot be read through the proxy {proxy}",
-                remedy="name one that is spoken to by plain HTTP, as http://host:port",
+                f"unsupported proxy for web servers: {proxy}",
+                remedy="use a proxy that speaks plain HTTP, as http://host:port",
             )
         return Request("GET", str(target), {**own, **headers}, proxy, ca_file, self._fence.far_only)
 
 
 def _merged(name: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return an option, whether it is given for the session or for each request."""
+    """Return an option's values, given for the session or for each request."""
     given: dict[str, str] = {**options.get("client_kwargs", {}).get(name, {}), **options.get(name, {})}
     return given
 
@@ -108,7 +108,7 @@ def _cookie_header(cookies: Mapping[str, str]) -> dict[str, str]:
 
 
 def _proxy_of(target: URL) -> str | None:
-    """Return the proxy that the environment names for a url."""
+    """Return the proxy that the environment sets for a url."""
     proxy = getproxies().get(target.scheme)
     if proxy is None or proxy_bypass(target.host or ""):
         return None
@@ -124,21 +124,21 @@ def _parsed(url: str) -> URL:
 
 def _next(url: str, target: URL, location: str) -> URL:
     try:
-        # As it stands where that is possible: the path of a signed url may not be spelt otherwise.
+        # Verbatim if possible: the path of a presigned url must not be re-encoded.
         following = _with_host(target.join(URL(location, encoded=_SENDABLE.fullmatch(location) is not None)))
     except ValueError as exn:
-        raise OriginError(f"the server redirects to what is no url of the web ({exn})", url=url) from None
+        raise OriginError(f"the server redirects to an invalid url ({exn})", url=url) from None
     if following.scheme not in ("http", "https") or (target.scheme, following.scheme) == ("https", "http"):
         raise OriginError(
-            f"the server redirects from {target.scheme} to {following.scheme}, which is not followed",
+            f"redirects from {target.scheme} to {following.scheme} are not followed",
             url=url,
-            remedy="have the server redirect to https, or name the url that it leads to",
+            remedy="have the server redirect to https, or use the target's url",
         )
     return following
 
 
 def _with_host(url: URL) -> URL:
-    """Return the url. Raises ValueError where it has no host or port, at which yarl looks only when it is asked."""
+    """Return the url. Raises ValueError if it has no host or port, which yarl checks only on access."""
     if url.host is None or url.port is None:
         raise ValueError("no host")
     return url

@@ -1,4 +1,4 @@
-"""What HTTP says about ranges, checked: for S3 and for plain web servers alike."""
+"""HTTP range headers, built and checked, for S3 and plain web servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardcache.errors import OriginUnavailableError
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow
 
-# Larger reads save wake-ups; a read returns what is there, so nothing waits for a chunk to fill.
+# Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to fill.
 READ_BYTES = 256 * 1024
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
@@ -21,13 +21,13 @@ def range_header(start: int, stop: int) -> str:
 
 
 def total_bytes(content_range: str | None) -> int | None:
-    """Return the object's size that a Content-Range header tells, or None."""
+    """Return the object's size from a Content-Range header, or None."""
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     return int(match[3]) if match and match[3] != "*" else None
 
 
 def span_bytes(content_range: str | None) -> int:
-    """Return how many bytes a Content-Range header announces; -1 where it announces none."""
+    """Return the number of bytes that a Content-Range header announces; -1 if none."""
     match = _CONTENT_RANGE.fullmatch(content_range or "")
     return int(match[2]) - int(match[1]) + 1 if match and match[2] else -1
 
@@ -38,19 +38,19 @@ def content_ranges(obj: RemoteObject, start: int, stop: int) -> tuple[str, str]:
 
 
 def check_range(obj: RemoteObject, start: int, stop: int, status: int, content_range: str | None) -> None:
-    """Make sure that an answer holds the very range that was asked for. Raises OriginUnavailableError."""
+    """Raise OriginUnavailableError unless an answer has exactly the requested range."""
     if status != 206:
-        raise OriginUnavailableError(f"the store answered a ranged read with status {status}, not 206", url=obj.url)
+        raise OriginUnavailableError(f"the origin answered a ranged read with status {status}, not 206", url=obj.url)
     wanted, *others = content_ranges(obj, start, stop)
     if content_range not in (wanted, *others):
-        raise OriginUnavailableError(f"the store sent {content_range!r} in place of {wanted!r}", url=obj.url)
+        raise OriginUnavailableError(f"the origin sent {content_range!r} instead of {wanted!r}", url=obj.url)
 
 
 async def fill(buffer: memoryview, read: Callable[[int], Awaitable[bytes]], flow: Flow, url: str) -> None:
-    """Read a body that must have exactly the size of the buffer.
+    """Read a body that must be exactly as long as the buffer.
 
     Args:
-        read: returns at most so many bytes, as soon as there are any; b"" at the end.
+        read: returns at most the given number of bytes, as soon as any are available; b"" at the end.
 
     Raises OriginUnavailableError for a body of another length.
     """
@@ -72,10 +72,10 @@ async def fill(buffer: memoryview, read: Callable[[int], Awaitable[bytes]], flow
 
 
 def wrong_length(count: int, url: str) -> OriginUnavailableError:
-    """Return the error for a body that is not the `count` bytes asked for."""
-    return OriginUnavailableError(f"the store sent a body that is not the {count} bytes asked for", url=url)
+    """Return the error for a body that is not `count` bytes long."""
+    return OriginUnavailableError(f"the origin did not send exactly the {count} bytes requested", url=url)
 
 
 def no_version(url: str) -> OriginUnavailableError:
-    """Return the error for an answer that does not say of which version it is."""
-    return OriginUnavailableError("the store named no ETag", url=url)
+    """Return the error for an answer without a version."""
+    return OriginUnavailableError("the origin sent no ETag", url=url)

@@ -1,4 +1,4 @@
-"""Objects in memory: those that are small, and parts whose client hands bytes out instead of writing them."""
+"""Objects in memory: small ones, and parts from clients that return bytes instead of writing them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _READ_BYTES = 4 * 1024**2
 
 
 class Buffers:
-    """Memory that parts arrive in, reused: fresh pages would cost more than the copy into them.
+    """Reusable buffers for arriving parts: fresh pages would cost more than the copy into them.
 
-    There are as many buffers as were ever lent at the same time, until none is.
+    All buffers are kept until none is in use.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Buffers:
     async def fetch(
         self, parts: Parts, read_into: Callable[[memoryview], Awaitable[None]], commit: Commit | None
     ) -> list[PartSums] | None:
-        """Do what `Origin.fetch` does, by means of `read_into`, which fills all of the memory that it is given."""
+        """Do what `Origin.fetch` does by means of `read_into`, which fills the whole buffer."""
         with self._lend(parts.size_bytes) as buffer:
             await read_into(buffer)
             if commit is not None and not await commit():
@@ -46,10 +46,10 @@ class Buffers:
         self._lent += 1
         try:
             yield memoryview(buffer)[:size_bytes]
-            self._free.append(buffer)  # not after an error: a thread may still be writing it to the disk
+            self._free.append(buffer)  # not after an error: a thread may still be writing it to disk
         finally:
             self._lent -= 1
-            if not self._lent:  # nothing is being fetched: the memory serves others better
+            if not self._lent:  # nothing is being fetched: give the memory back
                 self._free.clear()
 
 

@@ -1,4 +1,4 @@
-"""Which origin a url belongs to, and how it was told to be reached."""
+"""Registry of origins, by url and `[[origin]]` table."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
 
-# Beside those for parts, so that asking for a version or a listing never queues behind them.
+# In addition to those for parts, so that requests for versions and listings never queue behind them.
 _SPARE_CONNECTIONS = 8
-# A part may read while another, which it goes before, rests and keeps its connection.
+# A preempted part keeps its connection while another one reads.
 _CONNECTIONS_A_SLOT = 2
 _DEFAULT = OriginTable.model_validate({"match": ""})
 
 
 class Origins:
-    """One origin for each protocol and `[[origin]]` table that is in use; `fence` judges where they lead."""
+    """One origin per protocol and `[[origin]]` table in use; `fence` checks their redirects and links."""
 
     def __init__(self, tables: Sequence[OriginTable], *, max_connections: int, fence: Fence | None = None) -> None:
         self._fence = fence or Unfenced()
@@ -36,14 +36,14 @@ class Origins:
         return f"<Origins {sorted(self._origins)}>"
 
     def rule(self, url: str) -> OriginTable:
-        """Return the table with the longest `match` that the url begins with; the defaults where there is none."""
+        """Return the table with the longest `match` that the url begins with; the defaults if none matches."""
         return next((table for table in self._tables if url.startswith(table.match)), _DEFAULT)
 
     def origin(self, url: str) -> Origin:
-        """Return the origin that reads a url or a prefix.
+        """Return the origin of a url or prefix.
 
-        At once: what it needs is imported when it is first asked for anything, in a thread. Raises ConfigError for
-        a url that climbs with `..` or is a relative path.
+        Does not block: the packages it needs are imported on first use, in a thread. Raises ConfigError for a url that
+        contains `..` or is a relative path.
         """
         protocol, table = protocol_of(checked(url)), self.rule(url)
         key = (protocol, table.match)
@@ -53,13 +53,13 @@ class Origins:
 
     @staticmethod
     async def load() -> None:
-        """Load what S3 needs before the first url comes: it takes a second, and S3 is what most urls are."""
+        """Import what S3 needs before the first url comes: it takes a second, and most urls are S3's."""
         with contextlib.suppress(ImportError):
             await asyncio.to_thread(_load_s3)
 
     async def prepare(self) -> None:
         """Start a transport worker before the first url comes."""
-        with contextlib.suppress(CacheError):  # whoever needs a worker is told
+        with contextlib.suppress(CacheError):  # raised again when a worker is needed
             await self._workers.prepare()
 
     async def close(self) -> None:
@@ -71,7 +71,7 @@ class Origins:
 
 
 class Deferred:
-    """An origin that is loaded in a thread when it is first used: importing an SDK takes a second."""
+    """An origin that is loaded in a thread on first use: importing an SDK takes a second."""
 
     def __init__(self, load: Callable[[], Origin]) -> None:
         self._load = load
@@ -99,7 +99,7 @@ class Deferred:
         return await (await self._loaded()).list_prefix(prefix, received)
 
     async def close(self) -> None:
-        """Close the origin where it was ever loaded."""
+        """Close the origin if it was loaded."""
         if self._origin is not None:
             await self._origin.close()
 
@@ -128,6 +128,6 @@ def _load(protocol: str, table: OriginTable, max_connections: int, fence: Fence,
     except ImportError as exn:
         package = (exn.name or "").partition(".")[0] or "the package that it needs"
         raise MissingPackageError(
-            f"{protocol}:// urls need the Python package {package}, which the daemon lacks",
+            f"{protocol}:// urls need the Python package {package}, which is not installed for the daemon",
             remedy=f"pip install {package}",
         ) from exn

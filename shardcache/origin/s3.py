@@ -1,4 +1,4 @@
-"""S3 and what speaks like it, through s3fs: ranged reads that hold on to one version."""
+"""S3 and compatible object stores, through s3fs: ranged reads of one version."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from shardcache.transport.workers import Commit, Workers
 _CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
 
 Headers = Mapping[str, str]
-"""Of an answer; names in lower case."""
+"""Headers of an answer; names in lower case."""
 
 
 class S3Origin:
-    """Buckets reached with one set of options."""
+    """Buckets with one set of options."""
 
     def __init__(self, table: OriginTable, max_connections: int, workers: Workers) -> None:
         self._sessions = Sessions(table, max_connections)
@@ -71,7 +71,7 @@ class S3Origin:
             return sums
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
-        """As `Origin.list_prefix`; a request for each thousand keys. Versions are those of `stat`."""
+        """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""
         bucket, key = split(prefix)
         root = prefix[: len(prefix) - len(key)]
         found: list[RemoteObject] = []
@@ -88,7 +88,7 @@ class S3Origin:
                     return sorted(found, key=lambda obj: obj.url)
                 before, more = more, {"ContinuationToken": page["NextContinuationToken"]}
                 if more == before:
-                    raise OriginUnavailableError("the store's listing has no end", url=prefix)
+                    raise OriginUnavailableError("the origin repeats a page of its listing endlessly", url=prefix)
 
     async def close(self) -> None:
         """As `Origin.close`."""
@@ -115,7 +115,7 @@ async def _read_by_sdk(
     async with answer["Body"] as body:
         check_range(obj, start, stop, _status(answer), answer.get("ContentRange"))
         if _version(answer, obj.url) != obj.version:
-            raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
+            raise ShardChangedError("the origin sent a different version than requested", url=obj.url)
         await fill(buffer, body.read, flow, obj.url)
 
 
@@ -125,7 +125,7 @@ async def _head_by_sdk(fs: Any, where: Mapping[str, str]) -> Headers:
     except OSError as exn:
         if not isinstance(exn.__cause__, ClientError):
             raise
-        # An answer to HEAD has no body, hence no reason: a GET that fails alike says which it is.
+        # An answer to HEAD has no body, hence no reason; a GET that fails the same way states it.
         answer = await fs._call_s3("get_object", Range="bytes=0-0", **where)
         answer["Body"].close()
         raise
@@ -149,7 +149,7 @@ def _status(answer: Mapping[str, Any]) -> int:
 
 
 def _checksum(head: Headers) -> Checksum | None:
-    """Return the object's checksum, unless it is or may be one of the checksums of its uploaded parts."""
+    """Return the object's checksum, unless it is, or may be, a composite of its uploaded parts' checksums."""
     in_parts = "-" in head["etag"]
     if head.get("x-amz-checksum-type", "COMPOSITE" if in_parts else "FULL_OBJECT") != "FULL_OBJECT":
         return None
@@ -161,10 +161,10 @@ def _checksum(head: Headers) -> Checksum | None:
 
 
 def _presumed_md5(head: Headers) -> Checksum | None:
-    """Return what the ETag says of the bytes, unless S3 tells that it says nothing.
+    """Return the ETag as an MD5, unless the headers rule that out.
 
-    See "Object" in the API reference of S3: the ETag is an MD5 of what was neither uploaded in parts, which shows in
-    its form, nor encrypted with a key of KMS or the customer's; in a directory bucket it never is.
+    See "Object" in the S3 API reference: the ETag is an MD5 if the object was neither uploaded in parts, which shows in
+    its form, nor encrypted with a KMS or customer key; in a directory bucket it never is.
     """
     etag = head["etag"].strip('"')
     own_key = "x-amz-server-side-encryption-customer-algorithm" in head

@@ -1,7 +1,7 @@
-"""HEADs and ranged GETs of S3 objects by signed urls: the SDK makes the url, a transport worker asks.
+"""HEADs and ranged GETs of S3 objects by presigned urls: the SDK makes the url, a transport worker requests it.
 
-The SDK hands bodies out on the event loop, at twice the cost. It stays for everything else, and for every store or
-answer that is not as plain as those of a public cloud's bucket.
+The SDK delivers bodies on the event loop, at twice the cost. It is used for everything else, and for every object store
+or answer that differs from a public cloud's plain bucket.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ _MOST_SIGNED = 64
 
 
 class RefusedError(Exception):
-    """The SDK has to ask: the reason is in its answer, or only the signed url was refused."""
+    """The SDK has to make the request: its answer states the reason, or only the presigned url was refused."""
 
 
 class DirectRequests:
-    """Asks a bucket's store directly as long as it answers."""
+    """Requests by presigned urls, per bucket for as long as they are not refused."""
 
     def __init__(self, table: OriginTable, workers: Workers) -> None:
-        # Options that change requests in ways which a signed url does not know: the SDK shall make every request.
+        # Other options change requests in ways that presigned urls do not support: the SDK then makes every request.
         self._plain = set(table.storage_options) <= _PLAIN_OPTIONS
         self._workers = workers
-        self._refusals: Counter[str] = Counter()  # of each bucket, since a read of it succeeded
+        self._refusals: Counter[str] = Counter()  # by bucket, since its last successful read
         self._signer = Signer()
         self._signed: dict[str, tuple[str, float]] = {}
         self._proxies: dict[str, str | None] = {}
         self._ca_file: tuple[Any, str | None] = None, None
 
     async def head(self, fs: Any, where: dict[str, str], url: str) -> Mapping[str, str]:
-        """Return the headers that the store answers to a HEAD with, names in lower case.
+        """Return the headers of the answer to a HEAD, names in lower case.
 
         Raises RefusedError, OriginUnavailableError, and what botocore and the network raise.
         """
@@ -70,7 +70,7 @@ class DirectRequests:
         sign = partial(self._signer.url, fs, "head_object", params, _CHECKSUM_MODE)
         answer = await self._answer(where["Bucket"], sign, ask)
         if answer.status >= 300:
-            raise error_of(answer.status, f"the store answered a HEAD with status {answer.status}", url)
+            raise error_of(answer.status, f"the origin answered a HEAD with status {answer.status}", url)
         if not answer.headers.keys() >= _NEEDED:
             raise RefusedError
         return answer.headers
@@ -78,7 +78,7 @@ class DirectRequests:
     async def fetch(
         self, fs: Any, where: dict[str, str], obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None
     ) -> list[PartSums] | None:
-        """Do what `Origin.fetch` does. Raises RefusedError, and what botocore and the network raise, as well."""
+        """As `Origin.fetch`; also raises RefusedError, and what botocore and the network raise."""
         headers = {"Range": range_header(parts.start, parts.stop), "If-Match": f'"{obj.version}"'}
         expected = {
             "content-range": content_ranges(obj, parts.start, parts.stop),
@@ -98,7 +98,7 @@ class DirectRequests:
         return answer.sums
 
     async def _answer(self, bucket: str, sign: Callable[[], Awaitable[str]], ask: Callable[[str], Awaitable[T]]) -> T:
-        """Return the store's answer, from the bucket's own region. Raises RefusedError."""
+        """Return the answer from the bucket's own region. Raises RefusedError."""
         for _ in range(2):
             if not self._plain or self._refusals[bucket] >= _PATIENCE:
                 break
@@ -111,7 +111,7 @@ class DirectRequests:
         raise RefusedError
 
     def _request(self, fs: Any, method: str, url: str, headers: Mapping[str, str]) -> Request:
-        """Return a request. Raises RefusedError where a proxy is on the way that only the SDK can use."""
+        """Return a request. Raises RefusedError if it needs a proxy that only the SDK can use."""
         if fs is not self._ca_file[0]:
             self._ca_file = fs, _ca_file(fs)
         host = urlsplit(url).netloc
@@ -123,7 +123,7 @@ class DirectRequests:
         return Request(method, url, headers, proxy, self._ca_file[1])
 
     async def _signed_url(self, fs: Any, where: dict[str, str], obj: RemoteObject) -> str:
-        """Return one url for all parts of an object, for a while."""
+        """Return a presigned url, reused for all parts of an object during half of its validity."""
         now_s = time.monotonic()
         url, signed_at_s = self._signed.get(obj.url, ("", 0.0))
         if not url or now_s - signed_at_s > SIGNED_FOR_S / 2:
@@ -134,14 +134,14 @@ class DirectRequests:
         return url
 
     def refused(self, url: str, bucket: str) -> None:
-        """Note that the SDK got what this did not; after a few times, leave the bucket to the SDK."""
+        """Record that the SDK got what a presigned url did not; after `_PATIENCE` times, use the SDK for the bucket."""
         self._refusals[bucket] += 1
         if self._plain and self._refusals[bucket] == _PATIENCE:
-            log.info("no fast path to the bucket; asking through the SDK", url=url, bucket=bucket)
+            log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
 
 
 def proxy_of(url: str) -> str | None:
-    """Return the proxy that the environment names for a url."""
+    """Return the proxy that the environment sets for a url."""
     proxy: str | None = get_environ_proxies(url).get(urlsplit(url).scheme)
     return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
@@ -149,24 +149,24 @@ def proxy_of(url: str) -> str | None:
 def _judge(answer: Answer, obj: RemoteObject, parts: Parts) -> NoReturn:
     """Raise the error for an answer that was not written."""
     if answer.status >= 300:
-        raise error_of(answer.status, f"the store answered a ranged read with status {answer.status}", obj.url)
+        raise error_of(answer.status, f"the origin answered a ranged read with status {answer.status}", obj.url)
     check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
     if not (version := answer.headers.get("etag", "").strip('"')):
         raise no_version(obj.url)
     if version != obj.version:
-        raise ShardChangedError("the store sent another version than was asked for", url=obj.url)
+        raise ShardChangedError("the origin sent a different version than requested", url=obj.url)
     raise wrong_length(parts.size_bytes, obj.url)
 
 
 def keep_signature_v4(signature_version: str, **_context: Any) -> str | None:
-    """Sign urls as requests are signed; botocore would fall back to version 2 in the older regions.
+    """Select signature version 4 for urls, as for requests; botocore would fall back to version 2 in older regions.
 
-    A handler of botocore's events `choose-signer.s3.…`.
+    Handler for botocore's events `choose-signer.s3.…`.
     """
     return "s3v4-query" if signature_version in ("v4-query", "s3v4-query") else None
 
 
 def _ca_file(fs: Any) -> str | None:
-    """Return the certificates that the SDK trusts."""
+    """Return the path of the certificates that the SDK trusts."""
     path: str | None = fs.session.get_config_variable("ca_bundle") or get_cert_path(True)
     return path

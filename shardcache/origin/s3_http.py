@@ -1,7 +1,7 @@
-"""The SDK's connections, without redirects of HTTP's own, and with distrust of those that were idle.
+"""The SDK's connections, without HTTP redirects, and with distrust of idle connections.
 
-aiobotocore leaves redirects to aiohttp, which would take a signed request, session token included, to wherever a server
-says. botocore by itself follows none, and knows which answers mean another region of the same store.
+aiobotocore leaves redirects to aiohttp, which would send a signed request, session token included, wherever a server
+says. botocore itself follows none, and recognizes answers that mean another region of the same object store.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _CONNECTOR = {"keepalive_timeout": IDLE_S, "socket_factory": new_socket}
 
 
 class LedAwayError(OSError):
-    """A server redirects, and says of no region that the bucket is in.
+    """A redirect that does not state the bucket's region.
 
-    botocore would ask for the region by a HEAD, whose answer it would treat alike, hundreds of times.
+    botocore would ask for the region by a HEAD, and treat its answer the same way, hundreds of times.
     """
 
 
 class _StayingSession(AIOHTTPSession):  # type: ignore[misc]
-    """aiobotocore's session, whose requests end with the first answer."""
+    """aiobotocore session that does not follow redirects."""
 
     async def _get_session(self, proxy_url: str | None) -> _Staying:
         return _Staying(await super()._get_session(proxy_url))
 
 
 class StoreSession(_StayingSession):
-    """Two such sessions, of which one keeps connections for the next request; for `AioConfig(http_session_cls=…)`."""
+    """Session that reuses connections, with a second one that does not; for `AioConfig(http_session_cls=…)`."""
 
     def __init__(self, *args: Any, connector_args: dict[str, Any] | None = None, **options: Any) -> None:
         pooled = _CONNECTOR | (connector_args or {})
@@ -51,7 +51,7 @@ class StoreSession(_StayingSession):
         await super().__aexit__(*exc_info)
 
     async def send(self, request: Any) -> Any:
-        """Send a request; one that changes nothing a second time, where an idle connection keeps silent.
+        """Send a request; a GET or HEAD again over a new connection if an idle one stays silent.
 
         Raises LedAwayError.
         """

@@ -1,4 +1,4 @@
-"""One s3fs filesystem at a time, replaced when the store no longer takes its credentials."""
+"""One s3fs filesystem at a time, replaced when its credentials are refused."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Session:
 
 
 class Sessions:
-    """Lends the present filesystem and closes retired ones when their last user is done.
+    """Provides the current filesystem, and closes retired ones when their last user is done.
 
-    botocore renews the credentials of roles and tokens by itself. What it reads only once, such as keys in a file,
-    is read again by a new session after the store refused the old ones.
+    botocore renews the credentials of roles and tokens by itself. Those that it reads only once, such as keys in a
+    file, are read again by a new session after the origin has refused the old ones.
     """
 
     def __init__(self, table: OriginTable, max_connections: int) -> None:
@@ -45,12 +45,12 @@ class Sessions:
 
     @asynccontextmanager
     async def use(self, url: str) -> AsyncIterator[S3FileSystem]:
-        """Lend the filesystem for one request; every foreign exception in the block is translated."""
+        """Provide the filesystem for one request, and translate every foreign exception of the block."""
         session: _Session | None = None
         try:
             session = await self._borrow()
             yield session.fs
-        except ShardcacheError:  # a NotFoundError is an OSError, too
+        except ShardcacheError:  # NotFoundError is also an OSError
             raise
         except FOREIGN as exn:
             verdict = judge(exn, url)
@@ -62,7 +62,7 @@ class Sessions:
                 await self._give_back(session)
 
     async def close(self) -> None:
-        """Close the present session as soon as nobody uses it."""
+        """Close the current session as soon as it is unused."""
         session = self._present
         if session is not None:
             self._retire()
@@ -75,7 +75,7 @@ class Sessions:
             if session is None:
                 boto_session = await asyncio.to_thread(_boto_session, self._profile)
                 fs = S3FileSystem(session=boto_session, **self._options)
-                fs.retries = 1  # whoever downloads retries, and counts it
+                fs.retries = 1  # the downloader retries, and counts its retries
                 client = await fs.set_session()
                 for operation in ("GetObject", "HeadObject"):
                     client.meta.events.register_first(f"choose-signer.s3.{operation}", keep_signature_v4)
@@ -96,7 +96,7 @@ class Sessions:
 
 @cache
 def descriptions() -> Loader:
-    """Return what botocore knows of S3, loaded once for all sessions. Blocks for some 0.3 s the first time."""
+    """Return botocore's descriptions of S3, loaded once for all sessions. Blocks for some 0.3 s the first time."""
     loader: Loader = create_loader(aiobotocore.session.AioSession().get_config_variable("data_path"))
     for description in ("service-2", "endpoint-rule-set-1", "paginators-1"):
         loader.load_service_model("s3", description)
@@ -119,7 +119,7 @@ def _options(table: OriginTable, max_connections: int) -> dict[str, Any]:
         "retries": {"total_max_attempts": 1},
         "connect_timeout": CONNECT_TIMEOUT_S,
         "http_session_cls": StoreSession,
-        "read_timeout": None,  # who asked knows how long to wait
+        "read_timeout": None,  # the downloader's stall timeout applies
         "response_checksum_validation": "when_required",  # parts have no checksum of their own
     }
     return {

@@ -1,7 +1,7 @@
-"""Signed urls of objects. The SDK shows, once for each bucket, what they look like there; the others are made alike.
+"""Presigned urls of objects. The SDK makes the first one for each bucket; the others are modelled on it.
 
-It takes a processor three times as long to find host, path and region anew for every object. Where its url is not of
-the plain kind, it goes on making them.
+Having the SDK find host, path and region again for every object takes three times the CPU time. If its url has unusual
+features, the SDK makes all of them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SIGNED_FOR_S = 600
 _METHODS = {"get_object": "GET", "head_object": "HEAD"}
 _FIELDS = {"Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Signature", "Security-Token"}
 _PREFIX = "X-Amz-"
-# What a store may call a region: part of a host's name, and nothing that would change the rest of it.
+# Accepted names of regions: they become part of a host name, and must not change the rest of it.
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
-# S3's own hosts, from scheme to path; any other serves all of its regions by itself.
+# AWS hosts, from scheme to path; any other host serves all of its regions.
 _AWS_HOST = re.compile(
     r"^(https?://(?:[^/]+\.)?s3(?:-fips)?(?:\.dualstack)?)(?:\.[a-z0-9-]+)?(\.amazonaws\.com(?:\.cn)?[:/])"
 )
@@ -32,18 +32,18 @@ _AWS_HOST = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What the urls of a bucket's objects have in common.
+    """Common form of the urls of a bucket's objects.
 
     Attributes:
-        root: what stands before the key.
-        region: None where urls are not signed.
+        root: everything before the key.
+        region: None if urls are not signed.
     """
 
     root: str
     region: str | None
 
     def moved(self, region: str) -> _Kind:
-        """Return the kind for a bucket that turns out to be in another region."""
+        """Return the kind for the same bucket in another region."""
         if self.region == region:
             return self
         signed_for = None if self.region is None else region
@@ -59,19 +59,19 @@ class _Kind:
 
 
 class Signer:
-    """Makes urls for one filesystem of s3fs after the other; each may have other credentials."""
+    """Makes urls for the current s3fs filesystem; its successor may have other credentials."""
 
     def __init__(self) -> None:
         self._fs: Any = None
         self._kinds: dict[tuple[str, str], _Kind | None] = {}
 
     async def url(self, fs: Any, operation: str, params: Mapping[str, str], headers: Mapping[str, str]) -> str:
-        """Return a url that is good for `SIGNED_FOR_S`. Raises what botocore does.
+        """Return a url that is valid for `SIGNED_FOR_S`. Raises what botocore raises.
 
         Args:
             operation: "get_object" or "head_object".
-            params: bucket, key and what else the SDK is to be told.
-            headers: the same once more as HTTP has it: what will be sent, and has to be signed.
+            params: bucket, key and other parameters of the operation in the SDK.
+            headers: those other parameters as HTTP headers, which will be sent and have to be signed.
         """
         if fs is not self._fs:
             self._fs, self._kinds = fs, {}
@@ -85,7 +85,7 @@ class Signer:
         return kind.url(_METHODS[operation], params["Key"], headers, credentials)
 
     def move(self, bucket: str, region: str) -> bool:
-        """Sign for the region that a store says a bucket is in, and return whether that makes a difference."""
+        """Sign for the region that the origin states for a bucket; return whether that changes anything."""
         if not _REGION.fullmatch(region):
             return False
         kinds = {place: kind for place, kind in self._kinds.items() if kind is not None and place[1] == bucket}
@@ -100,7 +100,7 @@ def _quoted(key: str) -> str:
 
 
 def _kind(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Kind | None:
-    """Return what a url of the SDK shows; None where there is more to it than this module knows."""
+    """Return the kind of a url made by the SDK; None if it has features unknown to this module."""
     root, _, query = url.partition("?")
     if not root.endswith("/" + _quoted(key)) or "#" in root:
         return None
@@ -115,7 +115,7 @@ def _kind(url: str, key: str, credentials: ReadOnlyCredentials | None) -> _Kind 
 
 
 async def _credentials(fs: Any) -> ReadOnlyCredentials | None:
-    """Return those that the SDK signs with, renewed where they are such as expire; None where there are none."""
+    """Return the SDK's credentials, renewed if they expire; None without credentials."""
     if fs.anon:
         return None
     if fs.key:

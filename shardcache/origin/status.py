@@ -1,4 +1,4 @@
-"""What an HTTP status means to whoever wants a shard."""
+"""Errors by HTTP status."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _MEANING: dict[int, type[OriginError]] = {
 }
 
 
-_ELSEWHERE = "the server leads to another place, which is not followed: name that in the url or by `endpoint_url`"
+_ELSEWHERE = "this redirect is not followed: use its target in the url or as `endpoint_url`"
 
 
 def error_of(status: int, message: str, url: str) -> OriginError:
-    """Return the error for an answer that is none of 200, 206 and 304."""
+    """Return the error for a status other than 200, 206 and 304."""
     default = OriginUnavailableError if status >= 500 else OriginError
     return _MEANING.get(status, default)(message, url=url, remedy=_ELSEWHERE if 300 <= status < 400 else None)
 
 
 def certificate_error(exn: Exception, url: str) -> OriginError:
-    """Return the error for a server whose certificate cannot be trusted; another try would not help."""
+    """Return the error for a server whose certificate is not trusted; a retry would not help."""
     return OriginError(
-        f"the server's certificate is refused: {exn}",
+        f"the server's certificate is not trusted: {exn}",
         url=url,
-        remedy="trust its authority (AWS_CA_BUNDLE or `ca_bundle` for S3, SSL_CERT_FILE for web servers), or check the "
-        "host's name and this machine's clock",
+        remedy="trust its CA (AWS_CA_BUNDLE or `ca_bundle` for S3, SSL_CERT_FILE for web servers), or check the "
+        "host name and this machine's clock",
     )

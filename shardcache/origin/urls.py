@@ -1,4 +1,4 @@
-"""Urls of shards, taken apart and put together. Pure."""
+"""Parsing, checking and joining of shard urls. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LOCAL = ("file", "local")
 
 _SAME = {"local": "file", "s3a": "s3"}
 _PORTS = {"http": ":80", "https": ":443"}
-# fsspec's filesystems that read another url's bytes: no prefix says what they lead to.
+# fsspec filesystems that read another url's bytes: no prefix tells what they read.
 _WRAPPERS = frozenset(
     {"asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"}
     | {"generic", "libarchive", "reference", "simplecache", "tar", "zip"}
 )
-# Controls, halves of characters, ends of lines, and what turns the direction of a text around.
+# Control characters, surrogates, line separators, and characters that change the direction of text.
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-# A local path's beginning needs a closer look, and any other host.
+# Local paths and all other hosts need a closer look.
 _PLAIN = re.compile(
     r"(?:(?:s3|gs|az)://|https?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[1-9][0-9]{0,3})?/)[A-Za-z0-9_./=-]+"
 )
-# Web servers take no longer ones, S3's keys have 1,024. What is checked here holds up everybody else meanwhile.
+# Web servers refuse longer urls; S3 keys have at most 1,024. The checks below block the event loop.
 _MOST_CHARS = 8192
-# Nobody encodes an honest path more often than this; each time costs a pass over it.
+# No honest path is encoded more often than this; each level costs a pass over the path.
 _MOST_ENCODINGS = 4
 _HOST = re.compile(r"(?:[A-Za-z0-9*_{-](?:[A-Za-z0-9*_.,{}-]*[A-Za-z0-9*_}-])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
@@ -44,15 +44,15 @@ def protocol_of(url: str) -> str:
 
 
 def store_of(url: str) -> str:
-    """Return what is likely to be one store with one limit: the protocol with the bucket or host."""
+    """Return the name of a url's origin, which is likely to have one request limit: protocol and bucket or host."""
     protocol, path = protocol_of(url), url.partition("://")[2]
     return f"{protocol}://{path.partition('/')[0].rpartition('@')[2]}"
 
 
 def canonical(url: str) -> str:
-    """Return the url as it is compared: a path is `file://`, schemes and web hosts are in lower case.
+    """Return the url in a form for comparison: `file://` for a path, schemes and web hosts in lower case.
 
-    Of what follows the host nothing is touched: two spellings of a path are two urls.
+    Everything after the host is kept: two spellings of a path are two urls.
     """
     protocol, path = protocol_of(url), url.partition("://")[2] if "://" in url else url
     protocol = _SAME.get(protocol, protocol)
@@ -68,20 +68,20 @@ def host_of(url: str) -> str:
 
 
 def checked(url: str) -> str:
-    """Return the url unless it is too long, or could mean another place than it seems to. Raises ConfigError.
+    """Return the url unless it is too long, or may refer to another place than it seems to. Raises ConfigError.
 
-    Refused are climbs by `..`, encoded or not, and what is encoded so often that only these have a use for it;
-    characters that end a line or a string; what leads on to another url (`simplecache::…`, `zip://`); credentials;
-    local files by a relative path, and hosts that people and programs read differently.
+    Refused are `..`, encoded or not, and paths encoded so often that only `..` would need it; characters that end a
+    line or a string; urls within urls (`simplecache::…`, `zip://`); credentials; relative paths of local files; and
+    hosts that people and programs read differently.
     """
     if len(url) > _MOST_CHARS:
         raise ConfigError(
-            f"a url or pattern of {len(url)} characters, {_MOST_CHARS} at most can be one",
+            f"the url or pattern has {len(url)} characters; the limit is {_MOST_CHARS}",
             url=_printable(url[:200]),
             remedy="give a list of urls, or an index file",
         )
     if _PLAIN.fullmatch(url) and ".." not in url:
-        return url  # nearly all, and there may be millions
+        return url  # fast path for nearly all urls, of which there may be millions
     for wrong, what, remedy in _MISLEADING:
         if wrong(url):
             raise ConfigError(what, url=_printable(url), remedy=remedy)
@@ -97,7 +97,7 @@ def _climbs(url: str) -> bool:
     if protocol_of(url) in WEB:
         path = re.split(r"[?#]", path, maxsplit=1)[0]
     for _ in range(_MOST_ENCODINGS + 1):
-        # A server may take "..;x" for "..", and "\\" for "/".
+        # Servers may read "..;x" as "..", and "\\" as "/".
         if any(segment.partition(";")[0] == ".." for segment in re.split(r"[/\\]", path)):
             return True
         decoded = unquote(path)
@@ -118,11 +118,11 @@ def _has_credentials(url: str) -> bool:
         return bool(at) or (":" in authority and not authority.startswith("arn:"))  # a secret key may hold a slash
     if protocol_of(url) in WEB:
         return bool(at)
-    return ":" in userinfo and protocol_of(url) != "github"  # there it is owner:repository
+    return ":" in userinfo and protocol_of(url) != "github"  # there, owner:repository
 
 
 def _is_relative(url: str) -> bool:
-    # fsspec takes `file://x` for a path below the working folder, and `~` for a home.
+    # fsspec reads `file://x` as a path below the working directory, and `~` as a home directory.
     return protocol_of(url) in LOCAL and not (url.partition("://")[2] if "://" in url else url).startswith("/")
 
 
@@ -142,36 +142,36 @@ def _printable(url: str) -> str:
 
 
 _MISLEADING: tuple[tuple[Callable[[str], bool], str, str], ...] = (
-    (_is_unwritable, "no url: empty, or with white space or control characters at its ends or within", ""),
-    (_climbs, "a url must not climb with `..`", "write the url that it leads to"),
-    (_leads_on, "a url within a url is not followed", "name the shard itself, without `::` and without an archive"),
+    (_is_unwritable, "not a url: it is empty, or has control characters or leading or trailing white space", ""),
+    (_climbs, "a url must not contain `..`", "write the resolved url"),
+    (_leads_on, "a url within a url is not followed", "use the url of the shard itself, without `::` or an archive"),
     (
         _has_credentials,
-        "a url is no place for credentials: it is shown and kept",
-        "put them into an [[origin]] table of the daemon's config",
+        "a url must not contain credentials: it is displayed and stored",
+        "put them in an [[origin]] table of the daemon's config",
     ),
     (
         _is_relative,
         "neither a url nor an absolute path",
-        "the daemon has its own working folder: start with / or file:///",
+        "the daemon has its own working directory: start with / or file:///",
     ),
-    (_has_ambiguous_host, "no host that every program reads alike", "write it in ASCII, as host or host:port"),
+    (_has_ambiguous_host, "programs may disagree on the url's host", "write it in ASCII, as host or host:port"),
 )
 
 
 def is_glob(url: str) -> bool:
-    """Tell whether the url has wildcards; in http(s) urls `?` begins the query, whatever is in it, `[` an address."""
+    """Return whether the url has wildcards; in http(s) urls, `?` begins the query and `[` an IPv6 address."""
     return "*" in url.partition("?")[0] if protocol_of(url) in WEB else _WILDCARD.search(url) is not None
 
 
 def glob_prefix(pattern: str) -> str:
-    """Return what every match of a glob begins with."""
+    """Return the literal prefix of a glob."""
     match = _WILDCARD.search(pattern)
     return pattern[: match.start()] if match else pattern
 
 
 def join(base: str, relative: str) -> str:
-    """Resolve what an index at `base` calls its shard; what is a url already stays."""
+    """Resolve a shard's name in an index at `base`; a url is returned unchanged."""
     if "://" in relative:
         return relative
     head, separator, path = base.rpartition("://")

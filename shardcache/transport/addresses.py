@@ -1,7 +1,7 @@
-"""Which hosts are reached from this node alone: the node itself, and what a cloud tells its machines. Pure.
+"""Near hosts, reachable only from this node: the node itself and its cloud's metadata services. Pure.
 
-A daemon that fetches for others must not ask these in its own name: instance metadata hands out the credentials of the
-machine, and services on the loopback take whoever reaches them for a local user.
+A daemon that fetches for others must not send requests to them on its own behalf: instance metadata hands out the
+machine's credentials, and services on the loopback interface trust every client as a local user.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import lru_cache
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# Beside 169.254.169.254, which is link-local: Azure's, Alibaba's, and those of AWS and Google on IPv6.
+# In addition to 169.254.169.254, which is link-local: Azure's, Alibaba's, and those of AWS and Google on IPv6.
 _METADATA = frozenset(map(ipaddress.ip_address, ("168.63.129.16", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254")))
-# What a proxy might look up in our stead; other names are judged by the addresses that they turn out to have.
+# Names that a proxy might resolve on our behalf; other names are judged by the addresses that they resolve to.
 _NAMES = frozenset(
     {"localhost", "localhost.localdomain", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"}
     | {"metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"}
@@ -25,7 +25,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 @lru_cache(maxsize=1024)
 def is_near(host: str) -> bool:
-    """Tell whether a host, by its name or as an address in any notation, is the node or its cloud's metadata."""
+    """Return whether a host, by name or address in any notation, is this node or its cloud's metadata service."""
     name = host.lower().rstrip(".")
     address = _address(name)
     if address is not None:

@@ -1,4 +1,4 @@
-"""Blocking connections to HTTP servers, directly or through a proxy, kept open for the next request."""
+"""Blocking connections to HTTP servers, direct or through a proxy, kept open for the next request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class ProxyError(ConnectionError):
-    """A proxy answered with another status than 200 when it was to connect to a server."""
+    """A proxy answered a CONNECT with a status other than 200."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class ProxyError(ConnectionError):
 
 
 class Server(NamedTuple):
-    """A server, and the way to it."""
+    """A server and the way to connect to it."""
 
     scheme: str
     netloc: str
@@ -48,29 +48,29 @@ class Connection:
     """One connection, one request at a time.
 
     Attributes:
-        heard_s: time of the end of its last answer; None before the first.
+        heard_s: time when its last answer ended; None before the first.
     """
 
     socket: AnySocket
     heard_s: float | None = None
 
     def close(self) -> None:
-        """Close it."""
+        """Close the socket."""
         self.socket.close()
 
     @property
     def is_readable(self) -> bool:
-        """True where bytes or the stream's end have come in, which ends an idle connection."""
+        """True if bytes or the stream's end have arrived, after which an idle connection is unusable."""
         poller = select.poll()
         poller.register(self.socket, select.POLLIN)
         return (isinstance(self.socket, TlsSocket) and self.socket.pending) or bool(poller.poll(0))
 
 
 class Pool:
-    """Idle connections, the one used last first; and distrust of them all, once one turned out to be silent.
+    """Idle connections, most recently used first; all of them are distrusted once one stays silent.
 
     Args:
-        tell: called with the time when that one was asked: other processes have idle connections, too.
+        tell: called with the time of the request that got no answer: other processes have idle connections, too.
         silence_s: see `SILENCE_S`.
         idle_s: see `IDLE_S`.
     """
@@ -84,13 +84,13 @@ class Pool:
     ) -> None:
         self._tell = tell
         self._silence_s, self._idle_s = silence_s, idle_s
-        self._answered_s = 0.0  # when an answer came last over a connection that was idle before
+        self._answered_s = 0.0  # time of the latest answer over a reused connection
         self._idle: defaultdict[Server, list[Connection]] = defaultdict(list)
         self._trusted_from_s = 0.0
         self._lock = threading.Lock()
 
     def take(self, server: Server) -> Connection | None:
-        """Return an idle connection that may still work, if there is one."""
+        """Return an idle connection that may still work, or None."""
         while True:
             with self._lock:
                 idle = self._idle[server]
@@ -110,34 +110,34 @@ class Pool:
 
     @property
     def patience_s(self) -> float | None:
-        """Longest wait for an answer over a connection that was idle before; None for any.
+        """Longest wait for an answer over a reused connection; None for no limit.
 
-        For a while after one kept silent there is no limit: the others that were idle then are closed, so the store is
-        slow.
+        There is none for `idle_s` after a connection stayed silent: all that were idle then have been closed, so if
+        another one is silent, the origin is slow.
         """
         return None if time.monotonic() < self._trusted_from_s else self._silence_s
 
     def answered(self) -> None:
-        """Note an answer over a connection that was idle before."""
+        """Record an answer over a reused connection."""
         self._answered_s = time.monotonic()
 
     def silent(self, asked_s: float) -> None:
-        """Distrust idle connections here and elsewhere: one that was asked at `asked_s` keeps silent."""
+        """Distrust idle connections in all processes: one got no answer to a request sent at `asked_s`."""
         self.distrust(asked_s)
         self._tell(asked_s)
 
     def given_up(self, asked_s: float) -> None:
-        """Take a question that nobody waits for any more for silence, unless another one was answered since."""
+        """Treat a cancelled request as a silent connection, unless another request has been answered since."""
         if self._answered_s <= asked_s:
             self.silent(asked_s)
 
     def distrust(self, before_s: float) -> None:
-        """Close the connections over which nothing was heard since `before_s`."""
+        """Close the connections that have been idle since before `before_s`."""
         self._trusted_from_s = time.monotonic() + self._idle_s
         self._drop(before_s)
 
     def expire(self) -> None:
-        """Close the connections that have been idle for too long."""
+        """Close the connections that have been idle for `idle_s`."""
         self._drop(time.monotonic() - self._idle_s)
 
     def _drop(self, before_s: float) -> None:
@@ -156,7 +156,7 @@ def server_of(request: Request) -> Server:
 
 
 def host_header(url: SplitResult) -> str:
-    """Return the Host header of a url: without its scheme's own port, which the SDK does not sign."""
+    """Return the Host header of a url, without its scheme's default port, which the SDK does not sign."""
     return url.netloc.rpartition("@")[2].removesuffix(f":{_PORTS[url.scheme]}")
 
 
@@ -183,7 +183,7 @@ def open_connection(server: Server) -> Connection:
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:
-    """Return the credentials that a proxy's url has."""
+    """Return the header with the credentials of a proxy's url, if it has any."""
     url = urlsplit(proxy)
     if url.username is None:
         return {}

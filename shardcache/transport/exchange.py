@@ -1,4 +1,4 @@
-"""One request over a blocking connection, and its answer's body from the socket into a file."""
+"""One HTTP exchange over a blocking connection: sends a request and moves the answer's body into a file."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from shardcache.transport.gate import Gate
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import PartSums, PartsWriter, write_parts, writing
 
-# A body that nobody asked for is read to its end where a new connection would cost more.
+# An unwanted body is read to its end if a new connection would cost more.
 _SHORT_BYTES = 64 * 1024
 _DRAIN_S = 1.0
-# So much is read, summed and written before the next: it is still in the processor's cache.
+# Bytes read, summed and written at a time: they stay in the processor's cache.
 _BLOCK_BYTES = 256 * 1024
 _CHUNK_BYTES = 16 * 1024
 _memory = threading.local()
 
 
 class StaleError(Exception):
-    """A connection that was idle before is closed, or says nothing."""
+    """A reused connection has been closed, or stays silent."""
 
 
 class Exchange:
-    """A request, and what came of it so far. Runs in a thread of its own; blocks.
+    """One request and its answer. Runs in a thread of its own; blocks.
 
     Args:
-        held: called when a body that is held has come.
+        held: called when a held body has arrived.
         progress: called when the body begins and when its byte credit is used up.
     """
 
@@ -58,9 +58,9 @@ class Exchange:
         self._progress = progress
 
     def run(self, pool: Pool) -> Answer:
-        """Return the answer; its body is in the file if it is the one that was expected.
+        """Return the answer; its body is in the file if the answer is as expected.
 
-        Raises OSError and http.client.HTTPException where the connection fails or the answer is no HTTP; NearHostError,
+        Raises OSError and http.client.HTTPException if the connection fails or the answer is not HTTP; NearHostError,
         PartFileError, CancelledError.
         """
         self._gate.ready(1)
@@ -73,7 +73,7 @@ class Exchange:
         try:
             connection = open_connection(server)
         except ProxyError as exn:
-            if exn.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:  # as where there is no tunnel
+            if exn.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:  # same answer as without a tunnel
                 return Answer(exn.status, {})
             raise
         return self._ask(pool, connection)
@@ -97,7 +97,7 @@ class Exchange:
         try:
             yield
         except (OSError, http.client.HTTPException):
-            self._gate.check()  # it was closed on purpose
+            self._gate.check()  # a cancellation closes the socket
             raise
         finally:
             self._gate.connected(None)
@@ -111,12 +111,12 @@ class Exchange:
                 sums, whole = self._take(self._body, response, connection.socket)
             else:
                 whole = self._drain(response, connection.socket)
-        # Nobody looks at the headers of what was expected; there are a hundred such answers a GB.
+        # The headers of an expected answer are not needed; there are a hundred such answers per GB.
         answer = Answer(response.status, {} if sums else headers, sums)
         return answer, whole and not response.will_close
 
     def _drain(self, response: http.client.HTTPResponse, sock: AnySocket) -> bool:
-        """Read a short body that nobody asked for, such as an error's, and return whether it has ended."""
+        """Read a short unwanted body, such as an error's, and return whether its end was reached."""
         if response.length is None or response.length > _SHORT_BYTES:
             return False
         sock.settimeout(_DRAIN_S)
@@ -128,7 +128,7 @@ class Exchange:
         return True
 
     def _response(self, pool: Pool, connection: Connection) -> http.client.HTTPResponse:
-        """Send the request and read the answer's head. Raises StaleError over a connection that was idle before."""
+        """Send the request and read the answer's head. Raises StaleError if a reused connection fails."""
         if connection.heard_s is None:
             return self._asked(connection, None)
         self._gate.asked_idle_s = asked_s = time.monotonic()
@@ -156,7 +156,7 @@ class Exchange:
 
     def _is_expected(self, body: Body, response: http.client.HTTPResponse, headers: dict[str, str]) -> bool:
         if response.chunked:
-            # It has to be seen whole before it is written.
+            # A chunked body is written only after all of it has arrived.
             right_size = body.parts.size_bytes <= body.parts.part_bytes and (
                 body.encoded_chunks or headers.get("content-encoding", "identity") == "identity"
             )
@@ -173,7 +173,7 @@ class Exchange:
     ) -> tuple[list[PartSums] | None, bool]:
         """Write the body. Return its checksums, and whether the connection is at the answer's end.
 
-        A body in chunks that is longer than expected has no checksums and is not written.
+        A chunked body that is longer than expected is not written and has no checksums.
         """
         if body.held or response.chunked:
             return self._take_held(body, response, sock)
@@ -212,7 +212,7 @@ class Exchange:
         while filled < len(memory):
             count = read(memory[filled : filled + self._gate.ready(len(memory) - filled)])
             if not count:
-                raise ConnectionResetError("the server closed the connection in the middle of the body")
+                raise ConnectionResetError("the server closed the connection before the end of the body")
             filled += count
             is_first, self._gate.received_bytes = not self._gate.received_bytes, self._gate.received_bytes + count
             if is_first or self._gate.used_up:
@@ -220,12 +220,12 @@ class Exchange:
 
 
 def _begin(response: http.client.HTTPResponse) -> None:
-    """Read the head of the answer, after those of interim answers."""
+    """Read the head of the final answer, skipping interim answers."""
     body = response.fp
     response.fp = cast(io.BufferedReader, _HeadLines(body))
     try:
         response.begin()
-        while 100 <= response.status < 200:  # http.client knows 100 alone
+        while 100 <= response.status < 200:  # http.client skips only 100
             response.headers = cast(http.client.HTTPMessage, None)
             response.begin()
     finally:
@@ -234,7 +234,7 @@ def _begin(response: http.client.HTTPResponse) -> None:
 
 
 class _HeadLines:
-    """The lines of a head. http.client takes the stream's end for the head's."""
+    """Lines of an answer's head; http.client would take the end of the stream for the end of the head."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._stream = stream
@@ -243,16 +243,16 @@ class _HeadLines:
         """Return the next line. Raises ConnectionResetError at the stream's end."""
         line = self._stream.readline(limit)
         if not line:
-            raise ConnectionResetError("the server closed the connection before the end of its answer's head")
+            raise ConnectionResetError("the server closed the connection before the end of the answer's headers")
         return line
 
     def close(self) -> None:
-        """Close the stream: what came is no HTTP."""
+        """Close the stream: the answer is not HTTP."""
         self._stream.close()
 
 
 class _Reader:
-    """Reads a body of known length from its socket, after what came together with the head."""
+    """Reads a body of known length: first the bytes that arrived with the head, then from the socket."""
 
     def __init__(self, response: http.client.HTTPResponse, sock: AnySocket) -> None:
         ahead_bytes, length = len(response.fp.peek()), response.length or 0
@@ -262,7 +262,7 @@ class _Reader:
         self.has_more = ahead_bytes > length
 
     def __call__(self, memory: memoryview) -> int:
-        """Fill the memory at least in part and return how much of it; 0 at the stream's end."""
+        """Fill some or all of the memory and return the number of bytes; 0 at the stream's end."""
         if not self._ahead_bytes:
             return self._recv_into(memory)
         count = self._fp.readinto(memory[: self._ahead_bytes])
@@ -271,14 +271,14 @@ class _Reader:
 
 
 class _ChunksReader:
-    """Reads a body that comes in chunks."""
+    """Reads a chunked body."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self._response = response
 
     @property
     def has_more(self) -> bool:
-        """True unless the body has ended. Blocks."""
+        """True if the body has not ended. Blocks."""
         return bool(self._response.read(1))
 
     def __call__(self, memory: memoryview) -> int:

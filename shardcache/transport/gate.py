@@ -1,4 +1,4 @@
-"""Pause, byte credit and cancellation of a blocking read in a thread."""
+"""Pausing, byte credit and cancellation for a blocking read in a thread."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shardcache.transport.connections import AnySocket
 
 
 class CancelledError(Exception):
-    """Nobody waits for the answer any more."""
+    """The request was cancelled."""
 
 
 class Gate:
-    """Between the thread that reads an answer and the one that hears from the daemon.
+    """Link between the thread that reads an answer and the thread that takes the daemon's messages.
 
     Args:
-        limit_bytes: how much of the body may be received until there is more credit.
+        limit_bytes: bytes of the body that may be received before more credit is granted.
 
     Attributes:
-        received_bytes: how much was.
-        asked_idle_s: time when the request was sent over a connection that was idle before; None once that answered.
+        received_bytes: bytes of the body received so far.
+        asked_idle_s: time when the request was sent over a reused connection; None once that has answered.
     """
 
     def __init__(self, limit_bytes: float) -> None:
@@ -34,7 +34,7 @@ class Gate:
         self.asked_idle_s: float | None = None
 
     def ready(self, wanted_bytes: int) -> int:
-        """Wait until bytes may be read, and return how many. Raises CancelledError."""
+        """Wait until bytes may be read, and return their number. Raises CancelledError."""
         if self._paused or self._cancelled or self.used_up:
             with self._changed:
                 self._changed.wait_for(lambda: self._cancelled or not (self._paused or self.used_up))
@@ -43,7 +43,7 @@ class Gate:
 
     @property
     def used_up(self) -> bool:
-        """True while there is no credit for more bytes."""
+        """True while there is no byte credit left."""
         return self.received_bytes >= self._limit_bytes
 
     @contextmanager
@@ -64,13 +64,13 @@ class Gate:
             self.check()
 
     def connected(self, sock: AnySocket | None) -> None:
-        """Keep the socket that a cancellation closes. Raises CancelledError."""
+        """Set the socket that a cancellation shuts down. Raises CancelledError."""
         with self._changed:
             self._socket = sock
             if sock is not None:
                 self.check()
 
-    # by the other thread
+    # called by the thread that takes the daemon's messages
 
     def pause(self) -> None:
         """Stop reading before the next bytes."""
@@ -78,28 +78,28 @@ class Gate:
             self._paused = True
 
     def resume(self, limit_bytes: float) -> None:
-        """Go on, up to so many bytes in all."""
+        """Continue, up to `limit_bytes` in all."""
         with self._changed:
             self._paused, self._limit_bytes = False, limit_bytes
             self._changed.notify_all()
 
     def commit(self) -> None:
-        """Let a body that is held be written."""
+        """Allow a held body to be written."""
         with self._changed:
             self._committed = True
             self._changed.notify_all()
 
     def cancel(self) -> bool:
-        """Wake the thread, wherever it waits; return whether nothing is written from now on."""
+        """Wake the thread, wherever it waits; return True if nothing will be written from now on."""
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
             if self._socket is not None:
-                with suppress(OSError):  # the peer was faster
-                    self._socket.shutdown(socket.SHUT_RDWR)  # whichever thread reads it meets the stream's end
+                with suppress(OSError):  # the peer closed it first
+                    self._socket.shutdown(socket.SHUT_RDWR)  # ends a blocking read in any thread
             return not self._writes
 
     def check(self) -> None:
-        """Raise CancelledError if nobody waits any more."""
+        """Raise CancelledError if the request was cancelled."""
         if self._cancelled:
             raise CancelledError

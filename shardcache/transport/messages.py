@@ -1,4 +1,4 @@
-"""What the daemon and its transport workers say to each other: a line of JSON a message."""
+"""Messages between the daemon and its transport workers: one line of JSON each."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Request:
     """An HTTP/1.1 request without a body.
 
     Attributes:
-        headers: all but Host.
-        proxy: url of an HTTP proxy on the way.
-        ca_file: certificates to trust, for https; None for the system's.
-        far_only: refuse hosts whose addresses turn out to be this node's own or its cloud's (`is_near`).
+        headers: all except Host.
+        proxy: url of the HTTP proxy to use, if any.
+        ca_file: certificates to trust for https; None for the system's.
+        far_only: refuse hosts that resolve to this node or its cloud's metadata service (`is_near`).
     """
 
     method: str
@@ -33,14 +33,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The body that a request is made for, and where it goes. An answer that differs is not written.
+    """Expected body of an answer, and its destination. Any other answer is not written.
 
     Attributes:
-        status: that the answer must have.
-        expected: by header, the values that the answer may have; None stands for its absence.
+        status: required status.
+        expected: permitted values by header; None permits its absence.
         held: keep the body in memory until it is committed.
-        encoded_chunks: whether a body in chunks may have a Content-Encoding; such a body is encoded as it is sent, or
-            stored like that.
+        encoded_chunks: True if a chunked body may have a Content-Encoding; such a body may be encoded on the fly, or
+            stored encoded.
     """
 
     parts: Parts
@@ -55,8 +55,8 @@ class Answer:
     """An answer to a request.
 
     Attributes:
-        headers: names in lower case; of a repeated header, the values joined by ", ". None of them where `sums` are.
-        sums: of the parts that were written; None where the answer was not as expected.
+        headers: by name in lower case, values of repeated headers joined by ", "; empty if there are `sums`.
+        sums: checksums of the parts written; None if the answer was not as expected.
     """
 
     status: int
@@ -64,7 +64,7 @@ class Answer:
     sums: list[PartSums] | None = None
 
     def to_json(self) -> Message:
-        """Return the answer as a message's value."""
+        """Return the answer as JSON."""
         return {
             "status": self.status,
             "headers": dict(self.headers),
@@ -73,24 +73,24 @@ class Answer:
 
     @classmethod
     def from_json(cls, value: Message) -> Answer:
-        """Return the answer of a message's value."""
+        """Return the answer from its JSON."""
         sums = value["sums"] and [PartSums(*part) for part in value["sums"]]
         return cls(value["status"], value["headers"], sums)
 
 
 def encoded(message: Message) -> bytes:
-    """Return a message as its line."""
+    """Encode a message as a line."""
     return json.dumps(message).encode() + b"\n"
 
 
 def decoded(line: bytes) -> Message:
-    """Return the message of a line."""
+    """Decode a message from its line."""
     message: Message = json.loads(line)
     return message
 
 
 def request_to_json(request: Request, body: Body | None) -> Message:
-    """Return what a worker is to do. By hand: `asdict` takes longer than all else that a part needs here."""
+    """Return a request and its expected body as JSON; `asdict` would take longer than all else done here per part."""
     message: Message = {name: getattr(request, name) for name in _REQUEST}
     if body is not None:
         message["body"] = {name: getattr(body, name) for name in _BODY}
@@ -99,7 +99,7 @@ def request_to_json(request: Request, body: Body | None) -> Message:
 
 
 def request_from_json(message: Message) -> tuple[Request, Body | None]:
-    """Return what a worker is to do."""
+    """Return a request and its expected body from their JSON."""
     request = Request(**{name: message[name] for name in _REQUEST})
     if "body" not in message:
         return request, None

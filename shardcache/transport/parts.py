@@ -1,4 +1,4 @@
-"""Parts of a file on disk: written with their checksums, then recorded in a journal."""
+"""Parts of a file on disk: checksummed, written, and recorded in a journal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from weakref import WeakValueDictionary
 
 from shardcache.checksums import ALGORITHMS, Data, crc32c
 
-# A longer write makes the kernel look for huge pages to keep it in, which costs a virtual machine more than the copy.
+# For a longer write the kernel looks for huge pages, which costs more than the copy on a virtual machine.
 WRITE_BYTES = 128 * 1024
 
 RECORD = struct.Struct("<II")
-"""A finished part in the journal: its number and its CRC32C."""
+"""Journal record of a finished part: its number and its CRC32C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class PartSums:
 
     Attributes:
         index: number of the part.
-        crc32c: its CRC32C.
-        checksum: in the algorithm of the store's own checksum; 0 where there is none.
+        crc32c: CRC32C of the part.
+        checksum: in the algorithm of the origin's checksum; 0 if there is none.
     """
 
     index: int
@@ -39,12 +39,12 @@ class Parts:
     """Consecutive parts of a file, filled from one body.
 
     Attributes:
-        path: of the file.
-        journal_path: of the list of finished parts; None for none.
+        path: path of the file.
+        journal_path: path of the journal of finished parts; None for no journal.
         part_bytes: size of every part but the file's last.
-        start: first byte, the same in the object and in the file; the first of a part.
-        size_bytes: of the body.
-        algorithm: of a checksum in `ALGORITHMS` to be computed beside CRC32C.
+        start: offset of the first byte, in the object and in the file; the start of a part.
+        size_bytes: size of the body.
+        algorithm: a checksum from `ALGORITHMS` to compute in addition to CRC32C.
     """
 
     path: str
@@ -68,13 +68,13 @@ class PartFileError(Exception):
         self.cause = cause
 
 
-# Writers of one file would only spin on its lock in the kernel. Those of all workers need none: a file has one worker.
+# Writers of one file would only spin on its kernel lock. One lock per process suffices: a file has one worker.
 _turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 _giving_turns = threading.Lock()
 
 
 class PartsWriter:
-    """Writes a body into its parts, and records each part when it is complete. Blocks; raises PartFileError.
+    """Writes a body into its parts and records each complete part. Blocks; raises PartFileError.
 
     Attributes:
         finished: checksums of the parts written so far.
@@ -121,7 +121,7 @@ def _turn_of(path: str) -> threading.Lock:
 
 @contextlib.contextmanager
 def writing(parts: Parts) -> Iterator[PartsWriter]:
-    """Open the file of the parts for the block. Raises PartFileError."""
+    """Open the file of the parts during the block. Raises PartFileError."""
     with _errors():
         fd = os.open(parts.path, os.O_WRONLY | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""TLS over a blocking socket that takes many records from it at a time."""
+"""TLS over a blocking socket, receiving many records per system call."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import ssl
 import threading
 from functools import cache
 
-# OpenSSL, when it reads a socket itself, asks the kernel twice for each record of 16 KiB.
+# OpenSSL makes two system calls per record of 16 KiB when it reads a socket itself.
 _RECEIVE_BYTES = 256 * 1024
 _memory = threading.local()
 
 
 class TlsSocket:
-    """The client's end of a connection, with those of a socket's methods that a request needs.
+    """Client end of a TLS connection, with the socket methods that a request needs.
 
-    Raises ssl.SSLError, of which ssl.SSLCertVerificationError is one, and OSError as the socket does.
+    Raises ssl.SSLError, including ssl.SSLCertVerificationError, and OSError as the socket does.
 
     Args:
-        sock: connected; belongs to this object once the handshake is done.
-        host: that the certificate must name.
+        sock: connected socket; owned by this object once the handshake is done.
+        host: name that the certificate must have.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str) -> None:
@@ -39,15 +39,15 @@ class TlsSocket:
             else:
                 break
             finally:
-                self._flush()  # an alert says why it fails
+                self._flush()  # an alert tells the peer why the handshake failed
 
     def sendall(self, data: bytes) -> None:
-        """As a socket's."""
+        """As `socket.sendall`."""
         self._tls.write(data)
         self._flush()
 
     def recv_into(self, memory: memoryview) -> int:
-        """As a socket's: blocks until there is something, and takes what is there. Returns 0 at the stream's end."""
+        """As `socket.recv_into`: blocks until data is available, and returns 0 at the stream's end."""
         filled = 0
         while filled < len(memory):
             try:
@@ -57,7 +57,7 @@ class TlsSocket:
                     break
                 self._receive()
                 continue
-            except ssl.SSLEOFError:  # without TLS's own end; who counts bytes sees as much
+            except ssl.SSLEOFError:  # closed without a TLS close_notify; callers check the byte count
                 break
             if not count:
                 break
@@ -70,23 +70,23 @@ class TlsSocket:
 
     @property
     def pending(self) -> bool:
-        """True where bytes have come in that nobody read yet."""
+        """True if unread bytes have arrived."""
         return self._received.pending > 0 or self._tls.pending() > 0
 
     def settimeout(self, time_s: float | None) -> None:
-        """As a socket's."""
+        """As `socket.settimeout`."""
         self._sock.settimeout(time_s)
 
     def shutdown(self, how: int) -> None:
-        """As a socket's: without a word to the peer."""
+        """As `socket.shutdown`: sends no TLS close_notify."""
         self._sock.shutdown(how)
 
     def fileno(self) -> int:
-        """As a socket's."""
+        """As `socket.fileno`."""
         return self._sock.fileno()
 
     def close(self) -> None:
-        """As a socket's."""
+        """As `socket.close`."""
         self._sock.close()
 
     def _receive(self) -> None:
@@ -115,5 +115,5 @@ class _Stream(io.RawIOBase):
 
 @cache
 def context(ca_file: str | None) -> ssl.SSLContext:
-    """Return what checks certificates by an authority's file, None for the system's. Raises OSError, ssl.SSLError."""
+    """Return a context that trusts a file's certificates, or the system's for None. Raises OSError, ssl.SSLError."""
     return ssl.create_default_context(cafile=ca_file)

@@ -1,9 +1,8 @@
-"""A transport worker: a process that asks HTTP servers and writes what they answer, each request in a thread.
+"""Transport worker: a process that sends HTTP requests and writes the answers to files, with a thread per request.
 
-As a program it reads messages from its standard input and writes messages to its standard output, each a line of JSON;
-`Workers` is the other side. It ends when the input does, hence with the daemon, however that ends. It is a process of
-its own so that neither decryption nor checksums hold the daemon's interpreter, and small for the same reason that it
-is one of several.
+The program reads messages from standard input and writes messages to standard output, each a line of JSON; `Workers` is
+the other end. It exits at the end of its input, and so with the daemon, however that ends. It is a separate process so
+that neither decryption nor checksums hold the daemon's interpreter, and small because there are several.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _IN, _OUT = 0, 1
 _PROGRESS_S = 0.1
 _EXPIRE_S = 1.0
 _READ_BYTES = 256 * 1024
-_MOST_THREADS = 1024  # each request that the daemon makes has one
+_MOST_THREADS = 1024  # one per request
 
 
 class Worker:
-    """Requests under way, and the connections that they share."""
+    """Requests in flight, and the connections that they share."""
 
     def __init__(self) -> None:
         self._pool = Pool(lambda asked_s: self._send({"is": "silent", "asked_s": asked_s}))
@@ -65,7 +64,7 @@ class Worker:
                     self._pool.distrust(message["before_s"])
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield the input's lines; every so often, however many come, report progress and close old connections."""
+        """Yield the input's lines; between them, report progress and close old connections at regular intervals."""
         rest, tick_s = b"", 0.0
         while True:
             is_readable = bool(select.select([_IN], [], [], _PROGRESS_S if self._gates else _EXPIRE_S)[0])
@@ -109,7 +108,7 @@ class Worker:
             self._end(number, {"is": "cancelled"})
 
     def _gate(self, message: Message) -> Gate:
-        return self._gates.get(message["id"]) or Gate(0)  # it has ended meanwhile
+        return self._gates.get(message["id"]) or Gate(0)  # the request may just have ended
 
     def _report_progress(self) -> None:
         received = {number: gate.received_bytes for number, gate in list(self._gates.items())}
@@ -146,12 +145,12 @@ def _limit(message: Message) -> float:
 
 
 def main() -> None:
-    """Serve; the only argument is the pid of the daemon."""
-    # A killed daemon takes this process with it in mid-work (prctl(2)): the next one may write the same files.
+    """Run the worker; the only argument is the daemon's pid."""
+    # This process dies with a killed daemon, even in mid-work (prctl(2)): the next daemon may write the same files.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == int(sys.argv[1]):  # else it was killed before that call
+    if os.getppid() == int(sys.argv[1]):  # otherwise the daemon was killed before that call
         Worker().run()
-    os._exit(0)  # threads that wait for a server do not hold it up
+    os._exit(0)  # does not wait for threads that wait for a server
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The daemon's side of the transport workers: starts them, hands out requests, and passes on what comes of them."""
+"""The daemon's side of the transport workers: starts them, gives them requests, and passes on the results."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from shardcache.transport.parts import PartFileError
 log = structlog.get_logger()
 
 Commit: TypeAlias = Callable[[], Awaitable[bool]]
-"""Asked once a body has come whole and before any of it is written; False to drop it."""
+"""Called when a whole body has arrived and none of it is written; returns False to drop it."""
 
-# Threads of one process share its interpreter, which over TLS they hand to each other for every 16 KiB.
+# Threads of one process share its interpreter lock, which over TLS changes hands for every 16 KiB.
 _REQUESTS_A_WORKER = 4
 _CORES_A_WORKER = 4
 _MOST_WORKERS = 8
-# A write that hangs with its disk ends nobody's wait; what it may still write are the right bytes in the right place.
+# A write that hangs with its disk must not block the daemon; if it completes later, it writes the right bytes in place.
 _END_LIMIT_S = 2.0
 
 
 class TransportError(OSError):
-    """A connection failed, or what came over it is no HTTP."""
+    """A connection failed, or the answer was not HTTP."""
 
 
 class Workers:
@@ -56,24 +56,24 @@ class Workers:
         await self._worker_for("")
 
     async def ask(self, request: Request) -> Answer:
-        """Return the answer to a request whose body does not matter.
+        """Return the answer to a request, without its body.
 
-        Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; CacheError where no process starts.
+        Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; CacheError if no process can be started.
         """
         answer = await self._run(request, None, Free(), _always)
         assert answer is not None
         return answer
 
     async def fetch(self, request: Request, body: Body, flow: Flow, commit: Commit | None = None) -> Answer | None:
-        """Have an answer's body written to its file, if it is as expected.
+        """Return the answer to a request, with its body written to the file if it is as expected.
 
-        Returns None where `commit` refused it. Raises as `ask`, and PartFileError. When this is cancelled or fails,
-        nothing is written any more, unless the disk hangs.
+        Returns None if `commit` refused the body. Raises what `ask` raises, and PartFileError. After it is cancelled or
+        fails, nothing more is written, unless the disk hangs.
         """
         return await self._run(request, body, flow, commit or _always)
 
     async def close(self) -> None:
-        """End the processes."""
+        """Kill the processes."""
         while self._workers:
             await self._workers.pop().end()
 
@@ -88,7 +88,7 @@ class Workers:
             await running.end()
 
     async def _worker_for(self, path: str) -> _Worker:
-        """Return the worker that writes to a file already, else the one with the fewest requests."""
+        """Return the worker that already writes to a file, else the one with the fewest requests."""
         async with self._starting:
             self._workers = [worker for worker in self._workers if not worker.has_ended]
             for worker in self._workers:
@@ -101,14 +101,14 @@ class Workers:
             return best
 
     def _distrust(self, before_s: float) -> None:
-        """Tell all processes of an idle connection that keeps silent; the clock is the machine's."""
+        """Make all processes distrust idle connections; the clock is the machine's."""
         for worker in self._workers:
             worker.distrust(before_s)
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A request under way."""
+    """A request in flight."""
 
     number: int
     send: Callable[[Message], None]
@@ -121,14 +121,14 @@ class _Running:
     _end: Message | None = None
 
     def rest(self) -> None:
-        """Stop reading until the flow is ready again."""
+        """Pause until the flow is ready again."""
         if not self._rests and self._end is None:
             self._rests = True
             self.send({"do": "pause", "id": self.number})
             self._news.set()
 
     async def outcome(self, commit: Commit) -> Answer | None:
-        """Return the answer, None where its body was not committed. Raises as `Workers.fetch`."""
+        """Return the answer; None if its body was not committed. Raises what `Workers.fetch` raises."""
         while self._end is None:
             await self._news.wait()
             self._news.clear()
@@ -144,7 +144,7 @@ class _Running:
         return _result(self._end)
 
     async def end(self) -> None:
-        """Cancel the request unless it has ended, and wait until it has."""
+        """Cancel the request if it has not ended, and wait for its end."""
         if self._end is None:
             self.send({"do": "cancel", "id": self.number})
             try:
@@ -153,14 +153,14 @@ class _Running:
                         self._news.clear()
                         await self._news.wait()
             except TimeoutError:
-                log.warning("a request does not end; its disk may hang")
+                log.warning("a cancelled request does not end; the disk may hang")
 
     def limit_bytes(self) -> float | None:
-        """Return up to which byte the body may be read; None for all of it."""
+        """Return the number of bytes of the body that may be read in all; None for no limit."""
         return None if math.isinf(self.flow.leave_bytes) else self.received_bytes + max(0, self.flow.leave_bytes)
 
     def take(self, message: Message) -> None:
-        """Note what the worker says of it."""
+        """Handle the worker's message about this request."""
         if message["is"] == "held":
             self._held = True
         else:
@@ -169,21 +169,21 @@ class _Running:
         self._news.set()
 
     def progress(self, received_bytes: int) -> None:
-        """Note how much of the body came."""
+        """Record the number of bytes of the body received so far."""
         news_bytes = received_bytes - self.received_bytes
-        if news_bytes > 0:  # of two threads' reports the older one may come last
+        if news_bytes > 0:  # two threads' reports may come in the wrong order
             self.received_bytes = received_bytes
             self.flow.received(news_bytes)
 
 
 class _Worker(asyncio.SubprocessProtocol):
-    """One process.
+    """One worker process.
 
     Args:
-        silent: called when an idle connection kept silent, with the time when it was asked.
+        silent: called when an idle connection stays silent, with the time when the request was sent.
 
     Attributes:
-        requests: those under way.
+        requests: requests in flight.
     """
 
     def __init__(self, silent: Callable[[float], None]) -> None:
@@ -192,13 +192,13 @@ class _Worker(asyncio.SubprocessProtocol):
         self.has_ended = False
         self._exited = asyncio.Event()
         self._numbers = count()
-        self._paths: Counter[str] = Counter()  # files that are written to
+        self._paths: Counter[str] = Counter()  # requests by the file that they write
         self._rest = b""
         self._process: asyncio.SubprocessTransport
         self._input: asyncio.WriteTransport
 
     def writes_to(self, path: str) -> bool:
-        """Tell whether a request is under way whose body goes to a file."""
+        """Return whether a request in flight writes to a file."""
         return path in self._paths
 
     def begin(self, request: Request, body: Body | None, flow: Flow) -> _Running:
@@ -212,7 +212,7 @@ class _Worker(asyncio.SubprocessProtocol):
         return running
 
     def distrust(self, before_s: float) -> None:
-        """Have idle connections closed over which nothing was heard since `before_s`."""
+        """Close connections that have been idle since before `before_s`."""
         self._send({"do": "distrust", "before_s": before_s})
 
     async def end(self) -> None:
@@ -230,28 +230,28 @@ class _Worker(asyncio.SubprocessProtocol):
     # asyncio.SubprocessProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the process and its input."""
+        """Store the process and its input."""
         self._process = cast(asyncio.SubprocessTransport, transport)
         self._input = cast(asyncio.WriteTransport, self._process.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Hand on each whole message."""
+        """Handle each complete message."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(decoded(line))
 
     def process_exited(self) -> None:
-        """Fail what is under way: the process was killed."""
+        """Fail the requests in flight: the process was killed."""
         if not self.has_ended:
             log.warning("a transport worker was killed", requests=len(self.requests))
         self.has_ended = True
         self._exited.set()
         while self.requests:
             _, running = self.requests.popitem()
-            running.take({"is": "failed", "reason": "the process that was fetching was killed"})
+            running.take({"is": "failed", "reason": "the transport worker was killed"})
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Close what is left of a process that has ended by itself."""
+        """Close the pipes of a process that has exited by itself."""
         self._process.close()
 
     def _take(self, message: Message) -> None:
@@ -285,7 +285,7 @@ def _result(message: Message) -> Answer:
             raise PartFileError(OSError(message["errno"], message["reason"]))
         case "near":
             raise NotAllowedError(
-                message["reason"], remedy="if that is meant, have the node's operator add the url's prefix to --allow"
+                message["reason"], remedy="if that is intended, the node's operator can add the url's prefix to --allow"
             )
         case "certificate":
             raise ssl.SSLCertVerificationError(errno.EPROTO, message["reason"])
@@ -298,7 +298,7 @@ async def _always() -> bool:
 
 
 async def _start(silent: Callable[[float], None]) -> _Worker:
-    # -P keeps the working folder out of the import path; in a session of its own, Ctrl-C does not reach it.
+    # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
     command = (sys.executable, "-P", "-m", "shardcache.transport.worker", str(os.getpid()))
     try:
         _, worker = await asyncio.get_running_loop().subprocess_exec(
@@ -306,6 +306,6 @@ async def _start(silent: Callable[[float], None]) -> _Worker:
             stderr=None, start_new_session=True,
         )  # fmt: skip
     except OSError as exn:
-        remedy = "look for limits on memory and processes (ulimit -a, the container's)"
-        raise CacheError(f"cannot start a process to fetch shards ({exn.strerror})", remedy=remedy) from exn
+        remedy = "check the limits on memory and processes (ulimit -a, the container's)"
+        raise CacheError(f"cannot start a transport worker ({exn.strerror})", remedy=remedy) from exn
     return worker

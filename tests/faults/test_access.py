@@ -152,7 +152,7 @@ async def test_a_name_that_leads_to_this_node_is_refused_by_default(
     """Judged are the addresses that are connected to, so that a name which changes in between gains nothing."""
     lead(monkeypatch, "innocent.example", "127.0.0.1")
     origins = Origins((), max_connections=4, fence=AllowList([]))
-    with pytest.raises(NotAllowedError, match=r"innocent\.example leads to 127\.0\.0\.1"):
+    with pytest.raises(NotAllowedError, match=r"innocent\.example resolves to 127\.0\.0\.1"):
         await size_of(origins, canary.url("/data/a.tar", "innocent.example"))
     assert canary.connections == 0
     assert await size_of(origins, canary.url("/data/a.tar", "localhost")) == len(DATA)  # judged by its name before

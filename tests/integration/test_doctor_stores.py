@@ -112,7 +112,7 @@ async def test_no_credentials_at_all(moto: Bucket, tmp_path: Path, monkeypatch: 
     assert found.state is State.FAILED and "nothing found in the whole chain" in found.cause
     assert "anon = true" in found.remedy
     found = (await look(tmp_path, url, config='[[origin]]\nmatch = "s3://"\nprofile = "nobodys"\n'))["store.reach"]
-    assert found.state is State.FAILED and "nobodys" in found.found and "write the profile" in found.remedy
+    assert found.state is State.FAILED and "nobodys" in found.found and "create the profile" in found.remedy
 
 
 async def test_credentials_that_have_expired(faulty: FaultyS3, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ async def test_what_does_not_get_better_fails_with_the_number_of_tries(rig: Rig,
     obj = await rig.stat(faulty.put("a.tar", DATA))
     faulty.fail("a.tar", Fault.SLOW_DOWN, times=3, start=5 * PART)
     rig.downloader = rig.make(shard_connections=1)
-    with pytest.raises(OriginUnavailableError, match="after 3 tries") as failed:
+    with pytest.raises(OriginUnavailableError, match="after 3 attempts") as failed:
         await rig.download(obj)
     assert failed.value.url == obj.url
     rig.counters.origin_bytes = 0

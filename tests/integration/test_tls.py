@@ -138,7 +138,7 @@ async def test_a_cut_within_a_record_is_a_lost_connection(
         url = "s3://bucket/a.tar" if scheme == "s3" else server.url()
         rig = Rig(tmp_path / "cache")
         obj = await rig.stat(url)
-        with pytest.raises(OriginUnavailableError, match=r"closed the connection.*after 3 tries") as failed:
+        with pytest.raises(OriginUnavailableError, match=r"closed the connection.*after 3 attempts") as failed:
             await rig.download(obj, part_bytes=len(DATA))
         await rig.origins.close()
     assert failed.value.url == url

@@ -40,7 +40,7 @@ def test_braces_that_expand_to_nothing_are_an_error(pattern: str) -> None:
 
 def test_a_range_beyond_reason_is_refused_before_it_is_expanded() -> None:
     """A slip of the keyboard must not fill the daemon's memory."""
-    with pytest.raises(ConfigError, match="more shards than"):
+    with pytest.raises(ConfigError, match="too many shards"):
         expand_braces("s3://b/{000000000..999999999}.tar")
 
 

@@ -44,5 +44,5 @@ def test_many_stars_take_no_time(star: str) -> None:
 @pytest.mark.parametrize("part", ["*a", "[", "?*"])
 def test_a_glob_longer_than_any_url_is_refused(part: str) -> None:
     """To take it apart would hold up everybody else for minutes."""
-    with pytest.raises(ConfigError, match="at most"):
+    with pytest.raises(ConfigError, match="more than 2048 characters"):
         glob_regex("s3://bucket/" + part * 50_000)

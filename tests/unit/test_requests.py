@@ -221,7 +221,7 @@ async def test_a_second_request_waits_for_a_slot_like_any_other() -> None:
 async def test_a_second_request_that_fails_after_the_first_was_ended_is_an_error() -> None:
     """Nothing is left that could still come, so the part has to be tried again."""
     desk = Desk(hangs, answers)
-    desk.origin.write_error = OriginUnavailableError("the process that was fetching was killed")
+    desk.origin.write_error = OriginUnavailableError("the transport worker was killed")
     with pytest.raises(OriginUnavailableError, match="killed"):
         await desk.fetch()
     assert desk.origin.ended == [0, 1]

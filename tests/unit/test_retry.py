@@ -47,7 +47,7 @@ async def test_what_a_retry_may_mend_is_tried_again() -> None:
 async def test_the_last_try_s_error_says_how_many_there_were() -> None:
     """As many tries as allowed, and the same kind of error with url and remedy kept."""
     script = Script(*[unavailable() for _ in range(5)])
-    with pytest.raises(OriginUnavailableError, match=r"busy.*after 4 tries") as failed:
+    with pytest.raises(OriginUnavailableError, match=r"busy.*after 4 attempts") as failed:
         await Retry(4, Counters(), NO_PAUSE).call(script)
     assert (script.calls, failed.value.url, failed.value.remedy) == (4, "s3://b/a.tar", "wait")
 
