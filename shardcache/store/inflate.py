@@ -133,8 +133,8 @@ def inflate(
     """Decompress `src` into `dst`, one piece of `part_bytes` in memory at a time. Blocks.
 
     Args:
-        reserve: called with the size of each piece before it is written; an exception from it stops the work, so that
-            a decompression bomb is limited to the cache's capacity.
+        reserve: called with the size of each piece before it is written; an exception from it stops the work, so that a
+            decompression bomb is limited to the cache's capacity.
         url: url for error messages.
 
     Returns:
