@@ -22,7 +22,7 @@ _TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
 
 
 class ShardcacheError(Exception):
-    """Base of everything that shardcache raises.
+    """Base class of all shardcache exceptions.
 
     Attributes:
         message: one sentence without a full stop; secrets in urls are redacted.
