@@ -222,7 +222,7 @@ class Settings(BaseSettings):
         "80%",  # type: ignore[assignment]
         description="maximum total size of pinned shards: a size, or a share of the capacity",
     )
-    socket: Path | None = Field(None, description="Unix socket for jobs and tools [default: found]")
+    socket: Path | None = Field(None, description="Unix socket for jobs and tools [default: automatic]")
     group: str | None = Field(
         None, description="group allowed to use the socket and read the cache [default: the daemon's own]"
     )

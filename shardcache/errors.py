@@ -281,7 +281,7 @@ class StoppingError(NoDaemonError):
     """The daemon is shutting down and accepts no new requests."""
 
     code = "stopping"
-    default_remedy = "retry once the daemon has been restarted; cached shards are kept"
+    default_remedy = "retry once the daemon has been restarted; everything fetched so far is kept"
 
 
 class SocketInUseError(DaemonError):

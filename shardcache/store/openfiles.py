@@ -21,7 +21,10 @@ def is_open_elsewhere(path: Path) -> bool:
 
 
 def ask_openness(path: Path) -> bool | None:
-    """Return True if another process has `path` open, False if not; None if unknown, because another user owns it."""
+    """Return True if another process has `path` open, False if not or if the filesystem cannot tell.
+
+    Return None if the kernel does not reveal it, because another user owns the file.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # A process that opens the file right now breaks the lease: SIGURG is ignored by default, SIGIO kills.
