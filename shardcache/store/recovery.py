@@ -73,7 +73,7 @@ def _check_owner(others: Sequence[Path]) -> None:
             told = None
         if told is None:
             raise CacheDirError(
-                f"{path} belongs to another user, so the kernel does not reveal if a process has it mapped",
+                f"{path} belongs to another user, so the kernel does not reveal whether a process has it mapped",
                 remedy=f"change the owner of the cache folder's files to this user (chown -R {os.geteuid()}), remove "
                 "them, or choose another --cache-dir",
             )
