@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; where its packages are missing, say how to install them and exit 2."""
+    """Run the command line; if its packages are missing, print how to install them and exit 2."""
     try:
         from shardcache.cli.app import app
 
@@ -15,7 +15,7 @@ def main() -> None:
         package = (exn.name or "").partition(".")[0]
         if package == "shardcache":
             raise
-        # The client alone is a valid installation (a training image); its command line is not.
+        # A training image may have only the client installed, which has no command line.
         print(
             f"shardcache: the command line needs the package {package!r}, which is not installed\n"
             "  What to do: pip install 'shardcache[daemon]'",

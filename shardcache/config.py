@@ -1,7 +1,7 @@
-"""`Settings`: the only list of the daemon's options.
+"""`Settings`: the single definition of the daemon's options.
 
 Each field is a flag (`--part-size`), an environment variable (`SHARDCACHE_PART_SIZE`) and a key of the TOML file
-(`part_size`); the first of these that is given wins.
+(`part_size`), in this order of precedence.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ CONFIG_ENV = "SHARDCACHE_CONFIG"
 DEFAULT_CONFIG = Path("/etc/shardcache/shardcache.toml")
 MIB = 1024 * 1024
 
-# The daemon's own needs for the smallest shard: its sidecar, journal and index.
+# Overhead of the smallest shard: sidecar, journal and index.
 LEAST_CAPACITY_BYTES = 64 * 1024
 _BLOCK_BYTES = 4096
 _BYTES = TypeAdapter(ByteSize)
 
 _PREFIX = "SHARDCACHE_"
-# Read by the training side and by the command line.
+# Read by the client and the command line.
 _OTHER_VARIABLES = {
     CONFIG_ENV,
     "SHARDCACHE_SOCKET",
@@ -58,26 +58,26 @@ _OTHER_VARIABLES = {
     "SHARDCACHE_DIRECT_DIR",
     "SHARDCACHE_TUNE_MALLOC",
 }
-# Kubernetes tells every pod of a service that is called shardcache.
+# Kubernetes sets these in every pod if there is a service named shardcache.
 _SERVICE_LINK = re.compile(r"SHARDCACHE_(?:SERVICE_|PORT(?:_|$))")
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A size on disk: so many bytes, or a share of the filesystem that holds the cache."""
+    """A size on disk: a number of bytes, or a fraction of the filesystem that holds the cache."""
 
     value_bytes: int = 0
     fraction: float | None = None
 
     @classmethod
     def parse(cls, text: object) -> Amount:
-        """Read `200GB`, `1.5TiB`, `80%` or a plain number of bytes."""
+        """Parse `200GB`, `1.5TiB`, `80%` or a plain number of bytes."""
         if isinstance(text, Amount):
             return text
         if isinstance(text, str) and text.strip().endswith("%"):
             percent = float(text.strip().removesuffix("%"))
             if not 0 <= percent <= 100:
-                raise ValueError("a percentage lies between 0% and 100%")
+                raise ValueError("a percentage must be between 0% and 100%")
             return cls(fraction=percent / 100)
         return cls(value_bytes=int(_BYTES.validate_python(text)))
 
@@ -86,15 +86,15 @@ class Amount:
         return self.value_bytes if self.fraction is None else int(filesystem_bytes * self.fraction)
 
     def excess(self, filesystem_bytes: int) -> str | None:
-        """Return a warning where the amount is more than a filesystem has, else None."""
+        """Return a warning if the amount exceeds the size of the filesystem, else None."""
         if self.of(filesystem_bytes) <= filesystem_bytes:
             return None
-        return f"the capacity of {size(self.value_bytes)} is more than its filesystem has ({size(filesystem_bytes)})"
+        return f"the capacity of {size(self.value_bytes)} exceeds the size of its filesystem ({size(filesystem_bytes)})"
 
 
 def _holds_a_shard(capacity: Amount) -> Amount:
     if capacity.fraction == 0 or (capacity.fraction is None and capacity.value_bytes < LEAST_CAPACITY_BYTES):
-        raise ValueError(f"{size(capacity.value_bytes)} cannot hold a single shard; write a unit, such as 500GB or 80%")
+        raise ValueError(f"{size(capacity.value_bytes)} cannot hold a single shard; add a unit, such as 500GB or 80%")
     return capacity
 
 
@@ -103,7 +103,7 @@ Capacity = Annotated[Size, AfterValidator(_holds_a_shard)]
 
 
 def _whole_blocks(value: ByteSize) -> ByteSize:
-    """Round to what the disk takes in one piece, so that 8MB can be written for 8MiB."""
+    """Round to whole disk blocks, so that 8MB is as good as 8MiB."""
     return ByteSize((value + _BLOCK_BYTES // 2) // _BLOCK_BYTES * _BLOCK_BYTES)
 
 
@@ -115,19 +115,19 @@ _RULE_KEYS = ("prefix", "users", "groups")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'capacity'?` for the nearest of the known names, or nothing where none is near."""
+    """Return `; did you mean 'capacity'?` for the closest known name, or an empty string if none is close."""
     near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowRule:
-    """One entry of `allow`: a url prefix, and who may have what lies below it fetched.
+    """One entry of `allow`: a url prefix, and the users and groups for whom urls below it may be fetched.
 
     Attributes:
-        prefix: of urls.
-        uids: users whom it is for.
-        gids: groups whom it is for; with neither users nor groups it is for everyone.
+        prefix: the url prefix.
+        uids: users the rule applies to.
+        gids: groups the rule applies to; with neither users nor groups it applies to everyone.
     """
 
     prefix: str
@@ -136,9 +136,9 @@ class AllowRule:
 
     @classmethod
     def parse(cls, entry: object) -> AllowRule:
-        """Read a prefix, or a table of `prefix`, `users` and `groups`, each by name or number.
+        """Parse a prefix, or a table of `prefix`, `users` and `groups`; users and groups by name or number.
 
-        Raises ValueError for any other, and for a user or group that this system does not know.
+        Raises ValueError for anything else, and for a user or group unknown to this system.
         """
         match entry:
             case AllowRule():
@@ -146,18 +146,18 @@ class AllowRule:
             case str(prefix) if prefix:
                 return cls(prefix)
             case {**keys} if unknown := next(iter(keys.keys() - _RULE_KEYS), None):
-                raise ValueError(f"no key {unknown!r} in a rule{did_you_mean(str(unknown), _RULE_KEYS)}")
+                raise ValueError(f"unknown key {unknown!r} in a rule{did_you_mean(str(unknown), _RULE_KEYS)}")
             case {"prefix": str(prefix), **others} if prefix:
                 users, groups = (_ids(others.get(name, ()), name) for name in ("users", "groups"))
                 if others and not users and not groups:
-                    raise ValueError(f"a rule for {prefix} that is for nobody")
+                    raise ValueError(f"the rule for {prefix} applies to nobody")
                 return cls(prefix, users, groups)
-        raise ValueError("an entry is a url prefix, or a table with prefix and, as needed, users and groups")
+        raise ValueError("an entry must be a url prefix, or a table with prefix and, optionally, users and groups")
 
 
 def _ids(names: object, kind: str) -> frozenset[int]:
     if not isinstance(names, (list, tuple)):
-        raise ValueError(f"{kind} is a list of names or numbers")  # noqa: TRY004  # pydantic takes no TypeError
+        raise ValueError(f"{kind} must be a list of names or numbers")  # noqa: TRY004  # pydantic ignores TypeError
     return frozenset(_id(name, kind) for name in names)
 
 
@@ -167,37 +167,37 @@ def _id(name: object, kind: str) -> int:
     try:
         return pwd.getpwnam(str(name)).pw_uid if kind == "users" else grp.getgrnam(str(name)).gr_gid
     except (KeyError, ValueError):
-        raise ValueError(f"this system knows none of the {kind} called {name!r}") from None
+        raise ValueError(f"{name!r} is not among this system's {kind}") from None
 
 
 class OriginTable(BaseModel):
-    """One `[[origin]]` table: how to reach the urls that begin with `match`."""
+    """One `[[origin]]` table: access settings for the urls that begin with `match`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    match: str = Field(description="url prefix that this table is for; the longest match wins")
+    match: str = Field(description="url prefix that this table applies to; the longest match wins")
     endpoint_url: str | None = Field(None, description="S3-compatible endpoint")
     region: str | None = Field(None, description="S3 region")
-    profile: str | None = Field(None, description="profile of the AWS config files")
-    anon: bool = Field(False, description="ask without credentials")
+    profile: str | None = Field(None, description="profile in the AWS config files")
+    anon: bool = Field(False, description="send unsigned requests, without credentials")
     require_end: bool = Field(
-        True, description="refuse tars that lack the end-of-archive block; false takes them as whole"
+        True, description="reject tars without an end-of-archive block; false accepts them as complete"
     )
     ignore_trailing_data: bool = Field(
-        False, description="accept tars with data behind the end-of-archive block, and ignore these data, as tar does"
+        False, description="accept tars with data after the end-of-archive block and ignore that data, as tar does"
     )
     verify_etag: bool = Field(
-        True, description="compare S3 objects that have no checksum with their ETags, where these are MD5s"
+        True, description="verify S3 objects that have no checksum against their ETag, where it is an MD5"
     )
     storage_options: dict[str, Any] = Field(
         default_factory=dict,
-        description="options of the fsspec filesystem; for web servers headers, cookies, params and proxy",
+        description="options for the fsspec filesystem; for web servers: headers, cookies, params and proxy",
         repr=False,
     )
 
 
 def default_cache_dir(env: Mapping[str, str] = os.environ) -> Path:
-    """Return `/var/cache/shardcache` for root, the user's own cache folder for anyone else."""
+    """Return `/var/cache/shardcache` for root, a folder in the user's own cache directory otherwise."""
     if os.getuid() == 0:
         return Path("/var/cache/shardcache")
     base = env.get("XDG_CACHE_HOME")
@@ -211,59 +211,59 @@ class Settings(BaseSettings):
 
     cache_dir: Path = Field(default_factory=default_cache_dir, description="folder on a local disk for the shards")
     capacity: Capacity = Field(
-        "80%",  # type: ignore[assignment]  # read by Amount.parse, and shown as written
-        description="most that the cache may hold: 200GB, 1.5TiB, or a share of its filesystem",
+        "80%",  # type: ignore[assignment]  # parsed by Amount.parse, and shown as written
+        description="maximum size of the cache: 200GB, 1.5TiB, or a share of its filesystem such as 80%",
     )
     min_free: Size = Field(
         "5%",  # type: ignore[assignment]
-        description="free space that the cache's filesystem always keeps",
+        description="space always kept free on the cache's filesystem",
     )
     max_pinned: Size = Field(
         "80%",  # type: ignore[assignment]
-        description="most that pinned shards may take together: a size, or a share of the capacity",
+        description="maximum total size of pinned shards: a size, or a share of the capacity",
     )
-    socket: Path | None = Field(None, description="Unix socket where jobs and tools reach the daemon [default: found]")
+    socket: Path | None = Field(None, description="Unix socket for jobs and tools [default: automatic]")
     group: str | None = Field(
-        None, description="group that may use the socket and read the cache [default: the daemon's own]"
+        None, description="group allowed to use the socket and read the cache [default: the daemon's own]"
     )
     allow: Annotated[tuple[Annotated[AllowRule, BeforeValidator(AllowRule.parse)], ...], NoDecode] = Field(
-        (), description="url prefix that may be fetched; repeatable [default: any]"
+        (), description="url prefix from which shards may be fetched; repeatable [default: any]"
     )
     http: str | None = Field(
-        None, description="HOST:PORT for reading status by TCP, such as 127.0.0.1:9300 [default: off]"
+        None, description="HOST:PORT for read-only status over TCP, such as 127.0.0.1:9300 [default: off]"
     )
     http_token_file: Path | None = Field(
-        None, description="file with the token that TCP requests must bring; needed beyond the loopback [default: none]"
+        None, description="file with the token for TCP requests; required beyond loopback [default: none]"
     )
-    max_connections: int = Field(16, ge=1, le=1024, description="connections to all stores together")
-    shard_connections: int = Field(8, ge=1, le=256, description="connections for one shard")
+    max_connections: int = Field(16, ge=1, le=1024, description="maximum connections to all origins")
+    shard_connections: int = Field(8, ge=1, le=256, description="maximum connections for one shard")
     max_transfers: int = Field(
-        4, ge=1, le=256, description="shards fetched ahead at the same time; a waiting reader's comes on top"
+        4, ge=1, le=256, description="maximum shards prefetched in parallel; those a reader waits for are extra"
     )
     max_bandwidth: Annotated[ByteSize | None, BeforeValidator(_per_second)] = Field(
-        None, ge=64 * 1024, description="bytes a second from all stores together, such as 500MB [default: no limit]"
+        None, ge=64 * 1024, description="maximum bytes per second from all origins, such as 500MB [default: no limit]"
     )
     part_size: Annotated[ByteSize, AfterValidator(_whole_blocks)] = Field(
-        ByteSize(8 * MIB), ge=64 * 1024, le=1024 * MIB, description="bytes asked for by one request"
+        ByteSize(8 * MIB), ge=64 * 1024, le=1024 * MIB, description="bytes fetched by one request"
     )
     plan_memory: ByteSize = Field(
         ByteSize(2048 * MIB),
         ge=1 * MIB,
-        description="most memory for the plans of all readers together; one reader may have half of it",
+        description="maximum memory for the plans of all readers together; one reader may use half of it",
     )
-    attempts: int = Field(10, ge=1, le=100, description="tries for one part before its shard fails")
+    attempts: int = Field(10, ge=1, le=100, description="attempts per part before its shard fails")
     stall_timeout_s: float = Field(
-        20.0, gt=0, description="seconds with less than 1 KiB each after which a part is asked for again"
+        20.0, gt=0, description="seconds below 1 KiB/s after which a part is requested again"
     )
-    listing_ttl_s: float = Field(60.0, ge=0, description="seconds for which a listing of the store is believed")
+    listing_ttl_s: float = Field(60.0, ge=0, description="seconds for which a listing of the origin is reused")
     scrub_rate: Annotated[ByteSize, BeforeValidator(_per_second)] = Field(
         ByteSize(10 * MIB),
         ge=0,
-        description="bytes a second at which what is cached is read again and checked; 0 never",
+        description="bytes per second at which cached shards are re-read and verified (scrubbed); 0 disables it",
     )
-    scrub_pause_s: float = Field(3600.0, ge=0, description="seconds from the end of one such round to the next")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="least level logged")
-    log_format: Literal["text", "json"] = Field("text", description="how log lines are written")
+    scrub_pause_s: float = Field(3600.0, ge=0, description="seconds between two scrub rounds")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="minimum log level")
+    log_format: Literal["text", "json"] = Field("text", description="format of log lines")
     origin: tuple[OriginTable, ...] = Field((), description="[[origin]] tables; config file only")
 
     @field_validator("allow", mode="before")
@@ -280,36 +280,36 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then environment, then the TOML file."""
+        """Return the sources by precedence: flags, environment, TOML file."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
     @classmethod
     def load(cls, flags: Mapping[str, Any], config: Path | None = None) -> Self:
-        """Build from flags (those given only), environment and file.
+        """Build from flags (only those given), environment and file.
 
-        Raises ConfigError naming every option that makes no sense, or a config file that cannot be read.
+        Raises ConfigError naming every invalid option, or a config file that cannot be read.
         """
         path = config or (Path(os.environ[CONFIG_ENV]) if os.environ.get(CONFIG_ENV) else None)
         source = path or DEFAULT_CONFIG
         bound = type(cls.__name__, (cls,), {"model_config": {"toml_file": source}, "__module__": __name__})
         try:
             if path is not None and not path.is_file():
-                raise ConfigError(f"no config file at {path}", remedy="correct --config or leave it out")
+                raise ConfigError(f"no config file at {path}", remedy="correct --config or omit it")
             return bound(**flags)  # type: ignore[no-any-return]
         except ValidationError as exn:
             raise ConfigError(_Explanation(flags, source).of(exn), remedy="see `shardcache serve --help`") from None
         except SettingsError as exn:
             raise ConfigError(
-                f"a SHARDCACHE_ variable has no value of its kind: {exn}",
-                remedy="write it as JSON, or in the config file",
+                f"a SHARDCACHE_ variable has a value of the wrong type: {exn}",
+                remedy="write the value as JSON, or set it in the config file",
             ) from None
         except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
-            remedy = f"correct it; to see whether it makes sense: shardcache doctor --config {source}"
+            remedy = f"correct the file; check it with: shardcache doctor --config {source}"
             raise ConfigError(f"cannot read {source}: {exn}", remedy=remedy) from None
 
 
 def unknown_variables(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str | None]]:
-    """Yield each SHARDCACHE_ variable that nothing reads, with the name of the nearest that something does."""
+    """Yield each unknown SHARDCACHE_ variable with the closest known name, or None."""
     known = {_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
     for name in sorted(env):
         if name.startswith(_PREFIX) and name.upper() not in known and not _SERVICE_LINK.match(name):
@@ -317,7 +317,7 @@ def unknown_variables(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str
 
 
 class _Explanation:
-    """Text for options that make no sense: where each was given, and what is wrong with it."""
+    """Error text for invalid options: where each was set, and what is wrong with it."""
 
     def __init__(self, flags: Mapping[str, Any], file: Path) -> None:
         self._flags = flags
@@ -337,7 +337,7 @@ class _Explanation:
         return f"{dotted} in {self._file}" + (f", line {line}" if line else "")
 
     def _line(self, loc: tuple[int | str, ...]) -> int | None:
-        """Return the number of the line where a key, or else its table, stands in the file."""
+        """Return the line number of a key in the file, or else of its table."""
         table, count, begins, wanted = "", 0, None, [str(part) for part in loc if isinstance(part, str)]
         number = next((part for part in loc if isinstance(part, int)), 0)
         for at, text in enumerate(self._file.read_text().splitlines(), 1):
@@ -353,13 +353,13 @@ class _Explanation:
 
 
 def _reason(error: ErrorDetails) -> str:
-    """Return what is wrong with one option, in the words of its users and not of pydantic."""
+    """Return what is wrong with one option, in the user's terms rather than pydantic's."""
     *tables, name = error["loc"]
     if error["type"] == "extra_forbidden":
         known = OriginTable.model_fields if tables else Settings.model_fields
-        return f"there is no such option{did_you_mean(str(name), known)}"
+        return f"unknown option{did_you_mean(str(name), known)}"
     if error["type"] == "tuple_type" and name in ("origin", "allow"):
-        return f"write [[{name}]], once for each table"
+        return f"write [[{name}]], once per table"
     field, bounds = Settings.model_fields.get(str(name)), error.get("ctx", {})
     if field is not None and "ByteSize" in str(field.annotation) and bounds.keys() & {"ge", "le"}:
         return f"at least {size(bounds['ge'])}" if "ge" in bounds else f"at most {size(bounds['le'])}"

@@ -1,4 +1,4 @@
-"""The composition root: build the parts, serve until told to stop, drain."""
+"""Composition root of the daemon: build the components, serve until a stop signal, drain."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from shardcache.units import size
 
 log = structlog.get_logger()
 
-# Daemons that were told to stop end by then, whatever hangs; service managers usually allow 90 s, Kubernetes 30 s.
+# Hard limit for shutdown, even if a task hangs; service managers usually allow 90 s, Kubernetes 30 s.
 _STOP_LIMIT_S = 20.0
 _MARGIN_S = 5.0
-# Blocking work is waiting for the disk, not for a processor: part writes, fsync, SQLite, unlink, inflating.
+# Blocking work mostly waits for the disk rather than a CPU: part writes, fsync, SQLite, unlink, inflating.
 _THREADS = 32
 _INDEXERS = 2
 
@@ -47,12 +47,12 @@ _INDEXERS = 2
 def serve(settings: Settings) -> None:
     """Run the daemon until SIGTERM or SIGINT.
 
-    Raises SocketInUseError, CacheDirError and ConfigError before it serves anyone.
+    Raises SocketInUseError, CacheDirError or ConfigError, always before it starts serving.
     """
     logs.configure(settings.log_level, settings.log_format)
     manager, handed = Manager.take(os.environ, os.getpid()), Handed.take(os.environ, os.getpid())
     for name, meant in unknown_variables():
-        log.warning("nothing reads this environment variable", name=name, meant=meant)
+        log.warning("unknown environment variable", name=name, meant=meant)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(settings, manager, handed))
 
@@ -73,15 +73,16 @@ async def _serve(settings: Settings, manager: Manager, handed: Handed) -> None:
 
 async def _serve_at(sock: socket.socket, listener: Listener | None, settings: Settings, manager: Manager) -> None:
     with garbage.building():
-        # The first reader does not wait for the SDK. Loaded here, its tens of thousands of objects are frozen as well.
+        # Load the SDK now, so that the first reader need not wait for it and its tens of thousands of objects are
+        # frozen, too.
         _, store = await asyncio.gather(
             Origins.load(),
             manager.have_patience(
-                "Looking for what the cache folder holds.",
+                "Scanning the cache folder.",
                 lambda: Store.open(settings.cache_dir, settings.capacity, settings.min_free, settings.group),
             ),
         )
-    # The server goes last: a daemon that is started before the folder is free is told that this one is stopping.
+    # The server closes last: until the folder is free, a new daemon must see that this one is stopping.
     async with contextlib.AsyncExitStack() as last:
         with contextlib.closing(store):
             loop = asyncio.get_running_loop()
@@ -91,7 +92,7 @@ async def _serve_at(sock: socket.socket, listener: Listener | None, settings: Se
                     settings, store, manager, lambda cache: last.enter_async_context(serving(cache, sock, listener))
                 )
             finally:
-                await loop.shutdown_default_executor()  # no thread may write where the next daemon does
+                await loop.shutdown_default_executor()  # no thread may still write when the next daemon does
 
 
 async def _run(
@@ -141,7 +142,7 @@ async def _run(
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """Yield what the first signal to stop sets. The second ends the process on the spot, as safely as kill -9 does."""
+    """Yield an event that the first stop signal sets. A second one ends the process immediately, as safe as kill -9."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
@@ -155,10 +156,10 @@ def _stop_signals() -> Iterator[asyncio.Event]:
 
 
 def _end_by_force(after_s: float) -> None:
-    """End the process if it still runs then: a disk that does not answer holds its threads for ever."""
+    """End the process if it still runs after `after_s` seconds: an unresponsive disk blocks its threads for good."""
 
     def end() -> None:
-        log.warning("ends without what still hangs; no more is lost than in a crash, nothing that was published")
+        log.warning("forced exit: tasks still blocked; published shards are safe, as after a crash")
         os._exit(0)
 
     timer = threading.Timer(after_s, end)

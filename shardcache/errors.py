@@ -1,10 +1,10 @@
-"""One tree of exceptions for both sides: each names what failed, why, and what to do about it.
+"""The exception hierarchy of daemon and client: each error names what failed, why, and what to do about it.
 
-An error is raised where a foreign exception enters, crosses the wire as JSON (`to_json`), and is raised again
-as the same class in the training process (`from_json`).
+An error is raised where a foreign exception is caught, crosses the wire as JSON (`to_json`), and is raised again as the
+same class in the training process (`from_json`).
 
-torch sends an exception of a DataLoader worker to the trainer as its class and its formatted traceback, and there calls
-the class with that text. So the text has the JSON at its end whenever torch formats it, and the constructor reads it.
+torch sends an exception of a DataLoader worker to the trainer as its class and formatted traceback, and calls the class
+with that text there. So `__str__` appends the JSON whenever torch formats the error, and the constructor parses it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
 
 
 class ShardcacheError(Exception):
-    """Base of everything that shardcache raises.
+    """Base class of all shardcache exceptions.
 
     Attributes:
-        message: what happened, one sentence without a full stop; what is secret in a url is left out of it.
-        url: the shard, pattern or file that it happened to, if any, without its secrets.
-        remedy: what the reader of the message can do.
-        code: stable machine-readable name of the class, the same on the wire.
-        retryable: whether asking again, unchanged, may help.
-        yielded: samples of the shard that had been given before this was known.
-        worker_traceback: of the DataLoader worker that raised it; empty in the process that did.
+        message: one sentence without a full stop; secrets in urls are redacted.
+        url: the affected shard, pattern or file, if any, with secrets redacted.
+        remedy: advice on what to do, or an empty string.
+        code: stable machine-readable name of the class, also used on the wire.
+        retryable: True if the same request may succeed when it is repeated.
+        yielded: number of the shard's samples that were yielded before the error was found.
+        worker_traceback: traceback of the DataLoader worker that raised it; empty in that worker itself.
     """
 
     code: ClassVar[str] = "error"
@@ -62,7 +62,7 @@ class ShardcacheError(Exception):
         return f"{where}{self.message}{hint}{trailer}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # DataLoader sends exceptions between processes; keyword-only arguments need a helping hand.
+        # DataLoader pickles exceptions; pickle's default cannot pass keyword-only arguments.
         return from_json, (self.to_json(),)
 
     def to_json(self) -> dict[str, Any]:
@@ -80,91 +80,91 @@ class ShardcacheError(Exception):
 
 
 class ConfigError(ShardcacheError):
-    """An option, a config file or an argument makes no sense."""
+    """An option, a config file or an argument is invalid."""
 
     code = "config"
 
 
 class OriginError(ShardcacheError):
-    """The remote side could not give what was asked.
+    """A request to the object store failed.
 
-    The subclasses that have a counterpart among Python's OSErrors derive from it: `except IOError` catches a missing
-    shard, a refused one and a store that does not answer, as it does where a loader opens files itself.
+    Subclasses with a counterpart among Python's OSErrors derive from it: `except IOError` catches a missing shard, a
+    denied one and an unreachable object store, just as in a loader that opens files itself.
     """
 
     code = "origin"
 
 
 class NotFoundError(OriginError, FileNotFoundError):
-    """The object, the bucket or everything that a pattern could match does not exist."""
+    """The object or bucket does not exist, or the pattern matches nothing."""
 
     code = "not_found"
     default_remedy = (
-        'check the url for typing errors, and end a prefix or folder with "/"; '
-        "list what is there with the store's own tool"
+        'check the url for typos, and end a prefix or folder with "/"; '
+        "list the bucket or folder with the object store's own tool"
     )
 
 
 class AccessDeniedError(OriginError, PermissionError):
-    """The store refuses the daemon's credentials."""
+    """The object store rejects the daemon's credentials."""
 
     code = "access_denied"
     default_remedy = (
-        "give the daemon credentials that may read this url (AWS_PROFILE, an instance role, or `profile` "
+        "give the daemon credentials that can read this url (AWS_PROFILE, an instance role, or `profile` "
         "in an [[origin]] table of its config), or `anon = true` for public data"
     )
 
 
 class NotAllowedError(OriginError):
-    """The url lies outside the prefixes that this daemon may fetch."""
+    """The url is outside the prefixes that this daemon is allowed to fetch."""
 
     code = "not_allowed"
     default_remedy = "ask the node's operator to add the prefix to --allow"
 
 
 class MissingPackageError(OriginError):
-    """The url's filesystem needs a Python package that the daemon lacks."""
+    """The url's filesystem needs a Python package that is not installed for the daemon."""
 
     code = "missing_package"
 
 
 class OriginUnavailableError(OriginError, OSError):
-    """Time-outs, resets, 5xx or throttling; retries did not outlast it."""
+    """All retries failed with timeouts, connection resets, 5xx responses or throttling."""
 
     code = "origin_unavailable"
     retryable = True
-    default_remedy = "check the network path from this node to the store and the store's own health; then ask again"
+    default_remedy = "check the network path from this node to the object store, and the store's own health; then retry"
 
 
 class OriginBusyError(OriginUnavailableError):
-    """The store asks for fewer requests: 503 SlowDown or 429."""
+    """The object store throttles requests: 503 SlowDown or 429."""
 
     code = "origin_busy"
     default_remedy = (
-        "lower --max-connections on the nodes that read from this store, or ask its operator for a higher rate"
+        "lower --max-connections on the nodes that read from this object store, or ask its operator for a higher rate"
     )
 
 
 class ShardChangedError(OriginError):
-    """The object was replaced while it was being read."""
+    """The object was replaced while it was being fetched."""
 
     code = "shard_changed"
     retryable = True
-    default_remedy = "let the writer of the shard finish before training reads it"
+    default_remedy = "wait until the shard is completely written before training reads it"
 
 
 class OutdatedError(OriginError):
-    """The store no longer holds the version of a shard that an index, or the listing of a running job, names."""
+    """The object store no longer holds the shard version named by an index file or by the listing of a running job."""
 
     code = "outdated"
     default_remedy = (
-        "if the dataset is read by an index file, bring that up to date: `shardcache index INDEX -o INDEX` reads only "
-        "what changed; then start the job again"
+        "if the dataset uses an index file, update it: `shardcache index INDEX -o INDEX` reads only "
+        "the shards that changed; then restart the job"
     )
 
 
 class ShardError(ShardcacheError):
-    """The bytes arrived, but are no shard that can be served."""
+    """The object was fetched, but is not a shard that can be served."""
 
     code = "shard"
 
@@ -177,76 +177,78 @@ class NotATarError(ShardError):
 
 
 class TruncatedShardError(ShardError):
-    """The tar ends too early: inside a member, or without its end-of-archive block."""
+    """The tar ends early: inside a member, or without an end-of-archive block."""
 
     code = "truncated"
-    default_remedy = "write and upload the shard again; it was cut short before it reached the store"
+    default_remedy = "write and upload the shard again; it was cut short before it reached the object store"
 
 
 class TrailingDataError(ShardError):
-    """Data follow the tar's end-of-archive block, where other readers stop without a word."""
+    """Data follows the tar's end-of-archive block, where other readers stop silently."""
 
     code = "trailing_data"
     default_remedy = (
-        "if these are several tars in one file, join them with `tar --concatenate`; if zeros replaced a part of the "
-        "shard, write and upload it again; if the data mean nothing, set `ignore_trailing_data = true` in the "
-        "[[origin]] table for it"
+        "if the file consists of several tars, join them with `tar --concatenate`; if zeros replaced part of the "
+        "shard, write and upload it again; if the data is irrelevant, set `ignore_trailing_data = true` in its "
+        "[[origin]] table"
     )
 
 
 class CorruptShardError(ShardError):
-    """Bytes differ from the checksum that the store or the cache holds for them."""
+    """Data does not match the checksum recorded by the object store or the cache."""
 
     code = "corrupt"
-    default_remedy = "run `shardcache verify`; if the store's copy is damaged, upload the shard again"
+    default_remedy = "run `shardcache verify`; if the copy in the object store is damaged, upload the shard again"
 
 
 class UnsupportedShardError(ShardError):
-    """Reading the shard would take more memory than one shard may have."""
+    """Decompressing the shard needs more memory than one shard is allowed."""
 
     code = "unsupported_shard"
-    default_remedy = "compress the shard with a smaller window: `xz -9`, `zstd --long=27`; or leave it uncompressed"
+    default_remedy = "compress the shard with a smaller window (`xz -9`, `zstd --long=27`), or not at all"
 
 
 class CountMismatchError(ShardError):
-    """A shard holds another number of samples than the manifest says."""
+    """The number of samples in a shard differs from the manifest."""
 
     code = "count_mismatch"
-    default_remedy = "make the dataset's index again: shardcache index URL... -o FILE"
+    default_remedy = "rebuild the dataset's index: shardcache index URL... -o FILE"
 
 
 class CacheError(ShardcacheError):
-    """The node's cache cannot do what is asked."""
+    """The node's cache cannot serve the request."""
 
     code = "cache"
 
 
 class CapacityError(CacheError):
-    """The shard does not fit, now or ever, beside what is in use."""
+    """The shard does not fit into the cache next to the shards in use."""
 
     code = "capacity"
     default_remedy = "raise --capacity, or write smaller shards"
 
 
 class DiskError(CacheError):
-    """The disk or the folder under the cache cannot be used; what is cached and can be read is still served."""
+    """The cache's disk or folder is unusable; cached shards that are still readable are served."""
 
     code = "disk"
     retryable = True
 
 
 class DiskFullError(DiskError):
-    """The filesystem under the cache has no room, whatever the capacity says."""
+    """The cache's filesystem is full, regardless of the configured capacity."""
 
     code = "disk_full"
     default_remedy = "free space on the cache's filesystem or lower --capacity"
 
 
 class DiskFailedError(DiskError):
-    """The disk does not read or does not write: I/O errors, or the kernel has made it read-only."""
+    """The disk fails to read or write: I/O errors, or the kernel remounted it read-only."""
 
     code = "disk_failed"
-    default_remedy = "see dmesg for what the kernel says of the disk; mend or replace it, the daemon goes on by itself"
+    default_remedy = (
+        "see dmesg for the kernel's disk errors; repair or replace the disk, the daemon then recovers by itself"
+    )
 
 
 class CacheDirError(DiskError):
@@ -256,19 +258,19 @@ class CacheDirError(DiskError):
 
 
 class CacheFormatError(CacheDirError):
-    """The cache folder has a format that this release does not know."""
+    """The format of the cache folder is unknown to this release."""
 
     code = "cache_format"
 
 
 class DaemonError(ShardcacheError):
-    """The daemon cannot be talked to."""
+    """Communication with the daemon failed."""
 
     code = "daemon"
 
 
 class NoDaemonError(DaemonError):
-    """Nothing listens at the socket, or the connection broke."""
+    """Nothing listens on the socket, or the connection was lost."""
 
     code = "no_daemon"
     retryable = True
@@ -276,103 +278,103 @@ class NoDaemonError(DaemonError):
 
 
 class StoppingError(NoDaemonError):
-    """The daemon was told to stop and takes on nothing new; the next one at its socket will."""
+    """The daemon is shutting down and accepts no new requests."""
 
     code = "stopping"
-    default_remedy = "ask again once it was started again; what has arrived is kept"
+    default_remedy = "retry once the daemon has been restarted; everything fetched so far is kept"
 
 
 class SocketInUseError(DaemonError):
-    """Another daemon answers at the socket."""
+    """Another daemon listens on the socket."""
 
     code = "socket_in_use"
     default_remedy = "stop the other daemon, or give this one its own --socket"
 
 
 class VersionMismatchError(DaemonError):
-    """Client and daemon speak different versions of the protocol."""
+    """Client and daemon have no protocol version in common."""
 
     code = "version_mismatch"
 
 
 class ProtocolError(DaemonError):
-    """A message that makes no sense."""
+    """A message violates the protocol."""
 
     code = "protocol"
 
 
 class ShardTimeoutError(DaemonError):
-    """A shard did not come within the time that the reader allows."""
+    """A shard did not arrive within the reader's timeout."""
 
     code = "shard_timeout"
     retryable = True
 
 
 class SampleError(ShardcacheError):
-    """One sample within a good shard cannot be given, such as one with two members of the same name."""
+    """One sample of an intact shard is unusable, for example because two members have the same name."""
 
     code = "sample"
 
 
 class DecodeError(SampleError):
-    """The function that was to decode a sample raised an error."""
+    """The function that decodes samples raised an exception."""
 
     code = "decode"
 
 
 class RanksError(ShardcacheError):
-    """The ranks of a training job do not go together."""
+    """The ranks of a training job are inconsistent."""
 
     code = "ranks"
 
 
 class RankTimeoutError(RanksError):
-    """A rank did not come within the time that the others allow."""
+    """A rank did not show up within the other ranks' timeout."""
 
     code = "rank_timeout"
     default_remedy = (
-        "see what that rank does instead: an error of its own, an epoch that ended early, a dataset that it does not "
-        "make; a dataset of one rank alone takes rank=0, world_size=1"
+        "check what that rank is doing: it may have failed, ended its epoch early, or never created the dataset; "
+        "create a dataset used by one rank alone with rank=0, world_size=1"
     )
 
 
 class ManifestMismatchError(RanksError):
-    """Ranks were given different lists of shards for the same urls."""
+    """Ranks got different shard lists for the same urls."""
 
     code = "manifest_mismatch"
     default_remedy = (
-        "have one list made for all: initialise torch.distributed before the dataset is made, and rank 0's is used by "
-        "every rank; or give the dataset an index file as its url (shardcache index)"
+        "use one list for all ranks: initialise torch.distributed before creating the dataset, so that every rank uses "
+        "rank 0's list; or give the dataset an index file as its url (shardcache index)"
     )
 
 
 class EpochMismatchError(RanksError):
-    """A rank leaves an epoch in which the other ranks stay, more than once."""
+    """A rank has abandoned an epoch that the other ranks are still reading, more than once."""
 
     code = "epoch_mismatch"
     default_remedy = (
-        "call dataset.set_epoch(epoch) before each iteration, on every rank; or do not iterate over the dataset on one "
-        "rank alone (rank=0, world_size=1 makes a dataset for that)"
+        "call dataset.set_epoch(epoch) before each iteration, on every rank; to iterate on one rank alone, create "
+        "a dataset with rank=0, world_size=1"
     )
 
 
 def _told(text: str) -> str:
-    if len(text) > _MOST_CHARS:  # who sends nonsense by the megabyte need not have all of it back
+    if len(text) > _MOST_CHARS:  # do not echo megabytes of invalid input
         text = text[:_MOST_CHARS] + "…"
-    # What a server or a file system said may hold bytes that are no characters, which no JSON can carry.
+    # Texts from servers and file systems may contain undecodable bytes (surrogates), which JSON in UTF-8 cannot carry.
     return redact(text.encode(errors="backslashreplace").decode())
 
 
 def codes(kind: type[ShardcacheError]) -> frozenset[str]:
-    """Return the codes of a class and all below it."""
+    """Return the codes of a class and all its subclasses."""
     return frozenset(kind._subclasses())
 
 
 def from_json(data: dict[str, Any]) -> ShardcacheError:
-    """Build the error that `to_json` described; a code that is not known here becomes the nearest class that is.
+    """Rebuild an error from `to_json`; an unknown code becomes its nearest known parent class.
 
-    A newer daemon may know more codes than this client: what to catch, and the message, still arrive. Whatever else is
-    not as it should be is left out; that an error arrives matters more.
+    A newer daemon may have more codes than this client: class to catch and message still arrive. Malformed fields are
+    dropped, since getting an error across matters more than its details.
     """
     known, parents = ShardcacheError._subclasses(), data.get("parents")
     codes = (data.get("code"), *(parents if isinstance(parents, list | tuple) else ()))
@@ -388,15 +390,15 @@ def _yielded(data: dict[str, Any]) -> int:
 
 
 def _is_formatted_for_trainer() -> bool:
-    """Return True where the caller's `__str__` is called to send the error from a DataLoader worker to the trainer."""
-    frame = sys._getframe(1).f_back  # none where the interpreter itself prints an error that ended the program
+    """Return True if `__str__` was called to send the error from a DataLoader worker to the trainer."""
+    frame = sys._getframe(1).f_back  # None if the interpreter itself prints the error that ended the program
     while frame is not None and frame.f_globals.get("__name__") == "traceback":
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == _FORMATS_FOR_THE_TRAINER
 
 
 def _sent_by_worker(text: str) -> dict[str, Any] | None:
-    """Return the JSON of an error that torch makes again from the text of a worker's; None for any other message."""
+    """Return the JSON in a message that torch built from a worker's error; None for any other message."""
     if not (text.startswith("Caught ") and _TRAILER in text):
         return None
     try:

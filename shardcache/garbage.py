@@ -1,7 +1,7 @@
-"""The garbage collector, kept from holding up the event loop: a full collection looks at every object that there is.
+"""Garbage collector tuning: full collections scan every object and would block the event loop.
 
-References free nearly all that goes; the collector is there for cycles, which exceptions and their frames make. With
-the plans of many sessions in memory, one full collection takes a tenth of a second.
+Reference counting frees nearly everything; the collector is needed only for cycles, which exceptions and their frames
+create. With the plans of many sessions in memory, a full collection takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Full collections come so many times as seldom as Python has them come by itself.
+# Factor by which full collections are rarer than by Python's default.
 _AS_SELDOM = 10
 
 
 def collect_seldom() -> None:
-    """Have full collections come seldom; young objects are looked through as ever."""
+    """Make full collections rare; young generations are collected as usual."""
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, old * _AS_SELDOM)
 
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Collect nothing while a block makes many objects that all stay, and look at none of them ever again."""
+    """Disable collection while a block creates many long-lived objects, then exempt them from all later collections."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""How the daemon's log lines look, and what never comes into one."""
+"""Logging setup: format of the daemon's log lines, redaction, runtime log level."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MOST_CHARS = 512
 
 
 class _Threshold:
-    """Drops lines below a level that may change at any time."""
+    """Drops lines below a level that can be changed at runtime."""
 
     def __init__(self) -> None:
         self.level = "info"
 
     def __call__(self, _logger: Any, method: str, event: EventDict) -> EventDict:
-        """Return the event of a line that is to be written."""
+        """Return the event, or raise DropEvent if it is below the level."""
         if _LEVELS.get(method.upper(), logging.ERROR) < _LEVELS[self.level.upper()]:
             raise structlog.DropEvent
         return event
@@ -36,16 +36,16 @@ threshold = _Threshold()
 
 
 def about(**facts: object) -> AbstractContextManager[None]:
-    """Have what is logged in a block, and in the tasks that it starts, name a job, a shard, a user."""
+    """Add facts such as job, shard or user to all lines logged in a block and in the tasks started there."""
     shown = {name: redact(value)[:_MOST_CHARS] if isinstance(value, str) else value for name, value in facts.items()}
     return structlog.contextvars.bound_contextvars(**shown)
 
 
 def configure(level: str, form: str) -> None:
-    """Write log lines of at least `level` to stderr, as `text` for people or as `json`, one object a line.
+    """Write log lines of at least `level` to stderr: `text` for people, or `json` with one object per line.
 
-    `threshold.level` is the level from then on. A line names what it is `about`. It has no secrets of urls, and a
-    traceback no values of variables: these may be anybody's credentials.
+    Set `threshold.level` to change the level later. Lines include the facts set by `about`. Secrets in urls are
+    redacted, and tracebacks omit local variables, which may hold credentials.
     """
     threshold.level = level
     shared: list[Processor] = [
@@ -61,7 +61,7 @@ def configure(level: str, form: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
-    # What libraries have to say below a warning is of no use to who runs a node; some of them log whole requests.
+    # Library messages below warning are of no use to a node's operator; some libraries log whole requests.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         _Formatter(
@@ -81,7 +81,7 @@ def _json() -> list[Processor]:
 
 
 def _text() -> list[Processor]:
-    formatter = structlog.dev.plain_traceback  # the default shows local variables
+    formatter = structlog.dev.plain_traceback  # the default formatter shows local variables
     return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=formatter)]
 
 
@@ -98,26 +98,26 @@ def _is_above_threshold(record: logging.LogRecord) -> bool:
 
 
 def _is_no_bad_request(record: logging.LogRecord) -> bool:
-    """Leave out what is no HTTP: it was answered with 400, and whoever reaches a port could fill the disk with it."""
+    """Drop malformed HTTP requests: they got a 400, and anyone who can reach the port could fill the disk with them."""
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 class _Stderr:
-    """Standard error; a line that cannot be written is lost, for a full disk under the log must not end the daemon."""
+    """Standard error that drops lines it cannot write: a full disk under the log must not end the daemon."""
 
     def write(self, text: str) -> None:
-        """Write a line, if that is possible."""
+        """Write a line, ignoring errors."""
         with contextlib.suppress(OSError):
             sys.stderr.write(text)
 
     def flush(self) -> None:
-        """Flush it, if that is possible."""
+        """Flush standard error, ignoring errors."""
         with contextlib.suppress(OSError):
             sys.stderr.flush()
 
 
 class _Formatter(structlog.stdlib.ProcessorFormatter):
-    """Formats what libraries log as all else."""
+    """Formats log records of libraries like the daemon's own lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line, traceback included."""

@@ -1,4 +1,4 @@
-"""What the daemon counts and measures since start: plain numbers, written only from the event loop."""
+"""Counters and histograms of the daemon since its start: plain numbers, written only from the event loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, fields
 
-# A site has a few stores; who asks for ever more of them shall not make the page of metrics grow.
+# A site has a few origins; a client that asks for ever new ones must not make the metrics page grow without bound.
 _MOST_LABELS = 64
 OTHERS = "others"
 
@@ -16,11 +16,11 @@ _SHARD_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 
 
 
 class Histogram:
-    """How many of the measured values lie at or below each of some bounds.
+    """Counts of observed values by upper bound.
 
     Attributes:
-        bounds: in ascending order.
-        total: sum of the values.
+        bounds: upper bounds, inclusive, in ascending order.
+        total: sum of the observed values.
     """
 
     __slots__ = ("_counts", "bounds", "total")
@@ -34,17 +34,17 @@ class Histogram:
         return f"<Histogram of {sum(self._counts)} values, {self.total:.4g} in all>"
 
     def observe(self, value: float) -> None:
-        """Take one more value."""
+        """Add one value."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def cumulative(self) -> list[int]:
-        """Return how many values do not exceed each bound, and, last, how many there are."""
+        """Return the number of values at or below each bound and, last, the number of all values."""
         return list(itertools.accumulate(self._counts))
 
 
 class Histograms:
-    """A histogram for each value of a label; when there are many of these, one for all that come later."""
+    """One histogram per label value; after the first 64 labels, all further ones share the label `others`."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
@@ -54,7 +54,7 @@ class Histograms:
         return f"Histograms({self._by_label})"
 
     def of(self, label: str) -> Histogram:
-        """Return the histogram of a label."""
+        """Return the histogram for a label, creating it if necessary."""
         found = self._by_label.get(label)
         if found is None:
             shared = len(self._by_label) >= _MOST_LABELS
@@ -62,22 +62,22 @@ class Histograms:
         return found
 
     def by_label(self) -> list[tuple[tuple[str], Histogram]]:
-        """Return every value of the label with its histogram."""
+        """Return each label value, as a tuple of one, with its histogram."""
         return [((label,), histogram) for label, histogram in self._by_label.items()]
 
 
 @dataclass(slots=True)
 class Measures:
-    """What takes more than one number to tell. Times are in seconds.
+    """Histograms and labelled counters. Times are in seconds.
 
     Attributes:
-        first_byte: from asking for a part to its first byte, by store; times of rest apart, as in the next.
-        part: from asking for a part to its last byte, by store.
-        stage: what a transfer that ended well spent in each stage, by stage.
-        transfer: what it took in all.
-        wait: how long a reader had nothing to read, each time.
-        given_up: requests to stores that failed for good, by the error's code.
-        failed: transfers that failed, by the error's code.
+        first_byte: time from the request for a part to its first byte, by origin; pauses excluded.
+        part: time from the request for a part to its last byte, by origin; pauses excluded.
+        stage: time that successful transfers spent in each stage, by stage.
+        transfer: total time of successful transfers.
+        wait: lengths of the periods in which a reader had nothing to read.
+        given_up: requests to origins that failed permanently, by error code.
+        failed: failed transfers, by error code.
     """
 
     first_byte: Histograms = field(default_factory=lambda: Histograms(_REQUEST_S))
@@ -91,20 +91,20 @@ class Measures:
 
 @dataclass(slots=True)
 class Counters:
-    """Plain numbers, and the measures beside them.
+    """Plain counters, and the histograms in `measures`.
 
     Attributes:
-        origin_bytes: bytes received from stores, those of failed tries included.
-        origin_requests: requests sent to stores.
-        hits: leases granted from what was already published.
+        origin_bytes: bytes received from origins, including those of failed attempts.
+        origin_requests: requests sent to origins.
+        hits: leases granted on shards that were already cached.
         misses: leases that had to wait for a transfer.
-        evictions: published shards removed, to make room or by `evict`.
-        regrets: shards fetched again that had been removed to make room.
-        retries: parts asked for again.
-        hedges: parts asked for a second time because the first request for them was late.
-        hedged_bytes: bytes received by whichever of such two requests was not needed; within `origin_bytes`.
-        corrupt: shards found damaged, at arrival or by `verify`.
-        measures: what one number cannot tell.
+        evictions: shards removed, to make room or by `evict`.
+        regrets: shards re-fetched after they had been evicted to make room.
+        retries: requests for parts repeated after a failure.
+        hedges: hedged requests, sent because the first request for a part was late.
+        hedged_bytes: bytes received by the losing request of a hedged pair; included in `origin_bytes`.
+        corrupt: shards found damaged, on arrival or by `verify`.
+        measures: histograms and labelled counters.
     """
 
     origin_bytes: int = 0
@@ -120,5 +120,5 @@ class Counters:
     measures: Measures = field(default_factory=Measures, repr=False, compare=False)
 
     def to_json(self) -> dict[str, int]:
-        """Return the numbers by name."""
+        """Return the plain counters by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "measures"}

@@ -1,10 +1,10 @@
-"""What daemon and client say to each other, and where they meet.
+"""The protocol between daemon and client: messages, versions and socket path.
 
-Control is JSON over a Unix socket; shard bytes never pass through it. A reading process opens one WebSocket at
-`SESSION_PATH`: its plan and its leases live exactly as long as that connection. Tools use the admin API over
-plain HTTP on the same socket.
+Control is JSON over a Unix socket; shard bytes never pass through it. A reader opens one WebSocket at `SESSION_PATH`;
+its plan and its leases live exactly as long as that connection. Tools use the admin API over plain HTTP on the same
+socket.
 
-A session, in order (every request has an `id`, its answer carries the same one):
+The messages of a session, in order (every request has an `id`, which its answer repeats):
 
     client  hello    {protocol, oldest_protocol, client_version, job, rank, world_size, worker, workers, pid,
                       loader?, batch_size?}
@@ -19,42 +19,44 @@ A session, in order (every request has an `id`, its answer carries the same one)
     client  more     {id, lease, beyond}                 → arriving or leased, as above
     client  explain  {id, of}                            → waiting {id, of, reason}
     client  release  {lease, read?}                      (no answer)
-    daemon  error    {id, error}                         in place of any answer
+    daemon  error    {id, error}                         instead of any answer
 
 A plan's `order` indexes into its `shards`, in reading order: first the `reads` positions of this epoch, then those of
-later ones as far as they are determined. `extend` adds to the end of both lists, so that a plan of any length goes in
+later epochs as far as they are determined. `extend` appends to both lists, so that a plan of any length can be sent in
 pieces. A lease's `position` counts through the whole order.
 
-A reader may have thousands of leases: several shards in its hands, others that it asks for ahead of its need. To ask
-is not to need: a shard that is `leased` may still lose its place to a reader that has nothing to read. `need` says that
-the reader has come to the shard which the request `of` asked for, and has nothing to read until it is there. From then
-on, or from its grant if that comes later, the shard is in its hands and stays in place until `release`. Who finds no
-file, because it went before it was needed, releases it with `read` false and asks again.
+A reader may have thousands of leases: on the shards it is reading, and on others that it requested ahead. Requesting a
+lease does not protect a shard: until it is needed, a `leased` shard may be evicted in favour of a reader that has
+nothing to read. `need` says that the reader has reached the shard of the request `of`, and has nothing to read until it
+arrives. From then on, or from its grant if that comes later, the shard is in use and stays in place until `release`. A
+reader that finds no file, because the shard was evicted before it was needed, releases the lease with `read` false and
+requests it again.
 
 With `partial`, a plain tar that is needed may be granted while it is `arriving`: the file has its final size, and its
-first `ready_bytes` are there, checked each part by itself. `more` waits until more than `beyond` bytes are, or the
-shard is whole and indexed, and then `leased` under the same number; an error ends the lease.
+first `ready_bytes` are valid, each part verified. `more` waits until there are more than `beyond` bytes, or the shard
+is complete and indexed; then the answer is `leased`, with the same lease number. An error ends the lease.
 
-A lease that is not granted yet is released by the id of the request for it, which then gets no answer. Of one that is
-over already, `need` and `release` say nothing: an error may have crossed them on the way.
+A lease that is not granted yet is released by the id of its request, which then gets no answer. `need` and `release` of
+a lease that has ended are ignored: an error may have crossed them on the wire.
 
-What is published is read again now and then. When a shard that a reader has in hand turns out to be damaged, the next
-`leased` or `arriving` has a list `damaged` of errors, each naming a shard: what was read of it may be wrong.
+Cached shards are scrubbed. When a shard that a reader has in use turns out to be damaged, the next `leased` or
+`arriving` has a list `damaged` of errors, each naming a shard: samples read from it may be wrong.
 
-Of a manifest's sample counts, `remembered` are known to this daemon alone; the others stand in an index file.
+`remembered` is the number of sample counts in the manifest that only this daemon knows; the others come from an index
+file.
 
-The workers of a data loader name it in `hello`, and the size of its batches: the loader takes one from each in turn,
-so that one that waits for room keeps the others from giving theirs back.
+The workers of a data loader send its name and batch size in `hello`: the loader takes one batch from each worker in
+turn, so a worker that waits for cache space keeps the others from releasing theirs.
 
 A `waiting` has `done_bytes` and `total_bytes` only while the shard is being fetched.
 
-Daemon and client may be of different releases. `hello` names the newest and the oldest version of the protocol that the
-client speaks, `welcome` the newest that both do. Fields that are not known are ignored, so a release may add some under
-the same version, and so are messages of the daemon that are no answer; a request of an unknown type gets an error, and
-the session goes on. An error names the codes of its parents, too: who does not know its own takes it for one of those.
+Daemon and client may be different releases. `hello` names the newest and the oldest protocol version that the client
+speaks, `welcome` the newest that both speak. Unknown fields are ignored, so a release may add fields under the same
+version; so are unsolicited messages of the daemon. A request of unknown type gets an error, and the session continues.
+An error also names the codes of its parent classes: a client that does not know its code uses the nearest parent.
 
-A daemon that stops ends its sessions with the WebSocket code 1001, and refuses new ones with HTTP status 503 and a
-StoppingError; what was granted may be read on, and the next daemon is told the plan again.
+A stopping daemon closes its sessions with WebSocket code 1001, and refuses new ones with HTTP status 503 and a
+StoppingError. Granted shards may still be read; the client sends its plan to the next daemon.
 """
 
 from __future__ import annotations
@@ -74,14 +76,14 @@ SESSION_PATH = "/v1/session"
 SOCKET_ENV = "SHARDCACHE_SOCKET"
 SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
 
-# A manifest of a million shards is some 200 MB of JSON at the very worst; what a client sends comes in pieces.
+# A manifest of a million shards is at most about 200 MB of JSON; clients send their plans in pieces.
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The versions of the protocol that one side speaks, both ends included."""
+    """The range of protocol versions that one side speaks, inclusive."""
 
     oldest: int
     newest: int
@@ -91,7 +93,7 @@ class Spoken:
 
     @classmethod
     def of(cls, newest: int, hello: Mapping[str, Any]) -> Spoken:
-        """Return what a `hello` says; one that names a single version speaks just that."""
+        """Return the versions in a `hello`; without `oldest_protocol`, only the newest."""
         oldest = hello.get("oldest_protocol")
         return cls(oldest if isinstance(oldest, int) else newest, newest)
 
@@ -101,7 +103,7 @@ SPOKEN = Spoken(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One side, as it is known by: a version of shardcache, and what that speaks."""
+    """A shardcache version and the protocol versions that it speaks."""
 
     version: str
     spoken: Spoken
@@ -111,9 +113,9 @@ class Release:
 
 
 def agree(*, daemon: Release, client: Release) -> int:
-    """Return the newest version of the protocol that both sides speak.
+    """Return the newest protocol version that both sides speak.
 
-    Raises VersionMismatchError, which names both and says which of them is to be upgraded, where there is none.
+    Raises VersionMismatchError if there is none; it names both releases and says which to upgrade.
     """
     newest = min(daemon.spoken.newest, client.spoken.newest)
     if newest >= max(daemon.spoken.oldest, client.spoken.oldest):
@@ -127,13 +129,13 @@ def agree(*, daemon: Release, client: Release) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ShardRef:
-    """One shard as a manifest knows it.
+    """One shard in a manifest.
 
     Attributes:
-        url: the original url, as samples will carry it in `__url__`.
-        version: the store's version (ETag), or None where it is not known before the fetch.
-        size_bytes: size in the store, or None.
-        samples: number of samples, or None until the shard was indexed once.
+        url: the original url, as in the samples' `__url__`.
+        version: its version in the object store (ETag), or None if unknown before the fetch.
+        size_bytes: its size in the object store, or None.
+        samples: number of samples, or None until the shard has been indexed once.
     """
 
     url: str
@@ -147,15 +149,15 @@ class ShardRef:
 
     @classmethod
     def from_json(cls, row: list[Any]) -> ShardRef:
-        """Build from what `to_json` gave."""
+        """Build from the output of `to_json`."""
         url, version, size_bytes, samples = row
         return cls(url, version, size_bytes, samples)
 
 
 class Arriving(TypedDict):
-    """A shard whose first `ready_bytes` can be read at `path`; its other bytes there mean nothing yet.
+    """A shard whose first `ready_bytes` can be read at `path`; its other bytes are not valid yet.
 
-    Another `inode` is there once this download was given up and begun anew: none of its bytes are meant.
+    If `path` has another `inode`, the download was restarted: do not read any bytes of that file.
     """
 
     type: str
@@ -170,7 +172,7 @@ class Arriving(TypedDict):
 
 
 class Leased(TypedDict):
-    """A shard that, once it is needed, stays in place until `release {lease}` or the end of the connection."""
+    """A cached shard that, once it is needed, stays in place until `release {lease}` or the end of the connection."""
 
     type: str
     id: int
@@ -184,10 +186,10 @@ class Leased(TypedDict):
 
 
 def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ) -> Path:
-    """Return where daemon and client of this node and user meet.
+    """Return the path of the daemon's socket for this node and user.
 
-    In order: the explicit path; `$SHARDCACHE_SOCKET`; `/run/shardcache/shardcache.sock` where it exists or could
-    be made by this user; `$XDG_RUNTIME_DIR/shardcache/`; a folder of the user's own in the temporary directory.
+    In order of precedence: the explicit path; `$SHARDCACHE_SOCKET`; `/run/shardcache/shardcache.sock` if it exists or
+    this user could create it; `$XDG_RUNTIME_DIR/shardcache/`; a folder of the user's own in the temporary directory.
     """
     if explicit is not None:
         return Path(explicit)
@@ -201,16 +203,16 @@ def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str
 
 
 def from_here(url: str | os.PathLike[str]) -> str:
-    """Return local paths and patterns, `file:path` included, as absolute ones: the daemon has another working folder.
+    """Make local paths and patterns, including `file:path`, absolute: the daemon has a different working directory.
 
-    A folder gets a slash at its end, for all shards below it. Urls are returned as they are.
+    A folder gets a trailing slash, which stands for all shards below it. Other urls are returned unchanged.
     """
     text = os.fspath(url)
     if not text or "://" in text or text.startswith("pipe:"):
         return text
     path = text.removeprefix("file:")
     if not path.startswith("/"):
-        folder = os.getcwd()  # noqa: PTH109  # a path as long as a list of patterns
+        folder = os.getcwd()  # noqa: PTH109  # the text may be a list of patterns, too long for a path
         while (head := path.partition("/"))[0] in (".", ".."):
             path, folder = head[2], os.path.dirname(folder) if head[0] == ".." else folder  # noqa: PTH120
         path = os.path.join(folder, path)  # noqa: PTH118
@@ -224,7 +226,7 @@ def local_path(url: str) -> str | None:
 
 
 def _exists(path: Path) -> bool:
-    """Tell whether the file exists; True, too, where its folder is closed to this user: connecting names the reason."""
+    """Return True if the file exists, or its folder denies this user access: connecting then reports the reason."""
     try:
         return path.exists()
     except PermissionError:
@@ -238,7 +240,7 @@ def _may_make(folder: Path) -> bool:
 
 def _user_tmp() -> Path:
     folder = Path(tempfile.gettempdir()) / f"shardcache-{os.getuid()}"
-    # Anyone may make a folder there; only one of the user's own leads to the user's own daemon.
+    # Anyone can create a folder there; trust only one that this user owns.
     if folder.exists() and folder.stat().st_uid != os.getuid():
-        raise DaemonError(f"{folder} belongs to another user", remedy="choose another place with --socket")
+        raise DaemonError(f"{folder} belongs to another user", remedy="choose another path with --socket")
     return folder

@@ -1,8 +1,8 @@
-"""Index files in wids format, read and written: every shard of a dataset with its number of samples.
+"""Reader and writer for index files in wids format, which list every shard of a dataset with its number of samples.
 
 The format is that of webdataset 0.2's `wids` package: `{"wids_version": 1, "shardlist": [{"url", "nsamples",
-"filesize"}, ...]}`, urls absolute or relative to the file. `etag`, which wids does not know and leaves alone, is the
-store's version of the shard that the other numbers belong to.
+"filesize"}, ...]}`, with urls absolute or relative to the file. The extra field `etag`, which wids ignores, is the
+shard version in the object store that the other numbers belong to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardcache.protocol import ShardRef
 
 KIND = "wids-shard-index-v1"
 WIDS_VERSION = 1
-# A million shards of 100 MB are 100 TB. Each takes some 250 bytes of memory while a manifest is made.
+# A million shards of 100 MB are 100 TB. Each takes about 250 bytes of memory while a manifest is built.
 MAX_SHARDS = 2_000_000
 
 _WINDOW_CHARS = 256 * 1024
@@ -29,11 +29,11 @@ Value = TypeVar("Value", str, int)
 
 
 def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
-    """Return an index of the shards, a line each.
+    """Return an index of the shards, one per line.
 
     Args:
-        shards: with every field known.
-        relative_to: the folder, as a url, in which the file will lie; what lies below it is named from there.
+        shards: the shards, with every field known.
+        relative_to: url of the folder for the index file; urls of shards below it become relative.
     """
     rows = ",\n".join("  " + _row(shard, relative_to) for shard in shards)
     return f'{{\n "__kind__": "{KIND}",\n "wids_version": {WIDS_VERSION},\n "shardlist": [\n{rows}\n ]\n}}\n'
@@ -47,16 +47,16 @@ def _row(shard: ShardRef, relative_to: str | None) -> str:
 
 def _relative(url: str, folder: str) -> str:
     path = url.removeprefix(folder)
-    # Readers normalise what is relative; a key with `//` or `./` in it would be another's.
+    # Readers normalise relative urls, which would change a key that contains `//` or `./`.
     return path if path == posixpath.normpath(path) and not path.startswith(("/", ".")) else url
 
 
 def read(data: bytes, most: int = MAX_SHARDS) -> list[ShardRef]:
-    """Return the shards of an index in its order, urls and etags as they stand there.
+    """Return the shards of an index in its order, with urls and etags unchanged.
 
-    Row by row: what is parsed at once would take up to thirty times the file's size in memory, and the interpreter.
-    Raises ValueError with a sentence for what is no index, for one of more than `most` shards, and for one that stands
-    for more than its own list.
+    Parses row by row: parsing the whole file at once would take up to thirty times its size in memory, and block the
+    interpreter. Raises ValueError, with a reason, for a file that is not an index, that lists more than `most` shards,
+    or that refers to further datasets.
     """
     text, rows = _Text(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")), None
     for name in text.members():
@@ -69,39 +69,39 @@ def read(data: bytes, most: int = MAX_SHARDS) -> list[ShardRef]:
             continue
         value = text.value()
         if name == "wids_version" and value != WIDS_VERSION:
-            raise ValueError(f"it has wids_version {value!r}, known is {WIDS_VERSION}")
+            raise ValueError(f"it has wids_version {value!r}; only {WIDS_VERSION} is supported")
         if name == "datasets" and isinstance(value, list) and value:
-            raise ValueError("it refers to further datasets, which are not followed")
+            raise ValueError("it refers to further datasets, which is not supported")
     if rows is None:
         raise ValueError('it has no "shardlist"')
     return rows
 
 
 class _Text:
-    """A JSON object, read value by value in windows of its text; no value may be longer than a window."""
+    """Incremental parser of a JSON object, with a sliding window over its text; no value may exceed the window."""
 
     def __init__(self, source: TextIO) -> None:
         self._source = source
-        self._start = 0  # of the window, in characters
-        self._at = 0  # in the window
+        self._start = 0  # offset of the window in the text, in characters
+        self._at = 0  # position in the window
         self._window = ""
         self._is_last = False
         self._slide()
 
     def begins(self, mark: str) -> bool:
-        """Tell whether the next value begins so."""
+        """Return True if the rest of the text, after whitespace, begins with `mark`."""
         self._skip()
         return self._window.startswith(mark, self._at)
 
     def members(self) -> Iterator[str]:
-        """Yield each name of the object that is the whole text; the caller reads its value."""
+        """Yield each member name of the top-level object; the caller reads its value."""
         for _ in self._list("{", "}"):
             name = self.value()
             self._take(":")
             yield str(name)
         self._skip()
         if self._at < len(self._window):
-            raise self._error("something follows the end")
+            raise self._error("unexpected text after the end")
 
     def items(self) -> Iterator[Any]:
         """Yield each value of a list."""
@@ -117,13 +117,13 @@ class _Text:
             if self._is_last:
                 raise self._error(exn.msg, exn.pos) from None
         except RecursionError as exn:
-            raise ValueError("it is nested too deep") from exn
+            raise ValueError("it is nested too deeply") from exn
         else:
-            if end < len(self._window) or self._is_last:  # else a number may go on
+            if end < len(self._window) or self._is_last:  # else a number may continue in the next window
                 self._at = end
                 return value
         if not self._at:
-            raise self._error(f"there is no JSON, or a value longer than {_WINDOW_CHARS:,} characters", 0)
+            raise self._error(f"invalid JSON, or a value longer than {_WINDOW_CHARS:,} characters", 0)
         self._slide()
         return self.value()
 
@@ -151,7 +151,7 @@ class _Text:
         self._at += 1
 
     def _skip(self) -> None:
-        self._at = _SPACE.match(self._window, self._at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        self._at = _SPACE.match(self._window, self._at).end()  # type: ignore[union-attr]  # it also matches ""
         while self._at == len(self._window) and not self._is_last:
             self._slide()
             self._at = _SPACE.match(self._window).end()  # type: ignore[union-attr]

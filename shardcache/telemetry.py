@@ -1,7 +1,7 @@
-"""Traces of what took the daemon how long, sent by OpenTelemetry where the environment asks for them.
+"""OpenTelemetry traces of the daemon's transfers and waits, enabled by environment variables.
 
 The variables are OpenTelemetry's own: an endpoint or an exporter turns traces on, `OTEL_SDK_DISABLED` or the exporter
-`none` off. Without any of them nothing of it is imported.
+`none` turns them off. OpenTelemetry is imported only if traces are on.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ log = structlog.get_logger()
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-# How OpenTelemetry's packages call what they install.
+# Entry point names of OpenTelemetry's exporters, by protocol.
 _OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
-# A collector that does not answer shall not hold up the daemon's end.
+# Limit for flushing spans at shutdown: an unresponsive collector must not delay the daemon's exit.
 _FLUSH_S = 2.0
 _REMEDY = "pip install 'shardcache[otel]', which brings OTLP over http/protobuf, or the exporter's own package"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took its time. Moments are of the monotonic clock, in seconds.
+    """A completed operation. Times are on the monotonic clock, in seconds.
 
     Attributes:
-        url: of the shard.
-        stages: what it consisted of: name, begin and end of each.
-        error: what it ended with.
+        url: url of the shard.
+        stages: name, begin and end of each stage.
+        error: the error that the operation failed with, if any.
     """
 
     name: str
@@ -57,13 +57,13 @@ class Span:
 
 
 class Traces:
-    """Where spans go."""
+    """Exporter of spans to OpenTelemetry."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("shardcache", __version__)
 
     def record(self, span: Span) -> None:
-        """Take a span that is over: a trace of its own, with a child for each stage."""
+        """Export a span as a trace of its own, with a child span for each stage."""
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         wall_s = time.time() - time.monotonic()
@@ -84,13 +84,13 @@ class Traces:
 
 @asynccontextmanager
 async def tracing(env: Mapping[str, str] = os.environ) -> AsyncIterator[Traces | None]:
-    """Send traces during the block, if the environment asks for that; what is left at its end is sent, if it can be."""
+    """Send traces during the block, if the environment enables them; at its end, try to flush the remaining spans."""
     name = exporter_name(env)
     provider = None if name is None else _provider(name)
     if provider is None:
         yield None
         return
-    log.info("traces are on", exporter=name)
+    log.info("traces enabled", exporter=name)
     try:
         yield Traces(provider)
     finally:
@@ -100,7 +100,7 @@ async def tracing(env: Mapping[str, str] = os.environ) -> AsyncIterator[Traces |
 
 
 def exporter_name(env: Mapping[str, str]) -> str | None:
-    """Return the installed name of the exporter that the environment asks for, None where it asks for no traces."""
+    """Return the entry point name of the exporter that the environment selects, or None if traces are off."""
     chosen = env.get("OTEL_TRACES_EXPORTER") or ("otlp" if any(map(env.get, _ENDPOINTS)) else "none")
     if chosen == "none" or env.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -111,17 +111,17 @@ def exporter_name(env: Mapping[str, str]) -> str | None:
 
 
 def _provider(exporter: str) -> TracerProvider | None:
-    """Return what makes spans and sends them; None, with a warning, where that is not installed."""
+    """Return a provider that uses an exporter; None, with a warning, if the exporter is not installed."""
     found = entry_points(group="opentelemetry_traces_exporter", name=exporter)
     if not found:
-        log.warning("no traces: their exporter is not installed", exporter=exporter, remedy=_REMEDY)
+        log.warning("traces disabled: exporter not installed", exporter=exporter, remedy=_REMEDY)
         return None
     (kind,) = found
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # Below that, each single try to reach a collector that is away is a line in the log.
+    # At lower levels, each failed attempt to reach the collector logs a line.
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
     own = {"service.name": "shardcache", "service.version": __version__}
     resource = Resource.create(own | dict(OTELResourceDetector().detect().attributes))

@@ -1,10 +1,10 @@
-"""Whose pages stay in memory when nobody reads a shard, and whose are brought in before somebody does. Pure.
+"""Page cache planning: shards whose pages to keep, to drop, and to read ahead. Pure.
 
-The kernel drops what was used longest ago. Of a dataset larger than memory, read round after round, that is just what
-is needed soonest, so nothing is ever found. The plans know better: what is needed furthest ahead goes (Belady's MIN),
-so that memory keeps as much of each round as it can hold, and the rest comes from the disk before it is needed.
-The furthest of a few is nearly as good as the furthest of all, and costs the same however many there are: as in Redis,
-which evicts the best of a sample, but here the sample goes round, so that no shard is passed over for long.
+The kernel drops the least recently used pages. For a dataset larger than memory, read epoch after epoch, those are the
+ones needed soonest, so reads never hit the page cache. The plans allow better: drop the shard needed furthest ahead
+(Belady's MIN), so that memory keeps as much of each epoch as it can hold, and read the rest from disk before it is
+needed. The furthest of a sample is nearly as good as the furthest of all, at a cost independent of their number: as in
+Redis, which evicts the best of a sample, except that the sample rotates here, so that every shard is considered soon.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SAMPLE = 8
 
 
 class PagePlan:
-    """The shards whose pages should be in memory, as far as is known: the kernel takes pages without a word."""
+    """The shards whose pages should be in memory; an estimate, since the kernel reclaims pages without notice."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, int] = OrderedDict()
@@ -28,13 +28,13 @@ class PagePlan:
         return f"PagePlan(shards={len(self._kept)}, bytes={self._kept_bytes}, read_ahead={len(self._advised)})"
 
     def read_ahead(self, upcoming: Iterable[str], size_of: Callable[[str], int | None], spare_bytes: int) -> list[str]:
-        """Return which shards to bring into memory now; each is named once for each time that it is read.
+        """Return the shards to read into memory now; each is returned once per time that it is read.
 
         Args:
-            upcoming: the shard that each session reads next, after the one in its hands.
-            size_of: tells a shard's size in bytes, None for one that is not here.
-            spare_bytes: what files may fill before memory is short. A shard that is larger is left to its reader: its
-                first pages would be gone before they are read.
+            upcoming: the shard that each session reads after its current one.
+            size_of: returns a shard's size in bytes, or None if it is not cached.
+            spare_bytes: bytes that file pages may fill before memory is short. A larger shard is not read ahead: its
+                first pages would be reclaimed before they are read.
         """
         wanted = [key for key in dict.fromkeys(upcoming) if key not in self._advised]
         chosen = [key for key in wanted if (size := size_of(key)) is not None and size <= spare_bytes]
@@ -42,11 +42,11 @@ class PagePlan:
         return chosen
 
     def let_go(self, key: str, size_bytes: int, spare_bytes: int, next_use_in_s: Callable[[str], float]) -> list[str]:
-        """Return the shards whose pages to give back, now that nobody reads `key`: none, itself or others.
+        """Return the shards whose pages to drop, now that no reader uses `key`: none, itself or others.
 
         Args:
-            spare_bytes: what files may fill before memory is short.
-            next_use_in_s: tells when a shard is needed next, infinite for one that nobody plans to read.
+            spare_bytes: bytes that file pages may fill before memory is short.
+            next_use_in_s: returns when a shard is needed next, infinite if no plan contains it.
         """
         self.gone(key)
         self._kept[key] = size_bytes
@@ -59,7 +59,7 @@ class PagePlan:
         return going
 
     def gone(self, key: str) -> None:
-        """Note that a shard has left the cache."""
+        """Forget a shard that was removed from the cache."""
         self._kept_bytes -= self._kept.pop(key, 0)
         self._advised.discard(key)
 

@@ -1,11 +1,11 @@
-"""What is in the cache, in the order in which it may go: what nobody plans first, then furthest next use. Pure.
+"""The cached shards in eviction order: unplanned shards first, then by furthest next use. Pure.
 
 The order is that of L. Belady's MIN ("A study of replacement algorithms for a virtual-storage computer", IBM Systems
-Journal 1966). Next uses shift all the time, with each session's pace and progress, yet no queue is sorted anew: every
-resident lies in the queue of one course that plans it, by position, and within a course that order never shifts.
-The use by that course is no sooner than its soonest use by any. So the furthest of all queues' ends, if its soonest
-use turns out to be the one it is queued for, is the furthest of all; and if not, it moves to the queue where it belongs
-and the next is looked at.
+Journal 1966). Next uses shift all the time, with each session's pace and progress, yet no queue is ever re-sorted:
+every resident is in the queue of one course that plans it, by position, and the order within a course never changes.
+The use by that course is no sooner than the resident's soonest use by any course. So the furthest among the ends of all
+queues is the furthest resident of all, if its soonest use is the one it is queued for; if not, it moves to the queue of
+that use, and the next is examined.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _BATCH = 32
 
 @dataclass(slots=True, eq=False)
 class Resident:
-    """A shard in the cache.
+    """A cached shard.
 
     Attributes:
-        size_bytes: what its removal frees.
-        held: whether a reader has it in hand; it is in no queue then.
-        used_again: whether it was asked for when it was here already, since it last left the queue of the unplanned.
-        course, position: where it is queued; no course while it is held or nobody plans it.
+        size_bytes: bytes that its eviction frees.
+        held: True while it is in use; it is in no queue then.
+        used_again: True if it was requested while cached, since it last left the queue of unplanned shards.
+        course, position: the queue that it is in, and its position there; no course while it is held or unplanned.
     """
 
     key: str
@@ -42,10 +42,10 @@ class Resident:
 
 
 class Residents:
-    """The shards in the cache.
+    """The cached shards, queued for eviction.
 
     Args:
-        names: returns every name by which plans may know a key.
+        names: returns every name that plans may use for a key.
     """
 
     def __init__(self, timeline: Timeline, names: Callable[[str], Collection[str]]) -> None:
@@ -54,7 +54,7 @@ class Residents:
         self._residents: dict[str, Resident] = {}
         self._unplanned = Sieve()
         self._queues: dict[Course, list[tuple[int, str]]] = {}  # heaps: the furthest position first
-        self._orphans: list[tuple[int, str]] = []  # entries of queues whose course has ended
+        self._orphans: list[tuple[int, str]] = []  # queue entries of courses that have ended
 
     def __repr__(self) -> str:
         return f"Residents(shards={len(self)}, unplanned={len(self._unplanned)})"
@@ -66,59 +66,61 @@ class Residents:
         return key in self._residents
 
     def add(self, key: str, size_bytes: int) -> None:
-        """Note that a shard is here."""
+        """Add a cached shard."""
         self._residents[key] = Resident(key, size_bytes)
         self._queue(self._residents[key])
 
     def remove(self, key: str) -> None:
-        """Note that a shard is gone, if it was here."""
+        """Remove a shard, if it is cached."""
         resident = self._residents.pop(key, None)
         if resident is not None:
             self._unplanned.discard(key)
             queue = self._queues.get(resident.course) if resident.course is not None else None
             if resident.course is not None and queue and queue[0] == (-resident.position, key):
-                self._pop(resident.course)  # as with every victim; an entry that stays is met later, and dropped then
+                self._pop(
+                    resident.course
+                )  # always the case for victims; other entries are dropped when they are reached
 
     def hold(self, key: str) -> None:
-        """Note that a reader has a shard in hand: it cannot go."""
+        """Exempt a shard from eviction because it is in use."""
         resident = self._residents[key]
         resident.held, resident.course = True, None
         self._unplanned.discard(key)
 
     def free(self, key: str) -> None:
-        """Note that no reader has a shard in hand any more."""
+        """Queue a shard that is no longer in use."""
         resident = self._residents.get(key)
         if resident is not None:
             resident.held = False
             self._queue(resident)
 
     def use_again(self, key: str) -> None:
-        """Note that a shard was asked for and was here."""
+        """Record that a cached shard was requested."""
         self._residents[key].used_again = True
         if key in self._unplanned:
             self._unplanned.visit(key)
 
     def planned(self, key: str) -> None:
-        """Note that one more plan names a shard, if it is here."""
+        """Queue a shard, if it is cached, that one more plan contains."""
         resident = self._residents.get(key)
-        # In another course's queue it may stay: its place there is no sooner than its soonest use.
+        # It may stay in another course's queue: its place there is no sooner than its soonest use.
         if resident is not None and not resident.held and (resident.course is None or resident.course.ended):
             self._queue(resident)
 
     def passed(self, key: str) -> None:
-        """Note that a plan has come past a shard, if it is here, or names it no longer."""
+        """Requeue a shard, if it is cached, that a plan has passed or no longer contains."""
         resident = self._residents.get(key)
         if resident is not None and not resident.held:
             self._queue(resident)
 
     def forget(self, course: Course) -> None:
-        """Note that a plan is no more."""
+        """Drop the queue of a course that has ended; `settle` requeues its shards."""
         self._orphans += self._queues.pop(course, ())
-        if len(self._orphans) > 2 * len(self) + _SLACK:  # nobody wanted a victim for a long time
+        if len(self._orphans) > 2 * len(self) + _SLACK:  # no victim was needed for a long time
             self._orphans = [entry for entry in set(self._orphans) if self._is_lost(entry[1])]
 
     def settle(self) -> None:
-        """Find a queue for some of those whose course has ended: all at once would hold up everybody else."""
+        """Requeue a batch of shards whose course has ended: all at once would block the event loop."""
         for _, key in self._orphans[-_BATCH:]:
             if self._is_lost(key):
                 self._queue(self._residents[key])
@@ -145,7 +147,7 @@ class Residents:
     def _push(self, course: Course, position: int, key: str) -> None:
         queue = self._queues.setdefault(course, [])
         heapq.heappush(queue, (-position, key))
-        if len(queue) > 2 * len(self) + _SLACK:  # mostly entries that are no longer true
+        if len(queue) > 2 * len(self) + _SLACK:  # mostly stale entries
             self._queues[course] = [entry for entry in set(queue) if self._is_true(course, entry)]
             heapq.heapify(self._queues[course])
 
@@ -153,17 +155,17 @@ class Residents:
         resident = self._residents.get(entry[1])
         return resident is not None and resident.course is course and resident.position == -entry[0]
 
-    # Who goes
+    # Victims
 
     def victims(self, wanted_bytes: int, needed_at_s: float, *, spare_planned: bool) -> list[str] | None:
-        """Return keys that free `wanted_bytes` together, for a shard that is needed at a time; None if they cannot.
+        """Return keys to evict for a shard needed at `needed_at_s`, or None if they cannot free `wanted_bytes`.
 
-        Shards that nobody plans come first, in SIEVE's order, then the furthest next use; of those that would do
-        together, the ones that the others can do without are kept. Nothing goes that is needed before the shard
-        which it would make room for, or at the same time: that would only move the miss.
+        Unplanned shards come first, in SIEVE's order, then those with the furthest next use; chosen shards whose bytes
+        turn out not to be needed are spared. No shard is evicted that is needed before the incoming one, or at the same
+        time: that would only move the miss.
 
         Args:
-            spare_planned: take only what nobody plans.
+            spare_planned: evict only unplanned shards.
         """
         chosen: list[tuple[str, int]] = []
         missing_bytes = wanted_bytes
@@ -178,7 +180,7 @@ class Residents:
         return None if missing_bytes > 0 else _without_the_needless(chosen, -missing_bytes)
 
     def _furthest(self) -> Iterator[tuple[Resident, float]]:
-        """Yield what may go and when it is needed, the furthest first."""
+        """Yield the shards that may be evicted and the times of their next use, furthest first."""
         given: set[str] = set()
         while True:
             for key in self._unplanned.order():
@@ -196,7 +198,7 @@ class Residents:
             while (end := self._furthest_end()) is not None:
                 use_s, course = end
                 position, key = self._pop(course)
-                # An entry that is not true any more, or was made twice, is met at the end of its queue, and dropped.
+                # Stale and duplicate entries are dropped when they reach the end of their queue.
                 if key in given or not self._is_true(course, (position, key)):
                     continue
                 use = self._timeline.next_use(self._names(key))
@@ -210,7 +212,7 @@ class Residents:
                 heapq.heappush(self._queues.setdefault(course, []), (position, key))
 
     def _furthest_end(self) -> tuple[float, Course] | None:
-        """Return the furthest use that any queue ends with, and the queue's course."""
+        """Return the furthest use among the ends of all queues, and the queue's course."""
         furthest: tuple[float, Course] | None = None
         for course, queue in self._queues.items():
             use_s = course.start_s - course.pace_s * queue[0][0]
@@ -227,7 +229,7 @@ class Residents:
 
 
 def _without_the_needless(chosen: Iterable[tuple[str, int]], spare_bytes: int) -> list[str]:
-    """Return the chosen keys but for those whose bytes are not needed, the soonest needed spared first."""
+    """Return the chosen keys without those whose bytes are not needed, sparing the soonest needed first."""
     kept: list[str] = []
     for key, size_bytes in reversed(list(chosen)):
         if size_bytes <= spare_bytes:

@@ -1,15 +1,15 @@
-"""The heart of the daemon: from every session's plan and what is here, what to fetch next and what to evict. Pure.
+"""The core of the daemon: decides from all plans and the cached shards what to fetch next and what to evict. Pure.
 
 The rules are those of P. Cao, E. Felten, A. Karlin and K. Li, "A Study of Integrated Prefetching and Caching
 Strategies", SIGMETRICS 1995: fetch the missing shard that is needed soonest; evict the one needed furthest ahead; never
-evict a shard that is needed before the one fetched; and do it at the first chance.
+evict a shard that is needed before the one fetched; and do it at the first opportunity.
 
-The last needs care. A fetch that takes free space, or the space of what nobody plans, costs nothing, so it is made as
-soon as there is space, however far ahead. One that evicts a planned shard too early evicts the wrong one: the shards
-read in between, and then not needed for an epoch, would have been better victims. A job that goes round a dataset
-twice the size of the cache would so find none of it. Such a fetch has its first chance when no better victim can
-come any more without making it late: a lead time before its shard is needed (the fixed horizon of R. Patterson et al.,
-"Informed Prefetching and Caching", SOSP 1995). With a lead of 0 this is Belady's MIN.
+The last rule needs care. A fetch into free space, or into the space of unplanned shards, costs nothing, so it starts as
+soon as there is space, however far ahead. A fetch that evicts a planned shard too early evicts the wrong one: the
+shards read in between, and then not needed for an epoch, would have been better victims. A job that loops over a
+dataset twice the size of the cache would get no hits at all. So the first opportunity for such a fetch is when waiting
+for a better victim would make it late: a lead time before its shard is needed (the fixed horizon of R. Patterson et
+al., "Informed Prefetching and Caching", SOSP 1995). With a lead time of 0 this is Belady's MIN.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from shardcache.plan.timeline import NEVER, Missing, Timeline
 
 
 class Aliases(Protocol):
-    """What leads from the names that plans use to keys in the cache, and back."""
+    """Mapping between the shard names in plans and the keys in the cache."""
 
     def key(self, name: str) -> str:
-        """Return the key that a name leads to."""
+        """Return the key for a name."""
 
     def names(self, key: str) -> Collection[str]:
-        """Return every name that leads to a key."""
+        """Return every name for a key."""
 
 
 class Schedule:
-    """Plans and residents together. Each method is of the moment that `tick` told last, in seconds of one clock."""
+    """Plans and cached shards together. Each method refers to the time of the last `tick`, in seconds of one clock."""
 
     def __init__(self, aliases: Aliases) -> None:
         self._aliases = aliases
@@ -44,22 +44,22 @@ class Schedule:
 
     @property
     def now_s(self) -> float:
-        """The present moment."""
+        """The current time."""
         return self._timeline.now_s
 
     def tick(self, now_s: float) -> None:
-        """Say what time it is; never earlier than before."""
+        """Set the current time, which must not decrease."""
         self._timeline.tick(now_s)
         self._residents.settle()
 
-    # What sessions do
+    # Events of sessions
 
     def declare(self, session: Hashable, seconds_per_shard: float | None = None, job: Hashable | None = None) -> None:
-        """Begin a session's plan, in place of a former one; `extend` gives it its shards.
+        """Begin a session's plan, replacing any former one; `extend` adds its shards.
 
         Args:
-            seconds_per_shard: its pace, where that is known before it has read anything.
-            job: whose other sessions are as fast as this one.
+            seconds_per_shard: its pace, if known in advance.
+            job: its job, whose sessions are assumed to have the same pace.
         """
         former = self._timeline.course(session)
         self._timeline.declare(session, seconds_per_shard, job)
@@ -67,7 +67,7 @@ class Schedule:
             self._residents.forget(former)
 
     def extend(self, session: Hashable, names: Collection[str]) -> None:
-        """Add shards to the end of a session's plan, in reading order."""
+        """Append shards to a session's plan, in reading order."""
         self._timeline.extend(session, names)
         for name in names:
             self._residents.planned(self._aliases.key(name))
@@ -79,55 +79,55 @@ class Schedule:
             self._residents.forget(course)
 
     def waits(self, session: Hashable, position: int, stalled_s: float = 0.0) -> None:
-        """Note that a session has nothing to read until it gets the shard at `position`.
+        """Record that a session has nothing to read until it gets the shard at `position`.
 
         Args:
-            stalled_s: how long it has stood still so far, all told; the same in the two that follow.
+            stalled_s: its total stall time so far; also in `reads` and `done`.
         """
         self._passed(self._timeline.waits(session, position, stalled_s))
 
     def reads(self, session: Hashable, position: int, stalled_s: float = 0.0) -> None:
-        """Note that a session takes the shard at `position` into its hands; what it has there already may stay."""
+        """Record that a session takes the shard at `position`; it may keep others that it took before."""
         self._passed(self._timeline.reads(session, position, stalled_s))
 
     def done(self, session: Hashable, position: int, stalled_s: float = 0.0) -> None:
-        """Note that a session gives the shard at `position` back."""
+        """Record that a session releases the shard at `position`."""
         self._passed(self._timeline.done(session, position, stalled_s))
 
     def _passed(self, names: Iterable[str]) -> None:
         for name in names:
             self._residents.passed(self._aliases.key(name))
 
-    # What becomes of shards
+    # Events of shards
 
     def arrived(self, key: str, size_bytes: int) -> None:
-        """Note that a shard is in the cache."""
+        """Record that a shard is in the cache."""
         self._residents.add(key, size_bytes)
 
     def gone(self, key: str) -> None:
-        """Note that a shard is no longer in the cache."""
+        """Record that a shard is no longer in the cache."""
         self._residents.remove(key)
         for name in self._aliases.names(key):
             self._timeline.evicted(name)
 
     def missed(self, name: str) -> None:
-        """Note that a shard which was thought to come does not."""
+        """Record that an expected shard does not arrive."""
         self._timeline.evicted(name)
 
     def held(self, key: str) -> None:
-        """Note that a shard is in use and cannot go."""
+        """Record that a shard is in use and cannot be evicted."""
         self._residents.hold(key)
 
     def freed(self, key: str) -> None:
-        """Note that a shard is no longer in use, if it is here."""
+        """Record that a shard, if it is cached, is no longer in use."""
         self._residents.free(key)
 
     def found(self, key: str) -> None:
-        """Note that a shard was here when somebody asked for it."""
+        """Record that a shard was cached when it was requested."""
         self._residents.use_again(key)
 
     def renamed(self, name: str, keys: Iterable[str]) -> None:
-        """Note that a name which led to one of the keys now leads to another of them."""
+        """Record that a name now maps to another one of the keys."""
         for key in keys:
             self._residents.passed(key)
         self._timeline.evicted(name)
@@ -135,41 +135,41 @@ class Schedule:
     # Decisions
 
     def next_use_s(self, key: str) -> float:
-        """Return when a shard is needed next, NEVER where no plan says so."""
+        """Return when a shard is needed next, NEVER if no plan contains it."""
         use = self._timeline.next_use(self._aliases.names(key))
         return NEVER if use is None else use[0]
 
     def next_missing(self, cared_for: Callable[[str], bool]) -> Missing | None:
-        """Return the shard to fetch next; None when there is nothing to fetch.
+        """Return the shard to fetch next, or None if there is nothing to fetch.
 
         Args:
-            cared_for: whether a shard is here, or coming, or not worth a try.
+            cared_for: returns True for a shard that is cached, being fetched, or not worth an attempt.
         """
         return self._timeline.next_missing(cared_for)
 
     def upcoming(self) -> Iterator[str]:
-        """Yield the name of the shard that each session takes next."""
+        """Yield the name of each session's next shard."""
         return self._timeline.upcoming()
 
     def ahead(self, session: Hashable, until_s: float, most: int) -> Iterator[tuple[float, int, str]]:
-        """Yield when a session needs which shard, by position and name, in order; up to a time, and `most` at most."""
+        """Yield (time, position, name) of the shards that a session needs until a time, in order, at most `most`."""
         return self._timeline.ahead(session, until_s, most)
 
     def covered_until_s(self, session: Hashable, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
-        """Return when a session needs the first shard that is not here, NEVER when all that it planned are.
+        """Return when a session needs its first shard that is not cached, NEVER if all are.
 
         Args:
             cared_for: as for `next_missing`.
-            coming: those of which that is true only because they are on their way.
+            coming: names for which it is True only because they are being fetched.
         """
         return self._timeline.covered_until(session, cared_for, coming)
 
     def shards_per_s(self, session: Hashable) -> float:
-        """Return a session's pace while it does not wait; 0 while that is unknown."""
+        """Return a session's pace, without stalls; 0 if it is unknown."""
         course = self._timeline.course(session)
         return 1 / course.pace_s if course is not None and course.measures else 0.0
 
     def victims(self, wanted_bytes: int, needed_at_s: float, lead_s: float) -> list[str] | None:
-        """Return what to evict for a shard of so many bytes that is needed at a time; None: it has to wait."""
+        """Return the keys to evict for a shard of `wanted_bytes` needed at `needed_at_s`, or None if it has to wait."""
         early = needed_at_s > self._timeline.now_s + lead_s
         return self._residents.victims(wanted_bytes, needed_at_s, spare_planned=early)

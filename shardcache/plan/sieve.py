@@ -1,8 +1,8 @@
-"""SIEVE: the order in which shards go that are in nobody's plan. Pure.
+"""SIEVE: eviction order for shards that are in no plan. Pure.
 
 After Zhang, Yang, Yue, Vigfusson and Rashmi, "SIEVE is Simpler than LRU: an Efficient Turn-Key Eviction Algorithm for
-Web Caches", NSDI 2024: a queue in order of arrival and a hand that moves from the oldest to the newest. What was used
-since the hand last came by stays where it is, once; what was not goes.
+Web Caches", NSDI 2024: a queue in order of arrival and a hand that moves from the oldest to the newest. A key used
+since the hand last passed it is spared once and stays in place; any other is evicted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sieve:
         return key in self._nodes
 
     def add(self, key: str, *, visited: bool = False) -> None:
-        """Add a key that is not in the queue, as its newest."""
+        """Add a new key as the newest."""
         node = self._nodes[key] = _Node(key, visited, older=self._newest)
         if self._newest is None:
             self._oldest = node
@@ -47,11 +47,11 @@ class Sieve:
         self._newest = node
 
     def visit(self, key: str) -> None:
-        """Note that a key was used."""
+        """Mark a key as used."""
         self._nodes[key].visited = True
 
     def discard(self, key: str) -> None:
-        """Remove a key, if it is there."""
+        """Remove a key, if it is in the queue."""
         node = self._nodes.pop(key, None)
         if node is None:
             return
@@ -67,9 +67,9 @@ class Sieve:
             node.newer.older = node.older
 
     def order(self) -> Iterator[str]:
-        """Yield the keys, first to go first; the queue may not change meanwhile.
+        """Yield the keys in eviction order; the queue must not change during the iteration.
 
-        The hand moves to the first of them and stays there, so asking twice is asking once.
+        The hand moves to the first of them and stays there, so a second call yields the same order.
         """
         first = self._sweep()
         if first is None:
@@ -83,7 +83,7 @@ class Sieve:
         yield from spared
 
     def _sweep(self) -> _Node | None:
-        """Move the hand to the first key that was not used since it last came by."""
+        """Move the hand to the first key that was not used since the hand last passed it."""
         node = self._hand or self._oldest
         while node is not None and node.visited:
             node.visited = False

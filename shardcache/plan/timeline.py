@@ -1,7 +1,7 @@
-"""All sessions' plans merged: when each shard is needed next, and which missing one is needed first. Pure.
+"""All sessions' plans merged: when each shard is needed next, and which missing shard is needed first. Pure.
 
-Time is the caller's clock in seconds, told by `tick`. It makes a fast job comparable with a slow one: within a
-session's plan a shard lies so many shards ahead, and the session's measured pace turns that into a moment.
+Times are seconds of the caller's clock, set by `tick`. They make fast and slow jobs comparable: a session's measured
+pace converts a distance in its plan, in shards, into a time.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from shardcache.plan.course import Course
 
 NEVER = math.inf
 
-# Until a session's pace is known it is taken to be that of its job, else that of the others, or else this.
+# Pace of a session until it is measured, if neither its job nor other sessions have one.
 _GUESS_S = 1.0
-# The paces of as many jobs are remembered, those whose sessions have ended included.
+# Number of jobs whose pace is remembered, including those whose sessions have ended.
 _JOBS = 1_000
 _NO_USES: dict[Course, int] = {}
 _BATCH = 64
 
 Use = tuple[float, Course, int]
-"""When a shard is needed next, on which course, and at which of its positions."""
+"""A use of a shard: the time, the course, and the position on it."""
 
 
 class Missing(NamedTuple):
-    """A shard that some session needs and that is not here.
+    """A shard that a session needs and that is not cached.
 
     Attributes:
-        position: where in the session's plan it is.
+        position: its position in the session's plan.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Missing(NamedTuple):
 
 
 class Timeline:
-    """The courses of all sessions, seen from the present moment.
+    """The courses of all sessions at the current time.
 
     Attributes:
         now_s: the time of the last `tick`.
@@ -48,15 +48,15 @@ class Timeline:
     def __init__(self) -> None:
         self.now_s = -math.inf
         self._courses: dict[Hashable, Course] = {}
-        self._uses: dict[str, dict[Course, int]] = {}  # where each course reads a shard next
-        self._paces_s: dict[Hashable, float] = {}  # what was measured last of each job
-        self._ended: list[Course] = []  # of which there still are uses; they are at no time
+        self._uses: dict[str, dict[Course, int]] = {}  # each shard's next position on each course
+        self._paces_s: dict[Hashable, float] = {}  # last measured pace of each job
+        self._ended: list[Course] = []  # ended courses that still have entries in `_uses`, all at NEVER
 
     def __repr__(self) -> str:
         return f"Timeline(sessions={len(self._courses)}, shards={len(self._uses)})"
 
     def tick(self, now_s: float) -> None:
-        """Move on to a time; each event and question that follows is of that moment."""
+        """Set the current time, which applies to all events and queries until the next `tick`."""
         if now_s != self.now_s:
             self.now_s = now_s
             for course in self._courses.values():
@@ -65,17 +65,17 @@ class Timeline:
         if self._ended:
             self._sweep()
 
-    # What sessions do
+    # Events of sessions
 
     def course(self, session: Hashable) -> Course | None:
         """Return the course of a session that has declared a plan."""
         return self._courses.get(session)
 
     def declare(self, session: Hashable, seconds_per_shard: float | None = None, job: Hashable | None = None) -> Course:
-        """Begin a session's plan, its first or another, with no shards yet; its pace outlives its plans.
+        """Begin a session's plan, empty, replacing any former one; the session keeps its pace.
 
         Args:
-            job: whose other sessions, also such as have ended, are as fast as this one.
+            job: its job, whose sessions, including ended ones, are assumed to have the same pace.
         """
         former = self.forget(session)
         if seconds_per_shard is None:
@@ -95,7 +95,7 @@ class Timeline:
         return sum(paces_s) / len(paces_s) if paces_s else _GUESS_S
 
     def _remember_pace(self, course: Course) -> None:
-        """Keep what was measured for sessions of the same job that come later, or have read nothing yet."""
+        """Remember a measured pace for the job's later sessions and those that have not read anything yet."""
         if course.job is None or not course.measures:
             return
         is_first = course.job not in self._paces_s
@@ -109,7 +109,7 @@ class Timeline:
             del self._paces_s[next(iter(self._paces_s))]
 
     def extend(self, session: Hashable, names: Iterable[str]) -> None:
-        """Add shards to the end of a session's plan."""
+        """Append shards to a session's plan."""
         course, all_uses = self._courses[session], self._uses
         for name in names:
             uses = all_uses.get(name)
@@ -120,7 +120,7 @@ class Timeline:
                 uses.setdefault(course, position)
 
     def forget(self, session: Hashable) -> Course | None:
-        """Drop a session's plan; return the course that is no more."""
+        """Drop a session's plan; return its course, now ended, or None if it had none."""
         course = self._courses.pop(session, None)
         if course is not None:
             course.end()
@@ -128,29 +128,29 @@ class Timeline:
         return course
 
     def _sweep(self) -> None:
-        """Forget some of the uses of courses that have ended: all at once would hold up everybody else."""
+        """Drop a batch of an ended course's uses: all at once would block the event loop."""
         course = self._ended[-1]
         for name, _ in course.move(course.cursor + _BATCH):
             self._drop(name, course)
         if course.cursor == len(course.names):
             self._ended.pop()
 
-    # `stalled_s` is how long the session has stood still so far, all told: it does not count as reading.
+    # `stalled_s` is the session's total stall time so far, which does not count as reading.
 
     def waits(self, session: Hashable, position: int, stalled_s: float = 0.0) -> list[str]:
-        """Note that a session has nothing to read until it gets `position`; return the shards that are over."""
+        """Record that a session has nothing to read until it gets `position`; return the shards passed."""
         course = self._courses[session]
         course.waits(position, self.now_s, stalled_s)
         return self._move(course, position)
 
     def reads(self, session: Hashable, position: int, stalled_s: float = 0.0) -> list[str]:
-        """Note that a session takes `position` into its hands; return the shards that are over."""
+        """Record that a session takes `position`; return the shards passed."""
         course = self._courses[session]
         course.reads(position, self.now_s, stalled_s)
         return self._move(course, position)
 
     def done(self, session: Hashable, position: int, stalled_s: float = 0.0) -> list[str]:
-        """Note that a session gives `position` back; return the shards that are over."""
+        """Record that a session releases `position`; return the shards passed."""
         course = self._courses[session]
         course.done(position, self.now_s, stalled_s)
         return self._move(course, position + 1)
@@ -169,15 +169,15 @@ class Timeline:
 
     def _drop(self, name: str, course: Course) -> None:
         uses = self._uses.get(name)
-        if uses is not None:  # else it was met already, at an earlier position
+        if uses is not None:  # else it was already dropped at an earlier position
             uses.pop(course, None)
             if not uses:
                 del self._uses[name]
 
-    # Questions
+    # Queries
 
     def next_use(self, names: Collection[str]) -> Use | None:
-        """Return the soonest use of a shard, by whichever of its names a plan knows it; None when there is none."""
+        """Return the soonest use of a shard under any of its names, or None if no plan contains it."""
         soonest, soonest_s = None, NEVER
         for name in names:
             for course, position in self._uses.get(name, _NO_USES).items():
@@ -187,15 +187,15 @@ class Timeline:
         return None if soonest is None else (soonest_s, *soonest)
 
     def evicted(self, name: str) -> None:
-        """Note that a shard is missing again."""
+        """Record that a shard is no longer cached."""
         for course, position in self._uses.get(name, _NO_USES).items():
             course.frontier = min(course.frontier, position)
 
     def next_missing(self, present: Callable[[str], bool]) -> Missing | None:
-        """Return the missing shard that is needed soonest, or None when all are present."""
+        """Return the missing shard that is needed soonest, or None if all are present."""
         soonest, soonest_s = None, NEVER
         for session, course in self._courses.items():
-            # The gap is at the frontier or behind it, so that most courses need no look at what is present.
+            # The first gap is at the frontier or after it, so most courses can be ruled out without `present`.
             if course.start_s + course.pace_s * course.frontier < soonest_s:
                 need_s = self._first_gap(course, present)
                 if need_s is not None and need_s < soonest_s:
@@ -204,16 +204,13 @@ class Timeline:
         return soonest
 
     def upcoming(self) -> Iterator[str]:
-        """Yield for each session the shard that it takes or waits for next."""
+        """Yield for each session the shard after the one at its cursor."""
         for course in self._courses.values():
             if course.cursor + 1 < len(course.names):
                 yield course.names[course.cursor + 1]
 
     def ahead(self, session: Hashable, until_s: float, most: int) -> Iterator[tuple[float, int, str]]:
-        """Yield when a session needs what, in order, from the shard in its hands to a time, and no more than `most`.
-
-        Each is told by its time, its position in the plan, and its name.
-        """
+        """Yield (time, position, name) of a session's shards from its cursor to a time, in order, at most `most`."""
         course = self._courses.get(session)
         if course is None:
             return
@@ -224,10 +221,11 @@ class Timeline:
             yield use_s, position, course.names[position]
 
     def covered_until(self, session: Hashable, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
-        """Return when a session needs the first shard that is not here; NEVER when all are.
+        """Return when a session needs its first shard that is not cached, NEVER if all are.
 
         Args:
-            cared_for: whether a shard is here or among those that are `coming`.
+            cared_for: returns True for a shard that is cached or among those in `coming`.
+            coming: shards that are being fetched.
         """
         course = self._courses.get(session)
         if course is None:

@@ -1,1 +1,1 @@
-"""Files on disk: partial, verified, published; found again after a restart."""
+"""The cache folder: partial, verified and published shards, and their recovery after a restart."""

@@ -1,7 +1,7 @@
-"""What is worth remembering but may be lost: sample counts, listings, versions, in one diskcache.
+"""The catalogue: a diskcache database of sample counts, listings and versions, all of which may be lost.
 
-Counts outlive their shard's eviction. Everything here can be deleted: counts of cached shards come back from
-their sidecars, the rest from the store.
+Sample counts survive the eviction of their shard. Everything here can be rebuilt: the counts of cached shards from
+their sidecars, the rest from the origin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SELECT = "SELECT key, mode, filename, value FROM Cache WHERE key IN (SELECT val
 _COUNT = "SELECT COUNT(*) FROM Cache WHERE substr(key, 1, length(?)) = ?"
 
 _FAILURES = (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, ValueError, OSError)
-# Primary result codes that say something of the disk or of who else is there, nothing of what the database holds.
+# Primary result codes that indicate a problem with the disk or with concurrent access, not a damaged database.
 _NO_DAMAGE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY})
 
 Row = tuple[Sequence[str], object]
@@ -34,7 +34,7 @@ Row = tuple[Sequence[str], object]
 
 
 class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
-    """JSONDisk that refuses rows which ask to be unpickled, whoever wrote them into the database."""
+    """JSONDisk that refuses pickled rows, which could execute code, no matter who wrote them to the database."""
 
     def fetch(self, mode: int, filename: str | None, value: object, read: bool) -> Any:
         """Return the JSON value of a row."""
@@ -43,7 +43,7 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
         return super().fetch(mode, filename, value, read)
 
     def put(self, key: object) -> tuple[str, bool]:
-        """Return a key as it stands in a row: JSON too short to be worth compressing."""
+        """Return a key as stored in a row: uncompressed JSON, since keys are too short for compression to pay."""
         return json.dumps(key), True
 
     def get(self, key: str, raw: bool) -> Any:
@@ -54,10 +54,10 @@ class PicklelessDisk(diskcache.JSONDisk):  # type: ignore[misc]
 
 
 class _Database(diskcache.Cache):  # type: ignore[misc]
-    """A diskcache for one process and one thread at a time, none of whose files is mapped.
+    """A diskcache for one process and one thread at a time, without memory-mapped files.
 
-    A mapped file that somebody cuts short under the daemon would end it with SIGBUS. With the exclusive lock, SQLite
-    needs no shared memory; it has to be asked for before the first access.
+    If a mapped file were truncated, the daemon would die of SIGBUS. With exclusive locking, SQLite needs no shared
+    memory; it has to be set before the first access.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,9 +76,9 @@ class _Database(diskcache.Cache):  # type: ignore[misc]
 
 
 class Catalogue:
-    """Rows under (kind, …) keys. SQLite never sees the event loop: one thread reads and writes.
+    """JSON rows under (kind, …) keys. All SQLite calls run in one dedicated thread, off the event loop.
 
-    Where the disk does not let a database be, there are no rows, and none is kept.
+    If the disk does not allow a database, the catalogue is empty and drops writes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,7 +88,7 @@ class Catalogue:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Open the catalogue, anew where it is damaged. Blocks."""
+        """Open the catalogue; replace it with an empty one if it is damaged. Blocks."""
         catalogue = cls(folder)
         catalogue._thread.submit(catalogue._open).result()
         return catalogue
@@ -100,15 +100,15 @@ class Catalogue:
             if _is_damage(exn):
                 self._renew(exn)
             else:
-                log.warning("catalogue cannot be used, nothing is remembered", folder=str(self._folder), cause=str(exn))
+                log.warning("catalogue unusable; continuing without it", folder=str(self._folder), cause=str(exn))
 
     def _connect(self) -> None:
         database = _Database(self._folder)
-        database.get(["probe"])  # damage shows at the first read, not when it is opened
+        database.get(["probe"])  # damage shows at the first read, not on opening
         self._database = database
 
     def _renew(self, cause: Exception) -> None:
-        log.warning("catalogue was damaged and is made anew", folder=str(self._folder), cause=str(cause))
+        log.warning("catalogue damaged; creating a new one", folder=str(self._folder), cause=str(cause))
         self._disconnect()
         aside = self._folder.with_name(f"{self._folder.name}.damaged")
         try:
@@ -117,8 +117,8 @@ class Catalogue:
                 self._folder.rename(aside)
             self._connect()
             _remove(aside)
-        except _FAILURES as exn:  # it was the disk: what lies aside may be sound
-            log.warning("catalogue cannot be made, nothing is remembered", folder=str(self._folder), cause=str(exn))
+        except _FAILURES as exn:  # the disk is at fault: the old catalogue may be intact
+            log.warning("cannot create catalogue; continuing without it", folder=str(self._folder), cause=str(exn))
             with contextlib.suppress(OSError):
                 if aside.exists():
                     _remove(self._folder)
@@ -131,21 +131,21 @@ class Catalogue:
                 database.close()
 
     async def get(self, *key: str) -> Any:
-        """Return the row's value, or None."""
+        """Return a row's value, or None if there is no such row."""
         return await self._in_thread(lambda database: database.get(list(key)))
 
     async def count(self, kind: str) -> int:
-        """Return how many rows of a kind there are."""
+        """Return the number of rows of a kind."""
         begin = json.dumps([kind]).removesuffix("]")
         rows = await self._in_thread(lambda database: database._sql(_COUNT, [begin, begin]).fetchall())
         return int(rows[0][0]) if rows else 0
 
     async def put(self, value: object, *key: str) -> None:
-        """Write a row of JSON."""
+        """Write a row; `value` must be JSON-serialisable."""
         await self._in_thread(lambda database: database.set(list(key), value))
 
     async def add_many(self, rows: Sequence[Row]) -> None:
-        """Write those rows of JSON that are not there yet."""
+        """Write rows, skipping keys that already exist."""
 
         def add(database: _Database) -> None:
             with database.transact():
@@ -155,7 +155,7 @@ class Catalogue:
         await self._in_thread(add)
 
     async def get_many(self, keys: Sequence[Sequence[str]]) -> list[Any]:
-        """Return the values of many rows, None for those that are not there."""
+        """Return the values of many rows, None for those that do not exist."""
         names = [json.dumps(list(key)) for key in keys]
         rows: list[Any] | None = await self._in_thread(lambda database: _select(database, names))
         return rows or [None] * len(keys)
@@ -167,7 +167,7 @@ class Catalogue:
             try:
                 return call(self._database)
             except _FAILURES as exn:
-                # Losing a row costs a listing; failing a reader for it would cost a training run.
+                # A lost row costs a listing; an error for the reader would cost a training run.
                 log.warning("catalogue row lost", cause=str(exn))
                 if isinstance(exn, sqlite3.DatabaseError) and _is_damage(exn):
                     self._renew(exn)
@@ -176,7 +176,7 @@ class Catalogue:
         return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
 
     def reopen(self) -> None:
-        """Begin anew where the database has gone with its folder. Blocks."""
+        """Open a new database if the old one disappeared with its folder. Blocks."""
 
         def renew() -> None:
             if self._database is None or not (self._folder / diskcache.core.DBNAME).exists():
@@ -186,20 +186,20 @@ class Catalogue:
         self._thread.submit(renew).result()
 
     def close(self) -> None:
-        """Close the database, after what is under way. Blocks."""
+        """Close the database after pending calls have finished. Blocks."""
         self._thread.submit(self._disconnect)
         self._thread.shutdown()
 
 
 def _select(database: _Database, keys: list[str]) -> list[Any]:
-    # diskcache itself gets one row at a time: for a manifest of 100,000 shards that takes four times as long.
+    # diskcache reads one row at a time, which takes four times as long for a manifest of 100,000 shards.
     rows = database._sql(_SELECT, [json.dumps(keys)])
     found = {key: database.disk.fetch(mode, filename, value, False) for key, mode, filename, value in rows}
     return [found.get(key) for key in keys]
 
 
 def _is_damage(exn: Exception) -> bool:
-    """Whether another database would help."""
+    """Return True if the error means that the database is damaged, so that a new one would help."""
     code = getattr(exn, "sqlite_errorcode", None)
     if code is not None:
         return code & 0xFF not in _NO_DAMAGE
@@ -207,7 +207,7 @@ def _is_damage(exn: Exception) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder, whatever it is; what cannot go stays."""
+    """Remove a file or folder; ignore what cannot be removed from a folder."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -1,4 +1,4 @@
-"""Reading files on disk against the checksums that were stored when they arrived."""
+"""Verification of files on disk against the checksums recorded when they arrived."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from awscrt import checksums
 
 
 def first_damaged_piece(path: Path, piece_bytes: int, crcs: Sequence[int]) -> int | None:
-    """Return the number of the first piece whose CRC32C differs, or None. Blocks; reads the whole file."""
+    """Return the index of the first piece whose CRC32C differs, or None. Blocks; reads the whole file."""
     with open(path, "rb", buffering=0) as file:
         for number, crc in enumerate(crcs):
             if checksums.crc32c(os.pread(file.fileno(), piece_bytes, number * piece_bytes)) != crc:

@@ -1,4 +1,4 @@
-"""Small file operations with the errors of a cache disk translated. All of them block: call them in a thread."""
+"""Small file operations and the translation of disk errors. All functions block: call them in a thread."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from shardcache.errors import CacheDirError, DiskError, DiskFailedError, DiskFullError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# A disk that fails, has gone, or holds nonsense; a network filesystem whose server has gone.
+# A disk that fails, was removed, or has a corrupt filesystem; a network filesystem whose server is gone.
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO)
 
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn the OSErrors of reading and writing under `path` into DiskFullError, DiskFailedError or CacheDirError."""
+    """Translate OSErrors from reading or writing under `path` into DiskFullError, DiskFailedError or CacheDirError."""
     try:
         yield
     except OSError as exn:
@@ -25,18 +25,18 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def disk_error(exn: OSError, path: Path) -> DiskError:
-    """Return what the user is told of an OSError that was met under `path`."""
+    """Return the error to report for an OSError that occurred under `path`."""
     if exn.errno in _FULL:
         if _has_inodes(path.parent):
-            return DiskFullError(f"no room left while writing {path} ({exn.strerror})")
-        remedy = "remove files there (df -i counts them), or make the filesystem with more inodes"
-        return DiskFullError(f"no inode left for {path} ({exn.strerror})", remedy=remedy)
+            return DiskFullError(f"no space left while writing {path} ({exn.strerror})")
+        remedy = "remove files there (df -i counts them), or recreate the filesystem with more inodes"
+        return DiskFullError(f"no inodes left for {path} ({exn.strerror})", remedy=remedy)
     if exn.errno == errno.EROFS:
-        remedy = "see dmesg for why it became so; then: mount -o remount,rw"
+        remedy = "see dmesg for the reason; then: mount -o remount,rw"
         return DiskFailedError(f"the filesystem of {path} is read-only", remedy=remedy)
     if exn.errno in _FAILED:
-        return DiskFailedError(f"the disk under {path} fails ({exn.strerror})")
-    remedy = "check that the cache folder is there, writable and mounted; dmesg tells of a bad disk"
+        return DiskFailedError(f"the disk under {path} is failing ({exn.strerror})")
+    remedy = "check that the cache folder exists, is writable and mounted; see dmesg for disk errors"
     return CacheDirError(f"cannot use {path} ({exn.strerror})", remedy=remedy)
 
 
@@ -45,7 +45,7 @@ def _has_inodes(folder: Path) -> bool:
         stat = os.statvfs(folder)
     except OSError:
         return True
-    return stat.f_favail > 0 or stat.f_files == 0  # some filesystems make inodes as they are needed, and count none
+    return stat.f_favail > 0 or stat.f_files == 0  # some filesystems allocate inodes on demand and report none
 
 
 def fsync_path(path: Path) -> None:
@@ -58,7 +58,7 @@ def fsync_path(path: Path) -> None:
 
 
 def replace_file(path: Path, new: Path, lines: Iterable[str]) -> None:
-    """Write a text file that has, whatever happens, all of its old or all of its new lines, which are made at `new`."""
+    """Atomically replace a text file, with `new` as the temporary file: a crash keeps all old or all new lines."""
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     with os.fdopen(fd, "w", encoding="utf-8") as file:
         file.writelines(lines)
@@ -69,13 +69,13 @@ def replace_file(path: Path, new: Path, lines: Iterable[str]) -> None:
 
 
 def unlink_quietly(*paths: Path) -> None:
-    """Remove files that may be gone already."""
+    """Remove files, ignoring those that do not exist."""
     for path in paths:
         path.unlink(missing_ok=True)
 
 
 def size_or_zero(path: Path) -> int:
-    """Return a file's size in bytes, 0 where it is not there."""
+    """Return a file's size in bytes, or 0 if it does not exist."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -83,13 +83,13 @@ def size_or_zero(path: Path) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Return what an ordinary process may still write on the filesystem of `path`. Raises CacheDirError."""
+    """Return the bytes that an unprivileged process can still write to the filesystem of `path`. Raises DiskError."""
     with disk_errors(path):
         stat = os.statvfs(path)
     return stat.f_bavail * stat.f_frsize
 
 
 def total_bytes(path: Path) -> int:
-    """Return the size of the filesystem of `path`."""
+    """Return the size in bytes of the filesystem of `path`."""
     stat = os.statvfs(path)
     return stat.f_blocks * stat.f_frsize

@@ -1,6 +1,6 @@
-"""The cache folder: held exclusively, and found again when it was deleted, unmounted or replaced meanwhile.
+"""The cache folder: locked exclusively, and recovered after it was deleted, unmounted or replaced.
 
-All of it blocks: call it in a thread.
+All functions block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROBE_BYTES = 4096
 
 
 class Folder:
-    """One cache folder, for as long as it is held."""
+    """One cache folder, locked until `close`."""
 
     def __init__(self, layout: Layout, group: str | None, fd: int) -> None:
         self._layout = layout
@@ -36,9 +36,9 @@ class Folder:
 
     @classmethod
     def take(cls, layout: Layout, group: str | None) -> Self:
-        """Make the folder where it is not there, and hold it.
+        """Create the folder if necessary, and lock it.
 
-        Raises CacheDirError when it cannot be made or another daemon holds it, CacheFormatError when a newer release
+        Raises CacheDirError if it cannot be created or another daemon holds it, CacheFormatError if a newer release
         wrote it, DiskFullError, DiskFailedError.
         """
         with disk_errors(layout.root):
@@ -49,7 +49,7 @@ class Folder:
             return folder
 
     def look(self) -> bool:
-        """Find out what can be told without writing, and raise it as `probe` does; False: nothing was changed."""
+        """Check what can be checked without writing, raising the errors of `probe`; return False: nothing changed."""
         self.check()
         with disk_errors(self._layout.root):
             if os.statvfs(self._layout.root).f_flag & os.ST_RDONLY:
@@ -57,21 +57,21 @@ class Folder:
         return False
 
     def check(self) -> None:
-        """Raise CacheDirError unless the path still leads to the folder that is held."""
+        """Raise CacheDirError unless the path still leads to the locked folder."""
         root = self._layout.root
         with disk_errors(root):
             if not self._is_held():
                 self._check_mount()
                 raise CacheDirError(
                     f"the cache folder {root} was deleted or replaced",
-                    remedy="the daemon takes the folder anew within moments; ask again",
+                    remedy="the daemon recreates the folder within moments; retry",
                 )
 
     def probe(self) -> bool:
-        """Find out whether the disk takes and keeps bytes; return whether the folder had to be made or taken anew.
+        """Check that the disk accepts writes; return True if the folder had to be recreated or locked again.
 
-        A folder that is gone is made again, but never on another filesystem: one that was unmounted would fill what
-        lies below. Raises DiskFullError, DiskFailedError and CacheDirError, each with the remedy.
+        A missing folder is recreated, but never on another filesystem: after an unmount that would fill the filesystem
+        below the mount point. Raises DiskFullError, DiskFailedError and CacheDirError, each with a remedy.
         """
         with disk_errors(self._layout.root):
             anew = self._mend()
@@ -87,7 +87,7 @@ class Folder:
             unlink_quietly(path)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Unlock the folder."""
         os.close(self._fd)
 
     def _mend(self) -> bool:
@@ -115,15 +115,15 @@ class Folder:
         present = _mount_point(self._layout.root)
         if present != self._mount:
             raise CacheDirError(
-                f"the cache folder {self._layout.root} was on the filesystem mounted at {self._mount}, its path now "
-                f"leads to the one at {present}",
-                remedy=f"mount {self._mount} again and the daemon goes on by itself; to have the cache where the path "
-                "leads now, restart it",
+                f"the cache folder {self._layout.root} was on the filesystem mounted at {self._mount}, but its path "
+                f"now leads to the one at {present}",
+                remedy=f"mount {self._mount} again and the daemon recovers by itself; to use the filesystem at "
+                "the path now, restart the daemon",
             )
 
 
 def _mount_point(path: Path) -> Path:
-    """Return where the filesystem is mounted that holds a path, or would hold it once it is made."""
+    """Return the mount point of the filesystem that contains a path, or would contain it once created."""
     return next(folder for folder in (path, *path.parents) if folder.is_mount())
 
 
@@ -145,7 +145,9 @@ def _make_folders(layout: Layout, group: str | None) -> None:
 
 
 def _open_to(folder: Path, gid: int) -> None:
-    if folder.stat().st_gid == gid == os.getegid():  # files get that group anyway, and a sandbox may refuse the bit
+    if (
+        folder.stat().st_gid == gid == os.getegid()
+    ):  # files get that group anyway, and a sandbox may deny the set-group-id bit
         folder.chmod(_OWN_MODE)
     else:
         os.chown(folder, -1, gid)
@@ -153,7 +155,7 @@ def _open_to(folder: Path, gid: int) -> None:
 
 
 def _lock(root: Path) -> int:
-    # The folder itself is locked: no lock file can be left behind, and the lock dies with the process.
+    # Lock the folder itself: no lock file can stay behind, and the lock ends with the process.
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

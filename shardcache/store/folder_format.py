@@ -1,8 +1,8 @@
-"""Which format a cache folder has: one number for all that lies in it, in a file of its own.
+"""The format number of a cache folder, kept in a file of its own.
 
-A release that names or writes anything there in another way counts it up and brings older folders along in `mark`; an
-older release then leaves the folder alone in place of taking every shard in it for damaged. The first releases wrote no
-number; what they left is format 1 but for that.
+A release that changes names or formats in the folder increments the number and migrates older folders in `mark`; an
+older release then refuses the folder instead of taking every shard in it for damaged. The first releases wrote no
+number; except for that, their folders have format 1.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ log = structlog.get_logger()
 
 
 def check(layout: Layout) -> None:
-    """Raise CacheFormatError unless this release can use the folder, or there is none yet. Changes nothing. Blocks."""
+    """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing. Blocks."""
     found = _read(layout)
     if found > FORMAT:
         raise CacheFormatError(
-            f"the cache folder {layout.root} has format {found}, and this release knows none above {FORMAT}",
-            remedy="start the newer release that wrote it, or give this one another --cache-dir; to give up what is "
-            "cached there, remove the folder",
+            f"the cache folder {layout.root} has format {found}, but this release supports formats up to {FORMAT}",
+            remedy="start the newer release that wrote it, or give this one another --cache-dir; to discard the "
+            "cached shards, remove the folder",
         )
 
 
 def mark(layout: Layout) -> None:
-    """Note the present format in a folder that is held, if it is not noted yet. Blocks."""
-    with contextlib.suppress(OSError):  # a disk that takes nothing is served from all the same
+    """Write the current format number to a locked folder, unless it is there already. Blocks."""
+    with contextlib.suppress(OSError):  # a disk that cannot be written is still served from
         if _read(layout) == FORMAT:
             return
         replace_file(layout.format, layout.unfinished(layout.format), [f"{FORMAT}\n"])
         if layout.catalogue.exists():
-            log.info("an older release's cache folder is taken over", folder=str(layout.root), format=FORMAT)
+            log.info("cache folder of an older release taken over", folder=str(layout.root), format=FORMAT)
 
 
 def _read(layout: Layout) -> int:
@@ -49,6 +49,6 @@ def _read(layout: Layout) -> int:
         return _UNMARKED
     except ValueError:
         raise CacheFormatError(
-            f"{layout.format} holds no number, so the cache folder's format is not known",
-            remedy="see if the path is meant for a cache; if a release up to this one wrote it, remove the file",
+            f"{layout.format} does not contain a number, so the cache folder's format is unknown",
+            remedy="check that the path is a cache folder; if this or an older release wrote it, remove the file",
         ) from None

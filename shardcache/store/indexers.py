@@ -1,4 +1,4 @@
-"""The processes that index shards: a few, started at first use, replaced when one of them dies."""
+"""Pool of processes that index shards, started on first use and replaced when one dies."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _TRIES = 2
 
 
 class Indexers:
-    """Runs `shardcache.store.indexing` as a program, up to `processes` times at once.
+    """Runs up to `processes` processes of `shardcache.store.indexing`.
 
-    Plain pipes, and not multiprocessing: its semaphores lie in /dev/shm, where a killed daemon would leave them.
+    Uses plain pipes instead of multiprocessing, whose semaphores a killed daemon would leave behind in /dev/shm.
     """
 
     def __init__(self, processes: int) -> None:
@@ -31,48 +31,50 @@ class Indexers:
         self._idle: list[Process] = []
 
     async def index(self, request: Request) -> Indexed:
-        """Return what `index_shard` returns; raise what it raises.
+        """Run `index_shard` in a process; return its result or raise its error.
 
-        Raises CacheError when the process is killed again and again, as the kernel does when memory is short.
+        Raises CacheError if the process is killed twice, as the OOM killer does.
         """
         async with self._slots:
             for _ in range(_TRIES):
                 process = self._idle.pop() if self._idle else await _start()
                 try:
                     answer = await _ask(process, json.dumps(asdict(request)))
-                except BaseException:  # cancelled midway: the answer to come would be taken for that of the next
+                except BaseException:  # cancelled: the pending answer would be taken for that of the next request
                     await _end(process)
                     raise
                 if answer:
                     self._idle.append(process)
                     return _parse(answer)
                 await _end(process)
-                log.warning("an indexing process was killed", url=request.url)
-        raise CacheError("indexing was killed twice", url=request.url, remedy="look for the OOM killer in dmesg")
+                log.warning("indexing process killed", url=request.url)
+        raise CacheError(
+            "the indexing process was killed twice", url=request.url, remedy="look for the OOM killer in dmesg"
+        )
 
     async def prepare(self) -> None:
         """Start one process before the first shard needs it."""
-        with contextlib.suppress(CacheError):  # whoever needs it will be told
+        with contextlib.suppress(CacheError):  # `index` will report it
             self._idle.append(await _start())
 
     async def close(self) -> None:
-        """End the idle processes; one at work ends with the task that waits for it."""
+        """Kill the idle processes; a busy one is killed with the task that waits for it."""
         while self._idle:
             await _end(self._idle.pop())
 
 
 async def _start() -> Process:
-    # -P keeps the working folder out of the import path; in a session of its own, Ctrl-C does not reach it.
+    # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
     command = (sys.executable, "-P", "-m", "shardcache.store.indexing", str(os.getpid()))
     try:
         return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
     except OSError as exn:
-        remedy = "look for limits on memory and processes (ulimit -a, the container's)"
+        remedy = "check limits on memory and processes (ulimit -a, the container's limits)"
         raise CacheError(f"cannot start a process to index shards ({exn.strerror})", remedy=remedy) from exn
 
 
 async def _ask(process: Process, request: str) -> bytes:
-    """Return the answer, empty where the process died."""
+    """Return the answer, or empty bytes if the process died."""
     assert process.stdin and process.stdout
     try:
         process.stdin.write(request.encode() + b"\n")

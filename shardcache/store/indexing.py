@@ -1,8 +1,8 @@
-"""Indexing a shard in a process of its own: walking a tar of small members would hold the daemon's interpreter.
+"""Shard indexing in a separate process: walking a tar of small members would hold the daemon's GIL.
 
-As a program it reads a request a line from its standard input and writes an answer a line, both JSON; it ends when
-the input does, hence with the daemon, however that ends. `Indexers` is the other side. What is imported here is
-small, for every such process imports it.
+As a program it reads one JSON request per line from standard input and writes one JSON answer per line; it exits at the
+end of its input, hence with the daemon, however that ends. `Indexers` is the other side. Imports are kept small, since
+every such process pays for them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to index.
+    """A request to index a tar.
 
     Attributes:
-        tar, sidecar: paths of what there is and of what to write.
-        header: of the sidecar, complete but for the number of samples.
-        url: for errors.
-        require_end: refuse a tar that lacks the end-of-archive block.
-        allowed_bytes: most that the sidecar may take.
-        ignore_trailing_data: accept a tar with data behind the end-of-archive block.
+        tar, sidecar: paths of the tar to read and the sidecar to write.
+        header: the sidecar's header, complete except for the number of samples.
+        url: url for error messages.
+        require_end: reject a tar without an end-of-archive block.
+        allowed_bytes: maximum size of the sidecar.
+        ignore_trailing_data: accept a tar with data after the end-of-archive block.
     """
 
     tar: str
@@ -47,12 +47,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """What came of it.
+    """The result of indexing.
 
     Attributes:
         samples: number of samples.
         sidecar_bytes: size of the sidecar.
-        written: False where the sidecar is larger than was allowed and does not exist.
+        written: False if the sidecar would exceed the allowed size and was not written.
     """
 
     samples: int
@@ -63,7 +63,7 @@ class Indexed:
 def index_shard(request: Request) -> Indexed:
     """Walk a tar to its end and write its sidecar. Blocks.
 
-    Raises ShardError when the tar cannot be served, DiskFullError or CacheDirError when the cache's disk fails.
+    Raises ShardError if the tar cannot be served, DiskFullError or CacheDirError if the cache's disk fails.
     """
     sidecar = Path(request.sidecar)
     with disk_errors(sidecar):
@@ -79,18 +79,18 @@ def index_shard(request: Request) -> Indexed:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel end this process in mid-work when the daemon, whose pid that is, is killed (prctl(2)).
+    """Make the kernel kill this process when its parent, the daemon with pid `parent`, is killed (prctl(2)).
 
-    The next daemon may index the same shard: the file under its name must not be this one's any more.
+    The next daemon may index the same shard: this process must not be writing the same file by then.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an answer that nobody reads is no error
-    if os.getppid() != parent:  # it was killed before that call
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an answer without a reader is not an error
+    if os.getppid() != parent:  # the daemon died before that call
         sys.exit()
 
 
 def main() -> None:
-    """Answer requests until there are no more; the only argument is the pid of who makes them."""
+    """Answer requests until the input ends; the only argument is the daemon's pid."""
     _end_with(int(sys.argv[1]))
     for line in sys.stdin:
         try:

@@ -1,4 +1,4 @@
-"""Compressed shards, made plain on arrival: readers map a shard, and a map cannot be decompressed."""
+"""Decompression of shards on arrival: readers map shards into memory, which only works for plain tars."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ else:
     from backports import zstd
 
 
-# Presets of xz need 65 MiB at most, `zstd --long` 128 MiB: whoever writes more into a header takes it from the daemon.
+# Presets of xz need at most 65 MiB, `zstd --long` 128 MiB; a header with more could exhaust the daemon's memory.
 _MAX_WINDOW_LOG = 27
 _MAX_MEMORY_BYTES = 129 * 1024 * 1024
 _CHUNK_BYTES = 256 * 1024
-# The libraries tell it by these words alone.
+# The libraries report it only by these messages.
 _TOO_MUCH_MEMORY = ("Memory usage limit exceeded", "Frame requires too much memory")
 
 
 class Codec(enum.Enum):
-    """A compression that shards come in; the value names it in messages."""
+    """A supported compression; the value is its name in messages."""
 
     GZIP = "gzip"
     ZSTD = "zstd"
@@ -47,12 +47,12 @@ class Codec(enum.Enum):
     XZ = "xz"
 
     def open(self, path: Path) -> BinaryIO:
-        """Return the decompressed stream of a file, all its members or frames joined."""
+        """Return the decompressed stream of a file, with all its members or frames concatenated."""
         return cast(BinaryIO, _OPENERS[self](path))
 
 
 class _XzStreams(io.RawIOBase):
-    """The plain bytes of all streams of an .xz file, as `lzma.open` gives them, with a limit of memory."""
+    """Decompressed bytes of all streams of an .xz file, as from `lzma.open`, but with a memory limit."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class _XzStreams(io.RawIOBase):
                 return len(piece)
 
     def _next_stream(self) -> bool:
-        """Go to the next stream, past zeros between the two; return whether there is one."""
+        """Move to the next stream, skipping zero padding; return False if there is none."""
         self._input = self._decoder.unused_data.lstrip(b"\0")
         while not self._input and (data := self._file.read(_CHUNK_BYTES)):
             self._input = data.lstrip(b"\0")
@@ -118,9 +118,9 @@ _SUFFIXES = {
 
 
 def codec_of(url: str) -> Codec | None:
-    """Return how the shard at `url` is compressed, by the end of its name; None for a plain tar.
+    """Return the compression of the shard at `url`, by its suffix; None for a plain tar.
 
-    The query of an http url is no part of the name; in other stores `?` may be, and is.
+    The query of an http url is not part of the name; in other urls `?` is.
     """
     name = urlsplit(url).path if url.lower().startswith(("http://", "https://")) else url
     lowered = name.lower()
@@ -133,17 +133,17 @@ def inflate(
     """Decompress `src` into `dst`, one piece of `part_bytes` in memory at a time. Blocks.
 
     Args:
-        reserve: called with the size of each piece before it is written; what it raises ends the work, so that a
-            small file which grows without end is held to the cache's capacity.
-        url: named in errors.
+        reserve: called with the size of each piece before it is written; an exception from it stops the work, so that a
+            decompression bomb is limited to the cache's capacity.
+        url: url for error messages.
 
     Returns:
-        The size of `dst` in bytes and the CRC32C of each of its pieces, as `first_damaged_piece` checks them.
+        The size of `dst` in bytes and the CRC32C of each of its pieces, for `first_damaged_piece`.
 
     Raises:
         TruncatedShardError: `src` ends early.
-        UnsupportedShardError: `src` asks for more memory than a shard may have.
-        CorruptShardError: `src` is damaged, or compressed otherwise than its name says.
+        UnsupportedShardError: decompressing `src` needs more memory than one shard is allowed.
+        CorruptShardError: `src` is damaged, or its compression differs from its suffix.
         DiskFullError, CacheDirError: the cache's disk fails.
     """
     size_bytes, crcs = 0, []
@@ -170,13 +170,13 @@ def _codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
         raise TruncatedShardError(f"the {codec.value} data ends early", url=url) from exn
     except (OSError, zlib.error, lzma.LZMAError, zstd.ZstdError) as exn:
         if isinstance(exn, OSError) and exn.errno is not None:
-            raise  # the disk's fault; gzip and bz2 raise an OSError without a number for bad data
+            raise  # a disk error; for bad data, gzip and bz2 raise an OSError without errno
         if any(words in str(exn) for words in _TOO_MUCH_MEMORY):
             raise UnsupportedShardError(
-                f"decompressing the {codec.value} data takes more than {size(_MAX_MEMORY_BYTES)} of memory", url=url
+                f"decompressing the {codec.value} data needs more than {size(_MAX_MEMORY_BYTES)} of memory", url=url
             ) from exn
         raise CorruptShardError(
             f"the {codec.value} data cannot be decompressed ({exn})",
             url=url,
-            remedy="check that the file's compression is the one its name says, then write and upload it again",
+            remedy="check that the file's suffix matches its compression, then write and upload it again",
         ) from exn

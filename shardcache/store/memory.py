@@ -1,6 +1,6 @@
-"""How much memory there is for the page cache: the machine's, or less where a cgroup holds this process short.
+"""Memory available to the page cache: the machine's, or less if a cgroup limits this process.
 
-Pages of files are charged to the cgroup of whoever brings them in, and for shards that is the daemon.
+Page cache pages are charged to the cgroup of the process that first reads or writes them; for shards, the daemon.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-# What stays free for everyone else: below it the kernel is busy looking for pages to take.
+# Fraction kept free for everyone else: below it the kernel spends its time reclaiming pages.
 _RESERVE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one limit leaves for files.
+    """Memory under one limit, the machine's or a cgroup's.
 
     Attributes:
-        limit_bytes: all memory under that limit.
-        available_bytes: what is free and what files hold, which goes when something else needs it.
+        limit_bytes: the limit.
+        available_bytes: free memory, including page cache that can be reclaimed.
     """
 
     limit_bytes: int
@@ -28,7 +28,7 @@ class Memory:
 
     @classmethod
     def read(cls, proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> Self:
-        """Return the tightest of the machine's memory and that of each cgroup v2 around this process. Blocks."""
+        """Return the tightest limit among the machine and the cgroups v2 that contain this process. Blocks."""
         machine = cls.of_meminfo((proc / "meminfo").read_text())
         return min((machine, *cls._of_cgroups(proc, cgroup_root)), key=lambda memory: memory.spare_bytes)
 
@@ -38,7 +38,7 @@ class Memory:
         for folder in (own, *own.parents[: len(own.relative_to(root).parts)]):
             try:
                 texts = [(folder / name).read_text() for name in ("memory.max", "memory.current", "memory.stat")]
-            except FileNotFoundError:  # the root of all, or a hierarchy without memory in it
+            except FileNotFoundError:  # the root cgroup, or one without the memory controller
                 continue
             if texts[0].strip() != "max":
                 yield cls.of_cgroup(*texts)
@@ -53,17 +53,17 @@ class Memory:
     def of_cgroup(cls, limit: str, current: str, stat: str) -> Self:
         """Parse memory.max (a number), memory.current and memory.stat of one cgroup v2."""
         fields = {name: int(value) for name, value in map(str.split, stat.splitlines())}
-        # Not "file": that counts tmpfs too, which nothing can take back.
+        # Not "file": it includes tmpfs, which cannot be reclaimed.
         in_files = fields["active_file"] + fields["inactive_file"] + fields["slab_reclaimable"]
         return cls(int(limit), max(0, int(limit) - int(current) + in_files))
 
     @property
     def spare_bytes(self) -> int:
-        """What files may fill before memory is short."""
+        """Bytes that file pages may still fill before memory becomes short."""
         return max(0, self.available_bytes - int(self.limit_bytes * _RESERVE))
 
 
 def own_cgroup(text: str) -> str:
-    """Return the cgroup v2 that /proc/self/cgroup names, relative to the root; empty for the root or without one."""
+    """Return the cgroup v2 in /proc/self/cgroup, relative to the root; empty for the root, or if there is none."""
     paths = (line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::"))
     return next(paths, "").strip("/")

@@ -1,10 +1,10 @@
-"""The question whether any process on this node still has a file open or mapped.
+"""Detection of files that any process on this node still has open or mapped.
 
-The kernel grants a write lease (fcntl(2), F_SETLEASE) only on a file that nobody else has open, mappings included
-and across containers. A reader that lost its connection, but not its mapping, is seen this way: its shard keeps
-counting as used until the last page of it can really be freed.
+The kernel grants a write lease (fcntl(2), F_SETLEASE) only on a file that no other process has open, including mappings
+and across containers. This finds readers that lost their connection but kept their mapping: their shard counts as used
+until its last page can really be freed.
 
-It grants one only to the file's owner, and to processes with CAP_LEASE, which a container does not have by itself.
+Only the file's owner gets such a lease, and processes with CAP_LEASE, which containers do not have by default.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from pathlib import Path
 
 
 def is_open_elsewhere(path: Path) -> bool:
-    """Return whether another open file or mapping of `path` may exist; False where the filesystem cannot tell."""
+    """Return True if another process may have `path` open or mapped; False if the filesystem cannot tell."""
     return ask_openness(path) is not False
 
 
 def ask_openness(path: Path) -> bool | None:
-    """Return the same, but None where this process is not told because the file is another user's."""
+    """Return True if another process has `path` open, False if not or if the filesystem cannot tell.
+
+    Return None if the kernel does not reveal it, because another user owns the file.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Whoever opens the file in this instant breaks the lease: SIGURG is ignored by default, SIGIO kills.
+        # A process that opens the file right now breaks the lease: SIGURG is ignored by default, SIGIO kills.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
     except BlockingIOError:
@@ -34,12 +37,12 @@ def ask_openness(path: Path) -> bool | None:
     except OSError:
         return False
     finally:
-        os.close(fd)  # gives the lease back too
+        os.close(fd)  # also releases the lease
     return False
 
 
 def _is_anothers(folder: Path, fd: int) -> bool:
-    """Return whether files that this process makes have another owner: some filesystems have one owner for all."""
+    """Return True if new files of this process have another owner; some filesystems report one owner for all files."""
     try:
         own_fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError:

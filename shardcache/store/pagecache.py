@@ -1,7 +1,7 @@
-"""What of a file lies in memory: bring it in, let it go, look. All of them block: call them in a thread.
+"""Page cache control: read files ahead, drop their pages, count resident pages. All functions block: use a thread.
 
-The kernel keeps what was read for as long as it has room, and knows only the past. These calls tell it the future.
-They are advice: nothing depends on it, and a file that has gone meanwhile is no error.
+The kernel keeps pages that were read while it has memory, and knows only past accesses. These calls tell it about
+future ones. They are advisory: nothing depends on them, and a missing file is not an error.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from shardcache.store.files import disk_errors
 
-# One call reads no more than the device reads ahead (read_ahead_kb, at least 128 in any usual set-up) and leaves out
-# the rest without a word. Steps over what is in memory already cost next to nothing.
+# One call reads at most the device's read-ahead (read_ahead_kb, at least 128 in any usual setup) and silently ignores
+# the rest. Steps over resident pages cost next to nothing.
 _STEP_BYTES = 128 * 1024
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -24,29 +24,30 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 def read_ahead(path: Path) -> None:
-    """Have the disk bring the whole file into memory; returns when all of it is asked for. Raises CacheDirError."""
+    """Start reading the whole file into the page cache; return once all of it is requested. Raises DiskError."""
     with disk_errors(path), suppress(FileNotFoundError), _opened(path) as fd:
         for offset in range(0, os.fstat(fd).st_size, _STEP_BYTES):
             os.posix_fadvise(fd, offset, _STEP_BYTES, os.POSIX_FADV_WILLNEED)
 
 
 def let_go(path: Path) -> None:
-    """Give the file's memory back, but for pages that a process has mapped and touched. Raises CacheDirError.
+    """Drop the file's pages, except those that a process has mapped and touched. Raises DiskError.
 
-    Pages that are still to be written to the disk stay as well; a published shard has none.
+    Dirty pages also stay; a published shard has none.
     """
     with disk_errors(path), suppress(FileNotFoundError), _opened(path) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def resident_bytes(path: Path) -> int:
-    """Return how much of a file lies in memory, in whole pages; 0 where there is no file. Raises CacheDirError.
+    """Return how much of a file is in memory, in bytes of whole pages; 0 if it does not exist. Raises DiskError.
 
-    The kernel tells only who owns the file or may write it: to others all of it seems to be there (mincore(2)).
+    The kernel reports the truth only to the file's owner and to users who may write it; to others all pages appear
+    resident (mincore(2)).
     """
     with disk_errors(path), suppress(FileNotFoundError), _opened(path) as fd:
         if os.fstat(fd).st_size:
-            # A private mapping: ctypes takes the address of a writable one alone, and the file is read-only.
+            # A private mapping: ctypes can take the address only of a writable buffer, and the file is read-only.
             with mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) as mapping:
                 return _resident_pages(mapping) * mmap.PAGESIZE
     return 0

@@ -1,8 +1,8 @@
-"""A shard that is arriving: a preallocated file and a journal of its finished parts.
+"""A shard being fetched: a preallocated file and a journal of its finished parts.
 
-The journal is a line of JSON that says what is being fetched, then eight bytes for each finished part (its number
-and CRC32C). A record follows its part's bytes, so after a crash the journal never claims more than the file holds;
-after a power loss it may, which is why `open` reads the claimed parts again.
+The journal is a line of JSON that identifies the object, then eight bytes per finished part (its number and CRC32C). A
+record is written after its part's bytes, so after a crash the journal never claims more than the file holds; after a
+power loss it may, which is why `open` verifies the claimed parts.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from shardcache.store.files import disk_error, disk_errors, size_or_zero, unlink
 from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 from shardcache.transport.parts import RECORD, Parts, PartSums
 
-_MODE = 0o640  # readers of the group may look into what arrives, whatever the umask
+_MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
 
 
 @dataclass(slots=True)
 class Partial:
-    """The parts of one version of one shard that are on disk.
+    """A partially fetched version of a shard.
 
     Attributes:
-        key: name of the shard in the cache.
+        key: cache key of the shard.
         part_bytes: size of every part but the last.
         done: CRC32C of each finished part, by part number.
-        inode: of the file at `path`; another download of the same shard has another.
+        inode: inode of the file at `path`; changes if the download is restarted.
     """
 
     key: str
@@ -46,9 +46,9 @@ class Partial:
 
     @classmethod
     def open(cls, layout: Layout, obj: RemoteObject, part_bytes: int) -> Self:
-        """Start a partial, or go on with the one that an interrupted download left. Blocks.
+        """Create a partial, or resume that of an interrupted download. Blocks.
 
-        Raises DiskFullError when the filesystem cannot hold the shard.
+        Raises DiskFullError if the filesystem cannot hold the shard.
         """
         key = shard_key(obj.url, obj.version)
         path, journal = layout.in_progress(key, PART), layout.in_progress(key, JOURNAL)
@@ -62,7 +62,7 @@ class Partial:
 
     @property
     def count(self) -> int:
-        """Number of parts; an empty object has none."""
+        """Number of parts; 0 for an empty object."""
         return -(-self.obj.size_bytes // self.part_bytes)
 
     def missing(self) -> list[int]:
@@ -70,21 +70,21 @@ class Partial:
         return [index for index in range(self.count) if index not in self.done]
 
     def parts(self, first: int, count: int) -> Parts:
-        """Return consecutive parts as they are to be written."""
+        """Return the description of `count` consecutive parts, for the process that writes them."""
         start = first * self.part_bytes
         stop = min(start + count * self.part_bytes, self.obj.size_bytes)
         return Parts(str(self.path), str(self.journal_path), self.part_bytes, start, stop - start)
 
     def record(self, sums: PartSums) -> None:
-        """Count a part as written."""
+        """Mark a part as finished."""
         self.done[sums.index] = sums.crc32c
 
     def disk_error(self, exn: OSError) -> DiskError:
-        """Return the error for a write that failed."""
+        """Return the error for a failed write."""
         return disk_error(exn, self.path)
 
     def crcs(self) -> list[int]:
-        """Return the CRC32C of every part, in order; only when none is missing."""
+        """Return the CRC32C of every part, in order; all parts must be finished."""
         return [self.done[index] for index in range(self.count)]
 
     def _create(self) -> None:
@@ -127,7 +127,7 @@ def _read_journal(path: Path) -> bytes:
 
 
 def discard(layout: Layout, key: str, *, keep_parts: bool = False) -> None:
-    """Remove everything unpublished under a key, or all but the parts that a download may go on with. Blocks."""
+    """Remove all unpublished files of a key, except, with `keep_parts`, those needed to resume the download. Blocks."""
     suffixes = (TAR, SIDECAR) if keep_parts else (TAR, SIDECAR, PART, JOURNAL)
-    with contextlib.suppress(OSError):  # a disk that fails was reported when it was written; the next start sweeps
+    with contextlib.suppress(OSError):  # a failing disk was reported by the failed write; the next start cleans up
         unlink_quietly(*(layout.in_progress(key, suffix) for suffix in suffixes))

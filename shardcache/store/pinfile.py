@@ -1,5 +1,6 @@
-"""What is pinned, on disk: a line of JSON for each url, so that it outlives restarts and a lost catalogue. All of it
-blocks: call it in a thread.
+"""The pin file: one line of JSON per pinned url, so that pins survive restarts and the loss of the catalogue.
+
+All functions block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A url whose shard stays.
+    """A pinned shard.
 
     Attributes:
-        url: without its secrets, as the shard's sidecar has it.
-        key: of the version that stays.
-        size_bytes: what that takes in the cache; estimated until it is there.
-        uids: the users who have pinned it.
+        url: the shard's url, redacted as in its sidecar.
+        key: cache key of the pinned version.
+        size_bytes: its size in the cache; an estimate until it is cached.
+        uids: the users who pinned it.
     """
 
     url: str
@@ -37,29 +38,29 @@ class Pin:
     uids: frozenset[int]
 
     def to_json(self) -> list[object]:
-        """Return the pin's line."""
+        """Return the pin as a JSON array."""
         return [self.url, self.key, self.size_bytes, sorted(self.uids)]
 
     @classmethod
     def from_json(cls, row: list[object]) -> Pin:
-        """Build from what `to_json` gave. Raises ValueError or TypeError where it is none."""
+        """Build from the output of `to_json`. Raises ValueError or TypeError if it is malformed."""
         url, key, size_bytes, uids = row
         if not (isinstance(url, str) and isinstance(key, str) and is_key(key)):
-            raise ValueError("no pin")
+            raise ValueError("not a pin")
         if not (type(size_bytes) is int and size_bytes >= 0 and isinstance(uids, list) and uids):
-            raise ValueError("no pin")
+            raise ValueError("not a pin")
         return cls(url, key, size_bytes, frozenset(map(int, uids)))
 
 
 def read_pins(layout: Layout) -> list[Pin]:
-    """Return what was pinned; of a file that is damaged what can be read, and a copy of it stays for a look."""
+    """Return the pins; from a damaged file, those that can be read, keeping a copy of the file for inspection."""
     try:
         lines = layout.pins.read_bytes().splitlines()
     except FileNotFoundError:
         return []
     except OSError as exn:
-        log.error("the pins cannot be read, nothing is pinned", file=str(_aside(layout)), cause=str(exn))
-        with contextlib.suppress(OSError):  # the next who pins something must not write over them
+        log.error("cannot read pins; nothing is pinned", file=str(_aside(layout)), cause=str(exn))
+        with contextlib.suppress(OSError):  # the next pin must not overwrite the old file
             layout.pins.rename(_aside(layout))
         return []
     pins = [pin for line in lines if (pin := _pin(line)) is not None]
@@ -69,9 +70,9 @@ def read_pins(layout: Layout) -> list[Pin]:
 
 
 def _mend(layout: Layout, pins: list[Pin], lost: int) -> None:
-    """Put a damaged file aside, and what could be read of it in its place."""
-    log.error("some pins cannot be read and are lost", lost=lost, file=str(_aside(layout)))
-    with contextlib.suppress(OSError, DiskError):  # a disk that takes nothing: the next start says so again
+    """Copy a damaged file to one side, and replace it with the readable pins."""
+    log.error("pin file damaged; some pins lost", lost=lost, file=str(_aside(layout)))
+    with contextlib.suppress(OSError, DiskError):  # a disk that cannot be written: the next start logs it again
         shutil.copy(layout.pins, _aside(layout))
         write_pins(layout, pins)
 
@@ -88,7 +89,7 @@ def _pin(line: bytes) -> Pin | None:
 
 
 def write_pins(layout: Layout, pins: Iterable[Pin]) -> None:
-    """Note what is pinned. Raises DiskError; what was noted before then still is."""
+    """Replace the pin file. Raises DiskError, which leaves the old file intact."""
     with disk_errors(layout.pins):
         lines = (f"{json.dumps(pin.to_json())}\n" for pin in pins)
         replace_file(layout.pins, layout.unfinished(layout.pins), lines)

@@ -1,7 +1,7 @@
-"""What a restart finds in the cache folder.
+"""Recovery of the cache folder's contents at start-up.
 
-Names and sizes are enough to serve: no file is opened, so start-up takes the time of listing the folders, however
-many bytes they hold. A shard's sidecar is read, and held against the file, when the shard is first asked for.
+Names and sizes are enough to serve: no file is opened, so start-up takes only as long as listing the folders, however
+many bytes they hold. A shard's sidecar is read and compared with the file when the shard is first requested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDE
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Files that are no shard: an interrupted download or a damaged shard. The first to go for space."""
+    """The files of an interrupted download or a quarantined shard; removed first when space is needed."""
 
     key: str
     paths: tuple[Path, ...]
@@ -33,9 +33,9 @@ class Leftover:
 
 
 def find_shards(layout: Layout) -> list[Shard]:
-    """Return every published shard, least recently used first; sweep halves that a crash left. Blocks.
+    """Return every published shard, least recently used first; remove tars and sidecars without counterpart. Blocks.
 
-    Raises CacheDirError where shards are another user's, so that they could never be evicted.
+    Raises CacheDirError if shards belong to another user, so that they could never be evicted.
     """
     found: list[Shard] = []
     with os.scandir(layout.shards) as buckets:
@@ -50,7 +50,7 @@ def _scan_bucket(folder: Path) -> list[Shard]:
     stats: dict[str, dict[str, os.stat_result]] = {TAR: {}, SIDECAR: {}}
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for name in os.listdir(fd):  # noqa: PTH208  # of a descriptor, which no Path can be
+        for name in os.listdir(fd):  # noqa: PTH208  # Path cannot list a file descriptor
             if named := _OURS.fullmatch(name):
                 key, suffix = named.groups()
                 stats[suffix][key] = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -65,7 +65,7 @@ def _scan_bucket(folder: Path) -> list[Shard]:
 
 
 def _check_owner(others: Sequence[Path]) -> None:
-    """Raise CacheDirError where the first of some files of another owner, as it seems, tells not whether it is open."""
+    """Raise CacheDirError if files with another owner, to judge by the first, do not reveal if they are open."""
     for path in others[:1]:
         try:
             told = ask_openness(path)
@@ -73,14 +73,14 @@ def _check_owner(others: Sequence[Path]) -> None:
             told = None
         if told is None:
             raise CacheDirError(
-                f"{path} is another user's, and the kernel does not say whether some process has it mapped",
-                remedy=f"make all files in the cache folder this user's (chown -R {os.geteuid()}), or remove them, or "
-                "choose another --cache-dir",
+                f"{path} belongs to another user, so the kernel does not reveal whether a process has it mapped",
+                remedy=f"change the owner of the cache folder's files to this user (chown -R {os.geteuid()}), remove "
+                "them, or choose another --cache-dir",
             )
 
 
 def find_leftovers(layout: Layout) -> list[Leftover]:
-    """Return interrupted downloads that may be gone on with, and quarantined shards; sweep the rest. Blocks."""
+    """Return resumable downloads and quarantined shards; remove other unpublished files. Blocks."""
     _sweep_away(layout.probe, layout.unfinished(layout.pins), layout.unfinished(layout.format))
     parts = _sweep(layout.partial, whole=PART, beside=JOURNAL)
     tars = _sweep(layout.quarantine, whole=TAR, beside=SIDECAR)
@@ -88,7 +88,7 @@ def find_leftovers(layout: Layout) -> list[Leftover]:
 
 
 def _sweep(folder: Path, *, whole: str, beside: str) -> list[Path]:
-    """Return the files of one kind, and remove what of ours is neither one of these nor lies beside one."""
+    """Return the files with suffix `whole`; remove other cache files, except their companions with suffix `beside`."""
     ours = [path for path in folder.iterdir() if is_key(path.stem)]
     for path in ours:
         if path.suffix != whole and not (path.suffix == beside and path.with_suffix(whole).exists()):
@@ -97,17 +97,17 @@ def _sweep(folder: Path, *, whole: str, beside: str) -> list[Path]:
 
 
 def _sweep_away(*paths: Path) -> None:
-    with contextlib.suppress(OSError):  # a read-only disk can still be served from; a later start sweeps
+    with contextlib.suppress(OSError):  # a read-only disk can still be served from; a later start cleans up
         unlink_quietly(*paths)
 
 
 def interrupted(part: Path) -> Leftover:
-    """Return a download that may be gone on with. Blocks."""
+    """Return the leftover of a resumable download. Blocks."""
     paths = (part, part.with_suffix(JOURNAL))
     return Leftover(part.stem, paths, sum(map(size_or_zero, paths)))
 
 
 def quarantined(tar: Path) -> Leftover:
-    """Return a damaged shard that was set aside, as what may go first. Blocks."""
+    """Return the leftover of a quarantined shard. Blocks."""
     paths = (tar, tar.with_suffix(SIDECAR))
     return Leftover(f"quarantine/{tar.stem}", paths, sum(map(size_or_zero, paths)))

@@ -1,7 +1,7 @@
-"""Reading a published shard from the disk itself, a little at a time, against the checksums that it arrived with.
+"""Verification of a published shard in small steps, reading the disk itself, against the checksums from its arrival.
 
-O_DIRECT goes past the page cache: it sees what the disk holds and not what memory remembers of it, and neither brings
-in pages that nobody wants nor drives out those that somebody does.
+O_DIRECT bypasses the page cache: it reads what is on the disk rather than what is in memory, and neither fills the page
+cache with unneeded pages nor evicts needed ones.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ BLOCK_BYTES = 1024 * 1024
 
 
 class Scrub:
-    """The check of one shard, in steps that block for as long as the disk takes for one block.
+    """The verification of one shard, in steps that each block for the time of one block's read.
 
-    The file is open only during a step, so that it can be evicted between two of them.
+    The file is open only during a step, so that the shard can be evicted between steps.
     """
 
     def __init__(self, layout: Layout, key: str, facts: Facts) -> None:
@@ -35,10 +35,10 @@ class Scrub:
         self._crc = 0
 
     def step(self) -> int:
-        """Check the next block and return its size in bytes; 0 behind the last.
+        """Verify the next block and return its size in bytes; 0 after the last.
 
-        Raises CorruptShardError where the sidecar, or a piece that this step completes, is not what it was, or cannot
-        be read; FileNotFoundError when the shard is gone.
+        Raises CorruptShardError if the sidecar, or a piece that this step completes, is damaged or unreadable;
+        FileNotFoundError if the shard is gone.
         """
         wanted_bytes = self._block_bytes()
         if not wanted_bytes:
@@ -61,13 +61,13 @@ class Scrub:
     def _check_piece(self) -> None:
         number, rest_bytes = divmod(self.read_bytes, self._facts.part_bytes)
         if rest_bytes and self.read_bytes < self._facts.size_bytes:
-            return  # it goes on
+            return  # the piece is not complete yet
         if self._crc != self._facts.part_crcs[number if rest_bytes else number - 1]:
             raise self._damaged(f"is damaged before byte {self.read_bytes}")
         self._crc = 0
 
     def _block_bytes(self) -> int:
-        """Never beyond the end of a piece."""
+        """Return the size of the next block, which never crosses the end of a piece."""
         left_bytes = self._facts.part_bytes - self.read_bytes % self._facts.part_bytes
         return min(BLOCK_BYTES, left_bytes, self._facts.size_bytes - self.read_bytes)
 
@@ -76,8 +76,8 @@ class Scrub:
 
 
 def _read(path: Path, offset: int, size_bytes: int) -> memoryview:
-    """Return that much of a file, or less at its end. `offset` is a multiple of the disk's block."""
-    buffer = mmap.mmap(-1, -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)  # aligned, as O_DIRECT wants it
+    """Return `size_bytes` of a file, or less at its end. `offset` is a multiple of the disk's block size."""
+    buffer = mmap.mmap(-1, -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)  # aligned, as O_DIRECT requires
     fd = _open_past_page_cache(path)
     try:
         return memoryview(buffer)[: min(size_bytes, os.preadv(fd, [buffer], offset))]
@@ -86,7 +86,7 @@ def _read(path: Path, offset: int, size_bytes: int) -> memoryview:
             raise
     finally:
         os.close(fd)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a filesystem that has larger blocks
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a filesystem with larger blocks
     try:
         return memoryview(os.pread(fd, size_bytes, offset))
     finally:
@@ -100,4 +100,4 @@ def _open_past_page_cache(path: Path) -> int:
     except OSError as exn:
         if exn.errno != errno.EINVAL:
             raise
-    return os.open(path, flags)  # a filesystem that has no such thing
+    return os.open(path, flags)  # a filesystem without O_DIRECT

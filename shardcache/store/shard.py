@@ -1,4 +1,4 @@
-"""A published shard as the daemon knows it."""
+"""A published shard and the facts in its sidecar."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a sidecar's header says of its shard.
+    """The facts about a shard in its sidecar's header.
 
     Attributes:
-        url: where it came from.
-        version: the store's version of it.
+        url: the shard's url.
+        version: the shard's version in the origin.
         size_bytes: size of the tar in the cache.
-        origin_bytes: size in the store; differs where the store's copy is compressed.
-        part_bytes: piece that one checksum covers.
+        origin_bytes: size in the origin; differs if the shard is compressed there.
+        part_bytes: size of the piece that one checksum covers.
         part_crcs: CRC32C of each piece of the tar, in order.
         samples: number of samples.
     """
@@ -47,9 +47,9 @@ class Facts:
 
     @classmethod
     def from_json(cls, header: dict[str, Any]) -> Facts:
-        """Build from a sidecar's header. Raises KeyError, TypeError or ValueError where it is not one of ours."""
+        """Build from a sidecar's header. Raises KeyError, TypeError or ValueError if it is malformed."""
         if header["format"] != FORMAT:
-            raise ValueError(f"sidecar format {header['format']!r}, this daemon writes {FORMAT}")
+            raise ValueError(f"it has sidecar format {header['format']!r}; this daemon reads {FORMAT}")
         return cls(
             url=str(header["url"]),
             version=str(header["version"]),
@@ -63,14 +63,14 @@ class Facts:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """One published file with its sidecar.
+    """One published tar with its sidecar.
 
     Attributes:
-        leases: readers that use it now; it stays while there are any.
-        pinned: whether it stays until somebody unpins it.
-        used_at_s: end of its last use, seconds since the epoch.
-        facts: its sidecar's header; None from a restart until it is first needed.
-        damage: what was found wrong with its bytes, whoever still reads them.
+        leases: number of leases on the shard; it cannot be evicted while there are any.
+        pinned: True if it cannot be evicted until it is unpinned.
+        used_at_s: end of its last use, in seconds since the Unix epoch.
+        facts: its sidecar's header; None after a restart, until it is first needed.
+        damage: the damage found in it, if any; readers may still hold leases on it.
     """
 
     key: str
@@ -84,10 +84,10 @@ class Shard:
 
     @property
     def stays(self) -> bool:
-        """Whether it may not go to make room."""
+        """True if it must not be evicted."""
         return self.pinned or self.leases > 0
 
     @property
     def kept_bytes(self) -> int:
-        """What it takes on disk."""
+        """Size on disk of tar and sidecar together."""
         return self.size_bytes + self.sidecar_bytes

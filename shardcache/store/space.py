@@ -1,33 +1,33 @@
-"""Pure accounting of the cache's bytes: what is taken, what is promised, what may still be given.
+"""Accounting of the cache's bytes: kept, reserved and still available. Pure.
 
-Space is promised before a byte is fetched, as bazel-remote's disk cache does, so that published, arriving and
-quarantined files together never pass the capacity.
+Space is reserved before a byte is fetched, as in bazel-remote's disk cache, so that published, arriving and quarantined
+files together never exceed the capacity.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Without so much, not even the state of the cache can be written down.
+# With less, not even the cache's own state can be written.
 _LEAST_FREE_BYTES = 64 * 1024
 
 
 def footprint_bytes(size_bytes: int) -> int:
-    """Return what to promise for a shard of a known size: its sidecar and journal come on top, their sizes later."""
+    """Return the bytes to reserve for a shard of known size, with an estimate for its sidecar and journal."""
     return size_bytes + size_bytes // 32 + 64 * 1024
 
 
 @dataclass(slots=True)
 class Space:
-    """Bytes under the cache's own limits.
+    """The cache's bytes under its own limits.
 
     Attributes:
-        capacity_bytes: most that the cache may hold.
-        min_free_bytes: what the filesystem must keep free.
+        capacity_bytes: maximum size of the cache.
+        min_free_bytes: space that the filesystem must keep free.
         kept_bytes: published shards with their sidecars, idle partials and quarantine.
         promised_bytes: open reservations, whether already on disk or not.
-        unwritten_bytes: the part of `promised_bytes` that the filesystem does not count as used yet.
-        pinned_bytes: the part of `kept_bytes` that stays until it is unpinned.
+        unwritten_bytes: the part of `promised_bytes` that the filesystem does not yet count as used.
+        pinned_bytes: the part of `kept_bytes` that is pinned.
     """
 
     capacity_bytes: int
@@ -39,22 +39,22 @@ class Space:
 
     @property
     def unpinned_bytes(self) -> int:
-        """The part of the capacity that readers' shards may come and go in."""
+        """The part of the capacity available for shards that are not pinned."""
         return max(0, self.capacity_bytes - self.pinned_bytes)
 
     @property
     def used_bytes(self) -> int:
-        """Everything that counts against the capacity."""
+        """All bytes that count against the capacity."""
         return self.kept_bytes + self.promised_bytes
 
     def shortfall_bytes(self, wanted_bytes: int, disk_free_bytes: int) -> int:
-        """Return how much must go before `wanted_bytes` may be promised; 0 when they may now."""
+        """Return how many bytes must be evicted before `wanted_bytes` can be reserved; 0 if none."""
         over_capacity = self.used_bytes + wanted_bytes - self.capacity_bytes
         spare_bytes = disk_free_bytes - self.unwritten_bytes - self.min_free_bytes
         return max(0, over_capacity, wanted_bytes - spare_bytes)
 
     def crowding_bytes(self, disk_free_bytes: int) -> int:
-        """Return how much must go for the filesystem to keep free what it must, and a little to work with."""
+        """Return how many bytes must be evicted to keep `min_free_bytes` and a small reserve of the filesystem free."""
         return max(0, self.min_free_bytes + self.unwritten_bytes + _LEAST_FREE_BYTES - disk_free_bytes)
 
     def reserve(self) -> Reservation:
@@ -64,32 +64,32 @@ class Space:
 
 @dataclass(slots=True)
 class Reservation:
-    """One transfer's share of the promised bytes; `close` ends it exactly once."""
+    """One transfer's reservation within the promised bytes; ended by exactly one call of `close`."""
 
     space: Space
     size_bytes: int = 0
     unwritten_bytes: int = 0
 
     def grow(self, size_bytes: int) -> None:
-        """Promise more; the caller made sure that the space's shortfall for it is 0."""
+        """Reserve more bytes; the caller has checked that the shortfall for them is 0."""
         self.size_bytes += size_bytes
         self.unwritten_bytes += size_bytes
         self.space.promised_bytes += size_bytes
         self.space.unwritten_bytes += size_bytes
 
     def adopt(self, kept_bytes: int) -> None:
-        """Take over bytes which lie on disk already, such as an idle partial's."""
+        """Take over bytes that are already on disk, such as those of an idle partial."""
         self.space.kept_bytes -= kept_bytes
         self.space.promised_bytes += kept_bytes
         self.size_bytes += kept_bytes
 
     def written(self, size_bytes: int) -> None:
-        """Note that promised bytes now lie on disk."""
+        """Record that reserved bytes are now on disk."""
         self.unwritten_bytes -= size_bytes
         self.space.unwritten_bytes -= size_bytes
 
     def close(self, kept_bytes: int = 0) -> None:
-        """Give everything back but `kept_bytes`, which stay on disk and count as kept."""
+        """Release the reservation, except `kept_bytes`, which stay on disk and count as kept."""
         self.space.promised_bytes -= self.size_bytes
         self.space.unwritten_bytes -= self.unwritten_bytes
         self.space.kept_bytes += kept_bytes

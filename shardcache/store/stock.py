@@ -1,6 +1,6 @@
-"""Taking stock: what of the files that are known still lies in the cache folder, and what lies there unknown.
+"""Comparison of the store's bookkeeping with the files in the cache folder.
 
-A restart sweeps what it finds half done; this must not, for it looks at a folder in which work goes on.
+Unlike recovery at start-up, it removes nothing: transfers may be writing to the folder.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shardcache.store.shard import Shard
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """What differs.
+    """Differences between bookkeeping and folder.
 
     Attributes:
-        gone: keys of the known shards and leftovers that are no longer there.
-        found: shards that are there and not known.
-        parts: interrupted downloads that are there and not known.
+        gone: keys of known shards and leftovers whose files are missing.
+        found: unknown shards in the folder.
+        parts: unknown interrupted downloads in the folder.
     """
 
     gone: list[str]
@@ -31,7 +31,7 @@ class Stock:
 
 
 def take_stock(layout: Layout, shards: Collection[str], leftovers: Collection[Leftover]) -> Stock:
-    """Compare what is known with what lies there. Blocks. Raises DiskError."""
+    """Compare the known shards and leftovers with the folder's contents. Blocks. Raises DiskError."""
     with disk_errors(layout.root):
         here = {tar.stem: tar for bucket in layout.shards.iterdir() if bucket.is_dir() for tar in _whole(bucket)}
         gone = [key for key in shards if key not in here]

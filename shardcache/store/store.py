@@ -1,4 +1,4 @@
-"""The published shards: adding, finding, checking and removing them."""
+"""The cache store: publishing, finding, verifying and removing shards."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from shardcache.units import size
 
 log = structlog.get_logger()
 
-_SHARD_MODE = 0o440  # what is published is never written again
+_SHARD_MODE = 0o440  # published files are never written again
 _AT_ONCE = 256
 
 
 class Store:
-    """One cache folder, held exclusively. Least recently used shards come first in `shards`."""
+    """One cache folder, locked exclusively. `shards` is ordered from least to most recently used."""
 
     def __init__(self, layout: Layout, space: Space, catalogue: Catalogue, folder: Folder) -> None:
         self.layout = layout
@@ -45,8 +45,8 @@ class Store:
         self.catalogue = catalogue
         self.shards: OrderedDict[str, Shard] = OrderedDict()
         self.leftovers: dict[str, Leftover] = {}
-        self.pins: Sequence[Pin] = ()  # as a former run left them
-        self._condemned: dict[str, Shard] = {}  # damaged, out of service, still to be set aside
+        self.pins: Sequence[Pin] = ()  # as read at start-up
+        self._condemned: dict[str, Shard] = {}  # damaged and out of service, not yet moved to quarantine
         self._setting_aside = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -55,22 +55,22 @@ class Store:
 
     @classmethod
     def open(cls, root: Path, capacity: Amount, min_free: Amount, group: str | None = None) -> Self:
-        """Take the folder and find what a former run left in it. Blocks.
+        """Lock the folder and recover its contents from former runs. Blocks.
 
-        Raises CacheDirError when the folder cannot be written or another daemon holds it, CacheFormatError when a newer
+        Raises CacheDirError if the folder cannot be written or another daemon holds it, CacheFormatError if a newer
         release wrote it.
         """
         layout = Layout(root.absolute())
         folder = Folder.take(layout, group)
         with disk_errors(root):
             for parent in (layout.shards, layout.root):
-                # A bucket that a power cut takes away would take its shards along; a disk that fails still serves.
+                # A power loss must not remove a bucket with its shards; a failing disk can still be served from.
                 with contextlib.suppress(OSError):
                     fsync_path(parent)
             total = total_bytes(layout.root)
             space = Space(capacity.of(total), min_free.of(total))
             if warning := capacity.excess(total):
-                log.warning(warning, remedy="lower --capacity, or give a share of the filesystem such as 80%")
+                log.warning(warning, remedy="lower --capacity, or set a share of the filesystem such as 80%")
             store = cls(layout, space, Catalogue.open(layout.catalogue), folder)
             store._recover()
         return store
@@ -84,28 +84,28 @@ class Store:
         self.pins = read_pins(self.layout)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the catalogue and unlock the folder."""
         self.catalogue.close()
         self.folder.close()
 
     def shortfall_bytes(self, wanted_bytes: int) -> int:
-        """Return how many bytes must be removed before `wanted_bytes` may be promised."""
+        """Return how many bytes must be evicted before `wanted_bytes` can be reserved."""
         return self.space.shortfall_bytes(wanted_bytes, free_bytes(self.layout.root))
 
     def crowding_bytes(self) -> int:
-        """Return how many bytes must be removed because others fill the filesystem."""
+        """Return how many bytes must be evicted because other files fill the filesystem."""
         return self.space.crowding_bytes(free_bytes(self.layout.root))
 
     # Arriving shards
 
     def adopt(self, key: str, reservation: Reservation) -> None:
-        """Move an idle partial's bytes, if there is one, into the reservation of the download that goes on with it."""
+        """Move the bytes of the key's idle partial, if any, into the reservation of the download that resumes it."""
         leftover = self.leftovers.pop(key, None)
         if leftover is not None:
             reservation.adopt(leftover.size_bytes)
 
     def leave(self, leftover: Leftover) -> None:
-        """Keep files that are no shard until their space is needed."""
+        """Keep a leftover until its space is needed."""
         replaced = self.leftovers.pop(leftover.key, None)
         if replaced is not None:
             self.space.kept_bytes -= replaced.size_bytes
@@ -113,9 +113,9 @@ class Store:
         self.space.kept_bytes += leftover.size_bytes
 
     async def publish(self, key: str, tar_path: Path, sidecar_path: Path, facts: Facts) -> Shard:
-        """Make a verified, indexed shard visible: bytes to disk first, names after, the tar's name last."""
+        """Publish a verified, indexed shard: sync its bytes to disk first, then rename, the tar last."""
         if key in self._condemned:
-            await self.set_aside()  # what is moved away later would be this one
+            await self.set_aside()  # doing it later would move the new files
         sidecar_bytes = await asyncio.to_thread(self._publish, key, tar_path, sidecar_path)
         shard = Shard(key, facts.size_bytes, sidecar_bytes, time.time(), facts=facts)
         self.shards[key] = shard
@@ -135,7 +135,7 @@ class Store:
 
     @contextlib.contextmanager
     def _undone(self, key: str) -> Iterator[None]:
-        """Leave no name behind of a shard whose publishing fails midway: nobody would count it."""
+        """Remove the published names if publishing fails midway: the files would not be accounted for."""
         try:
             yield
         except OSError:
@@ -146,33 +146,31 @@ class Store:
     # Published shards
 
     def touch(self, shard: Shard) -> None:
-        """Note a use, now."""
+        """Mark a shard as used now."""
         shard.used_at_s = time.time()
         if shard.key in self.shards:
             self.shards.move_to_end(shard.key)
 
     async def remember_use(self, shard: Shard) -> None:
-        """Keep the time of last use over a restart, as the sidecar's modification time."""
+        """Persist the time of last use as the sidecar's modification time."""
         sidecar, used_at_s = self.layout.sidecar(shard.key), shard.used_at_s
-        with contextlib.suppress(
-            OSError
-        ):  # evicted meanwhile, or a disk that fails: a time stamp is not worth an error
+        with contextlib.suppress(OSError):  # evicted, or a failing disk: a timestamp is not worth an error
             await asyncio.to_thread(os.utime, sidecar, (used_at_s, used_at_s))
 
     async def facts(self, shard: Shard) -> Facts:
-        """Return the sidecar's header; the first time, hold it against the file.
+        """Return the facts in a shard's sidecar; the first time, compare them with the tar.
 
-        Raises CorruptShardError when the two disagree, or the file is gone.
+        Raises CorruptShardError if the two disagree, or the tar is gone.
         """
         if shard.facts is None:
             shard.facts = await asyncio.to_thread(self._read_facts, shard)
         elif self.shards.get(shard.key) is shard and not self._is_there(shard.key):
             tar = self.layout.tar(shard.key)
-            raise CorruptShardError(f"the cached file {tar} cannot be read: it is gone", url=shard.facts.url)
+            raise CorruptShardError(f"the cached file {tar} cannot be read: it no longer exists", url=shard.facts.url)
         return shard.facts
 
     def _is_there(self, key: str) -> bool:
-        # Not Path.exists: an EIO is no answer that could be waited for. It is no more than a look into memory, mostly.
+        # os.path.exists, since Path.exists raises on EIO. On the event loop, since it is usually a dentry cache lookup.
         return os.path.exists(self.layout.tar(key))  # noqa: PTH110
 
     def _read_facts(self, shard: Shard) -> Facts:
@@ -189,14 +187,14 @@ class Store:
         return facts
 
     async def sidecars(self) -> AsyncGenerator[list[Facts], None]:
-        """Yield what the sidecars say, some at a time, the most recently used first; damaged ones are left out."""
+        """Yield the facts of all shards in batches, most recently used first, without those of damaged sidecars."""
         keys = list(reversed(self.shards))
         for at in range(0, len(keys), _AT_ONCE):
             some = [shard for key in keys[at : at + _AT_ONCE] if (shard := self.shards.get(key)) is not None]
             yield [facts for facts in await self.peek(some) if facts is not None]
 
     async def peek(self, shards: Sequence[Shard]) -> list[Facts | None]:
-        """Return what the sidecars of shards say, in one go; None for damaged ones: their first readers will learn."""
+        """Return the facts of shards, read in one thread call; None for damaged sidecars, reported to readers later."""
         return await asyncio.to_thread(lambda: [self._peek(shard) for shard in shards])
 
     def _peek(self, shard: Shard) -> Facts | None:
@@ -206,7 +204,7 @@ class Store:
             return None
 
     async def check(self, shard: Shard) -> None:
-        """Read the whole shard and its sidecar again. Raises CorruptShardError naming the first damaged piece."""
+        """Verify the whole shard and its sidecar. Raises CorruptShardError, which names the first damaged piece."""
         facts = await self.facts(shard)
         await asyncio.to_thread(self._check, shard.key, facts)
 
@@ -223,7 +221,7 @@ class Store:
             )
 
     async def remove(self, shard: Shard) -> bool:
-        """Unlink a shard that no lease holds; False when some process still has it open."""
+        """Unlink a shard without leases; return False if some process still has it open."""
         del self.shards[shard.key]
         paths = (self.layout.tar(shard.key), self.layout.sidecar(shard.key))
         removed = False
@@ -233,11 +231,11 @@ class Store:
             if removed:
                 self.space.kept_bytes -= shard.kept_bytes
             else:
-                self.shards[shard.key] = shard  # back in, as most recently used: it is, or the disk fails
+                self.shards[shard.key] = shard  # as most recently used: it is in use, or the disk fails
         return removed
 
     async def remove_leftover(self, key: str) -> bool:
-        """Remove an idle partial or a quarantined shard; False when some process still has it open."""
+        """Remove an idle partial or a quarantined shard; return False if some process still has it open."""
         leftover = self.leftovers.pop(key)
         removed = False
         try:
@@ -250,9 +248,9 @@ class Store:
         return removed
 
     async def quarantine(self, shard: Shard) -> None:
-        """Take a damaged shard out of service; the file stays for a look until its space is needed.
+        """Take a damaged shard out of service and move it to quarantine, where it stays until its space is needed.
 
-        Raises DiskError where it cannot be moved: it stays where it is, counted, until `set_aside` succeeds.
+        Raises DiskError if it cannot be moved: it then stays in place, and counts as used, until `set_aside` succeeds.
         """
         if self.shards.get(shard.key) is not shard:
             return
@@ -261,11 +259,11 @@ class Store:
         await self.set_aside()
 
     async def set_aside(self) -> None:
-        """Move what was found damaged out of the way. Raises DiskError."""
+        """Move all damaged shards to quarantine. Raises DiskError."""
         async with self._setting_aside:
             for key, shard in list(self._condemned.items()):
                 leftover = await asyncio.to_thread(self._quarantine, shard)
-                if self._condemned.pop(key, None) is not None:  # its files may have gone with the folder meanwhile
+                if self._condemned.pop(key, None) is not None:  # else the folder was deleted in the meantime
                     self.space.kept_bytes -= shard.kept_bytes
                     self.leave(leftover)
 
@@ -277,34 +275,34 @@ class Store:
             if self.layout.sidecar(shard.key).exists():
                 self.layout.sidecar(shard.key).rename(aside.with_suffix(SIDECAR))
             for folder in (self.layout.quarantine, self.layout.bucket(shard.key)):
-                fsync_path(folder)  # a power cut must not bring it back
+                fsync_path(folder)  # a power loss must not undo the renames
         return quarantined(aside)
 
-    # What happened to the folder behind the daemon's back
+    # Changes to the folder by others
 
     def known(self) -> frozenset[str]:
-        """Return the keys of all shards whose files are counted, damaged ones included."""
+        """Return the keys of all shards that are accounted for, including damaged ones."""
         return frozenset(self.shards) | frozenset(self._condemned)
 
     def forget(self, key: str) -> bool:
-        """Count a shard or a leftover no longer, whose files have gone; False where it is not known."""
+        """Stop accounting for a shard or leftover whose files are gone; return False if it is unknown."""
         kept: Shard | None = self.shards.pop(key, None) or self._condemned.pop(key, None)
         leftover = self.leftovers.pop(key, None) if kept is None else None
         self.space.kept_bytes -= kept.kept_bytes if kept else leftover.size_bytes if leftover else 0
         return bool(kept or leftover)
 
     def restore(self, shard: Shard) -> None:
-        """Serve a shard whose files have come back."""
+        """Serve a shard whose files have reappeared."""
         self.shards[shard.key] = shard
         self.space.kept_bytes += shard.kept_bytes
 
     def idle(self) -> Iterator[Shard]:
-        """Yield the shards that no lease holds, least recently used first."""
+        """Return the shards without leases, least recently used first."""
         return (shard for shard in self.shards.values() if not shard.leases)
 
 
 def _unlink_unless_open(paths: Sequence[Path]) -> bool:
-    # Bytes that were unlinked while open would still be on the disk, and counted nowhere.
+    # Unlinking an open file would not free its bytes, and they would not be accounted for.
     with disk_errors(paths[0]):
         with contextlib.suppress(FileNotFoundError):
             if is_open_elsewhere(paths[0]):

@@ -1,9 +1,9 @@
-"""The index of a tar shard: which samples it holds, and where each of their members lies.
+"""The index of a tar shard: its samples and the offsets of their members.
 
-Made once, while the shard arrives: `index_tar` walks the tar's headers and groups its members into samples by
-WebDataset's rules, `write` puts the result into a sidecar file. A reader opens the sidecar as a `TarIndex` and cuts
-samples out of the shard without parsing tar. Of a shard that is still arriving, `Tar` and `Grouping` give the samples
-whose bytes are there.
+Built once, when the shard arrives: `index_tar` walks the tar's headers and groups its members into samples by
+WebDataset's rules, `write` saves the result to a sidecar file. A reader opens the sidecar as a `TarIndex` and slices
+samples out of the shard without parsing tar. For a shard that is still arriving, `Tar` and `Grouping` give the samples
+fetched so far.
 """
 
 from shardcache.tarindex.members import Tar

@@ -1,4 +1,4 @@
-"""The regular files of a tar, found by reading its headers alone, to the end and with nothing left in doubt."""
+"""Iteration over the regular files of a tar: reads only the headers, to the end, and rejects any damage."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from shardcache.tarindex.headers import (
     parse_pax,
 )
 
-# Headers of small members share a read; behind a large one, the next header is read almost alone.
+# Headers of small members share one read; after a large member, little more than the next header is read.
 _WINDOW_BYTES = 32 * 1024
 _ALONE_BYTES = 2 * 1024
 _TAIL_BYTES = 1024 * 1024
 
-# A long name or a set of PAX records; libarchive draws the same line at 1 MiB for names.
+# Limit for a long name or a set of PAX records; libarchive's limit for names is 1 MiB.
 _EXTENSION_LIMIT_BYTES = 16 * 1024 * 1024
 
-# A name in a global header is every member's that has none of its own: a file of a megabyte could ask for gigabytes.
+# A name in a global header applies to every member without one of its own: a file of a megabyte could need gigabytes.
 _GLOBAL_LIMIT_BYTES = 4096
 
 _SHOWN_BYTES = 200
@@ -47,28 +47,28 @@ _MAGIC = {
 Records = dict[bytes, bytes]
 
 Member = tuple[bytes, int, int, bool]
-"""A regular file in a tar: its name, as stored; the offsets in the tar of its first byte and of the byte behind its
-last; and whether its holes were left out, so that this span is not its content."""
+"""A regular file in a tar: its name, as stored; the offsets in the tar of its start and end (exclusive); and True if it
+is stored sparse, so that this span is not its content."""
 
 
 Read = Callable[[int, int, int], bytes]
-"""`read(offset, least_bytes, most_bytes)` returns the tar's bytes from an offset on: `most_bytes` of them or fewer, but
-fewer than `least_bytes` only where the tar ends."""
+"""`read(offset, least_bytes, most_bytes)` returns between `least_bytes` and `most_bytes` bytes of the tar from an
+offset on; fewer only at the end of the tar."""
 
 
 class Tar:
-    """A tar of a known size, whose bytes need not all be there yet.
+    """A tar of known size, not necessarily complete yet.
 
-    Iterating gives its members in order. As in tarfile, the first block of zeros ends the archive; unlike there, the
-    rest of the file has to be zeros, and nothing else ends the archive. A member is given as soon as its header was
-    read, and until the archive ends `read` is never asked for more than the next header.
+    Iterating yields its members in order. As in tarfile, the first block of zeros ends the archive; unlike in tarfile,
+    the rest of the file must be zeros, and nothing else ends the archive. A member is yielded as soon as its header has
+    been read, and until the archive ends, `read` is never required to return more than the next header.
 
     Args:
-        read: where the bytes come from; what it raises passes through.
-        size_bytes: of the whole tar.
-        url: named in errors.
-        require_end: refuse a file that ends between two members, without a block of zeros.
-        ignore_trailing_data: leave unread what follows the first block of zeros.
+        read: source of the tar's bytes; its exceptions pass through.
+        size_bytes: size of the whole tar.
+        url: url for error messages.
+        require_end: reject a file that ends between two members, without a block of zeros.
+        ignore_trailing_data: do not read beyond the first block of zeros.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Tar:
     def __iter__(self) -> Iterator[Member]:
         """Yield each regular file.
 
-        Raises NotATarError when the file does not begin with a tar header, TruncatedShardError when it ends early,
-        TrailingDataError when data follow its end, CorruptShardError when a header is damaged.
+        Raises NotATarError if the file does not begin with a tar header, TruncatedShardError if it ends early,
+        TrailingDataError if data follows its end, CorruptShardError if a header is damaged.
         """
         shared: Records = {}
         own: Records = {}
@@ -100,7 +100,7 @@ class Tar:
                     self._check_shared(records, at)
                     shared |= records
                 else:
-                    own = records | own  # what stands further out holds
+                    own = records | own  # the first of several headers takes precedence
                     announced = True
                 at = behind
                 continue
@@ -138,9 +138,9 @@ class Tar:
             raise self._truncated(f"inside the tar header that begins at byte {at}")
         if self._require_end:
             raise self._truncated(
-                "after a whole member but without an end-of-archive block, so members may be missing",
-                remedy="write and upload the shard again; if its writer never ends an archive as tar asks, set "
-                "`require_end = false` in the [[origin]] table for it",
+                "after a complete member but without an end-of-archive block, so members may be missing",
+                remedy="write and upload the shard again; if its writer never writes end-of-archive blocks, set "
+                "`require_end = false` in its [[origin]] table",
             )
 
     def _check_tail(self, end: int) -> None:
@@ -149,14 +149,14 @@ class Tar:
         while not self._ignore_trailing_data and (piece := self._source(at, 1, _TAIL_BYTES)):
             if data := piece.lstrip(b"\0"):
                 raise TrailingDataError(
-                    f"a block of zeros at byte {end} ends the tar, but data follow at byte "
+                    f"a block of zeros at byte {end} ends the tar, but data follows at byte "
                     f"{at + len(piece) - len(data)}, so samples may be missing",
                     url=self._url,
                 )
             at += len(piece)
 
     def _extension(self, header: Header, at: int) -> tuple[Records, int]:
-        """Read the records that a header carries for the members behind it; also return where it ends."""
+        """Return the records that a header carries for later members, and the offset of its end."""
         _, size_bytes, kind = header
         start = at + BLOCK_BYTES
         end = start + padded(size_bytes)
@@ -165,7 +165,7 @@ class Tar:
         if size_bytes > _EXTENSION_LIMIT_BYTES:
             raise self._corrupt(at, f"an extended header claims {size_bytes} bytes")
         payload = self._read(start, end - start)
-        if kind in GNU_LONG:  # as in tarfile, it ends at the first NUL, whatever size the header gives
+        if kind in GNU_LONG:  # as in tarfile, it ends at the first NUL, regardless of the header's size field
             return {GNU_LONG[kind]: payload.partition(b"\0")[0]}, end
         try:
             return _used(parse_pax(payload[:size_bytes])), end
@@ -178,7 +178,7 @@ class Tar:
                 raise self._corrupt(at, f"a global header gives all members one {keyword!r} of {len(value)} bytes")
 
     def _member(self, header: Header, at: int, records: Records) -> tuple[Member | None, int]:
-        """Return the member, if it is a regular file, and where the next header begins."""
+        """Return the member, or None if it is not a regular file, and the offset of the next header."""
         name, size_bytes, kind = header
         start, sparse = at + BLOCK_BYTES, kind == GNU_SPARSE
         if kind in DATALESS:
@@ -193,7 +193,7 @@ class Tar:
         next_header = start + padded(size_bytes)
         if next_header > self._size_bytes:
             shown = name[:_SHOWN_BYTES].decode(errors="replace")
-            raise self._truncated(f"inside the member {shown!r}, which takes the bytes from {start} to {end}")
+            raise self._truncated(f"inside the member {shown!r}, which spans bytes {start} to {end}")
         return (name, start, end, sparse) if kind in REGULAR else None, next_header
 
     def _pax_size(self, records: Records, at: int, size_bytes: int) -> int:
@@ -205,7 +205,7 @@ class Tar:
         return int(digits)
 
     def _behind_sparse_map(self, at: int) -> int:
-        """Skip the blocks that go on with an old GNU sparse header's map."""
+        """Skip the continuation blocks of an old GNU sparse header's map; return the offset after them."""
         more = self._read(at, BLOCK_BYTES)[482]
         at += BLOCK_BYTES
         while more:
@@ -236,7 +236,7 @@ class Tar:
                 return NotATarError(
                     f"this is {format_} data, not a plain tar",
                     url=self._url,
-                    remedy=f"if it is a compressed tar, give it a name that ends in {suffix}",
+                    remedy=f"if it is a compressed tar, rename it to end in {suffix}",
                 )
         if len(block) < BLOCK_BYTES:
             return NotATarError(f"the file has {len(block)} bytes, less than one tar header", url=self._url)
@@ -244,7 +244,7 @@ class Tar:
 
 
 def _used(records: Records) -> Records:
-    """Leave out what is not looked at. A header may bring a million records, and members may come by the million."""
+    """Drop unused records: a header may have a million of them, and a tar a million members."""
     used = {keyword: value for keyword, value in records.items() if keyword in _USED}
     if any(keyword.startswith(_SPARSE) for keyword in records):
         used[_SPARSE] = b""

@@ -1,4 +1,4 @@
-"""Members grouped into samples, by WebDataset's rules (webdataset 1.0.2, tariterators.py)."""
+"""Grouping of members into samples by WebDataset's rules (webdataset 1.0.2, tariterators.py)."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from shardcache.tarindex.tables import Fault, Samples
 
 _METADATA = re.compile(rb"__[^/]*__($|/)")
 
-# Keys that a sample has of itself, or that WebDataset gives a meaning: no member may take their place.
+# Keys that every sample has, or that have a meaning in WebDataset: no member may replace them.
 _RESERVED = frozenset({"__key__", "__url__", "__bad__"})
 
 
 def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing_data: bool = False) -> Samples:
     """Walk the tar at `path` and return its samples. Blocks.
 
-    Links, directories, devices and `__x__` members are left out, as WebDataset leaves them out. A sample with two
-    members of one extension, over which WebDataset raises, and one with a sparse member, whose content lies nowhere
-    in one piece, are recorded as faults: the others stay usable.
+    Links, directories, devices and `__x__` members are skipped, as in WebDataset. A sample with two members of the same
+    extension, for which WebDataset raises, and one with a sparse member, whose content is not contiguous, are recorded
+    as faults; the other samples stay usable.
 
     Args:
-        url: named in errors.
-        require_end: refuse a tar without an end-of-archive block.
-        ignore_trailing_data: accept a tar with data behind that block.
+        url: url for error messages.
+        require_end: reject a tar without an end-of-archive block.
+        ignore_trailing_data: accept a tar with data after that block.
 
     Raises:
-        NotATarError: the file is no tar.
-        TruncatedShardError: it ends early.
-        TrailingDataError: data follow its end.
-        CorruptShardError: one of its headers is damaged.
-        OSError: it cannot be read.
+        NotATarError: the file is not a tar.
+        TruncatedShardError: the tar ends early.
+        TrailingDataError: data follows the tar's end.
+        CorruptShardError: a header is damaged.
+        OSError: the file cannot be read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -49,17 +49,17 @@ def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing
 
 
 def group(members: Iterable[Member]) -> Samples:
-    """Group consecutive members with one key into samples."""
+    """Group consecutive members with the same key into samples."""
     grouping = Grouping()
     grouping.add(members)
     return grouping.finish()
 
 
 class Grouping:
-    """Samples in the making: members go in as they are found, and samples can be read off as they become whole.
+    """Incremental grouping: members are added as they are found, and samples can be read as they become complete.
 
     Attributes:
-        samples: the tables so far; the last sample in them may not be whole.
+        samples: the tables so far; their last sample may be incomplete.
     """
 
     def __init__(self) -> None:
@@ -69,11 +69,11 @@ class Grouping:
 
     @property
     def whole(self) -> int:
-        """How many samples no further member can change: all but the last, until `finish`."""
+        """Number of complete samples, which no further member can change: all but the last, until `finish`."""
         return len(self.samples.member_ends)
 
     def add(self, members: Iterable[Member]) -> None:
-        """Go on with the members that come next in the tar."""
+        """Add the members that follow in the tar."""
         samples, extensions, current = self.samples, self._extensions, self._current
         starts, ends, extension_ids, key_ends = samples.starts, samples.ends, samples.extension_ids, samples.key_ends
         for name, start_byte, end_byte, sparse in members:
@@ -94,24 +94,24 @@ class Grouping:
         self._current = current
 
     def finish(self) -> Samples:
-        """End the last sample, for the tar has ended; return them all."""
+        """Complete the last sample at the end of the tar; return all samples."""
         self.samples.end()
         return self.samples
 
 
 def split_name(name: bytes) -> tuple[bytes, bytes]:
-    """Split a member's name at the first dot of its last component; the key is empty where there is none.
+    """Split a member's name at the first dot of its last component into key and extension; both empty without a dot.
 
-    The same as matching `^((?:.*/|)[^.]+)[.]([^/]*)$`, to the letter: line feeds, which `.` does not match, and hidden
-    files included. In linear time, which the regular expression's backtracking does not grant on hostile names.
+    Exactly equivalent to matching `^((?:.*/|)[^.]+)[.]([^/]*)$`, including line feeds, which `.` does not match, and
+    hidden files, but in linear time even on hostile names, where the regular expression backtracks.
     """
     stem, dotted, rest = name.partition(b".")
     if stem and dotted and b"/" not in rest:
-        return stem, rest  # what follows is about dots in folders' names, and names that begin with one
+        return stem, rest  # the rest handles dots in folder names and names that begin with a dot
     line_end = name.find(b"\n")
     start = name.rfind(b"/", 0, line_end if line_end >= 0 else len(name)) + 1
     dot = name.find(b".", start)
-    if dot == start > 0:  # a hidden file: its folder, too, may be the key, unless a dot is in it
+    if dot == start > 0:  # a hidden file: its folder may be the key, unless that contains a dot
         start = name.rfind(b"/", 0, start - 1) + 1
         dot = name.find(b".", start)
     if dot <= start or name.find(b"/", dot) >= 0:
@@ -120,7 +120,7 @@ def split_name(name: bytes) -> tuple[bytes, bytes]:
 
 
 class _Extensions:
-    """Numbers for lower-cased extensions, and what was seen of each in the present sample."""
+    """Numbers of lower-cased extensions, with the sample in which each was last seen."""
 
     def __init__(self, names: list[str]) -> None:
         self._names = names
@@ -130,7 +130,7 @@ class _Extensions:
         self._reserved: set[int] = set()
 
     def number(self, extension: bytes) -> int:
-        """Return the number of an extension, spelt as in the tar."""
+        """Return the number of an extension, given as spelt in the tar."""
         known = self._ids.get(extension)
         return self._learn(extension) if known is None else known
 
@@ -146,7 +146,7 @@ class _Extensions:
         return number
 
     def fault(self, number: int, sample: int, sparse: bool) -> Fault | None:
-        """Note the extension in the sample, in the order of members; say what is wrong with that."""
+        """Record the extension for the sample, in the order of members; return the fault that it causes, if any."""
         if self._last_seen[number] == sample:
             return Fault.DUPLICATE
         self._last_seen[number] = sample

@@ -1,4 +1,4 @@
-"""The sidecar: a shard's facts as JSON and its samples as flat tables, in one file beside the tar.
+"""The sidecar file of a shard: its facts as JSON and its samples as flat tables.
 
     prologue        magic, seven counts, CRC-32 of the tables
     header          JSON, `header_bytes` long
@@ -8,9 +8,9 @@
                     faults u64[3 x faults]    extension_ids u32[members]
                     keys u8[key_bytes]        extensions u8[extension_bytes]
 
-Numbers are in the machine's own byte order, for a sidecar never leaves its node. The header is read without the
-tables, so that a daemon with many shards can look one up quickly. Nothing in the file is executed, and every number
-in it is checked before it is used.
+Numbers are in native byte order, since a sidecar never leaves its node. The header can be read without the tables, so
+that a daemon with many shards can look one up quickly. Nothing in the file is executed, and every number in it is
+checked before use.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Table = memoryview  # of u64 or u32
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """How long each part of the file is: `_bytes`, or the number of entries."""
+    """Lengths of the file's sections: in bytes (`_bytes`) or entries."""
 
     header_bytes: int
     samples: int
@@ -51,23 +51,23 @@ class _Counts:
     extension_bytes: int
 
     def table_sizes(self) -> list[int]:
-        """Sizes in bytes of the tables, in the file's order."""
+        """Return the sizes in bytes of the tables, in the file's order."""
         long_tables = (self.members, self.members, self.samples, self.samples, self.extensions, 3 * self.faults)
         return [*(8 * count for count in long_tables), 4 * self.members, self.key_bytes, self.extension_bytes]
 
     def file_bytes(self) -> int:
-        """Size of the whole sidecar."""
+        """Return the size in bytes of the whole sidecar."""
         return _PROLOGUE.size + self.header_bytes + _CRC.size + sum(self.table_sizes())
 
 
 def write(path: Path, header: dict[str, Any], samples: Samples, limit_bytes: int | None = None) -> int:
-    """Write a sidecar and flush it to the disk, unless it is larger than `limit_bytes`; return its size. Blocks.
+    """Write a sidecar and sync it to disk, unless it would exceed `limit_bytes`; return its size. Blocks.
 
     Args:
-        header: what `read_header` will return; its `size_bytes` is the size of the tar.
+        header: the header that `read_header` will return; its `size_bytes` is the size of the tar.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     header_json = json.dumps(header, separators=(",", ":")).encode()
     names = [name.encode("utf-8", "surrogateescape") for name in samples.extensions]
@@ -105,18 +105,18 @@ def _tables(samples: Samples, names: list[bytes]) -> list[bytes | bytearray]:
 def read_header(path: Path) -> dict[str, Any]:
     """Return the JSON header of a sidecar, without reading its tables. Blocks.
 
-    Raises CorruptShardError when the file is damaged or cut short, OSError when it cannot be read.
+    Raises CorruptShardError if the file is damaged or truncated, OSError if it cannot be read.
     """
     with open(path, "rb") as file:
         return _read_head(file, path)[0]
 
 
 def _read_head(file: BinaryIO, path: Path) -> tuple[dict[str, Any], _Counts, int]:
-    """Return header, counts, and the CRC-32 that the tables should have."""
+    """Return header, counts, and the expected CRC-32 of the tables."""
     size_bytes = os.fstat(file.fileno()).st_size
     prologue = file.read(_PROLOGUE.size)
     if len(prologue) < _PROLOGUE.size or not prologue.startswith(_MAGIC):
-        raise _damaged(path, "it does not begin as one")
+        raise _damaged(path, "it does not begin with a sidecar's prologue")
     _, *numbers, tables_crc = _PROLOGUE.unpack(prologue)
     counts = _Counts(*numbers)
     if counts.file_bytes() != size_bytes:
@@ -138,25 +138,25 @@ def _parse_json(header: bytes, path: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(header)
     except (ValueError, RecursionError) as exn:
-        raise _damaged(path, f"its header is no JSON ({exn})") from exn
+        raise _damaged(path, f"its header is not JSON ({exn})") from exn
     if not isinstance(parsed, dict) or not isinstance(parsed.get("size_bytes"), int):
-        raise _damaged(path, "its header does not give the size of the tar")
+        raise _damaged(path, "its header lacks the size of the tar")
     return parsed
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TarIndex:
-    """Where each sample of a shard lies; immutable, mapped (20 bytes a member, 16 and its key a sample).
+    """Locations of a shard's samples; immutable, memory-mapped (20 bytes per member, 16 plus its key per sample).
 
     Attributes:
         header: the sidecar's JSON header.
-        starts, ends: for each member, the offsets in bytes of its first byte and of the byte behind its last; all
-            within the tar's `size_bytes`.
-        extension_ids: for each member, its number in `extensions`.
-        member_ends: for each sample, the number of the member behind its last; it begins where the one before ends.
-        keys, key_ends: all keys in UTF-8 (surrogateescape), joined, and for each sample where its key ends.
-        extensions: as samples name their members.
-        faults: sample → why it is bad, and the number of the extension to blame.
+        starts, ends: for each member, the offsets in bytes of its start and end (exclusive); all within the tar's
+            `size_bytes`.
+        extension_ids: for each member, the index of its extension in `extensions`.
+        member_ends: for each sample, the end (exclusive) of its members; it begins where the previous sample ends.
+        keys, key_ends: all keys in UTF-8 (surrogateescape), concatenated, and for each sample the end of its key.
+        extensions: the extensions, as used for the members in samples.
+        faults: sample → its fault, and the index of the extension at fault.
     """
 
     header: dict[str, Any]
@@ -171,17 +171,17 @@ class TarIndex:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Read and check a sidecar. Blocks.
+        """Map and check a sidecar. Blocks.
 
-        Raises CorruptShardError when anything in it is damaged, OSError when it cannot be read.
+        Raises CorruptShardError if it is damaged, OSError if it cannot be read.
         """
         with open(path, "rb") as file:
             header, counts, tables_crc = _read_head(file, path)
             begin = file.tell()
-            # Read before it is mapped: what the disk cannot read is an error here, and SIGBUS in a map.
+            # Read it before mapping it: a disk error is an exception here, but SIGBUS in a mapping.
             if _crc_of_rest(file) != tables_crc:
                 raise _damaged(path, "the checksum of its tables does not match")
-            # Pages of the file rather than memory of the process: readers hold many indexes, and share them.
+            # Map it rather than load it: readers hold many indexes, and share their pages.
             with memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)) as mapped:
                 tables = mapped[begin:]
         index = cls._of_tables(header, counts, tables, path)
@@ -191,7 +191,7 @@ class TarIndex:
         return index
 
     def close(self) -> None:
-        """Give the map back, as soon as nobody reads the tables any more."""
+        """Release the tables, and with them the mapping; must not be called while they are in use."""
         for table in (self.starts, self.ends, self.extension_ids, self.member_ends, self.keys, self.key_ends):
             table.release()
 
@@ -219,7 +219,7 @@ class TarIndex:
         )
 
     def _is_sound(self) -> bool:
-        """Whether no number leads outside of what it points into."""
+        """Return True if every offset and index is within bounds."""
         names = len(self.extensions)
         return (
             max(self.ends, default=0) <= self.header["size_bytes"]
@@ -241,12 +241,12 @@ class TarIndex:
         return key_of(self, sample)
 
     def fault(self, sample: int) -> str | None:
-        """Return why a sample cannot be given, or None where it can."""
+        """Return the reason why a sample is unusable, or None if it is usable."""
         return fault_of(self, sample)
 
 
 def _partitions(ends: Table, total: int) -> bool:
-    """Whether `ends` ascends to `total`."""
+    """Return True if `ends` is ascending and ends with `total`."""
     return (ends[-1] if len(ends) else 0) == total and all(map(operator.le, ends, islice(ends, 1, None)))
 
 

@@ -1,4 +1,4 @@
-"""The samples of a tar as flat tables: cheap to make, to write, to read, and to cut samples out of a shard by."""
+"""The samples of a tar as flat tables: cheap to build, to write, to read, and to look up samples in."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _SHOWN_CHARS = 200
 
 
 class Fault(enum.IntEnum):
-    """Why a sample cannot be given, though its shard is good."""
+    """A reason why a sample is unusable although its shard is intact."""
 
     DUPLICATE = 1
     RESERVED = 2
     SPARSE = 3
 
     def explain(self, key: str, extension: str) -> str:
-        """Return one sentence about the sample `key` and the member that is to blame."""
+        """Return one sentence about the sample `key` and the member at fault."""
         key, extension = key[:_SHOWN_CHARS], extension[:_SHOWN_CHARS]
         match self:
             case Fault.DUPLICATE:
@@ -27,43 +27,45 @@ class Fault(enum.IntEnum):
             case Fault.RESERVED:
                 return f"the sample {key!r} has a member with the reserved extension {extension!r}"
             case Fault.SPARSE:
-                return f"the member {extension!r} of the sample {key!r} is stored sparse, which cannot be mapped"
+                return (
+                    f"the member {extension!r} of the sample {key!r} is stored as a sparse file, which cannot be mapped"
+                )
 
 
 class Tables(Protocol):
-    """Tables to be read, whether they are still being made (`Samples`) or came from a sidecar (`TarIndex`)."""
+    """Read access to tables, still under construction (`Samples`) or from a sidecar (`TarIndex`)."""
 
     @property
     def starts(self) -> Sequence[int]:
-        """Return each member's first byte, as an offset in the tar."""
+        """Start of each member, as an offset in the tar."""
 
     @property
     def ends(self) -> Sequence[int]:
-        """Return the byte behind each member's last."""
+        """End (exclusive) of each member, as an offset in the tar."""
 
     @property
     def extension_ids(self) -> Sequence[int]:
-        """Return each member's number in `extensions`."""
+        """Index of each member's extension in `extensions`."""
 
     @property
     def member_ends(self) -> Sequence[int]:
-        """Return for each whole sample the number of the member behind its last."""
+        """End (exclusive) of each complete sample's members."""
 
     @property
     def keys(self) -> bytearray | memoryview:
-        """Return all keys, joined."""
+        """All keys, concatenated."""
 
     @property
     def key_ends(self) -> Sequence[int]:
-        """Return where each sample's key ends."""
+        """End of each sample's key in `keys`."""
 
     @property
     def extensions(self) -> Sequence[str]:
-        """Return the extensions, as samples name their members."""
+        """The extensions, as used for the members in samples."""
 
     @property
     def faults(self) -> Mapping[int, tuple[Fault, int]]:
-        """Return for each bad sample why it is bad, and the number of the extension to blame."""
+        """Fault of each unusable sample, with the index of the extension at fault."""
 
 
 def key_of(tables: Tables, sample: int) -> str:
@@ -73,7 +75,7 @@ def key_of(tables: Tables, sample: int) -> str:
 
 
 def fault_of(tables: Tables, sample: int) -> str | None:
-    """Return why a sample cannot be given, or None where it can."""
+    """Return the reason why a sample is unusable, or None if it is usable."""
     if sample not in tables.faults:
         return None
     fault, extension = tables.faults[sample]
@@ -93,12 +95,12 @@ class Samples:
     """The samples of one tar, as flat tables.
 
     Attributes:
-        starts, ends: offset in the tar, in bytes, of each member's first byte and of the byte behind its last.
-        extension_ids: each member's number in `extensions`.
-        member_ends: for each sample, the number of the member behind its last.
-        keys, key_ends: all keys, joined, and where each ends.
-        extensions: lower-cased, each once, in the order of appearance.
-        faults: sample → why it is bad, and the number of the extension to blame.
+        starts, ends: for each member, the offsets in the tar, in bytes, of its start and end (exclusive).
+        extension_ids: for each member, the index of its extension in `extensions`.
+        member_ends: for each complete sample, the end (exclusive) of its members.
+        keys, key_ends: all keys, concatenated, and the end of each.
+        extensions: lower-cased, each once, in order of appearance.
+        faults: sample → its fault, and the index of the extension at fault.
     """
 
     starts: array[int] = field(default_factory=_spans)
@@ -114,12 +116,12 @@ class Samples:
         return len(self.key_ends)
 
     def begin(self, key: bytes) -> None:
-        """End the present sample and begin another."""
+        """Complete the current sample and begin another."""
         self.end()
         self.keys += key
         self.key_ends.append(len(self.keys))
 
     def end(self) -> None:
-        """End the present sample, if there is one."""
+        """Complete the current sample, if there is one."""
         if len(self.member_ends) < len(self.key_ends):
             self.member_ends.append(len(self.starts))

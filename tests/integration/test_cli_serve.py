@@ -107,9 +107,9 @@ def test_what_is_odd_and_does_no_harm_is_a_warning(tmp_path: Path) -> None:
         log = daemon.log.read_text()
         set_ = shardcache("set", "capacity", "900PB", socket=daemon.socket)
         typo = shardcache("set", "capcity", "1GB", socket=daemon.socket)
-    assert "capacity of 900.0 PB is more than its filesystem has" in log
+    assert "capacity of 900.0 PB exceeds the size of its filesystem" in log
     assert "meant=SHARDCACHE_CAPACITY" in log and "name=SHARDCACHE_CAPCITY" in log
-    assert "warning: the capacity of 900.0 PB is more than its filesystem has" in set_.out
+    assert "warning: the capacity of 900.0 PB exceeds the size of its filesystem" in set_.out
     assert typo.code == 2 and "did you mean 'capacity'?" in typo.err
 
 

@@ -143,7 +143,7 @@ async def test_what_is_not_there_and_what_is_not_allowed(moto: Bucket, tmp_path:
     """Two urls of which one is misspelt and one outside the rules: each fails by itself."""
     missing, outside = f"{moto.url}/none.tar", "s3://other/a.tar"
     found = (await look(tmp_path, missing))["store.reach"]
-    assert found.state is State.FAILED and "not_found" in found.cause and "typing errors" in found.remedy
+    assert found.state is State.FAILED and "not_found" in found.cause and "typos" in found.remedy
     found = (await look(tmp_path, outside, allow=(f"{moto.url}/",)))["store.reach"]
     assert found.state is State.FAILED and "--allow" in found.remedy
 

@@ -29,7 +29,7 @@ async def test_a_folder_without_a_number_is_taken_over_with_its_shards(tmp_path:
 def test_a_newer_folder_is_left_alone(tmp_path: Path) -> None:
     """The error names both formats and what to do; nothing has been made or removed."""
     (tmp_path / "format").write_text(f"{FORMAT + 1}\n")
-    with pytest.raises(CacheFormatError, match=f"has format {FORMAT + 1}.* none above {FORMAT}") as caught:
+    with pytest.raises(CacheFormatError, match=f"has format {FORMAT + 1}.* formats up to {FORMAT}") as caught:
         open_store(tmp_path)
     assert "newer release" in caught.value.remedy and "--cache-dir" in caught.value.remedy
     assert [path.name for path in tmp_path.iterdir()] == ["format"]
@@ -39,7 +39,7 @@ def test_a_newer_folder_is_left_alone(tmp_path: Path) -> None:
 def test_what_is_no_number_is_refused(tmp_path: Path, content: bytes) -> None:
     """A folder that is perhaps no cache at all is not written to."""
     (tmp_path / "format").write_bytes(content)
-    with pytest.raises(CacheFormatError, match="holds no number"):
+    with pytest.raises(CacheFormatError, match="does not contain a number"):
         open_store(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["format"]
 

@@ -173,7 +173,7 @@ def test_data_behind_the_end_are_refused(path: Path, name: str) -> None:
     """Anything but zeros behind the first block of zeros may be samples; the error names the first byte of it."""
     data, offset = TRAILING_DATA[name]
     path.write_bytes(data)
-    with pytest.raises(TrailingDataError, match=f"data follow at byte {offset}, ") as caught:
+    with pytest.raises(TrailingDataError, match=f"data follows at byte {offset}, ") as caught:
         index_tar(path, URL)
     assert caught.value.url == URL
     assert "ignore_trailing_data" in caught.value.remedy
