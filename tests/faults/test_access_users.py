@@ -171,7 +171,7 @@ def test_nobody_fills_the_log_by_asking(capsys: pytest.CaptureFixture[str]) -> N
     """A user's lines are bounded a minute; others' are still written."""
     audit = Audit()
     for _ in range(10_000):
-        audit.note("asked", 1, what="warm")
-    audit.note("asked", 2, what="evict")
+        audit.note("request", 1, what="warm")
+    audit.note("request", 2, what="evict")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 200 and "evict" in lines[-1]

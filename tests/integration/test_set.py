@@ -105,7 +105,7 @@ def test_lines_name_job_and_shard(daemon: Daemon, urls: list[str]) -> None:
     assert len(list(ShardDataset(urls[2], socket=daemon.socket, job="quiet"))) == 10
     fetched = [(line["job"], line["shard"]) for line in lines(daemon) if line["event"] == "fetched"]
     assert fetched == [("loud", urls[1])]
-    begun = [(line["job"], line["uid"]) for line in lines(daemon) if line["event"] == "session begins"]
+    begun = [(line["job"], line["uid"]) for line in lines(daemon) if line["event"] == "session started"]
     assert ("loud", 0) in begun and ("quiet", 0) in begun
 
 
