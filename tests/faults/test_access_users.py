@@ -162,8 +162,8 @@ def test_the_log_tells_who_asked(daemon: Daemon, server: Canary) -> None:
     with RawSession(daemon):
         MEMBER.ask(daemon.socket, "GET", "/v1/status")
     lines = daemon.tail(50)
-    assert re.search(r"asked .*uid=54323 .*what=warm", lines)
-    assert re.search(r"session begins .*uid=0", lines)
+    assert re.search(r"request .*uid=54323 .*what=warm", lines)
+    assert re.search(r"session started .*uid=0", lines)
     assert "54322" not in lines
 
 
