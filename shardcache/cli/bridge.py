@@ -92,5 +92,5 @@ async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.S
             async for piece in answer.content.iter_any():
                 await response.write(piece)
     except (aiohttp.ClientError, ConnectionError):
-        return response if response.prepared else web.Response(status=502, text="the daemon does not respond")
+        return response if response.prepared else web.Response(status=502, text="the daemon does not answer")
     return response
