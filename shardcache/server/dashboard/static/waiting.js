@@ -1,6 +1,6 @@
-// Who has nothing to read, a job each.
+// Waiting readers, grouped by job.
 
-// A reader that waits for less has most likely been served by now; one that waits for so long is stalled.
+// Shorter waits are most likely over by now; a reader that waits longer than STALLED_S is stalled.
 const SHORT_S = 1;
 const STALLED_S = 10;
 
