@@ -20,7 +20,12 @@ _PAUSE_S = 0.2
 @click.command()
 @click.argument("what", type=click.Choice(list(PASSES)))
 @click.option("--timeout-s", type=_SECONDS, default=LIMIT_S, show_default=True, help="Time limit for an answer.")
-@click.option("--wait-s", type=_SECONDS, default=0.0, help="Keep asking for up to this time.  [default: ask once]")
+@click.option(
+    "--wait-s",
+    type=_SECONDS,
+    default=0.0,
+    help="Keep asking for this long until the probe passes.  [default: ask once]",
+)
 @json_option
 @socket_option
 def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:

@@ -10,7 +10,7 @@ from aiohttp import WSCloseCode, web
 
 from shardcache.errors import StoppingError
 
-# Requests that take longer must be sent to the next daemon; busy or frozen readers do not answer the close handshake.
+# Longer requests must be sent to the next daemon again; busy or frozen readers do not answer the close handshake.
 _LIMIT_S = 3.0
 
 

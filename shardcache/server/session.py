@@ -288,7 +288,7 @@ class Session:
     def _explain(self, of: int) -> Json:
         position = self._awaited.get(of)
         if position is None:
-            return {"type": "waiting", "of": of, "reason": "already answered"}
+            return {"type": "waiting", "of": of, "reason": "the daemon has just answered"}
         transfer = self._reader.transfer(position)
         if transfer is None:
             return {"type": "waiting", "of": of, "reason": "checking with the origin for a newer version"}

@@ -104,7 +104,7 @@ def test_what_the_job_does_is_shown_and_goes_live(browser: ClientConnection, sce
         page.until("document.querySelector('#coming-rows').innerText.includes('train-000004.tar')")
         waiting = threading.Thread(target=scene.reader.take, args=(4,))
         waiting.start()
-        page.until("document.querySelector('#verdict-text').innerText.includes('1 of 1 reader is waiting: downloading')")
+        page.until("document.querySelector('#verdict-text').innerText.includes('1 of 1 reader is waiting: download')")
         page.until("/waiting, up to .*train-000004.tar/s.test(document.querySelector('#job-rows .now').innerText)")
         assert "train-000004.tar: downloading" in str(page.evaluate("document.querySelector('#waits').innerText"))
         page.until("document.querySelector('#verdict.stalled') && true")

@@ -166,7 +166,7 @@ def test_job_row_shows_progress_pace_and_waiting() -> None:
     [row] = [
         row for row in lines(Moment(now, rates_between(page(98.0, jobs=[job(stall_s=2.0)]), now))) if "resnet" in row
     ]
-    assert row.startswith("resnet 2 ━") and " 40 of 100 2 nothing 25% " in row
+    assert row.startswith("resnet 2 ━") and " 40 of 100 2 0 s 25% " in row
     assert row.endswith(" 3.0 s: network 2.5 s, disk 500 ms 1 reader: downloading from the store")
 
 

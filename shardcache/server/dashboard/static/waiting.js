@@ -1,6 +1,6 @@
 // Waiting readers, grouped by job.
 
-// Shorter waits are most likely over by now; a reader that waits longer than STALLED_S is stalled.
+// Waits shorter than SHORT_S are most likely over by now; from STALLED_S on, a reader counts as stalled.
 const SHORT_S = 1;
 const STALLED_S = 10;
 
