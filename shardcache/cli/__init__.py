@@ -1,5 +1,5 @@
-"""The `shardcache` command, one module a command family.
+"""The `shardcache` command line, one module per command family.
 
-Modules here import only click at the top: rich, aiohttp and pydantic wait until a command needs them, so that
-`--help` answers at once.
+At the top level, modules here import only click: rich, aiohttp and pydantic are imported when a command needs them, so
+that `--help` is fast.
 """

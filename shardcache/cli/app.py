@@ -1,4 +1,4 @@
-"""The command group, and the one place where errors become messages and exit codes."""
+"""The command group, where errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from shardcache.errors import ShardcacheError
 
 
 class App(click.Group):
-    """A group whose commands may raise any ShardcacheError: it is shown, never traced."""
+    """A group whose commands may raise any ShardcacheError: it is shown as a message, never as a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; the top-level guard of the command line."""
+        """Run the command; turn errors into exit codes."""
         try:
             return super().invoke(ctx)
         except ShardcacheError as exn:
             ctx.exit(report(exn, ctx))
         except KeyboardInterrupt:
-            # click would call it "Aborted!" and exit 1; shells and schedulers expect 128 + SIGINT.
+            # click would print "Aborted!" and exit 1; shells and schedulers expect 128 + SIGINT.
             ctx.exit(INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of use rather than of the alphabet."""
+        """Return the command names in order of use, not alphabetically."""
         return list(self.commands)
 
 
@@ -46,8 +46,8 @@ class App(click.Group):
     cls=App,
     commands=[serve, status, top, dashboard, warm, index, ls, pin, unpin, evict, verify, set_, doctor, probe, demo],
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done; 1 what was asked failed; 2 usage; 3 no daemon at the socket.",
+    epilog="Exit codes: 0 success; 1 failure; 2 usage error; 3 no daemon at the socket.",
 )
 @click.version_option(__version__, message="shardcache %(version)s")
 def app() -> None:
-    """Keep the tar shards that training reads next on this node's disk, fetched once for all jobs."""
+    """Prefetch the tar shards that training reads next onto this node's disk, once for all jobs."""

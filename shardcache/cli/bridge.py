@@ -1,4 +1,4 @@
-"""From a port of this machine's loopback to the daemon's socket: what its page is made of, and nothing else."""
+"""Bridge from a loopback port to the daemon's socket, for the dashboard only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CLOSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
-    """An open one: where it can be reached, token included, and whose page it shows."""
+    """An open bridge: its url, token included, and the daemon's socket."""
 
     url: str
     socket: Path
@@ -39,7 +39,7 @@ class Bridge:
 
 @asynccontextmanager
 async def bridging(path: Path, port: int) -> AsyncIterator[Bridge]:
-    """Serve the page of the daemon at a socket until the block is left. Raises ConfigError for a port in use."""
+    """Serve the dashboard of the daemon at a socket until the block exits. Raises ConfigError for a port in use."""
     token = secrets.token_urlsafe(24)
     connector = aiohttp.UnixConnector(str(path), limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
@@ -48,7 +48,7 @@ async def bridging(path: Path, port: int) -> AsyncIterator[Bridge]:
         await runner.setup()
         try:
             await _listen(runner, port)
-            # Behind the #, where no browser sends it to anybody: the page reads it, and brings it in a header.
+            # In the fragment, which browsers never send: the page reads the token there and sends it in a header.
             yield Bridge(f"http://{_HOST}:{runner.addresses[0][1]}/#token={token}", path)
         finally:
             await runner.cleanup()
@@ -58,7 +58,7 @@ async def _listen(runner: web.AppRunner, port: int) -> None:
     try:
         await web.TCPSite(runner, _HOST, port).start()
     except OSError as exn:
-        raise ConfigError(f"cannot listen at {_HOST}:{port}: {exn.strerror}", remedy="choose another --port") from exn
+        raise ConfigError(f"cannot listen on {_HOST}:{port}: {exn.strerror}", remedy="choose another --port") from exn
 
 
 def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
@@ -81,7 +81,7 @@ def _make_app(daemon: aiohttp.ClientSession, token: str) -> web.Application:
 
 
 async def _pass_on(daemon: aiohttp.ClientSession, request: web.Request) -> web.StreamResponse:
-    """Answer what the daemon answers, as it comes; 502 where it does not."""
+    """Stream the daemon's answer through; 502 if there is none."""
     tags = {name: request.headers[name] for name in ("If-None-Match",) if name in request.headers}
     response = web.StreamResponse()
     try:

@@ -16,15 +16,15 @@ from shardcache.protocol import socket_path
 from shardcache.redact import printable
 
 Json = dict[str, Any]
-# Close it, as with `contextlib.aclosing`: whoever stops reading early gives the connection back by that.
+# Close it, as with `contextlib.aclosing`: a caller that stops reading early frees the connection that way.
 Lines = AsyncGenerator[Json, None]
 
 
 class AdminClient:
     """One command's connection to the daemon; an async context manager.
 
-    Every method raises NoDaemonError when nothing answers at the socket, DaemonError when this user may not use
-    it, and whatever error the daemon itself answers with.
+    Every method raises NoDaemonError if nothing answers at the socket, DaemonError if this user may not use it, and
+    any error that the daemon itself returns.
     """
 
     def __init__(self, socket: Path | None = None) -> None:
@@ -38,7 +38,7 @@ class AdminClient:
         self._http = aiohttp.ClientSession(
             "http://shardcache",
             connector=aiohttp.UnixConnector(str(self.socket)),
-            # A warm of a whole dataset takes hours, and its daemon may have nothing to say for a while.
+            # No total timeout: warming a whole dataset takes hours, with pauses between events.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         )
         return self
@@ -51,24 +51,24 @@ class AdminClient:
         return await self._json("GET", "/v1/status")
 
     async def evict(self, urls: list[str]) -> Json:
-        """Remove what matches from the cache; return what went, what stayed and why."""
+        """Evict the shards that match; return those evicted, and those kept with the reason."""
         return await self._json("POST", "/v1/evict", json={"urls": urls})
 
     async def unpin(self, urls: list[str]) -> Json:
-        """Take back pins of what matches; return what is pinned no longer, what still is and why."""
+        """Unpin the shards that match; return those unpinned, and those kept with the reason."""
         return await self._json("POST", "/v1/unpin", json={"urls": urls})
 
     async def settings(self) -> list[Json]:
-        """Return the settings that can be changed, with their present values."""
+        """Return the settings that can be changed, with their current values."""
         answer: list[Json] = (await self._json("GET", "/v1/settings"))["settings"]
         return answer
 
     async def set(self, name: str, value: str) -> Json:
-        """Change a setting; return its row, with what it was before."""
+        """Change a setting; return its row, with the previous value."""
         return await self._json("POST", "/v1/settings", json={"name": name, "value": value})
 
     def pins(self) -> Lines:
-        """Yield what is pinned."""
+        """Yield the pinned shards."""
         return self._lines("GET", "/v1/pins")
 
     def pin(self, urls: list[str]) -> Lines:
@@ -88,11 +88,11 @@ class AdminClient:
         return self._until_done("/v1/index", {"urls": urls})
 
     def probe(self, urls: list[str], *, quick: bool) -> Lines:
-        """Yield what the daemon finds of the stores of `urls`, or of all that it knows; `quick` leaves out the rate."""
+        """Yield the daemon's findings on the origins of `urls`, or on all known ones; `quick` skips the rate."""
         return self._lines("POST", "/v1/probe", json={"urls": urls, "quick": quick})
 
     def verify(self, prefix: str) -> Lines:
-        """Yield events until every cached shard below `prefix` was read again."""
+        """Yield events until every cached shard below `prefix` has been verified."""
         return self._until_done("/v1/verify", {"prefix": prefix})
 
     async def _json(self, method: str, path: str, **options: Any) -> Json:
@@ -111,7 +111,7 @@ class AdminClient:
             async for event in events:
                 yield event
         if event.get("event") != "done":
-            raise NoDaemonError("the daemon stopped before it was done", url=str(self.socket))
+            raise NoDaemonError("the daemon stopped before the request was done", url=str(self.socket))
 
     @asynccontextmanager
     async def _request(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -123,7 +123,7 @@ class AdminClient:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn what aiohttp raises into what the user can act on."""
+        """Turn aiohttp's errors into errors that the user can act on."""
         try:
             yield
         except aiohttp.ClientConnectorError as exn:
@@ -147,7 +147,7 @@ class AdminClient:
 
 
 def _shown(value: Any) -> Any:
-    """Return JSON in which no text commands the terminal: urls, names and reasons are those of others."""
+    """Return JSON without terminal control sequences: urls, names and reasons come from other users."""
     match value:
         case str():
             return printable(value)

@@ -1,4 +1,4 @@
-"""What every command shares: its options, its exit codes and how an error looks."""
+"""Options, exit codes and error output shared by all commands."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
 
 
 def json_option(command: Command) -> Command:
-    """Add `--json` as the argument `as_json`; errors are then JSON too."""
+    """Add `--json` as the argument `as_json`; errors are then printed as JSON too."""
     option = click.option("--json", "as_json", is_flag=True, callback=_remember, help="Print JSON.")
     return option(command)
 
 
 def socket_option(command: Command) -> Command:
-    """Add `--socket` as the argument `socket`, None where not given."""
+    """Add `--socket` as the argument `socket`, None if not given."""
     option = click.option(
         "--socket",
         type=click.Path(path_type=Path),
-        help="The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else where a daemon is looked for]",
+        help="The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]",
     )
     return option(command)
 
 
 def print_json(value: object) -> None:
-    """Print one JSON value on a line of its own."""
+    """Print a JSON value on one line."""
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
 def fail() -> NoReturn:
-    """End the command with "what was asked failed"; the reason is already on the screen."""
+    """End the command with exit code 1; the reason has already been printed."""
     click.get_current_context().exit(FAILED)
 
 
 def report(error: ShardcacheError, ctx: click.Context) -> int:
-    """Show what happened, where and what to do; return the exit code that belongs to it."""
+    """Print an error, where it happened and what to do; return its exit code."""
     click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
     if error.url:
         click.echo(f"  Where: {error.url}", err=True)
@@ -76,7 +76,7 @@ def exit_code(error: ShardcacheError) -> int:
 
 
 async def print_events(events: AsyncIterator[dict[str, Any]]) -> int:
-    """Print a line of JSON for each event of long work; return how many were errors of single shards."""
+    """Print a line of JSON for each event; return the number of shards that failed."""
     failed = 0
     async for event in events:
         print_json(event)

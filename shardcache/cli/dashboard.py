@@ -1,4 +1,4 @@
-"""`shardcache dashboard`: the daemon's page in a browser, for whoever may use the socket."""
+"""`shardcache dashboard`: the dashboard in a browser, for every user of the socket."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _DESKTOP = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
 
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free one]")
-@click.option("--open/--no-open", "to_open", default=True, help="Open the page in this desktop's browser.")
+@click.option("--open/--no-open", "to_open", default=True, help="Open the page in a local browser.")
 @json_option
 @socket_option
 def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> None:
-    """Show the daemon's page in a browser, until Ctrl-C.
+    """Show the dashboard in a browser, until Ctrl-C.
 
-    The page is to be had on this machine alone, by the url that is printed: who does not know its token sees nothing.
-    It shows what you may see, and changes nothing. From another machine, forward the port:
+    The page is served on this machine only, at the printed url, whose token is required. It shows what you may see and
+    is read-only. From another machine, forward the port:
 
     ssh -L 9301:127.0.0.1:9301 NODE shardcache dashboard --no-open --port 9301
     """
@@ -42,7 +42,7 @@ async def _dashboard(port: int, to_open: bool, as_json: bool, socket: Path | Non
         if as_json:
             print_json({"url": bridge.url, "socket": str(bridge.socket)})
         else:
-            click.echo(f"The dashboard of {bridge.socket}:\n\n    {bridge.url}\n\nCtrl-C ends it.")
+            click.echo(f"Dashboard of {bridge.socket}:\n\n    {bridge.url}\n\nPress Ctrl-C to stop.")
         with _doorway(bridge.url) as door:
             if to_open:
                 await asyncio.to_thread(webbrowser.open, door.as_uri())
@@ -55,14 +55,14 @@ async def _bridge(port: int, socket: Path | None) -> AsyncIterator[Bridge]:
     from shardcache.cli.client import AdminClient
 
     async with AdminClient(socket) as daemon:
-        await daemon.status()  # raises, with a remedy, where none answers
+        await daemon.status()  # raises, with a remedy, if no daemon answers
         async with bridging(daemon.socket, port) as bridge:
             yield bridge
 
 
 @contextmanager
 def _doorway(url: str) -> Iterator[Path]:
-    """Yield a file that leads to the url: a browser's command line, token and all, can be read by every user."""
+    """Yield a file that redirects to the url: every user can read the browser's command line, token included."""
     with TemporaryDirectory(prefix="shardcache-dashboard-") as folder:
         door = Path(folder) / "dashboard.html"
         door.write_text(f'<!doctype html><title>shardcache</title><meta http-equiv="refresh" content="0; url={url}">')

@@ -1,4 +1,4 @@
-"""One frame of `shardcache top`: a status page, and what changed since the one before, cut to the screen. Pure."""
+"""One frame of `shardcache top`: a status page and the rates since the previous one, cut to the screen. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from shardcache.units import size
 Row = Mapping[str, Any]
 
 _BAR_COLUMNS = 12
-# A table's heading, and the blank line above it.
+# A table's heading and the blank line above it.
 _HEADING_LINES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What is known at one moment.
+    """The data of one frame.
 
     Attributes:
-        page: the last status page.
-        rates: what happened since the page before it; None where there is none.
-        trouble: why there is no newer page; None while the daemon answers.
+        page: the latest status page.
+        rates: the rates since the previous page; None without one.
+        trouble: the reason that there is no newer page; None while the daemon answers.
     """
 
     page: Page
@@ -41,14 +41,14 @@ class Moment:
     trouble: ShardcacheError | None = None
 
     def to_json(self) -> Page:
-        """Return what `shardcache top --json` prints of it."""
+        """Return the JSON that `shardcache top --json` prints."""
         if self.trouble:
             return {"error": self.trouble.to_json()}
         return self.page | {"rates": self.rates and self.rates.to_json()}
 
 
 def frame(moment: Moment, height: int | None = None) -> RenderableType:
-    """Return what to show, at most `height` lines of it where that is given."""
+    """Return the rendered frame, at most `height` lines of it if given."""
     head, page = _head(moment), moment.page
     jobs, transfers = sorted(page["jobs"], key=_job_order), sorted(page["transfers"], key=_transfer_order)
     headings = (bool(jobs) + bool(transfers)) * _HEADING_LINES
@@ -63,7 +63,7 @@ def frame(moment: Moment, height: int | None = None) -> RenderableType:
 
 
 def share(lines: int | None, jobs: int, transfers: int) -> tuple[int, int]:
-    """Divide lines between two lists: half for each, and what one does not need for the other; None is no limit."""
+    """Divide lines between two lists: half for each, plus any that the other does not need; None means no limit."""
     if lines is None:
         return jobs, transfers
     for_jobs = min(jobs, max(lines // 2, lines - transfers))
@@ -71,7 +71,7 @@ def share(lines: int | None, jobs: int, transfers: int) -> tuple[int, int]:
 
 
 def _section(rows: Sequence[Row], lines: int, table: Callable[[Sequence[Row]], Table]) -> list[RenderableType]:
-    """Return the table of as many rows as fit; where not all do, the last line tells how many are left out."""
+    """Return a table of the rows that fit; if some do not, the last line says how many are hidden."""
     if not rows or not lines:
         return []
     shown = rows if len(rows) <= lines else rows[: lines - 1]
@@ -88,11 +88,11 @@ def _head(moment: Moment) -> Table:
     if trouble := cells.disk(moment.page):
         trouble.no_wrap, trouble.overflow = True, "ellipsis"
         head.add_row(Text("disk", "red"), trouble)
-    head.add_row("store", one_line(_store(counters, moment.rates)))
+    head.add_row("origin", one_line(_store(counters, moment.rates)))
     head.add_row("leases", one_line(_leases(counters, moment.rates)))
     head.add_row("since start", one_line(cells.troubles(counters)))
     if moment.trouble:
-        head.add_row(Text("daemon", "red"), one_line(f"{moment.trouble.message}; trying again", "red"))
+        head.add_row(Text("daemon", "red"), one_line(f"{moment.trouble.message}; retrying", "red"))
     return head
 
 
@@ -106,7 +106,7 @@ def _leases(counters: Row, rates: Rates | None) -> str:
     return f"{asked}{cells.leases(counters)}"
 
 
-# Jobs: those in trouble first, those that have ended last
+# Jobs: waiting ones first, ended ones last
 
 
 def _job_order(job: Row) -> tuple[bool, bool, float, str]:
@@ -129,7 +129,7 @@ def _job_table(jobs: Sequence[Row], rates: Rates | None) -> Table:
     return table
 
 
-# Transfers: what somebody waits for first, then what is needed soonest
+# Transfers: those being waited for first, then by when they are needed
 
 
 def _transfer_order(transfer: Row) -> tuple[bool, bool, float, str]:

@@ -1,4 +1,4 @@
-"""`shardcache index`: write down which shards a dataset has, and how many samples each holds."""
+"""`shardcache index`: write an index file with a dataset's shards and their sample counts."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _SUFFIX = ".json"
 
 
 def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
-    """Refuse at once what could not be written, or found to be an index, after hours of reading."""
+    """Reject an output path early that could not be written, or not be recognized as an index."""
     if path == _STDOUT:
         return path
     if ":" in path.parts[0]:
-        raise click.BadParameter("name a local file, and upload it with the store's own tool")
+        raise click.BadParameter("name a local file, then upload it with the object store's own tool")
     if path.suffix != _SUFFIX:
-        raise click.BadParameter(f"datasets know an index by its name: end it with {_SUFFIX}")
+        raise click.BadParameter(f"datasets recognize an index by its name: it must end in {_SUFFIX}")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise click.BadParameter(f"the folder {path.parent} does not exist, or you may not write there")
+        raise click.BadParameter(f"the folder {path.parent} does not exist or is not writable")
     return path
 
 
@@ -44,22 +44,22 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     callback=_place,
-    help="Where to write the index, a .json file; - for standard output.",
+    help="The index file to write (.json); - for standard output.",
 )
 @click.option(
     "--relative-to",
     metavar="URL",
-    help="Name the shards below this folder relative to it, for an index that will lie there.  [default: whole urls]",
+    help="Write shard names relative to this folder, for an index stored there.  [default: full urls]",
 )
 @json_option
 @socket_option
 def index(urls: tuple[str, ...], output: Path, relative_to: str | None, as_json: bool, socket: Path | None) -> None:
     """Write an index of a dataset: each shard's samples, size and version.
 
-    URL is a brace pattern (quote it), a glob, a prefix ending in "/", a single shard, or an index that may be out of
-    date. Each shard is read once, through the cache, which may be smaller than the dataset; a shard whose count is
-    known is not read. Put the file beside the shards, or anywhere, and use it as the dataset's url. When a shard
-    fails, nothing is written.
+    URL is a brace pattern (quote it), a glob, a prefix ending in "/", a single shard, or an outdated index. Each shard
+    is read once, through the cache, which may be smaller than the dataset; shards whose count is known are not read.
+    Store the file next to the shards, or anywhere, and use it as the dataset's url. If a shard fails, nothing is
+    written.
     """
     if as_json and output == _STDOUT:
         raise click.UsageError("--json and -o - both print to standard output")
@@ -74,7 +74,7 @@ def index(urls: tuple[str, ...], output: Path, relative_to: str | None, as_json:
 
 
 async def _count(urls: list[str], socket: Path | None, output: Path, as_json: bool) -> list[ShardRef] | None:
-    """Return the shards in order, None when one failed."""
+    """Return the shards in order, None if one failed."""
     from shardcache.cli.client import AdminClient
 
     found: dict[int, ShardRef] = {}
@@ -88,7 +88,7 @@ async def _count(urls: list[str], socket: Path | None, output: Path, as_json: bo
 
 
 async def _noted(events: AsyncIterator[Json], found: dict[int, ShardRef]) -> AsyncGenerator[Json, None]:
-    """Yield the events; keep what they tell of each shard under its place in the list."""
+    """Yield the events; collect each shard in `found`, by its position in the list."""
     async for event in events:
         if event["event"] == "shard":
             found[event["number"]] = ShardRef(event["url"], event["version"], event["size_bytes"], event["samples"])
@@ -103,15 +103,15 @@ async def _show_events(events: AsyncIterator[Json], output: Path) -> int:
     done, failed = await follow(events, console, "counting")
     console.print(
         f"{count(done['shards'], 'shard')}, {count(done['samples'], 'sample')}: {done['fetched']:,} fetched, "
-        f"{done['known']:,} known already, {done['failed']:,} failed; {size(done['origin_bytes'])} from the store"
+        f"{done['known']:,} already known, {done['failed']:,} failed; {size(done['origin_bytes'])} from the origin"
     )
     if failed:
-        console.print("no index is written: it would lack what failed")
+        console.print("no index written: it would lack the failed shards")
     return failed
 
 
 def _write(path: Path, text: str) -> None:
-    """Put the whole file in its place at once. Raises ShardcacheError."""
+    """Write the file atomically. Raises ShardcacheError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("x", encoding="utf-8") as file:
@@ -121,9 +121,9 @@ def _write(path: Path, text: str) -> None:
         draft.replace(path)
     except OSError as exn:
         raise ShardcacheError(
-            f"the index cannot be written ({exn.strerror})",
+            f"cannot write the index ({exn.strerror})",
             url=str(path),
-            remedy="name another place with -o; what was counted is remembered, so that the next run reads nothing",
+            remedy="choose another path with -o; the counts are remembered, so the next run reads nothing",
         ) from exn
     finally:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Keys pressed while a command shows something."""
+"""Key presses while a command is displaying output."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MOST_BYTES = 64
 
 @contextlib.contextmanager
 def on_key(key: str, action: Callable[[], object]) -> Iterator[None]:
-    """Call `action` when `key` is pressed, or the terminal hangs up; do nothing where input is no terminal.
+    """Call `action` when `key` is pressed or the terminal hangs up; do nothing if stdin is not a terminal.
 
-    Ctrl-C remains what it is. Needs a running event loop.
+    Ctrl-C works as usual. Needs a running event loop.
     """
     if not sys.stdin.isatty():
         yield

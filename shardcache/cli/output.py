@@ -1,4 +1,4 @@
-"""How results look: rich on a terminal, plain text that is never wrapped or cut elsewhere."""
+"""Output formatting: rich on a terminal; elsewhere plain text, never wrapped or cut."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PIPE_COLUMNS = 10_000
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console for the terminal, or one for a pipe or file."""
+    """Return a console for a terminal, or for a pipe or file."""
     console = Console(stderr=stderr, highlight=False)
     if console.is_terminal:
         return console
@@ -34,7 +34,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def make_table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None) -> Table:
-    """Return a table without frames: quiet on a terminal, easy to cut in a pipe."""
+    """Return a table without borders: unobtrusive on a terminal, easy to `cut` in a pipe."""
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
     for column in columns:
         right = column in numbers
@@ -50,12 +50,12 @@ def count(number: int, noun: str) -> str:
 
 
 def one_line(text: str, style: str = "") -> Text:
-    """Return text, never markup, of which a narrow column shows the beginning."""
+    """Return plain text (never markup) that a narrow column truncates at the end."""
     return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 class Tail:
-    """A line of which a narrow column shows the end: what tells one url from another."""
+    """A line that a narrow column truncates at the start: urls differ at the end."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -69,7 +69,7 @@ class Tail:
 
 
 class ByteProgress:
-    """A progress bar in bytes and shards; silent where the output is no terminal. A context manager."""
+    """A progress bar in bytes and shards, hidden if the output is not a terminal. A context manager."""
 
     def __init__(self, console: Console, label: str) -> None:
         self.console = console
@@ -94,7 +94,7 @@ class ByteProgress:
         self._progress.stop()
 
     def update(self, event: dict[str, Any]) -> None:
-        """Show what the event tells of `done_bytes`, `total_bytes`, `done_shards` and `shards`."""
+        """Show the event's `done_bytes`, `total_bytes`, `done_shards` and `shards`."""
         if "done_shards" in event:
             self._progress.update(self._task, shards=f"{event['done_shards']:,}/{event['shards']:,} shards")
         self._progress.update(self._task, completed=event.get("done_bytes"), total=event.get("total_bytes"))
@@ -103,10 +103,10 @@ class ByteProgress:
 async def follow(
     events: AsyncIterator[dict[str, Any]], console: Console, label: str, *, each_shard: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """Show how far long work over shards is, and each failure; return its `done` event and how many failed.
+    """Show the progress of long work over shards, and each failure; return its `done` event and the failure count.
 
     Args:
-        each_shard: whether a line tells of each shard, where there is no terminal for a bar.
+        each_shard: True to print a line per shard if there is no terminal for a progress bar.
     """
     failures = FailureList(console)
     with ByteProgress(console, label) as bar:
@@ -126,7 +126,7 @@ async def follow(
 
 
 class FailureList:
-    """Errors of single shards: a line each as they come, every remedy once at the end."""
+    """Errors of single shards: one line each as they occur, and each distinct remedy once at the end."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -137,7 +137,7 @@ class FailureList:
         return self._count
 
     def add(self, error: dict[str, Any], url: str | None = None) -> None:
-        """Print one shard's error, given as `ShardcacheError.to_json` makes it."""
+        """Print one shard's error, in the form of `ShardcacheError.to_json`."""
         self._count += 1
         if error.get("remedy"):
             self._remedies[error["remedy"]] = None
@@ -146,6 +146,6 @@ class FailureList:
         self._console.print(Text("failed  ", style="red").append(text, style="default"))
 
     def explain(self) -> None:
-        """Print what can be done, after the last error."""
+        """Print the remedies, after the last error."""
         for remedy in self._remedies:
             self._console.print(f"  What to do: {remedy}", markup=False)

@@ -1,4 +1,4 @@
-"""The status page for people."""
+"""The status page as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = Mapping[str, Any]
 
 
 def show_page(console: Console, page: Row) -> None:
-    """Print what `GET /v1/status` answered."""
+    """Print a status page as returned by `GET /v1/status`."""
     console.print(headline(page))
     console.print()
     console.print(_facts(page))
@@ -28,7 +28,7 @@ def show_page(console: Console, page: Row) -> None:
 
 
 def headline(page: Row) -> Text:
-    """Return the line that tells which daemon this is."""
+    """Return the line that identifies the daemon."""
     rest = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
     return Text.assemble((f"shardcache {page['version']}", "bold"), rest)
 
@@ -43,7 +43,7 @@ def _facts(page: Row) -> Table:
         facts.add_row("pinned", pins)
     if trouble := cells.disk(page):
         facts.add_row(Text("disk", "red"), trouble)
-    facts.add_row("store", f"{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')}")
+    facts.add_row("origin", f"{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')}")
     facts.add_row("leases", cells.leases(counters))
     facts.add_row("since start", cells.troubles(counters))
     if scrub := cells.scrub(page):
@@ -52,7 +52,7 @@ def _facts(page: Row) -> Table:
 
 
 def transfer_table(rows: Sequence[Row], bar_columns: int = 40, url: Callable[[str], RenderableType] = Text) -> Table:
-    """Return a line a transfer; `url` makes what its name looks like."""
+    """Return a table with one line per transfer; `url` renders its name."""
     numbers = ("bytes", "rate", "needed in", "waiting")
     table = make_table("transfer", "", "bytes", "rate", "class", "needed in", "waiting", numbers=numbers)
     for row in rows:

@@ -1,4 +1,4 @@
-"""`shardcache pin` and `shardcache unpin`: what stays in the cache whatever is read."""
+"""`shardcache pin` and `shardcache unpin`: protect shards from eviction."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from shardcache.protocol import from_here
 @json_option
 @socket_option
 def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
-    """Fetch shards and have them stay until they are unpinned; without URL, list what is pinned.
+    """Fetch shards and keep them cached until they are unpinned; without URL, list the pinned shards.
 
-    URL is what `warm` takes: a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single
-    shard. Pins outlive the daemon. With --json, one line of JSON an event, or a pin. Ctrl-C stops the waiting: what is
-    pinned by then stays pinned, and is kept whenever it comes.
+    URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard, as for `warm`.
+    Pins survive a restart of the daemon. With --json, prints one line of JSON per event or pin. Ctrl-C stops waiting:
+    shards pinned so far stay pinned, and are kept once they are fetched.
     """
     if asyncio.run(_pin([from_here(url) for url in urls], socket, as_json) if urls else _list(socket, as_json)):
         fail()
@@ -46,9 +46,9 @@ async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
     console = make_console()
     done, failed = await follow(events, console, "pinning", each_shard=True)
     pins = done["pins"]
-    outcome = f"{done['fetched']:,} fetched, {done['cached']:,} already here; {failed:,} failed"
+    outcome = f"{done['fetched']:,} fetched, {done['cached']:,} already cached; {failed:,} failed"
     console.print(f"{count(done['shards'] - failed, 'shard')} pinned: {outcome}")
-    console.print(f"{size(pins['size_bytes'])} of at most {size(pins['limit_bytes'])} are pinned now")
+    console.print(f"{size(pins['size_bytes'])} of at most {size(pins['limit_bytes'])} pinned now")
     return failed
 
 
@@ -70,11 +70,11 @@ def _show_pins(rows: list[dict[str, Any]]) -> None:
     from shardcache.cli.output import make_console, make_table
     from shardcache.units import size
 
-    table = make_table("url", "size", "in the cache", "by user", numbers=("size",))
+    table = make_table("url", "size", "cached", "pinned by", numbers=("size",))
     for row in sorted(rows, key=itemgetter("url")):
         users = ", ".join(map(str, row["uids"]))
-        table.add_row(Text(row["url"]), size(row["size_bytes"]), "yes" if row["here"] else "not now", users)
-    make_console().print(table if rows else "nothing is pinned")
+        table.add_row(Text(row["url"]), size(row["size_bytes"]), "yes" if row["here"] else "no", users)
+    make_console().print(table if rows else "no shards are pinned")
 
 
 @click.command()
@@ -82,10 +82,10 @@ def _show_pins(rows: list[dict[str, Any]]) -> None:
 @json_option
 @socket_option
 def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
-    """Let shards go again when their room is needed.
+    """Unpin shards, so that they may be evicted.
 
-    URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against what is pinned. Yours are the
-    pins that go; root and the daemon's own user take back everybody's. Exits 1 when one stayed or nothing matched.
+    URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the pinned shards. Removes your
+    own pins; root and the daemon's own user remove everybody's. Exits 1 if a shard stayed pinned or nothing matched.
     """
     answer = asyncio.run(_unpin([from_here(url) for url in urls], socket))
     if as_json:
@@ -108,7 +108,7 @@ def _show_unpinned(answer: dict[str, Any]) -> None:
 
     console = make_console()
     if not answer["unpinned"] and not answer["kept"]:
-        console.print("nothing that is pinned matches; see `shardcache pin`", markup=False)
+        console.print("no pinned shard matches; see `shardcache pin`", markup=False)
         return
     for row in answer["kept"]:
         console.print(f"kept  {row['url']}: {row['reason']}", markup=False)

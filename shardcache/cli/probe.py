@@ -1,4 +1,4 @@
-"""`shardcache probe`: the daemon's health as an exit code, for whoever supervises it."""
+"""`shardcache probe`: the daemon's health as an exit code, for supervisors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ _PAUSE_S = 0.2
 
 @click.command()
 @click.argument("what", type=click.Choice(list(PASSES)))
-@click.option("--timeout-s", type=_SECONDS, default=LIMIT_S, show_default=True, help="For an answer.")
-@click.option("--wait-s", type=_SECONDS, default=0.0, help="Ask again for so long, until it is.  [default: ask once]")
+@click.option("--timeout-s", type=_SECONDS, default=LIMIT_S, show_default=True, help="Time limit for an answer.")
+@click.option(
+    "--wait-s",
+    type=_SECONDS,
+    default=0.0,
+    help="Keep asking for this long until the probe passes.  [default: ask once]",
+)
 @json_option
 @socket_option
 def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Path | None) -> None:
-    """Exit 0 when the daemon is as WHAT asks, 1 when it is not, 3 when none answers.
+    """Exit 0 if the daemon passes the probe WHAT, 1 if it does not, 3 if no daemon answers.
 
-    startup: it has begun to serve. ready: its disk is well, and it is not stopping. live: it answers, and its disk does
-    not hang. None of them depends on a store.
+    startup: the daemon has started to serve. ready: its disk is healthy, and it is not stopping. live: it answers, and
+    its disk does not hang. None of the probes depends on an object store.
     """
     health = _ask_until(what, socket, timeout_s, time.monotonic() + wait_s)
     if as_json:
@@ -39,11 +44,11 @@ def probe(what: str, timeout_s: float, wait_s: float, as_json: bool, socket: Pat
 
 
 def _ask_until(what: str, socket: Path | None, timeout_s: float, deadline_s: float) -> dict[str, Any]:
-    """Return the first answer with which the probe succeeds, or the one at the deadline; raises as `ask` does then."""
+    """Return the first answer that passes the probe, or the one at the deadline; then raises as `ask` does."""
     while time.monotonic() < deadline_s:
         with suppress(NoDaemonError):
             health = ask(socket, timeout_s)
             if passes(what, health):
                 return health
-        time.sleep(_PAUSE_S)  # nobody tells of a daemon that is not there yet
+        time.sleep(_PAUSE_S)  # polling: nothing signals a daemon's start
     return ask(socket, timeout_s)

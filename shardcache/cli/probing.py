@@ -1,4 +1,4 @@
-"""What health probes ask the daemon, with the standard library alone: they ask on every node, every few seconds.
+"""Health probes, with only the standard library: they run on every node every few seconds.
 
 `python -m shardcache.cli.probing live` is `shardcache probe live` at the default socket, in half the time.
 """
@@ -14,14 +14,14 @@ from typing import Any
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import socket_path
 
-# What the daemon may say of itself for each probe to succeed. No answer to any of them depends on a store.
+# The health states in which each probe passes. None depends on an origin.
 PASSES = {
-    "startup": frozenset({"ok", "degraded"}),  # it has begun to serve
-    "ready": frozenset({"ok"}),  # it takes all that it is for: its disk is well, and it does not stop
-    "live": frozenset({"ok", "degraded", "draining"}),  # it answers; a new process would mend neither disk nor store
+    "startup": frozenset({"ok", "degraded"}),  # the daemon has started to serve
+    "ready": frozenset({"ok"}),  # it is fully functional: its disk is healthy, and it is not stopping
+    "live": frozenset({"ok", "degraded", "draining"}),  # it answers; a restart would fix neither disk nor origin
 }
 LIMIT_S = 5.0
-# A disk that is full or broken still answers; only a new process may be rid of one that hangs. As server/standing.py.
+# A full or broken disk still responds; a restart may help only with one that hangs. As in server/standing.py.
 HUNG_S = 120.0
 
 _REQUEST = b"GET /v1/health HTTP/1.0\r\nHost: shardcache\r\n\r\n"
@@ -29,14 +29,14 @@ _FAILED, _USAGE, _NO_DAEMON = 1, 2, 3
 
 
 def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Return what the daemon says of its health.
+    """Return the health that the daemon reports.
 
     Args:
-        path: of its socket; None where it is usually found.
-        limit_s: for each step of the exchange.
+        path: the daemon's socket; None for the default one.
+        limit_s: time limit for each step of the exchange.
 
-    Raises NoDaemonError when nothing answers in that time, DaemonError when this user may not ask, or when something
-    else answers.
+    Raises NoDaemonError if nothing answers in that time, DaemonError if this user may not ask or something else
+    answers.
     """
     where = socket_path(path)
     try:
@@ -51,11 +51,11 @@ def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
         health: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
         return health | {"status": str(health["status"])}
     except (ValueError, KeyError, TypeError):
-        raise DaemonError("what answers at the socket is no shardcache daemon", url=str(where)) from None
+        raise DaemonError("the server at the socket is not a shardcache daemon", url=str(where)) from None
 
 
 def passes(what: str, health: dict[str, Any]) -> bool:
-    """Tell whether a probe succeeds with a daemon of this health."""
+    """Return True if a daemon of this health passes the probe."""
     hangs = what == "live" and health.get("disk", {}).get("silent_s", 0.0) > HUNG_S
     return health["status"] in PASSES[what] and not hangs
 
@@ -69,7 +69,7 @@ def _exchange(path: Path, limit_s: float) -> bytes:
 
 
 def main(args: list[str]) -> int:
-    """Run one probe; print what the daemon said, and return the exit code."""
+    """Run one probe; print the daemon's status and return the exit code."""
     if len(args) != 1 or args[0] not in PASSES:
         print(f"usage: python -m shardcache.cli.probing {'|'.join(PASSES)}", file=sys.stderr)
         return _USAGE

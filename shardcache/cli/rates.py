@@ -1,4 +1,4 @@
-"""What happened between two status pages. Pure."""
+"""Rates between two status pages. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ JobKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """A daemon's pace over one interval.
+    """A daemon's rates over one interval.
 
     Attributes:
-        interval_s: the daemon's own time between the two pages.
-        hits_per_s: leases of shards that were here already; `misses_per_s`: of those that were not.
-        waiting_share: by job, the part of the interval in which its readers had nothing to read, 0 to 1.
+        interval_s: time between the two pages by the daemon's clock.
+        hits_per_s: leases of shards that were cached; `misses_per_s`: of shards that were not.
+        waiting_share: by job, the fraction of the interval in which its readers waited for data, 0 to 1.
     """
 
     interval_s: float
@@ -28,7 +28,7 @@ class Rates:
     waiting_share: Mapping[JobKey, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `shardcache top --json` adds to the page."""
+        """Return the JSON that `shardcache top --json` adds to the page."""
         jobs = [{"name": n, "uid": uid, "waiting_share": round(s, 4)} for (n, uid), s in self.waiting_share.items()]
         return {
             "interval_s": round(self.interval_s, 3),
@@ -41,7 +41,7 @@ class Rates:
 
 
 def rates_between(former: Page | None, page: Page) -> Rates | None:
-    """Return the pace between two pages; None where they are not of one daemon, or of the same moment."""
+    """Return the rates between two pages; None if they come from different daemons or the same moment."""
     if former is None or former["pid"] != page["pid"] or former["uptime_s"] >= page["uptime_s"]:
         return None
     interval_s = float(page["uptime_s"] - former["uptime_s"])
@@ -61,7 +61,7 @@ def rates_between(former: Page | None, page: Page) -> Rates | None:
 
 
 def job_key(job: Mapping[str, Any]) -> JobKey:
-    """Return what tells one job from another."""
+    """Return a job's unique key."""
     return job["name"], job["uid"]
 
 
@@ -71,6 +71,6 @@ def _waiting_shares(former: Page, page: Page, interval_s: float) -> dict[JobKey,
     for job in page["jobs"]:
         if job["sessions"]:
             waited_s = job["stall_s"] - before_s.get(job_key(job), 0.0)
-            # Readers that came or went in between make the sum uncertain, never the share larger than the whole.
+            # Readers that joined or left in between make the sum inexact: keep the share between 0 and 1.
             shares[job_key(job)] = min(1.0, max(0.0, waited_s / (interval_s * job["sessions"])))
     return shares

@@ -1,4 +1,4 @@
-"""`shardcache serve`: its options are the fields of `Settings`, read when they are needed."""
+"""`shardcache serve`: its options are the fields of `Settings`, imported only when needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SettingsCommand(click.Command):
-    """A command with one option for each field of `Settings` that a command line can express."""
+    """A command with one option for each field of `Settings` that the command line can express."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return the declared parameters and those of `Settings`."""
@@ -28,7 +28,7 @@ def _option(name: str, field: FieldInfo) -> click.Option:
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     return click.Option(
         [flag, name],
-        # Everything else stays text: pydantic alone decides what a value means.
+        # Everything else stays text, for pydantic to parse.
         type=click.Choice(choices) if choices else str,
         metavar=None if choices else _metavar(field),
         multiple=is_list,
@@ -37,7 +37,7 @@ def _option(name: str, field: FieldInfo) -> click.Option:
 
 
 def _fits_flag(field: FieldInfo) -> bool:
-    """Tables, such as `[[origin]]`, belong into the config file alone."""
+    """Return False for tables such as `[[origin]]`, which only the config file can express."""
     from pydantic import BaseModel
 
     members = get_args(field.annotation)
@@ -74,13 +74,13 @@ def _help(field: FieldInfo) -> str:
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="TOML file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml where it exists]",
+    help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml if it exists]",
 )
 def serve(config: Path | None, **flags: Any) -> None:
-    """Run this node's daemon until it is told to stop (SIGTERM or Ctrl-C).
+    """Run this node's daemon until SIGTERM or Ctrl-C.
 
-    Needs a folder on a local disk and credentials for the store by the usual chain (environment, profile,
-    instance role), or those of an [[origin]] table in the config file.
+    Needs a folder on a local disk, and credentials for the object store: from the usual chain (environment, profile,
+    instance role) or from an [[origin]] table of the config file.
     """
     from shardcache.config import Settings
     from shardcache.daemon import serve as run_daemon

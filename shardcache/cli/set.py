@@ -20,9 +20,9 @@ from shardcache.errors import ConfigError
 def set_(name: str, value: str, as_json: bool, socket: Path | None) -> None:
     """Change a setting of the running daemon: capacity, max-bandwidth or log-level; without NAME, show them.
 
-    VALUE is written as the flag of `serve` takes it; `none` takes the limit off max-bandwidth. A smaller capacity
-    evicts down to it, and is refused when what is in use or pinned would not fit. Changes hold until the daemon ends;
-    root and the daemon's own user may make them.
+    VALUE is written as for the flag of `serve`; `none` removes the limit of max-bandwidth. A smaller capacity evicts
+    shards down to it, and is refused if the leased and pinned shards would not fit. Changes last until the daemon
+    stops; only root and the daemon's own user may make them.
     """
     if name and not value:
         raise ConfigError(f"no value for {name}", remedy=f"shardcache set {name} VALUE")
@@ -44,7 +44,7 @@ async def _show(socket: Path | None, as_json: bool) -> None:
 def _show_settings(rows: list[dict[str, Any]]) -> None:
     from shardcache.cli.output import make_console, make_table
 
-    table = make_table("setting", "now", "what it is")
+    table = make_table("setting", "value", "description")
     for row in rows:
         table.add_row(_flag(row["name"]), _shown(row, "value"), row["description"].partition(" [default")[0])
     make_console().print(table)
@@ -71,9 +71,9 @@ def _show_change(row: dict[str, Any], value: str) -> None:
         console.print(f"warning: {row['warning']}", markup=False)
     if row.get("freed_bytes"):
         console.print(f"{size(row['freed_bytes'])} evicted", markup=False)
-    lasting = f"start the daemon with --{flag} {value}, or have it in its config file"
+    lasting = f"start the daemon with --{flag} {value}, or set it in the config file"
     lasting = lasting if row["value"] is not None else f"start the daemon without --{flag}"
-    console.print(f"until the daemon ends; for good: {lasting}", markup=False)
+    console.print(f"until the daemon stops; permanently: {lasting}", markup=False)
 
 
 def _flag(name: str) -> str:

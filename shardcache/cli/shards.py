@@ -1,4 +1,4 @@
-"""`shardcache ls` and `shardcache evict`: what is cached."""
+"""`shardcache ls` and `shardcache evict`: list and evict cached shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardcache.protocol import from_here
 def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     """List the cached shards whose url starts with PREFIX.
 
-    With --json, one line of JSON a shard.
+    With --json, prints one line of JSON per shard.
     """
     asyncio.run(_ls(prefix, socket, as_json))
 
@@ -60,10 +60,10 @@ def _show_shards(rows: list[dict[str, Any]]) -> None:
 @json_option
 @socket_option
 def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
-    """Remove shards from the cache; the store is never touched.
+    """Evict shards from the cache; the object store is never modified.
 
-    URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against what is cached. A shard
-    that is being read, or pinned, stays. Exits 1 when a shard stayed or nothing matched.
+    URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the cached shards. Leased and
+    pinned shards are kept. Exits 1 if a shard was kept or nothing matched.
     """
     answer = asyncio.run(_evict([from_here(url) for url in urls], socket))
     if as_json:
@@ -87,7 +87,7 @@ def _show_evicted(answer: dict[str, Any]) -> None:
 
     console = make_console()
     if not answer["evicted"] and not answer["kept"]:
-        console.print("nothing in the cache matches; see `shardcache ls`", markup=False)
+        console.print("no cached shard matches; see `shardcache ls`", markup=False)
         return
     for row in answer["kept"]:
         console.print(f"kept  {row['url']}: {row['reason']}", markup=False)

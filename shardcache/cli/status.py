@@ -1,4 +1,4 @@
-"""`shardcache status`: what this node's daemon holds, does and did."""
+"""`shardcache status`: this node's cache, counters, transfers and jobs."""
 
 from __future__ import annotations
 

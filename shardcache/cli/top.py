@@ -1,4 +1,4 @@
-"""`shardcache top`: what this node's daemon does, from moment to moment."""
+"""`shardcache top`: live view of this node's daemon."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _SHORTEST_INTERVAL_S = 0.1
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Time between updates.",
 )
-@click.option("--once", is_flag=True, help="Look twice, show one frame and end.")
+@click.option("--once", is_flag=True, help="Show one frame, with the rates of one interval, and exit.")
 @json_option
 @socket_option
 def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
     """Show the cache, jobs and transfers live.
 
-    q or Ctrl-C ends it. Where the output is no terminal, one frame is printed, with the rates of one interval. With
-    --json, one line of JSON an interval: the status page and its "rates", or "error" while no daemon answers.
+    Press q or Ctrl-C to quit. If the output is not a terminal, prints one frame, as with --once. With --json, prints
+    one line of JSON per interval: the status page and its "rates", or "error" while no daemon answers.
     """
     asyncio.run(_top(interval_s, once, as_json, socket))
 
@@ -62,9 +62,9 @@ async def _top(interval_s: float, once: bool, as_json: bool, socket: Path | None
 
 
 async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Moment, None]:
-    """Yield a moment now and after each interval, also while the daemon is away.
+    """Yield a moment now and after each interval, even while the daemon is down.
 
-    Raises DaemonError when it is not there to begin with.
+    Raises DaemonError if it is down at the start.
     """
     from shardcache.cli.frame import Moment
     from shardcache.cli.rates import rates_between
@@ -86,7 +86,7 @@ async def _look(daemon: AdminClient) -> Page:
         async with asyncio.timeout(_ANSWER_LIMIT_S):
             return await daemon.status()
     except TimeoutError as exn:
-        raise NoDaemonError(f"the daemon has not answered for {_ANSWER_LIMIT_S:g} s", url=str(daemon.socket)) from exn
+        raise NoDaemonError(f"the daemon has not responded for {_ANSWER_LIMIT_S:g} s", url=str(daemon.socket)) from exn
 
 
 async def _first_with_rates(moments: AsyncIterator[Moment]) -> Moment:
@@ -120,7 +120,7 @@ async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> Non
     from shardcache.cli.keys import on_key
 
     try:
-        async with asyncio.timeout(None) as limit:  # which the key sets to the moment when it is pressed
+        async with asyncio.timeout(None) as limit:  # pressing the key makes it expire
             end = partial(limit.reschedule, 0.0)
             with Live(console=console, screen=True, auto_refresh=False) as live, on_key("q", end):
                 async for moment in moments:

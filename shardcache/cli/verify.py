@@ -1,4 +1,4 @@
-"""`shardcache verify`: read what is cached again, and check it."""
+"""`shardcache verify`: check cached shards against their checksums."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from shardcache.cli.common import fail, json_option, print_json, socket_option
 @json_option
 @socket_option
 def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
-    """Read every cached shard again and check it against its checksums.
+    """Read every cached shard and check it against its checksums.
 
-    With PREFIX, only the shards whose url starts with it. A damaged shard is put aside, so that the next reader
-    gets it fresh from the store. Exits 1 when one was found. With --json, one line of JSON an event.
+    With PREFIX, checks only the shards whose url starts with it. A damaged shard is quarantined, and re-fetched when it
+    is needed next. Exits 1 if one was found. With --json, prints one line of JSON per event.
     """
     if asyncio.run(_verify(prefix, socket, as_json)):
         fail()
 
 
 async def _verify(prefix: str, socket: Path | None, as_json: bool) -> int:
-    """Return how many shards were corrupt."""
+    """Return the number of damaged shards."""
     from shardcache.cli.client import AdminClient
 
     show = _print_events if as_json else _show_events
@@ -60,5 +60,5 @@ async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
                 case "done":
                     done = event
     failures.explain()
-    console.print(f"{count(done['shards'], 'shard')} read ({size(done['bytes'])}), {done['corrupt']:,} corrupt")
+    console.print(f"{count(done['shards'], 'shard')} verified ({size(done['bytes'])}), {done['corrupt']:,} damaged")
     return len(failures)

@@ -1,4 +1,4 @@
-"""`shardcache warm`: fetch shards before anyone asks for them."""
+"""`shardcache warm`: fetch shards into the cache ahead of time."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from shardcache.protocol import from_here
 @json_option
 @socket_option
 def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
-    """Fetch shards into the cache, and wait until they are there.
+    """Fetch shards into the cache, and wait until they are cached.
 
-    URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard. With
-    --json, one line of JSON an event. Ctrl-C stops the waiting.
+    URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard. With --json,
+    prints one line of JSON per event. Ctrl-C stops waiting.
     """
     failed = asyncio.run(_warm([from_here(url) for url in urls], socket, as_json))
     if failed:
@@ -45,7 +45,7 @@ async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
     console = make_console()
     done, failed = await follow(events, console, "warming", each_shard=True)
     console.print(
-        f"{count(done['shards'], 'shard')}: {done['fetched']:,} fetched, {done['cached']:,} already here, "
-        f"{done['failed']:,} failed; {size(done['origin_bytes'])} from the store"
+        f"{count(done['shards'], 'shard')}: {done['fetched']:,} fetched, {done['cached']:,} already cached, "
+        f"{done['failed']:,} failed; {size(done['origin_bytes'])} from the origin"
     )
     return failed

@@ -32,7 +32,7 @@ from shardcache.server.vitals import vitals
 
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-# Given urls, who asks, and where to tell events.
+# A long-running request: takes the urls, the peer and a callback for events.
 Errand = Callable[[list[str], Peer, Callable[[Json], Awaitable[None]]], Awaitable[None]]
 
 _STATUS: dict[type[ShardcacheError], int] = {
@@ -51,7 +51,7 @@ LOOP_LAG = web.AppKey("LOOP_LAG", LoopLag)
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer a typed error, or one of HTTP itself, with its JSON and the HTTP status that fits it best."""
+    """Turn a ShardcacheError or an HTTP error into its JSON, with the best matching HTTP status."""
     try:
         return await handler(request)
     except ShardcacheError as exn:
@@ -63,7 +63,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
             answer.headers["Allow"] = exn.headers["Allow"]
         return answer
     except ConnectionError:
-        return web.Response()  # who asked has gone in the middle of it: no answer arrives, and none is missed
+        return web.Response()  # the client disconnected midway and receives no response
 
 
 def _failure(exn: ShardcacheError, status: int) -> web.Response:
@@ -72,15 +72,15 @@ def _failure(exn: ShardcacheError, status: int) -> web.Response:
 
 @routes.get("/v1/openapi.json")
 async def describe(_request: web.Request) -> web.Response:
-    """Return the description of this API."""
+    """Return this API's OpenAPI document."""
     return web.json_response(document())
 
 
 @routes.get("/v1/health")
 async def health(request: web.Request) -> web.Response:
-    """Say that the daemon serves: `ok`, `degraded` while its disk is not well, `draining` before it ends.
+    """Report the daemon's health: `ok`, `degraded` while its disk is unhealthy, `draining` while it stops.
 
-    The HTTP status is 200 for all of them: a liveness probe must not end a daemon that serves what is cached.
+    The HTTP status is always 200: a liveness probe must not kill a daemon that still serves cached shards.
     """
     found = request.app[CACHE].health()
     return web.json_response(found | {"status": "draining"} if request.app[DRAIN].began else found)
@@ -88,7 +88,7 @@ async def health(request: web.Request) -> web.Response:
 
 @routes.get("/v1/status")
 async def status(request: web.Request) -> web.Response:
-    """Return version, process, cache, counters, transfers and jobs."""
+    """Return the version, process figures, cache, counters, transfers and jobs."""
     uptime_s = time.monotonic() - request.app[STARTED_AT_S]
     head: Json = {"version": __version__, "uptime_s": round(uptime_s, 3), "pid": os.getpid()}
     head["draining"] = request.app[DRAIN].began
@@ -98,57 +98,57 @@ async def status(request: web.Request) -> web.Response:
 
 @routes.get("/v1/shards")
 async def shards(request: web.Request) -> web.StreamResponse:
-    """Stream the cached shards whose url starts with `prefix`, a line each."""
+    """Stream the cached shards whose url starts with `prefix`, one per line."""
     return await _stream(request, request.app[CACHE].shards(request.query.get("prefix", ""), peer_of(request)))
 
 
 @routes.post("/v1/warm")
 async def warm(request: web.Request) -> web.StreamResponse:
-    """Fetch what `urls` name, streaming events, a line each."""
+    """Fetch the shards that `urls` name; stream events, one per line."""
     return await _tell(request, request.app[CACHE].warm)
 
 
 @routes.post("/v1/index")
 async def index(request: web.Request) -> web.StreamResponse:
-    """Count the samples of what `urls` name, streaming events, a line each."""
+    """Count the samples of the shards that `urls` name; stream events, one per line."""
     return await _tell(request, request.app[CACHE].index)
 
 
 @routes.post("/v1/evict")
 async def evict(request: web.Request) -> web.Response:
-    """Remove what `urls` match."""
+    """Evict the cached shards that `urls` match."""
     urls = take_strings(await _body(request), "urls")
     return web.json_response(await request.app[CACHE].evict(urls, peer_of(request)))
 
 
 @routes.get("/v1/pins")
 async def pins(request: web.Request) -> web.StreamResponse:
-    """Stream what is pinned, a line each."""
+    """Stream the pinned shards, one per line."""
     return await _stream(request, request.app[CACHE].pins(peer_of(request)))
 
 
 @routes.post("/v1/pin")
 async def pin(request: web.Request) -> web.StreamResponse:
-    """Pin what `urls` name and fetch it, streaming events, a line each."""
+    """Pin and fetch the shards that `urls` name; stream events, one per line."""
     return await _tell(request, request.app[CACHE].pin)
 
 
 @routes.post("/v1/unpin")
 async def unpin(request: web.Request) -> web.Response:
-    """Take back pins of what `urls` match."""
+    """Unpin the shards that `urls` match."""
     urls = take_strings(await _body(request), "urls")
     return web.json_response(await request.app[CACHE].unpin(urls, peer_of(request)))
 
 
 @routes.get("/v1/settings")
 async def settings(request: web.Request) -> web.Response:
-    """Return the settings that can be changed while the daemon runs, with their present values."""
+    """Return the settings that can be changed while the daemon runs, with their current values."""
     return web.json_response({"settings": request.app[CACHE].settings()})
 
 
 @routes.post("/v1/settings")
 async def change_setting(request: web.Request) -> web.Response:
-    """Change the setting called `name` to what `value` says, written as in a flag."""
+    """Set the setting `name` to `value`, written as on the command line."""
     body = await _body(request)
     name, value = take(body, "name", str), take(body, "value", str)
     return web.json_response(await request.app[CACHE].set(name, value, peer_of(request)))
@@ -156,20 +156,20 @@ async def change_setting(request: web.Request) -> web.Response:
 
 @routes.post("/v1/verify")
 async def verify(request: web.Request) -> web.StreamResponse:
-    """Read the shards below `prefix` again, streaming events, a line each."""
+    """Verify the cached shards whose url starts with `prefix`; stream events, one per line."""
     prefix = take(await _body(request), "prefix", str)
     return await _stream(request, request.app[CACHE].verify(prefix, peer_of(request)))
 
 
 @routes.post("/v1/probe")
 async def probe(request: web.Request) -> web.StreamResponse:
-    """Try the stores of `urls`, or all that are known, streaming findings, a line each."""
+    """Probe the origins of `urls`, or all known origins; stream findings, one per line."""
     quick = take(await _body(request), "quick", bool)
     return await _tell(request, partial(request.app[CACHE].probe, quick=quick))
 
 
 class _Lines:
-    """A response of JSON lines; it begins with the first one, so that an earlier error still gets its status."""
+    """A response of JSON lines. It starts with the first line, so that an earlier error still gets its HTTP status."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -187,7 +187,7 @@ async def _tell(request: web.Request, errand: Errand) -> web.StreamResponse:
     try:
         await errand(urls, peer_of(request), lines.write)
     except* ConnectionError:
-        pass  # whoever asked has gone: what is under way arrives, the rest is not begun
+        pass  # the client disconnected: running transfers finish, no others are started
     return lines.response
 
 
@@ -198,7 +198,7 @@ async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.Stre
         async for event in events:
             await lines.write(event)
     except ConnectionError:
-        pass  # whoever asked has gone
+        pass  # the client disconnected
     return lines.response
 
 

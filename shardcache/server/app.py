@@ -1,4 +1,4 @@
-"""The daemon's HTTP server: sessions and admin API over one socket."""
+"""The daemon's HTTP server: sessions and the admin API over one socket."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from shardcache.server.metrics import add_metrics
 from shardcache.server.session import CACHE, handle_session
 from shardcache.server.tcp import LISTENER, Listener, guard, harden, serving_tcp
 
-# What is still open when the drain has ended is closed.
+# Grace period of connections that are still open after the drain.
 _CLOSE_S = 0.5
 
 
 def make_app(cache: Cache, listener: Listener | None = None) -> web.Application:
-    """Return the application that serves a cache."""
+    """Return the web application that serves a cache."""
     app = web.Application(middlewares=[errors_as_json, guard, audit, refuse_new_work])
     app[CACHE] = cache
     app[AUDIT] = Audit()
@@ -56,9 +56,9 @@ def _add_dashboard(app: web.Application) -> None:
 
 @asynccontextmanager
 async def serving(cache: Cache, sock: socket.socket, listener: Listener | None = None) -> AsyncIterator[Drain]:
-    """Serve on a listening socket, and by TCP where that is asked for, until the block is left.
+    """Serve on a listening socket, and over TCP if there is a listener, until the block exits.
 
-    Yields what lets every answer under way out; after that, the socket still answers whoever asks how the daemon is.
+    Yields the Drain, which lets requests in progress finish; after that, the socket still answers health and status.
     """
     app = make_app(cache, listener)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)

@@ -1,4 +1,4 @@
-"""Who asked for what: a log line for each session and each errand, with the user's id."""
+"""The audit log: a line for each session and each request that changes something, with the user's id."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from shardcache.server.peer import peer_of
 
 log = structlog.get_logger()
 
-# Lines of one user in a period; what comes on top is only counted.
+# Lines per user and period; further events are only counted.
 _LINES = 120
 _PERIOD_S = 60.0
 
 
 class Audit:
-    """Writes the lines, so many a minute for each user: nobody fills the node's disk by asking."""
+    """Writes the audit lines, rate-limited per user: no user can fill the node's disk with requests."""
 
     def __init__(self) -> None:
         self._period_began_s = time.monotonic()
         self._lines: dict[int, int] = {}
 
     def note(self, event: str, uid: int, **fields: object) -> None:
-        """Log an event, unless the user has had too many."""
+        """Log an event, unless the user is over the limit."""
         now_s = time.monotonic()
         if now_s - self._period_began_s > _PERIOD_S:
             self._end_period(now_s)
@@ -36,17 +36,17 @@ class Audit:
 
     @contextmanager
     def session(self, uid: int) -> Iterator[None]:
-        """Log that a reader's session begins, and at the end of the block that it ends."""
-        self.note("session begins", uid)
+        """Log the start of a reader's session and, when the block exits, its end."""
+        self.note("session started", uid)
         try:
             yield
         finally:
-            self.note("session ends", uid)
+            self.note("session ended", uid)
 
     def _end_period(self, now_s: float) -> None:
         for uid, lines in self._lines.items():
             if lines > _LINES:
-                log.info("more than was logged", uid=uid, events=lines - _LINES)
+                log.info("audit lines suppressed", uid=uid, events=lines - _LINES)
         self._period_began_s = now_s
         self._lines.clear()
 
@@ -58,7 +58,7 @@ AUDIT = web.AppKey("AUDIT", Audit)
 async def audit(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Note who has something done; reading is not noted, and of sessions they tell themselves."""
+    """Log each request that changes something; reads are not logged, and sessions log themselves."""
     if request.method != "GET":
-        request.app[AUDIT].note("asked", peer_of(request).uid, what=request.path.rpartition("/")[2])
+        request.app[AUDIT].note("request", peer_of(request).uid, what=request.path.rpartition("/")[2])
     return await handler(request)

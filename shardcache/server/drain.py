@@ -1,4 +1,4 @@
-"""Stopping in good order: what is under way may end, what is new is refused, and everyone is told."""
+"""Graceful shutdown: running requests may finish, new ones are refused, and readers are notified."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from aiohttp import WSCloseCode, web
 
 from shardcache.errors import StoppingError
 
-# Who asked is answered within this, or asks the next daemon; a reader that is busy, or frozen, hears no goodbye.
+# Longer requests must be sent to the next daemon again; busy or frozen readers do not answer the close handshake.
 _LIMIT_S = 3.0
 
 
 class Drain:
-    """What is under way in a server, and whether it stops.
+    """The running requests and sessions of a server, and its shutdown.
 
     Attributes:
-        began: whether the daemon was told to stop.
-        sessions: of connected readers.
+        began: True once the daemon has been told to stop.
+        sessions: the connected readers' WebSockets.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Drain:
 
     @contextmanager
     def errand(self) -> Iterator[None]:
-        """Count a request that is waited for when the daemon stops. Raises StoppingError when it does already."""
+        """Track a request that shutdown waits for. Raises StoppingError if the daemon is already stopping."""
         if self.began:
             raise StoppingError("the daemon is stopping")
         task = asyncio.current_task()
@@ -46,7 +46,7 @@ class Drain:
             self._settle()
 
     async def run(self) -> None:
-        """Say goodbye to the readers, wait for what was asked for before, and end what takes too long."""
+        """Close the readers' sessions, wait for running requests, and cancel those that take too long."""
         self.began = True
         self._settle()
         with suppress(TimeoutError):
@@ -71,7 +71,7 @@ DRAIN = web.AppKey("DRAIN", Drain)
 async def refuse_new_work(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Let a daemon that stops take on nothing more; it still says how it is."""
+    """Refuse new work while the daemon stops; it still answers GET requests."""
     if request.method == "GET" and "Upgrade" not in request.headers:
         return await handler(request)
     try:

@@ -1,6 +1,6 @@
-"""Sockets that a service manager has bound and hands over (sd_listen_fds(3)).
+"""Socket activation: sockets that the service manager has bound and passes to the daemon (sd_listen_fds(3)).
 
-They stay open while one daemon goes and the next comes: who connects meanwhile waits in the queue, refused by nobody.
+They stay open from one daemon to the next: clients that connect in between wait in the backlog and are not refused.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _OTHERS = 0o007
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """What was handed over.
+    """The activated sockets.
 
     Attributes:
-        unix: the socket of jobs and tools, or None: the daemon makes its own.
-        tcp: sockets for reading status, in place of those that `--http` would make.
+        unix: the socket for jobs and tools; None if the daemon makes its own.
+        tcp: sockets for read-only status, in place of those that `--http` would bind.
     """
 
     unix: socket.socket | None = None
@@ -32,10 +32,10 @@ class Handed:
 
     @classmethod
     def take(cls, env: MutableMapping[str, str], pid: int) -> Self:
-        """Take over what `env` says to be handed to the process `pid`, and take that out of `env`.
+        """Take the sockets that `env` says were passed to the process `pid`, and remove the variables from `env`.
 
-        Raises ConfigError for what is no listening stream socket, for a second Unix socket, and for one that every user
-        of the node may connect to.
+        Raises ConfigError for anything other than a listening stream socket, for a second Unix socket, and for a Unix
+        socket that every user of the node may connect to.
         """
         meant_for, count, _names = (env.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
         if meant_for != str(pid) or not count.isdecimal():
@@ -43,23 +43,23 @@ class Handed:
         sockets = [_adopt(fd) for fd in range(_FIRST_FD, _FIRST_FD + int(count))]
         unix = [sock for sock in sockets if sock.family == socket.AF_UNIX]
         if len(unix) > 1:
-            raise ConfigError("two Unix sockets are handed over", remedy="give the socket unit one path")
+            raise ConfigError("more than one activated Unix socket", remedy="give the socket unit a single path")
         for sock in unix:
             _check_guarded(sock)
         return cls(unix[0] if unix else None, tuple(sock for sock in sockets if sock not in unix))
 
     def path(self, asked_for: Path | None) -> Path | None:
-        """Return where the Unix socket is, None without one.
+        """Return the path of the activated Unix socket, None without one.
 
-        Raises ConfigError when another place was asked for: clients would look there, and find nobody.
+        Raises ConfigError if `asked_for` is another path: clients would look there and find no daemon.
         """
         if self.unix is None:
             return None
         path = Path(self.unix.getsockname())
         if asked_for is not None and asked_for.resolve() != path.resolve():
             raise ConfigError(
-                f"the socket that is handed over is {path}, and --socket says {asked_for}",
-                remedy="leave --socket out, or change ListenStream= in the socket unit",
+                f"the activated socket is {path}, but --socket says {asked_for}",
+                remedy="omit --socket, or change ListenStream= in the socket unit",
             )
         return path
 
@@ -69,10 +69,10 @@ def _adopt(fd: int) -> socket.socket:
         sock = socket.socket(fileno=fd)
         listens = sock.family in _FAMILIES and sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as exn:
-        raise ConfigError(f"file descriptor {fd}, handed over as a socket, is none: {exn.strerror}") from exn
+        raise ConfigError(f"activated file descriptor {fd} is not a socket: {exn.strerror}") from exn
     if not listens or sock.type != socket.SOCK_STREAM:
         raise ConfigError(
-            f"file descriptor {fd}, handed over, is no listening stream socket",
+            f"activated file descriptor {fd} is not a listening stream socket",
             remedy="use ListenStream= and Accept=no in the socket unit",
         )
     sock.set_inheritable(False)
@@ -83,15 +83,15 @@ def _adopt(fd: int) -> socket.socket:
 def _check_guarded(sock: socket.socket) -> None:
     name = sock.getsockname()
     try:
-        # An abstract name, which comes as bytes, has no mode: whoever is on the node may connect to it.
+        # An abstract name (bytes) has no mode: every user of the node may connect to it.
         is_open = not isinstance(name, str) or Path(name).stat().st_mode & _OTHERS
     except OSError as exn:
         raise ConfigError(
-            f"the socket {name} is handed over, but nobody finds it there: {exn.strerror}",
+            f"the activated socket {name} has no file at its path: {exn.strerror}",
             remedy="restart the socket unit; RuntimeDirectoryPreserve=yes keeps its folder when the daemon stops",
         ) from exn
     if is_open:
         raise ConfigError(
-            f"every user of this node may connect to the socket {name!a}, which is handed over",
+            f"every user of this node may connect to the activated socket {name!a}",
             remedy="give the socket unit a path, SocketMode=0660 and SocketGroup=",
         )

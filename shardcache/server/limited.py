@@ -1,4 +1,4 @@
-"""A bound on the connections of one listening socket, and on how long each may last."""
+"""Limits on the number and the lifetime of a listening socket's connections."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import cast
 
 
 class Limit:
-    """Makes protocols like `inner` does, for so many connections at a time; any further one is closed at once.
+    """Protocol factory that wraps `inner` and closes every connection beyond `connections` at a time immediately.
 
-    A client that sends its request a byte a minute, or reads its answer so, holds a place for `limit_s` at most.
+    A client that sends its request or reads its answer a byte a minute occupies a connection for at most `limit_s`.
     """
 
     def __init__(self, inner: Callable[[], asyncio.Protocol], connections: int, limit_s: float) -> None:
@@ -34,7 +34,7 @@ class _Limited(asyncio.Protocol):
             transport.close()
             return
         self._limit.free -= 1
-        # Not `close`: that would wait until what was written is taken.
+        # Not `close`: that would wait until the client has read everything written.
         end = cast(asyncio.WriteTransport, transport).abort
         self._timer = asyncio.get_running_loop().call_later(self._limit.limit_s, end)
         self._inner = self._limit.inner()

@@ -1,4 +1,4 @@
-"""The Unix socket that the daemon is found at: made, guarded and removed."""
+"""The daemon's Unix socket: binding, permissions and removal."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 from shardcache.errors import ConfigError, DaemonError, SocketInUseError
 
-_MODE = 0o660  # the owner and the group may connect; whoever may connect may use the cache
-# As many readers as a node may have come back at once after a restart.
+_MODE = 0o660  # owner and group may connect; whoever may connect may use the cache
+# All readers of a node may reconnect together after a restart.
 BACKLOG = 1024
 
 
 @contextmanager
 def listening_at(path: Path, group: str | None, handed: socket.socket | None = None) -> Iterator[socket.socket]:
-    """Lend a socket that listens at `path`: the one handed over, or one made here, whose name goes at the end.
+    """Yield a socket that listens at `path`: the activated one, or a new one that is unlinked at the end.
 
-    Raises what `bind_socket` raises.
+    Raises whatever `bind_socket` raises.
     """
     if handed is not None:
         with handed:
@@ -35,9 +35,9 @@ def listening_at(path: Path, group: str | None, handed: socket.socket | None = N
 
 
 def bind_socket(path: Path, group: str | None) -> socket.socket:
-    """Return a listening socket at `path`, in place of one that a killed daemon left.
+    """Return a listening socket at `path`, replacing one left by a killed daemon.
 
-    Raises SocketInUseError when a daemon answers there, DaemonError when the socket cannot be made.
+    Raises SocketInUseError if a daemon answers there, DaemonError if the socket cannot be bound.
     """
     try:
         if not path.parent.exists():
@@ -48,12 +48,12 @@ def bind_socket(path: Path, group: str | None) -> socket.socket:
     except OSError as exn:
         raise DaemonError(
             f"cannot listen at {path}: {exn.strerror or exn}",
-            remedy="choose a folder that this user may write with --socket; its path has at most 107 bytes",
+            remedy="set --socket to a path of at most 107 bytes in a folder that this user may write to",
         ) from exn
 
 
 def unlink_socket(path: Path, sock: socket.socket) -> None:
-    """Remove the socket's name at the end, unless another daemon has put its own there."""
+    """Close the socket and remove its path, unless another daemon listens there by now."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         sock.close()
         probe.connect(os.fspath(path))
@@ -67,7 +67,7 @@ def _bind(path: Path, group: str | None) -> socket.socket:
     try:
         sock.bind(os.fspath(path))
         _give_to(path, group)
-        path.chmod(_MODE)  # before listen: nobody connects while the mode is still the umask's
+        path.chmod(_MODE)  # before listen: nobody can connect while the mode is still the umask's
         sock.listen(BACKLOG)
         sock.setblocking(False)
     except BaseException:
@@ -89,7 +89,7 @@ def _give_to(path: Path, group: str | None) -> None:
     try:
         shutil.chown(path, group=group)
     except LookupError:
-        raise ConfigError(f"there is no group {group!r}", remedy="correct --group or make the group") from None
+        raise ConfigError(f"there is no group {group!r}", remedy="correct --group or create the group") from None
 
 
 def _remove_stale(path: Path) -> None:
@@ -99,4 +99,4 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
             return
-    raise SocketInUseError("another daemon answers at the socket", url=str(path))
+    raise SocketInUseError("another daemon is listening on the socket", url=str(path))

@@ -1,4 +1,4 @@
-"""Checking what clients send: every field that is used has the type that the protocol gives it."""
+"""Validation of client messages: every field that is used has the type that the protocol defines."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from shardcache.protocol import ShardRef
 
 T = TypeVar("T")
 
-# Sums of such numbers stay such as JSON can hold, and SQLite and the kernel take each.
+# The largest integer that SQLite and the kernel accept; JSON can hold sums of such numbers.
 _MOST = 2**63 - 1
 _COLUMNS = 4
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """Return a message, whose bytes are UTF-8. Raises ProtocolError."""
+    """Parse a JSON message; bytes are UTF-8. Raises ProtocolError."""
     try:
         message = json.loads(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError) as exn:
-        raise ProtocolError(f"a message is no JSON: {exn}") from None
+        raise ProtocolError(f"the message is not JSON: {exn}") from None
     if not isinstance(message, dict):
-        raise ProtocolError("a message is no JSON object")
+        raise ProtocolError("the message is not a JSON object")
     return message
 
 
 def take(message: dict[str, Any], field: str, kind: type[T]) -> T:
-    """Return a field. Raises ProtocolError where it is missing, of another type, or no sound value of that type."""
+    """Return a field. Raises ProtocolError if it is missing, of another type, or out of range."""
     value = message.get(field)
     if type(value) is not kind or not _is_sound(value):
         raise ProtocolError(f"{str(message.get('type', 'message'))[:100]!r} needs {field!r}: {kind.__name__}")
@@ -46,7 +46,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written down: JSON may hold half a character."""
+    """Return True if the text can be encoded: JSON may contain half a surrogate pair."""
     try:
         return value.isascii() or bool(value.encode())
     except UnicodeEncodeError:
@@ -54,15 +54,15 @@ def _is_text(value: str) -> bool:
 
 
 def take_strings(message: dict[str, Any], field: str) -> list[str]:
-    """Return a list of strings."""
+    """Return a field that is a list of strings. Raises ProtocolError."""
     values: list[Any] = take(message, field, list)
     if not all(isinstance(value, str) for value in values):
-        raise ProtocolError(f"{field!r} must hold strings")
+        raise ProtocolError(f"{field!r} must be a list of strings")
     return values
 
 
 def shard_of(row: object) -> ShardRef:
-    """Return the shard that a row of a plan is. Raises ProtocolError. There may be millions: no detours."""
+    """Convert a row of a plan to a shard. Raises ProtocolError. A plan may have millions of rows: kept fast."""
     if type(row) is list and len(row) == _COLUMNS:
         url, version, size_bytes, samples = row
         if (
@@ -73,10 +73,10 @@ def shard_of(row: object) -> ShardRef:
             and (samples is None or _is_count(samples))
         ):
             return ShardRef(url, version, size_bytes, samples)
-    raise ProtocolError("a shard is [url, version, size_bytes, samples]")
+    raise ProtocolError("a shard must be [url, version, size_bytes, samples]")
 
 
 def check_indices(values: Sequence[object], count: int) -> None:
-    """Raise ProtocolError unless all of them are indices into a list of so many."""
+    """Raise ProtocolError unless all values are indices into a list of length `count`."""
     if not all(type(value) is int and 0 <= value < count for value in values):
-        raise ProtocolError(f"a plan's indices lie between 0 and {count - 1}")
+        raise ProtocolError(f"a plan's indices must lie between 0 and {count - 1}")

@@ -1,4 +1,4 @@
-"""`/metrics`, for Prometheus and whatever reads its formats."""
+"""`/metrics`, for Prometheus and tools that read its formats."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shardcache.server.peer import peer_of
 from shardcache.server.session import CACHE
 from shardcache.server.vitals import vitals
 
-# The threads of the disk all hang when that does, which is what the metrics are to tell.
+# A thread of its own: the disk's threads all hang when the disk does, which is what the metrics should report.
 _WRITER = web.AppKey("WRITER", ThreadPoolExecutor)
 
 
 class Scrape(Collector):
-    """What is told at one moment."""
+    """The metrics of one scrape."""
 
     def __init__(self, found: Sequence[Metric]) -> None:
         self._found = found
@@ -34,7 +34,7 @@ class Scrape(Collector):
 
 
 def add_metrics(app: web.Application) -> None:
-    """Have an application answer `/metrics`."""
+    """Add `/metrics` to an application."""
     app[_WRITER] = ThreadPoolExecutor(1, "metrics")
     app.router.add_get("/metrics", metrics)
     app.on_cleanup.append(_end_writer)
@@ -45,7 +45,7 @@ async def _end_writer(app: web.Application) -> None:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Return every metric, as text or, where that is asked for, as OpenMetrics."""
+    """Return every metric as text, or as OpenMetrics if the request asks for it."""
     app, cache = request.app, request.app[CACHE]
     page = cache.status(peer_of(request)) | {"draining": app[DRAIN].began, "process": vitals()}
     measures = list(measured(cache.measures, app[LOOP_LAG].since_start))
@@ -57,6 +57,6 @@ async def metrics(request: web.Request) -> web.Response:
         ProcessCollector(registry=registry)
         return encode(registry)
 
-    # A thousand lines take longer than the event loop has for one answer.
+    # In a thread: writing a thousand lines takes too long for the event loop.
     body = await asyncio.get_running_loop().run_in_executor(app[_WRITER], written)
     return web.Response(body=body, headers={"Content-Type": content_type})

@@ -1,4 +1,4 @@
-"""What a reader is told, with its next shard, of one that it has: that its bytes turned out to be damaged."""
+"""Damage notices: with its next shard, a reader learns that a shard it has leased is damaged."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ Json = dict[str, Any]
 
 
 class News:
-    """Keeps an eye on what one reader has in hand."""
+    """Watches one reader's leased shards for damage."""
 
     def __init__(self) -> None:
         self._lent: dict[int, Lease] = {}
         self._untold: list[Json] = []
 
     def lent(self, lease: Lease) -> None:
-        """Watch a lease that was granted."""
+        """Start watching a lease."""
         self._lent[lease.number] = lease
 
     def over(self, number: int) -> None:
-        """Watch a lease no longer; what was found while it lasted is told all the same."""
+        """Stop watching a lease; damage found while it was held is still reported."""
         lease = self._lent.pop(number, None)
         if lease is not None:
             self._note(lease)
 
     def take(self) -> Json:
-        """Return the field of an answer that tells what is new, or none."""
+        """Return the answer's field with the new damage notices; empty if there are none."""
         for lease in list(self._lent.values()):
             if self._note(lease):
                 del self._lent[lease.number]

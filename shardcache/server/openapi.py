@@ -1,6 +1,6 @@
 """The admin API as an OpenAPI 3.1 document, which the daemon serves at /v1/openapi.json.
 
-Answers may gain fields: what stands here is the least that each holds. A request's unknown fields are left alone.
+Answers may gain fields: the schemas list those that are always present. Unknown fields of a request are ignored.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ Json = dict[str, Any]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 
-# Every operation may meet these: what http itself refuses, and, where it is asked by TCP, what is not for all.
+# Errors of every operation: HTTP's own, and the restrictions on requests over TCP.
 _ALWAYS = {
-    400: "The request makes no sense.",
-    401: "By TCP: the token is missing or another.",
-    403: "This is not for who asks, or not to be had by TCP.",
-    405: "The path knows other methods, which `Allow` names.",
-    413: "The body is larger than a mebibyte.",
+    400: "The request is invalid.",
+    401: "Over TCP: the token is missing or wrong.",
+    403: "The user may not do this, or it is not available over TCP.",
+    405: "The method is not allowed; `Allow` lists those that are.",
+    413: "The body is larger than 1 MiB.",
 }
-_STOPPING = {503: "The daemon is stopping and takes on nothing more."}
+_STOPPING = {503: "The daemon is stopping and accepts no new work."}
 _OF_URLS = {
-    403: "The daemon may not fetch this for who asks, or the store refuses its credentials.",
-    404: "There is nothing that the urls name.",
-    502: "The store does not give what was asked.",
-    507: "The cache or its disk has no room for it.",
+    403: "The daemon may not fetch this for the user, or the origin refuses the daemon's credentials.",
+    404: "The urls match nothing.",
+    502: "The origin failed to deliver what was requested.",
+    507: "There is not enough space in the cache or on its disk.",
 }
 _OF_DISK = {507: "The cache or its disk does not allow it."}
 
 
 @cache
 def document() -> Json:
-    """Return the document. The same object each time: not to be changed."""
+    """Return the document: the same object each time, not to be modified."""
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "shardcache",
             "version": __version__,
-            "description": "What tools ask of a node's daemon, over its Unix socket, or, what only reads, by TCP. "
-            "Sizes are in bytes, times in seconds. Training processes speak another protocol, over a WebSocket at "
-            "/v1/session.",
+            "description": "The admin API of a node's daemon, over its Unix socket; read-only operations also over "
+            "TCP. Sizes are in bytes, times in seconds. Training processes speak another protocol, over a WebSocket "
+            "at /v1/session.",
         },
         "servers": [{"url": "/"}],
         "paths": _paths(),
@@ -56,31 +56,31 @@ def document() -> Json:
 def _paths() -> Json:
     return {
         "/v1/openapi.json": {"get": _operation("This document.", JSON, {"type": "object"})},
-        "/v1/health": {"get": _operation("Whether the daemon serves.", JSON, _ref("Health"))},
-        "/v1/status": {"get": _operation("What the cache holds and does now.", JSON, _ref("Status"))},
+        "/v1/health": {"get": _operation("The daemon's health.", JSON, _ref("Health"))},
+        "/v1/status": {"get": _operation("The cache's contents, transfers, jobs and counters.", JSON, _ref("Status"))},
         "/v1/shards": {
-            "get": _operation("The cached shards whose url begins with a prefix.", NDJSON, _lines("Shard"))
+            "get": _operation("The cached shards whose url starts with a prefix.", NDJSON, _lines("Shard"))
             | {"parameters": [{"name": "prefix", "in": "query", "schema": {"type": "string"}}]}
         },
-        "/v1/warm": {"post": _of_urls("Fetch what the urls name.", NDJSON, _lines("Event"), _OF_URLS)},
-        "/v1/index": {"post": _of_urls("Count the samples of what the urls name.", NDJSON, _lines("Event"), _OF_URLS)},
-        "/v1/pin": {"post": _of_urls("Fetch what the urls name, and have it stay.", NDJSON, _lines("Event"), _OF_URLS)},
-        "/v1/unpin": {"post": _of_urls("Let what the urls match go again.", JSON, _ref("Unpinned"), _OF_DISK)},
-        "/v1/pins": {"get": _operation("What is pinned.", NDJSON, _lines("Pin"))},
+        "/v1/warm": {"post": _of_urls("Fetch the named shards.", NDJSON, _lines("Event"), _OF_URLS)},
+        "/v1/index": {"post": _of_urls("Count the samples of the named shards.", NDJSON, _lines("Event"), _OF_URLS)},
+        "/v1/pin": {"post": _of_urls("Fetch and pin the named shards.", NDJSON, _lines("Event"), _OF_URLS)},
+        "/v1/unpin": {"post": _of_urls("Unpin the matching shards.", JSON, _ref("Unpinned"), _OF_DISK)},
+        "/v1/pins": {"get": _operation("The pinned shards.", NDJSON, _lines("Pin"))},
         "/v1/settings": {
-            "get": _operation("What can be set while the daemon runs.", JSON, _object({"settings": _list(_SETTING)})),
-            "post": _operation("Set one of these until the daemon ends.", JSON, _SETTING, _STOPPING | _OF_DISK)
+            "get": _operation("The settings of the running daemon.", JSON, _object({"settings": _list(_SETTING)})),
+            "post": _operation("Change a setting until the daemon ends.", JSON, _SETTING, _STOPPING | _OF_DISK)
             | {"requestBody": {"required": True, "content": {JSON: {"schema": _change()}}}},
         },
         "/v1/evict": {
-            "post": _of_urls("Remove what the urls match, unless it is in use or pinned.", JSON, _ref("Evicted"))
+            "post": _of_urls("Evict the matching shards, except leased and pinned ones.", JSON, _ref("Evicted"))
         },
         "/v1/probe": {
-            "post": _operation("Try the stores of some urls, or all known ones.", NDJSON, _lines("Finding"), _STOPPING)
+            "post": _operation("Probe the origins of some urls, or all known.", NDJSON, _lines("Finding"), _STOPPING)
             | _body({"urls": {**_URLS, "maxItems": MAX_URLS}, "quick": {"type": "boolean"}})
         },
         "/v1/verify": {
-            "post": _operation("Read the shards below a prefix again.", NDJSON, _lines("Event"), _STOPPING)
+            "post": _operation("Verify the shards below a prefix.", NDJSON, _lines("Event"), _STOPPING)
             | _body({"prefix": {"type": "string"}})
         },
     }
@@ -103,8 +103,8 @@ def _body(properties: Json) -> Json:
 
 
 def _lines(name: str) -> Json:
-    """Describe a stream of JSON values, one a line, as the list that they make."""
-    return {"type": "array", "items": _ref(name), "description": "one a line, as it happens"}
+    """Describe a stream of JSON values, one per line, as an array."""
+    return {"type": "array", "items": _ref(name), "description": "streamed, one JSON value per line"}
 
 
 def _ref(name: str) -> Json:
@@ -123,7 +123,7 @@ def _list(items: Json) -> Json:
 _URLS: Json = {
     "type": "array",
     "items": {"type": "string", "format": "shard-pattern"},
-    "description": "urls, brace patterns, globs, prefixes that end in a slash, index files",
+    "description": "urls, brace patterns, globs, prefixes ending in a slash, index files",
 }
 _TEXT: Json = {"type": "string"}
 _TEXT_OR_NULL: Json = {"type": ["string", "null"]}
@@ -138,7 +138,7 @@ _SETTING: Json = _object({"name": _TEXT, "value": {"type": ["string", "integer",
 
 
 def _change() -> Json:
-    """Describe a change: each setting's value is written as its flag takes it."""
+    """Describe a change of a setting: its value is written as on the command line."""
     formats = {"capacity": "amount", "max_bandwidth": "rate", "log_level": "log-level"}
     return {
         "oneOf": [
@@ -174,7 +174,7 @@ def _schemas() -> Json:
 
 
 def _status() -> Json:
-    cache = {"dir": _TEXT, "free_bytes": _COUNT_OR_NULL}  # null where the folder is gone
+    cache = {"dir": _TEXT, "free_bytes": _COUNT_OR_NULL}  # null if the folder is missing
     cache |= dict.fromkeys(("capacity_bytes", "used_bytes", "pinned_bytes", "arriving_bytes", "shards"), _COUNT)
     scrub = dict.fromkeys(("rate_bytes_per_s", "scrubbed_bytes", "scrubbed_shards", "damaged"), _COUNT)
     scrub |= {"round_share": _NUMBER, "round_begun_at_s": _NUMBER_OR_NULL, "last_round_ended_at_s": _NUMBER_OR_NULL}
@@ -205,7 +205,7 @@ def _status() -> Json:
 
 
 def _event() -> Json:
-    """Describe what `warm`, `pin`, `index` and `verify` tell; the kind says which of the fields are there."""
+    """Describe the events of `warm`, `pin`, `index` and `verify`; `event` determines the fields present."""
     counts = ("shards", "done_shards", "samples", "number", "fetched", "cached", "known", "failed", "corrupt")
     sizes = ("bytes", "done_bytes", "size_bytes", "origin_bytes")
     fields = {

@@ -1,4 +1,4 @@
-"""The daemon that was at the socket before, while it is still stopping."""
+"""Takeover from the previous daemon at the socket while it is still stopping."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _UCRED = struct.Struct("3i")
 
 
 async def predecessor_gone(path: Path, limit_s: float) -> None:
-    """Wait until a daemon that says it is stopping has ended, so that the next one may be started at any time.
+    """Wait until a stopping daemon at the socket has ended, so that the next one can be started at any time.
 
-    Returns at once where none is stopping, and when it has not ended within the limit: what it still holds, the socket
-    or the folder, then says so. One in another PID namespace cannot be watched and is not waited for.
+    Returns immediately if none is stopping, and after `limit_s` in any case: binding the socket or locking the folder
+    then fails with its own error. A daemon in another PID namespace cannot be watched and is not waited for.
     """
     pid = await _stopping(path)
     if pid is None:
         return
-    log.info("waiting for the daemon before this one to end", pid=pid)
+    log.info("waiting for the previous daemon to stop", pid=pid)
     with suppress(ProcessLookupError, TimeoutError):
         async with asyncio.timeout(limit_s):
             await _ended(pid)
@@ -46,11 +46,11 @@ async def _stopping(path: Path) -> int | None:
             return None
         return await asyncio.to_thread(_listener, path)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-        return None  # nobody, or nobody who answers like a daemon: binding the socket will tell
+        return None  # no daemon, or something else: binding the socket reports it
 
 
 def _listener(path: Path) -> int | None:
-    """Return the process id of who listens, as the kernel vouches for it; None from another PID namespace."""
+    """Return the listener's process id, as the kernel reports it; None in another PID namespace."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(_ASK_TIMEOUT_S)
         sock.connect(os.fspath(path))
@@ -59,7 +59,7 @@ def _listener(path: Path) -> int | None:
 
 
 async def _ended(pid: int) -> None:
-    """Wait for a process that is no child of ours (pidfd_open(2)). Raises ProcessLookupError where there is none."""
+    """Wait for a process that is not our child (pidfd_open(2)). Raises ProcessLookupError if there is none."""
     loop, ended, fd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(pid)
     try:
         loop.add_reader(fd, ended.set)

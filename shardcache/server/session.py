@@ -1,4 +1,4 @@
-"""One reading process's WebSocket: its requests in, answers out; its plan and leases end with it."""
+"""A reader's session over a WebSocket: requests in, answers out; its plan and leases end with it."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ log = structlog.get_logger()
 
 Json = dict[str, Any]
 
-# Requests of one session that may be worked on together, and such as wait for a shard.
+# Requests of one session handled concurrently, and requests waiting for a shard.
 _MOST_AT_ONCE = 32
 _MOST_AWAITED = 8192
 
-# To read a longer message takes the loop long enough to do no two at once.
+# Parsing a longer message blocks the event loop noticeably: such messages take turns.
 _LONG_CHARS = 16 * 1024
 
 _UNANSWERED = ("need", "release")
 
-# Who connects says at once who it is; what never does is no reader, and would stay for ever.
+# A reader sends its hello immediately; a client that never does would hold its connection indefinitely.
 _HELLO_S = 10.0
 
-# A reader that is busy with a shard does not answer a goodbye; it finds out when it asks for the next.
+# A reader busy with a shard does not answer the close handshake; its next request fails instead.
 _CLOSE_S = 1.0
 
 
 async def handle_session(request: web.Request) -> web.WebSocketResponse:
-    """Serve one connection until either side ends it."""
+    """Serve one session until either side closes it."""
     socket = web.WebSocketResponse(timeout=_CLOSE_S, max_msg_size=MAX_REQUEST_BYTES, compress=False)
     await socket.prepare(request)
     peer, cache, notes = peer_of(request), request.app[CACHE], request.app[AUDIT]
@@ -81,21 +81,21 @@ async def _hello(socket: web.WebSocketResponse) -> Json:
     try:
         first = await socket.receive(_HELLO_S)
     except (TimeoutError, ConnectionError):
-        raise ProtocolError(f"no 'hello' came within {_HELLO_S:g} s") from None
+        raise ProtocolError(f"no 'hello' within {_HELLO_S:g} s") from None
     hello = parse(first.data) if first.type is WSMsgType.TEXT else {}
     if hello.get("type") != "hello":
-        raise ProtocolError("a session begins with 'hello'")
+        raise ProtocolError("a session must begin with 'hello'")
     return hello
 
 
 def _agreed(hello: Json) -> int:
-    """Return the version of the protocol that the session is held in. Raises VersionMismatchError, ProtocolError."""
+    """Return the session's protocol version. Raises VersionMismatchError, ProtocolError."""
     client = Release(str(hello.get("client_version")), Spoken.of(take(hello, "protocol", int), hello))
     return agree(daemon=Release(__version__, SPOKEN), client=client)
 
 
 def _loader(hello: Json) -> Loader | None:
-    """Return the loader of which the reader says that it is a worker. Raises ProtocolError."""
+    """Return the DataLoader that the reader says it is a worker of. Raises ProtocolError."""
     if "loader" not in hello:
         return None
     return Loader(take(hello, "loader", str), take(hello, "rank", int), take(hello, "batch_size", int))
@@ -106,21 +106,21 @@ async def _welcome(socket: web.WebSocketResponse, protocol: int, cache_dir: str)
 
 
 async def _texts(socket: web.WebSocketResponse) -> AsyncIterator[str]:
-    with suppress(ConnectionError):  # it left between a ping of its own and our answer to that
+    with suppress(ConnectionError):  # the reader disconnected between its ping and our pong
         async for message in socket:
             if message.type is WSMsgType.TEXT:
                 yield message.data
 
 
 class Session:
-    """Answers one reader. Leases are waited for side by side, so that explanations can come between."""
+    """Answers one reader's requests. Leases are waited for concurrently, so that `explain` is answered meantime."""
 
     def __init__(self, socket: web.WebSocketResponse, cache: Cache, reader: Reader, peer: Peer) -> None:
         self._socket = socket
         self._cache = cache
         self._reader = reader
         self._peer = peer
-        self._awaited: dict[int, int] = {}  # positions, by the id of the request that waits for one
+        self._awaited: dict[int, int] = {}  # position waited for, by request id
         self._planned = False
         self._planning = asyncio.Lock()
         self._resolving = asyncio.Lock()
@@ -129,20 +129,20 @@ class Session:
         self._news = News()
 
     async def run(self) -> None:
-        """Handle messages until the connection ends; what is still being waited for is dropped with it."""
+        """Handle messages until the connection ends; requests still waiting are cancelled."""
         async with asyncio.TaskGroup() as tasks:
             running: set[asyncio.Task[None]] = set()
             async for text in _texts(self._socket):
                 if self._gone:
-                    break  # what a reader had still asked for is of no use to anyone
-                # Whoever sends more than it waits for answers is not read any further, and stands still.
+                    break  # the reader has disconnected: nobody needs its remaining requests
+                # Backpressure: a client with too many unanswered requests is not read any further.
                 await self._room.acquire()
                 if len(text) > _LONG_CHARS:
                     await self._cache.turns.wait()
                 task = tasks.create_task(self._handle(text))
                 running.add(task)
                 task.add_done_callback(running.discard)
-                # Messages that lie ready come without a pause; the others' have their turn between them.
+                # Buffered messages arrive without a pause: let other sessions run in between.
                 await asyncio.sleep(0)
             for task in running:
                 task.cancel()
@@ -161,7 +161,7 @@ class Session:
             if answer is not None:
                 await self._say({**answer, "id": request_id})
         finally:
-            self._room.release()  # only now: an answer that is not taken would be one in memory
+            self._room.release()  # not earlier: answers that the client does not read would pile up in memory
 
     async def _say(self, answer: Json) -> None:
         if not (self._gone or self._socket.closed):
@@ -170,7 +170,7 @@ class Session:
 
     @asynccontextmanager
     async def _in_order(self, message: Json) -> AsyncIterator[None]:
-        """Let a lease wait for the plan that was sent before it."""
+        """Make other requests wait for the plan that was sent before them."""
         if message.get("type") in ("plan", "extend"):
             async with self._planning:
                 yield
@@ -183,7 +183,7 @@ class Session:
         match message.get("type"):
             case "resolve":
                 urls = take_strings(message, "urls")
-                async with self._resolving:  # each may be millions of shards
+                async with self._resolving:  # one at a time: each may be millions of shards
                     found = await self._cache.resolve(urls, self._peer)
                     return {"type": "manifest", "shards": found.refs, "remembered": found.remembered}
             case "plan" | "extend" as kind:
@@ -207,7 +207,7 @@ class Session:
 
     async def _plan(self, message: Json, *, new: bool) -> Json:
         if not (new or self._planned):
-            raise ProtocolError("'extend' needs a plan that it extends")
+            raise ProtocolError("'extend' without a plan to extend")
         shards, order = await self._piece(message, 0 if new else self._reader.shard_count)
         if new:
             await self._reader.declare(take(message, "reads", int))
@@ -216,12 +216,12 @@ class Session:
         return {"type": "ok"}
 
     async def _piece(self, message: Json, known_shards: int) -> tuple[list[Planned], list[int]]:
-        """Return what is added to a plan: shards, and positions as indices into all that it has then."""
+        """Return the shards added to a plan, and the positions added as indices into all of its shards."""
         rows, order = take(message, "shards", list), take(message, "order", list)
         shards: list[Planned] = []
         planned = self._reader.planned
         await self._cache.turns.take(rows, lambda some: shards.extend(planned(shard_of(row)) for row in some))
-        rows.clear()  # the plans of many readers wait for their turn side by side
+        rows.clear()  # free memory early: the plans of many readers may be waiting for their turn
         await self._cache.turns.take(order, lambda some: check_indices(some, known_shards + len(shards)))
         await self._cache.check_allowed([shard.ref for shard in shards], self._peer)
         return shards, order
@@ -246,11 +246,11 @@ class Session:
 
     @asynccontextmanager
     async def _waiting(self, request_id: int, position: int) -> AsyncIterator[None]:
-        """Wait for a shard, and let other requests be read meanwhile, above all that it is needed, or no longer."""
+        """Free the request's slot while it waits for a shard, so that `need` and `release` can be handled."""
         if request_id in self._awaited:
-            raise ProtocolError(f"request {request_id} is not answered yet")
+            raise ProtocolError(f"request {request_id} has not been answered yet")
         if len(self._awaited) >= _MOST_AWAITED:
-            raise ProtocolError(f"a reader may wait for {_MOST_AWAITED} shards at a time")
+            raise ProtocolError(f"a reader may wait for at most {_MOST_AWAITED} shards at a time")
         self._awaited[request_id] = position
         self._room.release()
         try:
@@ -273,7 +273,7 @@ class Session:
                 "size_bytes": facts.size_bytes,
                 "samples": facts.samples,
             }
-        assert arriving is not None  # a lease is of the one or of the other
+        assert arriving is not None  # a lease is for a published or an arriving shard
         return {
             "type": "arriving",
             "lease": lease.number,
@@ -291,7 +291,7 @@ class Session:
             return {"type": "waiting", "of": of, "reason": "the daemon has just answered"}
         transfer = self._reader.transfer(position)
         if transfer is None:
-            return {"type": "waiting", "of": of, "reason": "asking the store if the cached version is the present one"}
+            return {"type": "waiting", "of": of, "reason": "checking with the origin for a newer version"}
         answer: Json = {"type": "waiting", "of": of, "reason": self._cache.reason(transfer)}
         if transfer.total_bytes is not None:
             answer |= {"done_bytes": transfer.arrived_bytes, "total_bytes": transfer.total_bytes}
@@ -303,10 +303,10 @@ async def _send(socket: web.WebSocketResponse, message: Json) -> None:
 
 
 async def _say(socket: web.WebSocketResponse, text: str) -> bool:
-    """Return whether there is still somebody to take it."""
+    """Send a message; return False if the reader has disconnected."""
     try:
         await socket.send_str(text)
     except ConnectionError:
-        log.debug("reader left before its answer")
+        log.debug("reader disconnected before its answer")
         return False
     return True

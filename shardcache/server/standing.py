@@ -1,4 +1,4 @@
-"""How the daemon is, for who would end it if it were dead: whether it lives, and a line for people."""
+"""Liveness report for the service manager: whether the daemon is alive, and a status line for people."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from shardcache.store.store import Store
 from shardcache.units import size
 
-# A disk that is full, read-only or broken still answers; one that hangs takes the readers along. The next daemon finds
-# another disk, or none, and then jobs read straight from the store where they may.
+# A disk that is full, read-only or broken still responds; one that hangs blocks the readers too. After a restart the
+# daemon finds another disk, or fails to start, and jobs that may read directly from the object store do so.
 _HUNG_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How it is now.
+    """The daemon's liveness at one moment.
 
     Attributes:
-        alive: False where only a new process can help. No store has a say in it.
-        line: what it serves, or what is wrong.
+        alive: False if only a restart can help. Does not depend on any origin.
+        line: status line: what the daemon serves, or what is wrong.
     """
 
     alive: bool
@@ -28,12 +28,12 @@ class Standing:
 
 
 def standing(disk: Mapping[str, Any], store: Store, readers: int) -> Standing:
-    """Return how a daemon is, given what `Cache.health` says of its disk and how many readers are connected.
+    """Return the daemon's liveness, given the disk's state from `Cache.health` and the number of connected readers.
 
-    Who calls it on the event loop proves by that alone that the loop turns.
+    Calling it on the event loop is itself the proof that the loop is running.
     """
     if disk["silent_s"] > _HUNG_S:
-        return Standing(False, f"The cache's disk has not answered for {disk['silent_s']:.0f} s.")
+        return Standing(False, f"The cache disk has not responded for {disk['silent_s']:.0f} s.")
     used, capacity = map(size, (store.space.used_bytes, store.space.capacity_bytes))
-    trouble = "" if disk["error"] is None else f" Fetching nothing: {disk['error']['message']}."
+    trouble = "" if disk["error"] is None else f" Not fetching: {disk['error']['message']}."
     return Standing(True, f"{readers} readers; {len(store.shards)} shards, {used} of {capacity}.{trouble}")

@@ -1,4 +1,4 @@
-"""The daemon's status by TCP, for dashboards and scrapers: to be read only, on the loopback, or with a token."""
+"""The daemon's status over TCP, for dashboards and scrapers: read-only, on the loopback or with a token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READABLE = frozenset(
 _CONNECTIONS = 64
 _LIMIT_S = 60.0
 _NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
-# For browsers, to which any page on the web may give an address on this node.
+# For browsers: any page on the web may send them to an address on this node.
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -42,7 +42,7 @@ class Listener:
 
     Attributes:
         sockets: one for each address of the host.
-        token: what requests must bring; None on the loopback where no token was given.
+        token: the token that requests must carry; None on the loopback without a token file.
     """
 
     sockets: tuple[socket.socket, ...]
@@ -56,22 +56,22 @@ LISTENER: web.AppKey[Listener] = web.AppKey("LISTENER", Listener)
 def listening(
     http: str | None, token_file: Path | None, handed: tuple[socket.socket, ...] = ()
 ) -> Iterator[Listener | None]:
-    """Bind what `--http` asks for, or take what a service manager has bound; None where it is neither.
+    """Bind the address given by `--http`, or use the activated sockets; None without either.
 
-    Raises ConfigError for both at once, for what is no address, for a token file that will not do, and for an address
-    beyond the loopback without a token; DaemonError when it cannot be bound.
+    Raises ConfigError for both together, for an invalid address or token file, and for an address beyond the loopback
+    without a token; DaemonError if the address cannot be bound.
     """
     if http is None and not handed:
         yield None
         return
     if http is not None and handed:
-        raise ConfigError("a TCP socket is handed over, and there is --http", remedy="leave --http out")
+        raise ConfigError("--http conflicts with the activated TCP socket", remedy="omit --http")
     token = None if token_file is None else Token.read(token_file)
     addresses = _addresses(http) if http is not None else [sock.getsockname()[:2] for sock in handed]
     if token is None and not all(ipaddress.ip_address(address).is_loopback for address, _ in addresses):
         raise ConfigError(
-            f"{http or addresses} can be reached from other machines, and there is no token",
-            remedy="give --http-token-file, or listen at 127.0.0.1",
+            f"{http or addresses} can be reached from other machines, but there is no token",
+            remedy="set --http-token-file, or listen on 127.0.0.1",
         )
     with contextlib.ExitStack() as bound:
         sockets = handed if http is None else (_bind(http, address) for address in addresses)
@@ -80,7 +80,7 @@ def listening(
 
 @asynccontextmanager
 async def serving_tcp(runner: web.AppRunner, listener: Listener | None) -> AsyncIterator[None]:
-    """Serve a runner's application on the listener's sockets too; `guard` stands before it there."""
+    """Serve a runner's application on the listener's sockets too, where `guard` protects it."""
     if listener is None:
         yield
         return
@@ -99,47 +99,47 @@ async def serving_tcp(runner: web.AppRunner, listener: Listener | None) -> Async
 async def guard(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Let requests from the Unix socket pass; of any other, only those that read what may be read there."""
+    """Pass requests from the Unix socket; over TCP, only those that read what is public there."""
     if _is_local(request):
         return await handler(request)
     refusal = _refusal(request, request.app[LISTENER].token)
     if refusal is not None:
         return refusal
-    # Who has the token runs the node. Without one, whoever can log in to it may ask.
+    # With the token, a client has the daemon's own rights; without one, it is any user who can log in to the node.
     request[PEER] = _NOBODY if request.app[LISTENER].token is None else Peer(os.getuid())
     return await handler(request)
 
 
 async def harden(request: web.Request, response: web.StreamResponse) -> None:
-    """Add what keeps browsers from doing harm with an answer; for `Application.on_response_prepare`."""
+    """Add browser security headers to a TCP response; for `Application.on_response_prepare`."""
     if not _is_local(request):
         for name, text in _HEADERS.items():
-            response.headers.setdefault(name, text)  # the dashboard's files never change, and say so
+            response.headers.setdefault(name, text)  # the dashboard's files have a Cache-Control of their own
         response.force_close()
 
 
 def is_page(path: str) -> bool:
-    """Tell whether a path is of the dashboard's page, which holds no data: a browser can bring no token to it."""
+    """Return True for the dashboard's static files: they hold no data, and a browser loads them without a token."""
     return path == "/" or path.startswith("/dashboard/static/")
 
 
 def _is_local(request: web.Request) -> bool:
     transport = request.transport
     if transport is None:
-        raise ConnectionResetError("the client has gone")
+        raise ConnectionResetError("the client disconnected")
     return bool(transport.get_extra_info("socket").family == socket.AF_UNIX)
 
 
 def _refusal(request: web.Request, token: Token | None) -> web.Response | None:
     if token is None and not _is_loopback_name(request.host):
-        return _refused(403, f"{request.host!a} is no name of this node's loopback")
+        return _refused(403, f"{request.host!a} is not a loopback name of this node")
     page = is_page(request.path)
     if token is not None and not page and not token.is_in(request):
-        return _refused(401, "a request by TCP needs the token", {"WWW-Authenticate": "Bearer"})
+        return _refused(401, "requests over TCP need the token", {"WWW-Authenticate": "Bearer"})
     if request.method not in ("GET", "HEAD"):
-        return _refused(405, "what comes by TCP may read only", {"Allow": "GET, HEAD"})
+        return _refused(405, "requests over TCP are read-only", {"Allow": "GET, HEAD"})
     if not (page or request.path in _READABLE) or "Upgrade" in request.headers:
-        return _refused(403, "this is not to be had by TCP")
+        return _refused(403, "not available over TCP")
     return None
 
 
@@ -149,7 +149,7 @@ def _refused(status: int, message: str, headers: dict[str, str] | None = None) -
 
 
 def _is_loopback_name(host: str) -> bool:
-    """Tell whether a page that a browser loaded by this name came from the loopback, not from a site that rebinds."""
+    """Return True for a loopback name: a page loaded by any other may belong to a DNS rebinding site."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     return name.lower() in ("localhost", "127.0.0.1", "[::1]")
 
@@ -158,12 +158,12 @@ def _addresses(http: str) -> list[tuple[str, int]]:
     host, colon, port = http.rpartition(":")
     try:
         if not colon or not port.isdecimal():
-            raise ValueError("it has no port")
+            raise ValueError("no port")
         found = socket.getaddrinfo(
             host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (ValueError, OverflowError, OSError) as exn:
-        raise ConfigError(f"--http {http} is no address: {exn}", remedy="write HOST:PORT") from None
+        raise ConfigError(f"--http {http} is not an address: {exn}", remedy="write HOST:PORT") from None
     return list(dict.fromkeys((str(address[0]), int(address[1])) for *_, address in found))
 
 

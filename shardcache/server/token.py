@@ -1,4 +1,4 @@
-"""The token that requests over TCP bring."""
+"""The bearer token of requests over TCP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 
 
 class Token:
-    """A secret, of which only the hash is kept."""
+    """A secret, kept only as its hash."""
 
     def __init__(self, text: str) -> None:
         self._hash = _hash(text)
@@ -26,9 +26,9 @@ class Token:
 
     @classmethod
     def read(cls, path: Path) -> Token:
-        """Read it from a file, white space around it left out.
+        """Read the token from a file, without surrounding white space.
 
-        Raises ConfigError when the file cannot be read, when others may read or write it, and for a short token.
+        Raises ConfigError if the file cannot be read, others may read or write it, or the token is too short.
         """
         try:
             mode, text = path.stat().st_mode, path.read_text().strip()
@@ -38,15 +38,15 @@ class Token:
             raise ConfigError(f"{path} may be read or written by others", remedy=f"chmod 600 {path}")
         if len(text) < _LEAST_CHARS or not text.isascii() or not text.isprintable():
             raise ConfigError(
-                f"{path} holds no token of {_LEAST_CHARS} characters or more",
+                f"{path} does not hold a token of at least {_LEAST_CHARS} printable ASCII characters",
                 remedy=f"openssl rand -hex 32 > {path}",
             )
         return cls(text)
 
     def is_in(self, request: web.Request) -> bool:
-        """Tell whether a request brings it: `Authorization: Bearer …` (RFC 6750, 2.1)."""
+        """Return True if a request carries the token: `Authorization: Bearer …` (RFC 6750, 2.1)."""
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
-        # Hashes of one length: how long the comparison takes tells nothing.
+        # Hashes have one length: the comparison's time reveals nothing.
         return hmac.compare_digest(_hash(text.strip()), self._hash) and scheme.lower() == "bearer"
 
 

@@ -1,4 +1,4 @@
-"""What the daemon's process takes of the machine: figures that come back to where they were when readers have gone."""
+"""Resource usage of the daemon's process: figures that return to their baseline once readers disconnect."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def vitals() -> dict[str, int]:
-    """Return open file descriptors, threads, tasks of the running event loop and resident memory, see proc(5)."""
+    """Return the open file descriptors, threads, tasks of the running event loop and resident memory; see proc(5)."""
     return {
-        "fds": _count(_SELF / "fd") - 1,  # the one by which the folder is listed
+        "fds": _count(_SELF / "fd") - 1,  # without the one that lists the folder
         "threads": _count(_SELF / "task"),
         "tasks": len(asyncio.all_tasks()),
         "rss_bytes": int((_SELF / "statm").read_text().split()[1]) * _PAGE_BYTES,
@@ -21,4 +21,4 @@ def vitals() -> dict[str, int]:
 
 
 def _count(folder: Path) -> int:
-    return len(os.listdir(folder))  # noqa: PTH208  # without a path for each: it is done on the event loop
+    return len(os.listdir(folder))  # noqa: PTH208  # no Path object per entry: this runs on the event loop

@@ -1,4 +1,4 @@
-"""What the daemon says, as JSON: a manifest of a million shards is written piece by piece."""
+"""JSON serialization of the daemon's messages: a manifest of a million shards is written piece by piece."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _dumps: Callable[[Any], str] = partial(json.dumps, separators=(",", ":"), defaul
 
 
 async def written(message: Mapping[str, Any], turns: Turns) -> str:
-    """Return a message as JSON; shards in it become rows, and its lists take turns with what else is to be done."""
+    """Return a message as JSON; shards become rows, and long lists take turns with other work on the event loop."""
     fields = [f"{_dumps(name)}:{await _value(value, turns)}" for name, value in message.items()]
     return "{" + ",".join(fields) + "}"
 

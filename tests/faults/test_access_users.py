@@ -162,8 +162,8 @@ def test_the_log_tells_who_asked(daemon: Daemon, server: Canary) -> None:
     with RawSession(daemon):
         MEMBER.ask(daemon.socket, "GET", "/v1/status")
     lines = daemon.tail(50)
-    assert re.search(r"asked .*uid=54323 .*what=warm", lines)
-    assert re.search(r"session begins .*uid=0", lines)
+    assert re.search(r"request .*uid=54323 .*what=warm", lines)
+    assert re.search(r"session started .*uid=0", lines)
     assert "54322" not in lines
 
 
@@ -171,7 +171,7 @@ def test_nobody_fills_the_log_by_asking(capsys: pytest.CaptureFixture[str]) -> N
     """A user's lines are bounded a minute; others' are still written."""
     audit = Audit()
     for _ in range(10_000):
-        audit.note("asked", 1, what="warm")
-    audit.note("asked", 2, what="evict")
+        audit.note("request", 1, what="warm")
+    audit.note("request", 2, what="evict")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 200 and "evict" in lines[-1]

@@ -86,7 +86,7 @@ def test_warm_for_people_ends_with_a_sentence(daemon: Daemon, pattern: str) -> N
     """In a pipe there is no progress bar but a line a shard, and a sum."""
     ran = shardcache("warm", pattern, socket=daemon.socket)
     assert ran.code == 0 and ran.out.count("fetched  ") == SHARDS
-    assert f"{SHARDS} shards: {SHARDS} fetched, 0 already here, 0 failed" in ran.out.splitlines()[-1]
+    assert f"{SHARDS} shards: {SHARDS} fetched, 0 already cached, 0 failed" in ran.out.splitlines()[-1]
 
 
 def test_missing_shard_fails_and_the_others_arrive(daemon: Daemon, shards: list[str]) -> None:
@@ -225,7 +225,7 @@ def test_relative_paths_mean_the_callers_folder(
 def test_evict_of_nothing_fails(warmed: Daemon, shards: list[str], prefix: str) -> None:
     """What is not cached cannot be evicted: exit 1, and nothing else goes."""
     ran = shardcache("evict", "s3://other/{0..3}.tar", socket=warmed.socket)
-    assert ran.code == 1 and "nothing in the cache matches" in ran.out
+    assert ran.code == 1 and "no cached shard matches" in ran.out
     assert cached(warmed, prefix) == shards
 
 
@@ -254,7 +254,7 @@ def test_verify_explains_to_people(warmed: Daemon, shards: list[str], prefix: st
     flip_a_bit(warmed, shards[0])
     ran = shardcache("verify", prefix, socket=warmed.socket)
     assert ran.code == 1 and f"failed  {shards[0]}: " in ran.out and "What to do:" in ran.out
-    assert f"{SHARDS} shards read" in ran.out and "1 corrupt" in ran.out
+    assert f"{SHARDS} shards verified" in ran.out and "1 damaged" in ran.out
 
 
 def test_status_tells_sizes_and_counters(tmp_path: Path, shards: list[str]) -> None:

@@ -215,8 +215,8 @@ def test_a_shard_that_fails_leaves_no_index(daemon: Daemon, store: Path, tmp_pat
     ran = shardcache("index", pattern, "-o", index, socket=daemon.socket)
     assert ran.code == 1 and index.read_text() == "{}"
     assert ran.out.count("failed  ") == 2 and f"failed  file://{truncated}: " in ran.out
-    assert f"{SHARDS + 1} shards, 50 samples: 5 fetched, 0 known already, 2 failed" in ran.out
-    assert "no index is written" in ran.out
+    assert f"{SHARDS + 1} shards, 50 samples: 5 fetched, 0 already known, 2 failed" in ran.out
+    assert "no index written" in ran.out
     ran = shardcache("index", "--json", pattern, "-o", tmp_path / "none.json", socket=daemon.socket)
     errors = {event["error"]["code"] for event in ran.events if event["event"] == "error"}
     assert (ran.code, errors) == (1, {"truncated", "not_found"})
@@ -277,4 +277,4 @@ def test_what_could_not_be_written_is_refused_at_once(flags: list[str], hint: st
 def test_a_file_that_cannot_be_written_is_an_error(daemon: Daemon, store: Path, tmp_path: Path) -> None:
     """Where it shows only in the end, the command says why, and that nothing has to be read again."""
     ran = shardcache("index", f"file://{store}/", "-o", tmp_path / f"{'x' * 255}.json", socket=daemon.socket)
-    assert ran.code == 1 and "cannot be written (File name too long)" in ran.err and "is remembered" in ran.err
+    assert ran.code == 1 and "cannot write the index (File name too long)" in ran.err and "are remembered" in ran.err

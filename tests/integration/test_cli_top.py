@@ -172,7 +172,7 @@ def test_daemon_that_goes_away_is_told_and_found_again(terminal: Terminal, daemo
     """The frame says that nobody answers, goes on trying, and shows the daemon that was started anew."""
     terminal.read_until(f"pid {daemon.pid}")
     daemon.kill()
-    terminal.read_until("trying again")
+    terminal.read_until("retrying")
     daemon.start()
     terminal.read_until(f"pid {daemon.pid}")
     terminal.press("q")

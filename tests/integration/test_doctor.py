@@ -133,7 +133,7 @@ def test_a_default_socket_behind_a_closed_folder(monkeypatch: pytest.MonkeyPatch
     found = {finding["check"]: finding for finding in report["findings"]}
     assert (code, report["socket"]) == (1, "/run/shardcache/shardcache.sock")
     assert (found["socket.path"]["state"], found["socket.daemon"]["state"]) == ("ok", "failed")
-    assert "/run/shardcache is for its owner alone" in found["socket.daemon"]["cause"]
+    assert "only its owner may access /run/shardcache" in found["socket.daemon"]["cause"]
 
 
 async def test_a_daemon_of_another_protocol(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ async def test_an_environment_that_is_not_the_daemons(daemon: Daemon, monkeypatc
     """Variables that differ are named, for what is set here alone does not reach the daemon; values are not shown."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
     found = (await look(socket=daemon.socket))["config.environment"]
-    assert "AWS_SECRET_ACCESS_KEY" in found.found and "the daemon's count" in found.found
+    assert "AWS_SECRET_ACCESS_KEY" in found.found and "the daemon's apply" in found.found
     assert "do-not-tell" not in json.dumps(found.to_json())
 
 

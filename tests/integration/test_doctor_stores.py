@@ -46,7 +46,7 @@ async def test_a_bucket_that_is_well(moto: Bucket, tmp_path: Path) -> None:
     checks = ("network.proxy", "store.clock", "store.credentials", "store.reach", "store.speed")
     assert tuple(found) == checks and all(map(works, found.values())), found
     assert found["store.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
-    assert "own, for no daemon answers" in found["store.credentials"].found
+    assert "own, as no daemon answers" in found["store.credentials"].found
     assert found["store.reach"].figures["size_bytes"] == len(BODY)
     assert found["store.reach"].figures["first_byte_s"] > 0
     assert found["store.speed"].figures["read_bytes"] == len(BODY)

@@ -225,4 +225,4 @@ def test_the_commands(daemon: Daemon, urls: list[str]) -> None:
     assert ran.code == 1 and f"kept  {urls[0]}: pinned by user {os.getuid()}" in ran.out
     assert "2 shards unpinned" in shardcache("unpin", f"{urls[0][:-10]}*", socket=daemon.socket).out
     ran = shardcache("unpin", urls[0], socket=daemon.socket)
-    assert ran.code == 1 and "nothing that is pinned matches" in ran.out
+    assert ran.code == 1 and "no pinned shard matches" in ran.out

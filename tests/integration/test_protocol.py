@@ -276,7 +276,7 @@ def test_a_missing_shard_is_a_typed_error(daemon: Daemon, urls: list[str]) -> No
         ({"type": "lease", "id": 7, "position": "first"}, "position"),
         ({"type": "lease", "id": 7, "position": 99}, "no position 99"),
         ({"type": "lease", "id": 7, "position": True}, "position"),
-        ({"type": "plan", "id": 7, "shards": [["url"]], "order": [], "reads": 0}, "a shard is"),
+        ({"type": "plan", "id": 7, "shards": [["url"]], "order": [], "reads": 0}, "a shard must be"),
         ({"type": "plan", "id": 7, "shards": [], "order": [0], "reads": 1}, "indices"),
         ({"type": "plan", "id": 7, "shards": [], "order": []}, "reads"),
         ({"type": "extend", "id": 7, "shards": [], "order": [4]}, "indices"),

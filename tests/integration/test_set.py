@@ -105,7 +105,7 @@ def test_lines_name_job_and_shard(daemon: Daemon, urls: list[str]) -> None:
     assert len(list(ShardDataset(urls[2], socket=daemon.socket, job="quiet"))) == 10
     fetched = [(line["job"], line["shard"]) for line in lines(daemon) if line["event"] == "fetched"]
     assert fetched == [("loud", urls[1])]
-    begun = [(line["job"], line["uid"]) for line in lines(daemon) if line["event"] == "session begins"]
+    begun = [(line["job"], line["uid"]) for line in lines(daemon) if line["event"] == "session started"]
     assert ("loud", 0) in begun and ("quiet", 0) in begun
 
 
@@ -138,6 +138,6 @@ def test_the_command(daemon: Daemon) -> None:
     shown = shardcache("set", socket=daemon.socket)
     assert shown.code == 0 and [name in shown.out for name in ("capacity", "max-bandwidth", "log-level")] == [True] * 3
     changed = shardcache("set", "max-bandwidth", "200MB/s", socket=daemon.socket)
-    assert "max-bandwidth: no limit → 200.0 MB/s" in changed.out and "until the daemon ends" in changed.out
+    assert "max-bandwidth: no limit → 200.0 MB/s" in changed.out and "until the daemon stops" in changed.out
     assert shardcache("set", "--json", "max-bandwidth", "none", socket=daemon.socket).json["value"] is None
     assert shardcache("set", "capacity", socket=daemon.socket).code == 2

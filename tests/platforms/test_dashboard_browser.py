@@ -100,18 +100,18 @@ def test_what_the_job_does_is_shown_and_goes_live(browser: ClientConnection, sce
     reads again. Nothing is asked of any other server, and the console has nothing to complain of."""
     with opened(browser, scene) as page:
         page.until("document.querySelector('#job-rows .now').innerText.includes('reading')")
-        page.until("document.querySelector('#verdict-text').innerText.startsWith('Nobody waits')")
+        page.until("document.querySelector('#verdict-text').innerText.startsWith('No reader is waiting')")
         page.until("document.querySelector('#coming-rows').innerText.includes('train-000004.tar')")
         waiting = threading.Thread(target=scene.reader.take, args=(4,))
         waiting.start()
-        page.until("document.querySelector('#verdict-text').innerText.includes('1 of 1 reader waits: downloading')")
+        page.until("document.querySelector('#verdict-text').innerText.includes('1 of 1 reader is waiting: download')")
         page.until("/waiting, up to .*train-000004.tar/s.test(document.querySelector('#job-rows .now').innerText)")
         assert "train-000004.tar: downloading" in str(page.evaluate("document.querySelector('#waits').innerText"))
         page.until("document.querySelector('#verdict.stalled') && true")
         assert "train-000004.tar" in str(page.evaluate("document.querySelector('#coming-rows').innerText"))
         scene.store.let("train-000004.tar")
         waiting.join()
-        page.until("document.querySelector('#verdict-text').innerText.startsWith('Nobody waits')")
+        page.until("document.querySelector('#verdict-text').innerText.startsWith('No reader is waiting')")
         assert {url.partition("/dashboard")[0].rstrip("/") for url in page.requested} == {scene.url.rstrip("/")}
         assert page.complaints == []
 

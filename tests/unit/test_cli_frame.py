@@ -136,16 +136,16 @@ def test_json_is_the_page_with_its_rates() -> None:
 
 
 def test_head_shows_what_happens_now_and_what_happened() -> None:
-    """The cache, the store's rate and total, leases, evictions and those that were regretted."""
+    """The cache, the origin's rate and total, leases, evictions and those that were regretted."""
     counters = {"origin_bytes": 10**12, "origin_requests": 8, "hits": 90, "misses": 10, "evictions": 5, "regrets": 1}
     former = page(98.0, counters=counters | {"origin_bytes": 10**12 - 10**9, "origin_requests": 0, "hits": 70})
     now = page(100.0, counters=counters)
     rows = lines(Moment(now, rates_between(former, now)))
     assert rows[0].startswith("shardcache 1.2.3 · pid 42 · up ") and rows[1] == "cache /nvme"
     assert rows[3].startswith("1.0 TB of 2.0 TB · 1,000 shards")
-    assert rows[4] == "store 500.0 MB/s · 4.0 requests/s · 1.0 TB since start"
-    assert rows[5] == "leases 10.0/s · 90 at once (90%) · 10 after a transfer"
-    assert rows[6].startswith("since start evictions 5 · needed again 1 ·")
+    assert rows[4] == "origin 500.0 MB/s · 4.0 requests/s · 1.0 TB since start"
+    assert rows[5] == "leases 10.0/s · 90 hits (90%) · 10 misses"
+    assert rows[6].startswith("since start evictions 5 · re-fetched 1 ·")
 
 
 def test_first_frame_has_no_rates() -> None:
@@ -166,18 +166,18 @@ def test_job_row_shows_progress_pace_and_waiting() -> None:
     [row] = [
         row for row in lines(Moment(now, rates_between(page(98.0, jobs=[job(stall_s=2.0)]), now))) if "resnet" in row
     ]
-    assert row.startswith("resnet 2 ━") and " 40 of 100 2 nothing 25% " in row
+    assert row.startswith("resnet 2 ━") and " 40 of 100 2 0 s 25% " in row
     assert row.endswith(" 3.0 s: network 2.5 s, disk 500 ms 1 reader: downloading from the object store")
 
 
 @pytest.mark.parametrize(
     ("facts", "text", "colour"),
     [
-        ({"ahead_s": 0.0, "waiting": 1}, "nothing", "red"),
-        ({"ahead_s": 0.0, "waiting": 0}, "nothing", "yellow"),
+        ({"ahead_s": 0.0, "waiting": 1}, "0 s", "red"),
+        ({"ahead_s": 0.0, "waiting": 0}, "0 s", "yellow"),
         ({"ahead_s": 9.9}, "9.9 s", "yellow"),
         ({"ahead_s": 10.0}, "10.0 s", "green"),
-        ({"ahead_s": None}, "all here", "green"),
+        ({"ahead_s": None}, "all cached", "green"),
         ({"ahead_s": None, "sessions": 0}, "", ""),
     ],
 )
@@ -257,6 +257,6 @@ def test_daemon_that_is_away_is_told_beside_what_was_seen_last() -> None:
     """The last page stays, with a line that says why there is none newer; as JSON it is the error."""
     lost = Moment(page(jobs=[job()]), trouble=NoDaemonError("no daemon listens at the socket", url="/run/s.sock"))
     rows = lines(lost)
-    assert "daemon no daemon listens at the socket; trying again" in rows
+    assert "daemon no daemon listens at the socket; retrying" in rows
     assert first_words(rows, "resnet") == ["resnet"]
     assert lost.to_json()["error"]["code"] == "no_daemon"

@@ -46,9 +46,9 @@ def test_runs_that_share_an_epoch_are_its_legs() -> None:
     [
         ("abca", ""),
         ("aba", "1 lost"),
-        ("abc", "0 repeated, padding is 1"),
-        ("abcab", "2 repeated, padding is 1"),
-        ("abaa", "1 lost, 2 repeated, padding is 1"),
+        ("abc", "0 repeated, expected 1 as padding"),
+        ("abcab", "2 repeated, expected 1 as padding"),
+        ("abaa", "1 lost, 2 repeated, expected 1 as padding"),
         ("aaxy", "2 lost, 2 unknown"),
     ],
 )
@@ -64,7 +64,7 @@ def test_each_way_of_not_exactly_once_is_named(keys: str, problem: str) -> None:
     [
         ((leg("abca", 2, 2),), ""),
         ((leg("abca", 2, 1),), "the ranks took 2, 1 steps"),
-        ((leg("abca", 1, 1),), "1 steps, the loader's length is 2"),
+        ((leg("abca", 1, 1),), "1 steps, but the loader's length is 2"),
         ((leg("ab", 1, 1), leg("c", 1)), ""),
         ((leg("a", 1, 0), leg("bc", 2)), "the ranks took 1, 0 steps"),
     ],

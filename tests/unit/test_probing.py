@@ -112,7 +112,7 @@ def test_silence_is_no_answer(tmp_path: Path) -> None:
 async def test_another_program_is_no_daemon(tmp_path: Path) -> None:
     """What answers otherwise than a daemon does is not taken for one."""
     async with answering(tmp_path / "s", "hello"):
-        with pytest.raises(DaemonError, match="no shardcache daemon"):
+        with pytest.raises(DaemonError, match="not a shardcache daemon"):
             await asyncio.to_thread(ask, tmp_path / "s")
 
 

@@ -1,4 +1,4 @@
-"""`shardcache demo`: the whole product on one machine, with nothing from outside.
+"""`shardcache demo`: the complete system on one machine, without external services.
 
-`train.py` is what a user writes; everything else here only builds the world around it and checks what came out.
+`train.py` is the user's part; everything else here sets up the environment around it and checks the outcome.
 """

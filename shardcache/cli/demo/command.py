@@ -1,4 +1,4 @@
-"""`shardcache demo`: two training jobs on one cache, and a check of what they got."""
+"""`shardcache demo`: two training jobs on one cache, and a check of what they read."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ Say = Callable[[str], None]
 @click.command()
 @json_option
 def demo(as_json: bool) -> None:
-    """Run the main job on this machine; nothing from outside is needed.
+    """Run a complete example on this machine, without external services.
 
-    Starts an S3 server with a small dataset of JPEG images and a daemon with an empty cache; makes an index; and runs
-    two training jobs at the same time, each of 2 ranks with 2 DataLoader workers, for 2 epochs, of which one is stopped
-    midway and goes on from its checkpoint with 1 rank. Exits 1 unless in each epoch of each job every sample was seen
-    once, besides the padding, and all ranks took as many steps; and unless the dataset came from the store once. Leaves
-    nothing behind.
+    Starts an S3 server with a small dataset of JPEG images and a daemon with an empty cache, writes an index, and runs
+    two training jobs concurrently, each with 2 ranks of 2 DataLoader workers, for 2 epochs; one job is stopped midway
+    and resumes from its checkpoint with 1 rank. Exits 1 unless every job saw each sample exactly once per epoch (apart
+    from padding), all ranks took the same number of steps, and the dataset was downloaded only once. Removes all its
+    files at the end.
     """
     _require_packages()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the same orderly end
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the same orderly shutdown
     from shardcache.cli.output import make_console
 
     console = make_console()
@@ -62,7 +62,7 @@ def _require_packages() -> None:
 
 
 def _silent(_line: str) -> None:
-    """Say nothing: with --json, the outcome is the only line."""
+    """Print nothing: with --json, the outcome is the only line."""
 
 
 async def _run(folder: Path, say: Say) -> Outcome:
@@ -71,19 +71,19 @@ async def _run(folder: Path, say: Say) -> Outcome:
 
     node = world.Node(folder)
     uneven = images.IMAGES_OF_SHARDS
-    say(f"drawing {sum(uneven)} JPEG images into {len(uneven)} tar shards, {min(uneven)} to {max(uneven)} in each")
+    say(f"creating {len(uneven)} tar shards of {min(uneven)} to {max(uneven)} JPEG images, {sum(uneven)} in total")
     shards = list(images.draw_shards())
     keys = frozenset(key for shard in shards for key in shard.keys)
     dataset = outcome.Dataset(keys, len(shards), sum(len(shard.body) for shard in shards))
     with world.s3_server() as endpoint:
-        say(f"putting them into an S3 server at {endpoint}, and starting a daemon with an empty cache")
+        say(f"uploading them to an S3 server at {endpoint}, and starting a daemon with an empty cache")
         await asyncio.to_thread(world.upload, endpoint, {shard.name: shard.body for shard in shards})
         async with node.daemon(endpoint), AdminClient(node.socket) as daemon:
             pattern = f"s3://{world.BUCKET}/train-{{0000..{len(shards) - 1:04d}}}.tar"
             say(f"counting their samples: shardcache index '{pattern}' -o {_INDEX}")
             await asyncio.to_thread(world.upload, endpoint, {_INDEX: await node.index(pattern)})
-            say(f"training 2 jobs at once from s3://{world.BUCKET}/{_INDEX}: {world.RANKS} ranks × 2 workers each;")
-            say("the second is stopped midway through its last epoch, and goes on from its checkpoint with 1 rank")
+            say(f"training 2 concurrent jobs from s3://{world.BUCKET}/{_INDEX}: {world.RANKS} ranks × 2 workers each;")
+            say("the second is stopped midway through its last epoch, and resumes from its checkpoint with 1 rank")
             epochs = await _train(node, f"s3://{world.BUCKET}/{_INDEX}")
             page = await daemon.status()
     return outcome.Outcome(dataset, tuple(epochs), page["counters"]["origin_bytes"])
@@ -93,7 +93,7 @@ async def _train(node: Node, urls: str) -> list[Epoch]:
     from shardcache.cli.demo.outcome import epochs_of
     from shardcache.cli.demo.world import Run
 
-    # Another seed, another order: one download serves both all the same.
+    # Different seeds, so different orders: one download still serves both.
     runs = {
         "first": [Run("first", "first", seed=0)],
         "second": [Run("second", "second", seed=1, stop_after=8), Run("resumed", "second", seed=1, ranks=1)],
@@ -115,7 +115,7 @@ def _show(console: Console, outcome: Outcome) -> None:
     from shardcache.units import duration, size
 
     dataset = outcome.dataset
-    columns = ("job", "epoch", "samples", "padding", "each once", "steps of each rank", "equal", "loss", "data wait")
+    columns = ("job", "epoch", "samples", "padding", "each once", "steps by rank", "equal", "loss", "data wait")
     table = make_table(*columns, numbers=("epoch", "samples", "padding", "loss", "data wait"))
     for row in outcome.epochs:
         samples, padding = f"{len(dataset.keys & set(row.keys)):,}", str(row.padding(dataset))
@@ -127,7 +127,7 @@ def _show(console: Console, outcome: Outcome) -> None:
     console.print(table)
     once = "[green]once[/green]" if outcome.fetched_once else "[red]not once[/red]"
     fetched, whole = outcome.origin_bytes, dataset.size_bytes
-    console.print(f"\nfrom the store: {size(fetched)}, {fetched / whole:.2f} × the dataset's {size(whole)}: {once}")
+    console.print(f"\nfrom the origin: {size(fetched)}, {fetched / whole:.2f} × the dataset's {size(whole)}: {once}")
     console.print(f"read by the jobs: {size(len(outcome.epochs) * whole)}, from the node's disk")
 
 

@@ -1,4 +1,4 @@
-"""The demo's dataset: small JPEG images of shapes, in tar shards, drawn anew on each run."""
+"""The demo's dataset: small JPEG images of shapes in tar shards, generated on each run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 
 SHAPES = ("circle", "square", "stripes")
-# Uneven, as shards are in life: neither the shards' samples nor their sum divide by ranks or workers.
+# Uneven, as in practice: neither the shards' samples nor their sum are divisible by the number of ranks or workers.
 IMAGES_OF_SHARDS = (31, 64, 52, 40, 71, 48, 25, 59, 44, 66, 37, 40)
 PIXELS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TarShard:
-    """One shard as it is uploaded: its name, its bytes and the keys of its samples."""
+    """A shard to upload: its name, its bytes and its samples' keys."""
 
     name: str
     body: bytes
@@ -26,7 +26,7 @@ class TarShard:
 
 
 def draw_shards() -> Iterator[TarShard]:
-    """Yield the shards; each sample is `<key>.jpg` and `<key>.cls`, its key unique in the dataset."""
+    """Yield the shards; each sample consists of `<key>.jpg` and `<key>.cls`, with a key unique in the dataset."""
     rng = random.Random(0)
     for number, images in enumerate(IMAGES_OF_SHARDS):
         keys = [f"{number:02d}-{index:03d}" for index in range(images)]

@@ -1,4 +1,4 @@
-"""What the demo's jobs saw, and whether that is what was promised."""
+"""The demo's outcome: the samples that each job read, and the checks on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """What was put into the store: the samples' keys, the shards' number and their bytes together."""
+    """The uploaded dataset: its samples' keys, its number of shards and their total size."""
 
     keys: frozenset[str]
     shards: int
@@ -20,14 +20,14 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """What one run of a job read of an epoch, which may be all of it.
+    """The part of an epoch that one run of a job read, possibly all of it.
 
     Attributes:
-        keys: of all ranks together.
-        steps: that each rank took.
-        promised: what the length of each rank's loader was, which is that of a whole epoch.
+        keys: keys of the samples read, all ranks together.
+        steps: number of steps of each rank.
+        promised: length of each rank's loader, for a whole epoch.
         loss: mean over the samples.
-        waited_s: for data, of the rank that waited longest.
+        waited_s: time spent waiting for data, of the rank that waited longest.
     """
 
     keys: tuple[str, ...]
@@ -38,13 +38,13 @@ class Leg:
 
     @property
     def ranks(self) -> int:
-        """How many there were."""
+        """Number of ranks."""
         return len(self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch of one job: a leg, or several where the job was stopped and went on."""
+    """One epoch of one job: one leg, or several if the job was stopped and resumed."""
 
     job: str
     epoch: int
@@ -57,43 +57,43 @@ class Epoch:
 
     @property
     def loss(self) -> float:
-        """Mean over the samples."""
+        """Mean loss over the samples."""
         return sum(leg.loss * len(leg.keys) for leg in self.legs) / max(len(self.keys), 1)
 
     @property
     def waited_s(self) -> float:
-        """Seconds of waiting for data, in each leg those of the rank that waited longest."""
+        """Seconds spent waiting for data: the sum over legs of the rank that waited longest."""
         return sum(leg.waited_s for leg in self.legs)
 
     def padding(self, dataset: Dataset) -> int:
-        """Return how many samples have to come once more, so that all ranks of the last leg get equally many."""
+        """Return the number of samples repeated so that all ranks of the last leg get the same number."""
         *before, last = self.legs
         return -(len(dataset.keys) - sum(len(leg.keys) for leg in before)) % last.ranks
 
     def wrong_samples(self, dataset: Dataset) -> str:
-        """Return what is wrong with the samples seen: nothing when each came once, and the padding twice."""
+        """Describe what is wrong with the samples seen; empty if each came once, and the padding twice."""
         seen = set(self.keys)
         counts = {"lost": len(dataset.keys - seen), "unknown": len(seen - dataset.keys)}
         problems = [f"{number} {name}" for name, number in counts.items() if number]
         repeated, padding = len(self.keys) - len(seen), self.padding(dataset)
         if repeated != padding:
-            problems.append(f"{repeated} repeated, padding is {padding}")
+            problems.append(f"{repeated} repeated, expected {padding} as padding")
         return ", ".join(problems)
 
     def wrong_steps(self) -> str:
-        """Return what is wrong with the ranks' steps: nothing when all took the same, as many as was promised."""
+        """Describe what is wrong with the ranks' steps; empty if all took the same number, as many as promised."""
         for leg in self.legs:
             if len(set(leg.steps)) > 1:
                 return f"the ranks took {', '.join(map(str, leg.steps))} steps"
         first, *others = self.legs
         if not others and first.steps != first.promised:
-            return f"{first.steps[0]} steps, the loader's length is {first.promised[0]}"
+            return f"{first.steps[0]} steps, but the loader's length is {first.promised[0]}"
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything that the demo measured."""
+    """The demo's measurements and verdicts."""
 
     dataset: Dataset
     epochs: tuple[Epoch, ...]
@@ -101,22 +101,22 @@ class Outcome:
 
     @property
     def exactly_once(self) -> bool:
-        """Whether every job saw each sample once in each epoch, and the padding twice."""
+        """True if every job saw each sample once per epoch, and the padding twice."""
         return not any(epoch.wrong_samples(self.dataset) for epoch in self.epochs)
 
     @property
     def equal_steps(self) -> bool:
-        """Whether all ranks of a job took the same number of steps, as many as their loaders had promised."""
+        """True if all ranks of a job took the same number of steps, as many as their loaders promised."""
         return not any(epoch.wrong_steps() for epoch in self.epochs)
 
     @property
     def fetched_once(self) -> bool:
-        """Whether the dataset crossed the network once for the index and all jobs and epochs."""
+        """True if the dataset was downloaded once for the index and all jobs and epochs."""
         return self.origin_bytes == self.dataset.size_bytes
 
     @property
     def ok(self) -> bool:
-        """Whether the demo shows what it claims."""
+        """True if all checks passed."""
         return self.exactly_once and self.equal_steps and self.fetched_once
 
     def to_json(self) -> Json:
@@ -149,7 +149,7 @@ class Outcome:
 
 
 def epochs_of(job: str, runs: Sequence[Sequence[Sequence[Json]]]) -> list[Epoch]:
-    """Join the reports of a job's runs: for each run and rank what `train.py` writes, an entry an epoch."""
+    """Join the reports of a job's runs: for each run and rank, the list of epochs written by `train.py`."""
     legs: dict[int, list[Leg]] = {}
     for ranks in runs:
         for rows in zip(*ranks, strict=True):

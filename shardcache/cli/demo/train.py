@@ -1,4 +1,4 @@
-"""A training script as its user writes it: of shardcache are the dataset, and its state in the checkpoint.
+"""A user's training script; specific to shardcache are only the dataset and its state in the checkpoint.
 
 shardcache index 's3://shapes/train-{0000..0011}.tar' -o index.json
 torchrun --nproc-per-node=2 train.py index.json --job first
@@ -36,7 +36,7 @@ def decode(sample: dict[str, Any]) -> tuple[str, Tensor, int]:
 
 
 def tiny_model(classes: int) -> nn.Module:
-    """Return a convolutional network that one core trains in seconds."""
+    """Return a convolutional network that trains in seconds on one core."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 5, stride=2),
         nn.ReLU(),
@@ -49,7 +49,7 @@ def tiny_model(classes: int) -> nn.Module:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any]) -> dict[str, Any]:
-    """Train on the batches; return the keys seen, the steps, the mean loss and the seconds spent waiting for data."""
+    """Train on the batches; return the keys seen, the step count, the mean loss and the seconds waited for data."""
     keys: list[str] = []
     steps, loss_sum, waited_s = 0, 0.0, 0.0
     batches = iter(batches)
@@ -71,16 +71,16 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[
 
 @record  # lets torchrun show which rank failed first, and how
 def main() -> None:
-    """Train, then write what this rank saw in each epoch."""
+    """Train, then write this rank's report of each epoch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("urls")
     parser.add_argument("--job", required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--stop-after", type=int, help="stop after so many batches of the last epoch")
+    parser.add_argument("--stop-after", type=int, help="stop after this many batches of the last epoch")
     parser.add_argument("--classes", type=int, default=3)
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="left by a run that stops")
-    parser.add_argument("--reports", type=Path, default=Path(), help="folder for a JSON file of each rank")
+    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="written by a run that stops")
+    parser.add_argument("--reports", type=Path, default=Path(), help="folder for one JSON file per rank")
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
@@ -103,11 +103,11 @@ def main() -> None:
     for epoch in range(dataset.epoch, args.epochs):
         dataset.set_epoch(epoch)
         stop = args.stop_after if epoch == args.epochs - 1 else None
-        # All ranks get equally many batches, also of a rest: nothing has to guard the collectives.
+        # All ranks get the same number of batches, even of a partial epoch: collectives need no guard.
         seen = train(model, optimizer, islice(loader, stop))
         reports.append({"epoch": epoch, "promised": len(loader), **seen})
 
-    if args.stop_after and dist.get_rank() == 0:  # ranks are equally far, so that one speaks for all
+    if args.stop_after and dist.get_rank() == 0:  # all ranks are at the same batch: one saves for all
         parts = {"model": model.module, "optimizer": optimizer}
         saved = {name: part.state_dict() for name, part in parts.items()}
         torch.save(saved | {"dataset": dataset.state_dict(batches=args.stop_after)}, args.checkpoint)

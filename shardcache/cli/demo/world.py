@@ -1,4 +1,4 @@
-"""What the demo runs: a store, a daemon and training jobs, each gone when its context ends."""
+"""The demo's processes: an S3 server, a daemon and training jobs, each stopped when its context exits."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _LOG_LINES = 60
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """Serve S3, with an empty bucket, from this process's memory; give its endpoint."""
+    """Serve S3 with an empty bucket from this process's memory; yield its endpoint."""
     from moto.server import ThreadedMotoServer
 
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line a request is no use to anyone here
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # no log line per request
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     try:
@@ -50,7 +50,7 @@ def s3_server() -> Iterator[str]:
 
 
 def upload(endpoint: str, objects: Mapping[str, bytes]) -> None:
-    """Put objects into the bucket, by their names."""
+    """Put objects, given by name, into the bucket."""
     with _client(endpoint) as s3:
         for name, body in objects.items():
             s3.put_object(Bucket=BUCKET, Key=name, Body=body)
@@ -72,11 +72,11 @@ class Run:
     """One start of a training job.
 
     Attributes:
-        name: of the folder for its reports.
-        job: whose checkpoint it goes on from, if there is one.
-        seed: of the job's shuffling and model.
-        ranks: how many.
-        stop_after: batches of the last epoch after which it stops and leaves a checkpoint; None to go on to the end.
+        name: name of the folder for its reports.
+        job: the job, whose checkpoint it resumes from if there is one.
+        seed: seed of the job's shuffling and model.
+        ranks: number of ranks.
+        stop_after: batches of the last epoch after which it writes a checkpoint and stops; None to train to the end.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The demo's node: where its daemon's socket is and where the logs go."""
+    """The demo's node: the folder of its daemon's socket, cache and logs."""
 
     folder: Path
 
@@ -99,9 +99,9 @@ class Node:
 
     @asynccontextmanager
     async def daemon(self, endpoint: str) -> AsyncIterator[None]:
-        """Run `shardcache serve` on an empty cache; it is ready when the context begins."""
+        """Run `shardcache serve` on an empty cache; the daemon is ready when the context is entered."""
         config = self.folder / "shardcache.toml"
-        config.touch()  # so that a config file of the machine's own is not read
+        config.touch()  # so that the machine's own config file is not read
         command: list[Any] = ["-m", "shardcache", "serve", "--config", config, "--socket", self.socket]
         command += ["--cache-dir", self.folder / "cache", "--capacity", "1GB", "--min-free", "0"]
         async with self._running("daemon", command, _store_environment(endpoint)) as process:
@@ -109,7 +109,7 @@ class Node:
             yield
 
     async def index(self, urls: str) -> bytes:
-        """Have the samples counted by `shardcache index`; return what it wrote."""
+        """Run `shardcache index`; return the index that it wrote."""
         path = self.folder / "index.json"
         command = ["-m", "shardcache", "index", urls, "-o", path, "--relative-to", f"s3://{BUCKET}/"]
         await self._finish("index", command, self._job_environment())
@@ -127,20 +127,20 @@ class Node:
         return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(run.ranks)]
 
     async def _ready(self, process: Process) -> None:
-        """Return once the daemon answers. Raises ShardcacheError when it ended instead."""
+        """Return once the daemon answers. Raises ShardcacheError if it ended instead."""
         while process.returncode is None:
             try:
                 async with AdminClient(self.socket) as daemon:
                     await daemon.status()
                     return
-            except NoDaemonError:  # not yet at the socket
+            except NoDaemonError:  # not listening yet
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_TRY_AGAIN_S):
                         await process.wait()
         raise self._failure("daemon", "the daemon did not start")
 
     def _job_environment(self) -> dict[str, str]:
-        # Nothing of AWS: a job that reads through the daemon needs no credentials.
+        # No AWS variables: a job that reads through the daemon needs no credentials.
         return _clean_environment() | {
             SOCKET_ENV: str(self.socket),
             "OMP_NUM_THREADS": "1",
@@ -162,7 +162,7 @@ class Node:
                 stdin=DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C is for the demo alone, which then ends its processes in order
+                start_new_session=True,  # Ctrl-C reaches only the demo, which then stops its processes in order
             )
         try:
             yield process
@@ -193,7 +193,7 @@ async def _stop(process: Process) -> None:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Return this process's environment without what would lead to another daemon or store."""
+    """Return this process's environment without variables that point to another daemon or object store."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("SHARDCACHE_", "AWS_"))}
 
 

@@ -1,1 +1,1 @@
-"""`shardcache doctor`: looks at all that a daemon and its readers need of a node; one file a family of checks."""
+"""`shardcache doctor`: checks everything that a daemon and its readers need on a node; one file per check family."""

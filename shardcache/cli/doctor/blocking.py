@@ -1,4 +1,4 @@
-"""What blocks, in threads that nobody waits for at the end: a disk that hangs must not keep the report from coming."""
+"""Blocking calls in daemon threads that are not joined at exit: a hanging disk must not block the report."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Result = TypeVar("Result")
 
 
 async def in_thread(function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
-    """Return what a function returns, or raise its OSError or ShardcacheError; it may raise no others."""
+    """Run a function in a thread and return its result; it may raise only OSError and ShardcacheError."""
     future: Future[Result] = Future()
-    future.set_running_or_notify_cancel()  # so that it takes a result also when nobody waits for one any more
+    future.set_running_or_notify_cancel()  # so that it accepts a result even after its waiter was cancelled
 
     def run() -> None:
         try:

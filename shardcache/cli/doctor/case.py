@@ -1,4 +1,4 @@
-"""What is examined: the options a daemon here would have, and the daemon that answers, if one does."""
+"""The context of the checks: the options that a daemon here would have, and the daemon that answers, if any."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Running:
     """A daemon that answers.
 
     Attributes:
-        page: its status.
-        uid: the user it runs as; None where that cannot be told.
-        pid: its process, where this one can see it.
+        page: its status page.
+        uid: id of the user it runs as; None if unknown.
+        pid: its process id; None if it is not visible from this PID namespace.
     """
 
     page: Mapping[str, Any]
@@ -38,18 +38,18 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Everything that checks look at.
+    """The context that all checks share.
 
     Attributes:
         flags: options given on the command line.
         config: the config file that is, or would be, read.
-        settings: options by flags, environment and file; None where they make no sense or cannot be read.
-        config_error: why not.
-        socket: where the daemon is expected.
-        running: the daemon there; None where none answers.
-        silence: why none answers.
-        urls: given to be tried.
-        quick: whether nothing is measured.
+        settings: options from flags, environment and file; None if they are invalid or cannot be read.
+        config_error: the reason that there are no settings.
+        socket: path at which the daemon is expected.
+        running: the daemon there; None if none answers.
+        silence: the reason that none answers.
+        urls: urls to probe.
+        quick: True to skip measurements.
     """
 
     flags: Mapping[str, Any]
@@ -64,27 +64,27 @@ class Case:
 
     @property
     def is_operators(self) -> bool:
-        """Whether the present user runs the daemon, or would; others only read from its cache."""
+        """True if the current user runs the daemon, or would; others only read from its cache."""
         return self.running is None or os.geteuid() in (0, self.running.uid)
 
     @property
     def cache_dir(self) -> Path | None:
-        """The daemon's folder; without a daemon, the one it would take."""
+        """The daemon's cache folder; without a daemon, the one it would use."""
         if self.running is not None:
             return Path(self.running.page["cache"]["dir"])
         return None if self.settings is None else self.settings.cache_dir
 
     @property
     def config_is_kept(self) -> bool:
-        """Whether there is a config file that the present user may not read."""
+        """True if there is a config file that the current user may not read."""
         try:
             return self.config.is_file() and not os.access(self.config, os.R_OK)
-        except PermissionError:  # not even its folder
+        except PermissionError:  # nor its folder
             return True
 
 
 async def take(flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = (), *, quick: bool = False) -> Case:
-    """Read the options and ask for the daemon. Raises DaemonError as `socket_path` does."""
+    """Read the options and query the daemon. Raises DaemonError as `socket_path` does."""
     settings, config_error = _settings(flags, config)
     chosen = settings.socket if settings is not None else flags.get("socket")
     socket = socket_path(chosen)
@@ -105,7 +105,7 @@ async def _ask(socket: Path) -> tuple[Running | None, ShardcacheError | None]:
         async with asyncio.timeout(ANSWER_LIMIT_S), AdminClient(socket) as daemon:
             page = await daemon.status()
     except TimeoutError:
-        silence = f"the daemon takes connections and answers nothing within {ANSWER_LIMIT_S:g} s"
+        silence = f"the daemon accepts connections but does not answer within {ANSWER_LIMIT_S:g} s"
         return None, NoDaemonError(silence, url=str(socket))
     except ShardcacheError as exn:
         return None, exn
@@ -113,18 +113,18 @@ async def _ask(socket: Path) -> tuple[Running | None, ShardcacheError | None]:
 
 
 def _listener(path: Path) -> tuple[int, int | None]:
-    """Return the pid and uid of who began to listen at a socket; a service manager may have, for the daemon."""
+    """Return the pid and uid of the process that bound a socket: the daemon or its service manager."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
         try:
             probe.connect(os.fspath(path))
-        except OSError:  # it has gone since
+        except OSError:  # the daemon has stopped since
             return 0, None
         pid, uid, _gid = _UCRED.unpack(probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _UCRED.size))
     return pid, uid
 
 
 def _seen(page: Mapping[str, Any], listener_pid: int, listener_uid: int | None) -> Running:
-    """Return the daemon as /proc knows it: in another pid namespace, its number is somebody else's."""
+    """Return the daemon as seen in /proc: in another PID namespace, its pid may belong to another process."""
     pid, folder = page["pid"], _PROC / str(page["pid"])
     try:
         if pid == listener_pid or b"shardcache" in (folder / "cmdline").read_bytes():

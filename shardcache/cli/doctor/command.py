@@ -1,4 +1,4 @@
-"""`shardcache doctor`: what a node lacks, why, and what mends it."""
+"""`shardcache doctor`: a node's problems, their causes and fixes."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=SettingsCommand,
-    short_help="Check this node, and say what mends it.",
-    epilog="Exit codes: 0 nothing failed; 1 something did; 3 nothing did, but no daemon answers.",
+    short_help="Check this node and suggest fixes.",
+    epilog="Exit codes: 0 no check failed; 1 a check failed; 3 no check failed, but no daemon answers.",
 )
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @click.option(
     "--config",
     type=click.Path(path_type=Path, readable=False),
-    help="TOML file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml where it exists]",
+    help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml if it exists]",
 )
-@click.option("--quick", is_flag=True, help="Measure neither the disk nor the stores.")
+@click.option("--quick", is_flag=True, help="Skip measuring the disk and the object stores.")
 @json_option
 def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: bool, **flags: Any) -> None:
-    """Check socket, daemon, options, cache, disk, kernel limits and stores; say what is wrong and what mends it.
+    """Check socket, daemon, options, cache, disk, kernel limits and object stores; report problems and their fixes.
 
-    Takes the options of `serve`: before a daemon is started, it tells what would come of them; while one runs, it
-    looks at that. URL is a shard, or what stands for some, to try; by default a shard of each store that is cached or
-    has an [[origin]] table. It reads 128 MiB of a store and writes 256 MiB to the disk at most, and leaves nothing.
+    Takes the options of `serve`: before a daemon is started, checks what they would lead to; while one runs, checks
+    that daemon. URL is a shard, pattern, prefix or index to probe; by default, one shard of each object store that has
+    cached shards or an [[origin]] table. Reads at most 128 MiB from each store, writes at most 256 MiB to the disk, and
+    removes what it wrote.
     """
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     case, findings = asyncio.run(_examine(given, config, tuple(map(from_here, urls)), quick=quick, quiet=as_json))
@@ -65,8 +66,8 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str], object]]:
     if quiet or not console.is_terminal:
         yield lambda _doing: None
         return
-    with console.status("looking") as status:
-        yield lambda doing: status.update(f"looking at {doing}")
+    with console.status("checking") as status:
+        yield lambda doing: status.update(f"checking {doing}")
 
 
 def _show(case: Case, findings: list[Finding], *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The options: whether they make sense, and whether all that was set is read by anybody."""
+"""Checks of the options: their validity, unknown variables, and differences from the daemon's environment."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from shardcache.cache.origin_probe.findings import Finding, failed, ok, skipped,
 from shardcache.cli.doctor.case import Case
 from shardcache.config import unknown_variables
 
-# By these the daemon finds stores, and what it may do there.
+# Variables that select object stores, credentials and proxies.
 _OF_STORES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_proxy$", re.IGNORECASE)
 
 
 async def examine(case: Case) -> list[Finding]:
-    """Look at the config file and at both environments: this one and the daemon's."""
+    """Check the config file and both environments: this one and the daemon's."""
     return [_file(case), *_unread(), *_differing(case)]
 
 
 def _file(case: Case) -> Finding:
     name = "config.file"
     if case.config_is_kept:
-        return skipped(name, f"{case.config} is not for you to read; what it says is not looked at")
+        return skipped(name, f"you may not read {case.config}; its contents are not checked")
     if case.config_error is not None:
         return failed(name, case.config_error.message, "the daemon does not start with it", case.config_error.remedy)
     if case.config.is_file():
-        return ok(name, f"{case.config} makes sense")
-    return ok(name, f"no file at {case.config}: options come from flags and environment alone")
+        return ok(name, f"{case.config} is valid")
+    return ok(name, f"no file at {case.config}: options come only from flags and environment")
 
 
 def _unread() -> Iterator[Finding]:
     for name, meant in unknown_variables():
         remedy = f'export {meant}="${name}"; unset {name}' if meant else f"unset {name}"
-        yield warning("config.environment", f"{name} is set", "nothing reads a variable of that name", remedy)
+        yield warning("config.environment", f"{name} is set", "no such option exists: the variable is ignored", remedy)
 
 
 def _differing(case: Case) -> Iterator[Finding]:
-    """Name variables whose values differ; the values may be secrets."""
+    """List the variables that differ, without their values, which may be secrets."""
     running = case.running
     theirs = None if running is None or running.pid is None else _environment(running.pid)
     if running is None or theirs is None:
@@ -49,13 +49,13 @@ def _differing(case: Case) -> Iterator[Finding]:
         if _OF_STORES.match(name) and theirs.get(name) != os.environ.get(name)
     )
     if names:
-        found = f"the daemon's environment has other values than yours: {', '.join(names)}; the daemon's count"
+        found = f"these variables differ between the daemon and you: {', '.join(names)}; the daemon's apply"
         yield ok("config.environment", found)
 
 
 def _environment(pid: int) -> dict[str, str] | None:
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:  # it is for the daemon's user and root
+    except OSError:  # readable only by the daemon's user and root
         return None
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)

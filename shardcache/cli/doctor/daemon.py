@@ -1,4 +1,4 @@
-"""The daemon that answers: whether it and this installation understand each other, and whether it is well."""
+"""Checks of the running daemon: protocol compatibility with this installation, and health."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _JOB = "shardcache doctor"
 
 
 async def examine(case: Case) -> list[Finding]:
-    """Say hello as a training process does, and read the daemon's own opinion of its disk."""
+    """Open a session as a training process does, and read the disk's state from the status page."""
     if case.running is None and isinstance(case.silence, NoDaemonError):
         return [skipped("daemon.version", "no daemon answers")]
     return [await in_thread(_version, case), *_health(case)]
@@ -29,8 +29,8 @@ def _version(case: Case) -> Finding:
         Connection(case.socket, Reader(_JOB)).close()
     except DaemonError as exn:
         if case.running is None and exn.code == "daemon":
-            return skipped(name, "the socket is not for you")
-        return of_error(name, exn, "training processes of this installation are refused alike")
+            return skipped(name, "you may not use the socket")
+        return of_error(name, exn, "training processes of this installation are refused too")
     theirs = __version__ if case.running is None else case.running.page["version"]
     return ok(name, f"daemon {theirs} and client {__version__} speak {SPOKEN}")
 
@@ -41,13 +41,13 @@ def _health(case: Case) -> list[Finding]:
     name, page = "daemon.health", case.running.page
     disk = page.get("disk") or {}
     if disk.get("silent_s", 0) > _SILENT_S:
-        found = f"the cache's disk has not answered for {duration(disk['silent_s'])}"
-        cause = "a device or a network file system hangs; what needs the disk waits for it"
+        found = f"the cache disk has not responded for {duration(disk['silent_s'])}"
+        cause = "a device or a network filesystem hangs; all disk operations are blocked"
         return [failed(name, found, cause, "dmesg | tail -50")]
     if error := disk.get("error"):
-        cause = "what is cached is served, nothing new is fetched"
+        cause = "cached shards are served, but nothing new is fetched"
         return [failed(name, error["message"], cause, error["remedy"])]
     if page.get("draining"):
-        cause = "it was told to stop, and lets its readers finish"
+        cause = "it was told to stop, and is finishing running requests"
         return [failed(name, "the daemon is stopping", cause, "systemctl start shardcache   # once it has stopped")]
-    return [ok(name, "it serves, and its disk takes and keeps bytes")]
+    return [ok(name, "it is serving, and its disk is healthy")]

@@ -1,4 +1,4 @@
-"""The socket: where it is looked for, whether this user may use it, and who listens."""
+"""Checks of the socket: its path, this user's access to it, and the daemon listening there."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _MOST_BYTES = 107
 
 
 async def examine(case: Case) -> list[Finding]:
-    """Look for the socket as clients do, and knock."""
+    """Locate the socket as clients do, and connect to it."""
     return [_path(case), await in_thread(_listening, case)]
 
 
 def _path(case: Case) -> Finding:
     name, path = "socket.path", case.socket
     if len(os.fsencode(path)) > _MOST_BYTES:
-        cause = f"its path has {len(os.fsencode(path))} bytes; the kernel takes {_MOST_BYTES}"
+        cause = f"the path has {len(os.fsencode(path))} bytes; the kernel's limit is {_MOST_BYTES}"
         return failed(
             name,
-            f"{path} can be no socket",
+            f"{path} is too long for a socket",
             cause,
             "shardcache serve --socket /run/user/$UID/s.sock",
         )
     if "socket" not in case.flags and (theirs := _where_clients_look()) != path:
-        cause = "the config file names it, and training processes do not read that file"
+        cause = "only the config file names it, which training processes do not read"
         remedy = f"export {SOCKET_ENV}={shlex.quote(str(path))}   # where training runs"
-        return warning(name, f"{path}, while clients look at {theirs}", cause, remedy)
+        return warning(name, f"{path}, but clients look at {theirs}", cause, remedy)
     return ok(name, f"{path} ({_chosen_by(case)})")
 
 
@@ -66,11 +66,11 @@ def _listening(case: Case) -> Finding:
         return warning(name, f"no daemon: there is no socket at {path}", _elsewhere(path), _start(case))
     except ConnectionRefusedError:
         if not path.is_socket():
-            return failed(name, f"{path} is no socket", "another file is in its place", f"rm {shlex.quote(str(path))}")
-        cause = "it was left by a daemon that was killed; the next one takes its place"
+            return failed(name, f"{path} is not a socket", "another file is there", f"rm {shlex.quote(str(path))}")
+        cause = "it was left behind by a daemon that was killed; the next one replaces it"
         return warning(name, f"no daemon listens at {path}", cause, _start(case))
     except OSError as exn:
-        return failed(name, f"{path} cannot be connected to", exn.strerror or str(exn), _start(case))
+        return failed(name, f"cannot connect to {path}", exn.strerror or str(exn), _start(case))
     return _answering(case)
 
 
@@ -81,7 +81,7 @@ def _knock(path: Path) -> None:
 
 def _refused(path: Path) -> Finding:
     closed = barrier(path, os.W_OK)
-    cause, remedy = way_in(closed) if closed else ("the kernel refuses it", f"ls -l {shlex.quote(str(path))}")
+    cause, remedy = way_in(closed) if closed else ("the kernel denies access", f"ls -l {shlex.quote(str(path))}")
     return failed("socket.daemon", f"you may not use {path}", cause, remedy)
 
 
@@ -90,8 +90,8 @@ def _answering(case: Case) -> Finding:
     if running is None:
         cause = "" if case.silence is None else case.silence.message
         remedy = "journalctl -u shardcache -n 100   # or its own log; then: systemctl restart shardcache"
-        return failed(name, f"what listens at {case.socket} gives no status", cause, remedy)
-    who = "a user who cannot be told" if running.uid is None else user_name(running.uid)
+        return failed(name, f"the server at {case.socket} returns no status", cause, remedy)
+    who = "an unknown user" if running.uid is None else user_name(running.uid)
     found = f"shardcache {running.page['version']}, pid {running.page['pid']}, run by {who}; {who_may(case.socket)}"
     return ok(name, found)
 
@@ -110,7 +110,7 @@ def _elsewhere(path: Path) -> str:
     others = [other for other in _candidates(os.environ) if other != path and _listens(other)]
     if others:
         return f"one listens at {others[0]}: export {SOCKET_ENV}={shlex.quote(str(others[0]))}, or --socket"
-    return "none was started; in a container, the socket's folder is not mounted"
+    return "none was started; or, in a container, the socket's folder is not mounted"
 
 
 def _candidates(env: Mapping[str, str]) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Which filesystem a path lies on, as /proc/self/mountinfo tells (proc(5))."""
+"""The filesystem of a path, from /proc/self/mountinfo (proc(5))."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted filesystem: where, of which kind, from what."""
+    """A mounted filesystem: its mount point, type and source."""
 
     folder: Path
     kind: str
@@ -20,11 +20,11 @@ class Mount:
 
 
 def mount_of(path: Path, table: Iterable[str] | None = None) -> Mount:
-    """Return the filesystem that holds a path, which need not exist; `table` are lines of mountinfo."""
+    """Return the filesystem of a path, which need not exist; `table` holds lines of mountinfo."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines() if table is None else table
     place = path.resolve()
     mounts = [mount for mount in map(_parse, lines) if place.is_relative_to(mount.folder)]
-    # Of those on one folder, the last that was mounted hides the others.
+    # The last filesystem mounted on a folder hides the others.
     return max(reversed(mounts), key=lambda mount: len(mount.folder.parts))
 
 
@@ -39,5 +39,5 @@ def _unescaped(text: str) -> str:
 
 
 def nearest(path: Path) -> Path:
-    """Return the path, or the folder on the way to it that exists already."""
+    """Return the path, or its nearest parent that exists."""
     return next(folder for folder in (path, *path.parents) if folder.exists())

@@ -1,4 +1,4 @@
-"""The report for people: a line a finding, and below what is not well its cause and what mends it."""
+"""The report as text: one line per finding; below each problem, its cause and fix."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from shardcache.cache.origin_probe.findings import Finding, State
 from shardcache.cli.doctor.runner import count
 from shardcache.cli.output import count as counted
 
-# A sign and a word: colours do not reach everybody.
+# A sign and a word: not everybody sees colours.
 _SIGNS = {State.OK: "✓", State.WARNING: "!", State.FAILED: "✗", State.SKIPPED: "-"}
-_MEND = " " * 12 + "  mend        "
+_MEND = " " * 12 + "  fix         "
 _STYLES = {State.OK: "green", State.WARNING: "yellow", State.FAILED: "bold red", State.SKIPPED: "dim"}
 
 
 def show(console: Console, findings: Sequence[Finding]) -> None:
-    """Print the findings, by family and url, and what they come to."""
+    """Print the findings by family and url, and a summary."""
     for (family, subject), group in groupby(findings, _heading):
         console.print(Text.assemble((family, "bold"), f"  {subject}" if subject else ""))
         for finding in group:
             console.print(Padding(_line(finding), (0, 0, 0, 2), expand=False))
             if finding.remedy:
-                # Left to the terminal to wrap: what is copied from there is one command.
+                # Wrapped by the terminal, so that it can be copied as one command.
                 console.print(Text.assemble((_MEND, "dim"), finding.remedy), soft_wrap=True)
     console.print(Text(_sum(findings), "bold"))
 
@@ -54,4 +54,4 @@ def _sum(findings: Sequence[Finding]) -> str:
     failures, warnings = count(findings, State.FAILED), count(findings, State.WARNING)
     if failures:
         return f"{counted(failures, 'check')} failed, {counted(warnings, 'warning')}"
-    return f"nothing failed, {counted(warnings, 'warning')}"
+    return f"no check failed, {counted(warnings, 'warning')}"

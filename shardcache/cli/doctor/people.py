@@ -1,4 +1,4 @@
-"""Users, groups and modes as people name them."""
+"""Users, groups and modes in readable form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, or the number where it has none here, as in a container."""
+    """Return a user's name, or the uid if it has no name here, as in a container."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -17,7 +17,7 @@ def user_name(uid: int) -> str:
 
 
 def group_name(gid: int) -> str:
-    """Return a group's name, or its number."""
+    """Return a group's name, or its gid."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -25,12 +25,12 @@ def group_name(gid: int) -> str:
 
 
 def me() -> str:
-    """Return the present user's name."""
+    """Return the current user's name."""
     return user_name(os.geteuid())
 
 
 def is_listed(gid: int) -> bool:
-    """Whether the system lists the present user in a group, in which this login may not be yet."""
+    """Return True if the user database lists the current user in a group, even if this login predates it."""
     try:
         user = pwd.getpwuid(os.geteuid())
         return user.pw_gid == gid or user.pw_name in grp.getgrgid(gid).gr_mem
@@ -39,16 +39,16 @@ def is_listed(gid: int) -> bool:
 
 
 def who_may(path: Path) -> str:
-    """Return `owner:group 0750`, as `ls -ld` would say it."""
+    """Return a path's owner, group and mode, such as `owner:group 0750`."""
     found = path.stat()
     return f"{user_name(found.st_uid)}:{group_name(found.st_gid)} {found.st_mode & 0o7777:04o}"
 
 
 def barrier(path: Path, mode: int) -> Path | None:
-    """Return what keeps the present user from a path: a folder on the way, or the path itself; None where nothing does.
+    """Return the folder on the way, or the path itself, that the current user may not access; None if there is none.
 
     Args:
-        mode: of `os.access`, for the path itself.
+        mode: access mode of `os.access` for the path itself.
     """
     for folder in reversed(path.parents):
         if not os.access(folder, os.X_OK):
@@ -57,16 +57,16 @@ def barrier(path: Path, mode: int) -> Path | None:
 
 
 def way_in(path: Path) -> tuple[str, str]:
-    """Return why the present user may not use what stands in the way, and the command that changes it."""
+    """Return the reason that the current user may not access a path, and the command that fixes it."""
     found = path.stat()
     group = group_name(found.st_gid)
-    # Nobody joins root's group to train a model.
+    # Joining root's group is not a fix.
     if found.st_gid == 0 or not found.st_mode & 0o070:
         return (
-            f"{path} is for its owner alone ({who_may(path)})",
-            "shardcache serve --group NAME   # of those who train",
+            f"only its owner may access {path} ({who_may(path)})",
+            "shardcache serve --group NAME   # the group of the training users",
         )
     if is_listed(found.st_gid):
         return f"{me()} joined the group {group} after this login began", f"newgrp {group}   # or log in again"
-    cause = f"{path} is for {who_may(path)}, and {me()} is neither its owner nor in its group"
+    cause = f"{path} is {who_may(path)}, and {me()} is neither its owner nor in its group"
     return cause, f"usermod -aG {group} {me()}   # as root; then log in again"

@@ -1,4 +1,4 @@
-"""Free space and inodes, against what the cache was told to hold and to leave free."""
+"""Checks of free space and inodes against the cache's capacity and --min-free."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from shardcache.config import Settings
 from shardcache.store.layout import Layout
 from shardcache.units import size
 
-# The catalogue's files, and a few shards under way.
+# The catalogue's files, and a few shards being fetched.
 _SOME_INODES = 64
-# A shard and its sidecar; people make shards of 100 MB to 1 GB, and a few smaller.
+# A shard and its sidecar; shards usually have 100 MB to 1 GB, a few are smaller.
 _INODES_A_SHARD = 2
 _SMALL_SHARD_BYTES = 32 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A filesystem and what the cache may take of it, in bytes and inodes.
+    """A filesystem's space and inodes, and the cache's limits on it.
 
     Attributes:
-        used_bytes: what the cache holds already.
-        inodes: 0 where the filesystem makes them as needed.
+        used_bytes: current size of the cache.
+        inodes: 0 if the filesystem allocates them as needed.
     """
 
     place: Path
@@ -43,16 +43,16 @@ class Room:
 
     @property
     def reachable_bytes(self) -> int:
-        """How much the cache can come to hold as things are."""
+        """Size to which the cache can grow with the current free space."""
         return max(0, self.used_bytes + self.free_bytes - self.min_free_bytes)
 
 
 async def examine(case: Case) -> list[Finding]:
     """Compare the limits with the disk."""
     if not case.is_operators:
-        return [skipped("cache.space", "only its operator can mend it")]
+        return [skipped("cache.space", "only the daemon's operator can change it")]
     if case.cache_dir is None or case.settings is None:
-        return [skipped("cache.space", "the options say neither how much the cache may hold nor what it leaves free")]
+        return [skipped("cache.space", "without valid options, capacity and --min-free are unknown")]
     room = await in_thread(_measure, case, case.cache_dir, case.settings)
     return [_space(room), _inodes(room)]
 
@@ -83,44 +83,41 @@ def _space(room: Room) -> Finding:
     figures = {"free_bytes": room.free_bytes, "reachable_bytes": room.reachable_bytes}
     largest = f"du -xh --max-depth=2 {mounted} | sort -h | tail"
     if not room.reachable_bytes:
-        cause = "less is free than the cache has to leave free, so nothing is fetched"
-        return failed(
-            name, found, cause, f"{largest}   # remove what nobody needs, or lower --min-free", figures=figures
-        )
+        cause = "free space is below --min-free, so nothing is fetched"
+        return failed(name, found, cause, f"{largest}   # remove unneeded files, or lower --min-free", figures=figures)
     if room.reachable_bytes >= room.capacity_bytes:
         return ok(name, found, figures=figures)
     most = size(room.reachable_bytes)
     if room.total_bytes - room.min_free_bytes < room.capacity_bytes:
-        cause = f"the filesystem is too small for that: the cache can come to hold {most}"
+        cause = f"the filesystem is too small for the capacity: the cache can grow to {most}"
         remedy = f"shardcache serve --capacity {_rounded(room.reachable_bytes)}   # or a larger disk"
         return warning(name, found, cause, remedy, figures=figures)
-    cause = f"other files take the rest: the cache can come to hold {most}"
-    return warning(name, found, cause, f"{largest}   # remove what nobody needs", figures=figures)
+    cause = f"other files use the rest: the cache can grow to {most}"
+    return warning(name, found, cause, f"{largest}   # remove unneeded files", figures=figures)
 
 
 def _limits(room: Room) -> str:
     return (
-        f"the cache holds {size(room.used_bytes)}, may hold {size(room.capacity_bytes)} "
-        f"and leaves {size(room.min_free_bytes)} free"
+        f"cache {size(room.used_bytes)}, capacity {size(room.capacity_bytes)}, --min-free {size(room.min_free_bytes)}"
     )
 
 
 def _rounded(value_bytes: int) -> str:
-    """Return a size as options take it, below the given one."""
+    """Return a size as options take it, rounded down."""
     return f"{value_bytes // 10**9}GB" if value_bytes >= 10**10 else f"{value_bytes // 10**6}MB"
 
 
 def _inodes(room: Room) -> Finding:
     name = "cache.inodes"
     if not room.inodes:
-        return ok(name, "the filesystem makes them as needed")
+        return ok(name, "allocated by the filesystem as needed")
     free, found = room.free_inodes, f"{count(room.free_inodes, 'inode')} of {room.inodes:,} free"
     needed = _SOME_INODES if Layout(room.place).shards.is_dir() else _SOME_INODES + len(Layout(room.place).folders())
     if free < needed:
-        cause = f"the cache's folders and files under way take {needed:,}"
-        return failed(name, found, cause, "mkfs.ext4 -i 65536 DEVICE   # new, with more inodes; or remove files")
+        cause = f"the cache's folders and transfers need {needed:,}"
+        return failed(name, found, cause, "mkfs.ext4 -i 65536 DEVICE   # reformat with more inodes; or remove files")
     shards = (min(room.capacity_bytes, room.reachable_bytes) - room.used_bytes) // _SMALL_SHARD_BYTES
     if free < _INODES_A_SHARD * shards:
-        cause = f"a cache of shards smaller than {size(room.capacity_bytes / max(1, free // 2))} would run out of them"
-        return warning(name, found, cause, "mkfs.ext4 -i 65536 DEVICE   # new, with more inodes")
+        cause = f"a cache of shards smaller than {size(room.capacity_bytes / max(1, free // 2))} would use them up"
+        return warning(name, found, cause, "mkfs.ext4 -i 65536 DEVICE   # reformat with more inodes")
     return ok(name, found, figures={"free_inodes": free})

@@ -1,4 +1,4 @@
-"""Runs the checks: side by side what only looks, one after another what measures; reports in a fixed order."""
+"""Check runner: runs inspections concurrently and measurements one by one; reports in a fixed order."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shardcache.errors import ShardcacheError
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Some findings that belong together.
+    """A check that returns related findings.
 
     Attributes:
-        doing: what people read while it runs.
-        run: looks, and returns findings; raises ShardcacheError or OSError where it could not look.
-        measures: whether other work on the node would falsify it.
-        asks_network: whether it limits its own time, by the number of stores.
+        doing: description shown while the check runs.
+        run: the check; raises ShardcacheError or OSError if it cannot be carried out.
+        measures: True if other work on the node would distort its measurements.
+        asks_network: True if it has its own time limit, which depends on the number of origins.
     """
 
     doing: str
@@ -37,10 +37,10 @@ CHECKS = (
     Check("free space", room.examine),
     Check("the disk's speed", speed.examine, measures=True),
     Check("the kernel's limits", kernel.examine),
-    Check("the stores", stores.examine, measures=True, asks_network=True),
+    Check("the object stores", stores.examine, measures=True, asks_network=True),
 )
 
-# Whatever looks has its own, shorter ones for the network; past this a disk, or a file system's server, hangs.
+# Checks have their own, shorter network timeouts; past this limit a disk or a network filesystem's server hangs.
 _LIMIT_S = 60.0
 
 Began = Callable[[str], object]
@@ -49,9 +49,9 @@ Began = Callable[[str], object]
 async def examine(
     case: Case, began: Began, checks: Sequence[Check] = CHECKS, *, limit_s: float = _LIMIT_S
 ) -> list[Finding]:
-    """Return every finding, in the order of the checks; `began` is told what is being looked at.
+    """Return all findings in the order of the checks; `began` is called with the description of each check.
 
-    A check of the node that takes longer than the limit is given up.
+    A check of the node that takes longer than `limit_s` is abandoned.
     """
 
     async def run(check: Check) -> Sequence[Finding]:
@@ -66,12 +66,12 @@ async def examine(
 
 
 async def _run(check: Check, case: Case, limit_s: float) -> Sequence[Finding]:
-    name, found = f"doctor.{check.doing.split()[-1]}", f"{check.doing} could not be looked at"
+    name, found = f"doctor.{check.doing.split()[-1]}", f"{check.doing} could not be checked"
     try:
         async with asyncio.timeout(None if check.asks_network else limit_s):
             return await check.run(case)
     except TimeoutError:
-        cause = f"no answer within {limit_s:g} s: a disk, or the server of a network file system, hangs"
+        cause = f"no answer within {limit_s:g} s: a disk or the server of a network filesystem hangs"
         return [failed(name, found, cause, "dmesg | tail -50; mount -t nfs,nfs4,cifs,fuse,lustre")]
     except ShardcacheError as exn:
         return [of_error(name, exn)]
@@ -81,5 +81,5 @@ async def _run(check: Check, case: Case, limit_s: float) -> Sequence[Finding]:
 
 
 def count(findings: Sequence[Finding], state: State) -> int:
-    """Return how many findings are so bad."""
+    """Return the number of findings in a state."""
     return sum(finding.state is state for finding in findings)

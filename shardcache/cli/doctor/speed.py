@@ -1,4 +1,4 @@
-"""How fast the cache's disk takes and gives bytes, past the page cache."""
+"""Check of the cache disk's write and read throughput, bypassing the page cache."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from shardcache.units import size
 _BLOCK_BYTES = 4 * 1024**2
 _MOST_BYTES = 256 * 1024**2
 _LIMIT_S = 2.0
-# Below these a node is better off without a cache, or has a disk that is ill: a single hard disk does better.
+# Slower than a single hard disk: the node is better off without a cache, or its disk is failing.
 _SLOW_WRITE = 100e6
 _SLOW_READ = 100e6
 
 
 async def examine(case: Case) -> list[Finding]:
-    """Write a file without a name for two seconds at most, and read it back."""
+    """Write an unnamed file for at most two seconds, and read it back."""
     name = "disk.write"
     if case.quick:
         return [skipped(name, "not measured with --quick")]
     if case.cache_dir is None or not case.is_operators:
-        return [skipped(name, "the cache folder is not yours to write to")]
+        return [skipped(name, "you may not write to the cache folder")]
     return await in_thread(_measure, nearest(case.cache_dir), case.settings)
 
 
 def _measure(folder: Path, settings: Settings | None) -> list[Finding]:
     most_bytes = _to_spare(folder, settings)
     if not most_bytes:
-        return [skipped("disk.write", "too little is free to measure")]
+        return [skipped("disk.write", "not enough free space to measure")]
     try:
         with _nameless(folder) as (fd, past_cache):
             written_bytes, written_s = _write(fd, most_bytes)
             read_bytes, read_s = _read(fd, written_bytes)
     except OSError as exn:
         cause = exn.strerror or str(exn)
-        return [failed("disk.write", f"{folder} takes no bytes", cause, "dmesg | tail -50")]
-    how = "O_DIRECT" if past_cache else "fsync, then read after the page cache was dropped"
+        return [failed("disk.write", f"cannot write to {folder}", cause, "dmesg | tail -50")]
+    how = "O_DIRECT" if past_cache else "fsync, then read after dropping the page cache"
     return [
         _judge("disk.write", written_bytes / written_s, _SLOW_WRITE, f"written with {how}"),
         _judge("disk.read", read_bytes / read_s, _SLOW_READ, f"read with {how}"),
@@ -54,7 +54,7 @@ def _measure(folder: Path, settings: Settings | None) -> list[Finding]:
 
 
 def _to_spare(folder: Path, settings: Settings | None) -> int:
-    """Return how much may be written: never so much that a daemon would make room for it."""
+    """Return how many bytes may be written, few enough that a running daemon would not evict shards for them."""
     stat = os.statvfs(folder)
     kept_bytes = 0 if settings is None else settings.min_free.of(stat.f_blocks * stat.f_frsize)
     spare_bytes = max(0, stat.f_bavail * stat.f_frsize - kept_bytes) // 4
@@ -63,7 +63,7 @@ def _to_spare(folder: Path, settings: Settings | None) -> int:
 
 @contextlib.contextmanager
 def _nameless(folder: Path) -> Iterator[tuple[int, bool]]:
-    """Yield a file that goes with its descriptor, and whether it is read and written past the page cache."""
+    """Yield the descriptor of an unnamed file, and True if it bypasses the page cache."""
     fd = _open(folder)
     try:
         flags = os.O_RDWR | os.O_CLOEXEC
@@ -80,7 +80,7 @@ def _nameless(folder: Path) -> Iterator[tuple[int, bool]]:
 
 
 def _open(folder: Path) -> int:
-    with contextlib.suppress(OSError):  # not every filesystem has files without a name
+    with contextlib.suppress(OSError):  # not every filesystem supports unnamed files
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fd, path = tempfile.mkstemp(prefix="doctor-", dir=folder)
     Path(path).unlink()
@@ -88,9 +88,9 @@ def _open(folder: Path) -> int:
 
 
 def _write(fd: int, most_bytes: int) -> tuple[int, float]:
-    """Return how much was written, and how long it took until all of it was on the disk."""
-    with mmap.mmap(-1, _BLOCK_BYTES) as block:  # aligned, as O_DIRECT wants it
-        block.write(os.urandom(_BLOCK_BYTES))  # a disk that compresses would flatter itself
+    """Return the number of bytes written, and the seconds until all of them were on the disk."""
+    with mmap.mmap(-1, _BLOCK_BYTES) as block:  # aligned, as O_DIRECT requires
+        block.write(os.urandom(_BLOCK_BYTES))  # incompressible, as some disks compress
         began_s = time.monotonic()
         done_bytes = _blocks(most_bytes, began_s, lambda offset: os.pwritev(fd, [block], offset))
         os.fsync(fd)
@@ -106,7 +106,7 @@ def _read(fd: int, most_bytes: int) -> tuple[int, float]:
 
 
 def _blocks(most_bytes: int, began_s: float, step: Callable[[int], int]) -> int:
-    """Go through the file block by block, for so long as it may take; return how far that went."""
+    """Process the file block by block until the time limit; return the number of bytes processed."""
     done_bytes = 0
     while done_bytes < most_bytes and time.monotonic() - began_s < _LIMIT_S:
         done_bytes += step(done_bytes)
@@ -118,11 +118,11 @@ def _judge(name: str, bytes_per_s: float, slow_bytes_per_s: float, how: str) -> 
     figures = {"bytes_per_s": round(bytes_per_s)}
     if bytes_per_s >= slow_bytes_per_s:
         return ok(name, found, figures=figures)
-    cause = "this is slower than one hard disk: a network volume, a throttled one, or a disk that others keep busy"
+    cause = "slower than one hard disk: a network volume, a throttled volume, or a disk kept busy by others"
     return warning(
         name,
         found,
         cause,
-        "iostat -x 1 5   # is it busy? else a local NVMe: --cache-dir",
+        "iostat -x 1 5   # is it busy? if not, use a local NVMe: --cache-dir",
         figures=figures,
     )

@@ -1,1 +1,1 @@
-"""The daemon's own page: what every job does, whether it waits, and what comes next, live in a browser."""
+"""The dashboard, the daemon's own web page: live progress, waits and upcoming shards of every job."""

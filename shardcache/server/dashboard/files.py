@@ -1,4 +1,4 @@
-"""The page's files: read once, and named by a hash of them all, so that browsers may keep them for ever."""
+"""The page's static files, read once and versioned by a hash over all of them so that browsers can cache them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Files:
         for name in sorted(self._contents):
             digest.update(name.encode() + b"\0" + self._contents[name])
         self.version = digest.hexdigest()
-        # Addresses are relative: behind a proxy the page may lie below any path.
+        # Addresses are relative: a proxy may serve the page below any path.
         folder_name = f"{STATIC_PATH}{self.version}/".removeprefix("/")
         self._contents[PAGE] = self._contents[PAGE].replace(b'"static/', f'"{folder_name}'.encode())
 
@@ -39,11 +39,11 @@ class Files:
         return f"Files({self.version}, {sum(map(len, self._contents.values()))} bytes)"
 
     async def page(self, request: web.Request) -> web.Response:
-        """Answer with the page itself."""
+        """Serve the page itself."""
         return self._answer(request, PAGE, _ASK_AGAIN)
 
     async def static(self, request: web.Request) -> web.Response:
-        """Answer with what the page needs. Raises HTTPNotFound for what it does not, or another version's."""
+        """Serve one of the page's files. Raises HTTPNotFound for an unknown name or another version."""
         name = request.match_info["name"]
         if request.match_info["version"] != self.version or name not in self._contents or name == PAGE:
             raise web.HTTPNotFound

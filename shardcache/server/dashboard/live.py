@@ -1,4 +1,4 @@
-"""What the page is told while it is open: server-sent events (WHATWG HTML, 9.2), a second apart."""
+"""The page's live updates: server-sent events (WHATWG HTML, 9.2), one second apart."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardcache.server.writing import written
 LIVE_PATH = "/dashboard/live"
 
 _PERIOD_S = 1.0
-# By TCP a connection has a minute: the page asks again before it is cut off in the middle of an event.
+# A TCP connection may last a minute: the page reconnects before it is cut off in the middle of an event.
 _LASTS_S = 45.0
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -31,7 +31,7 @@ _HEADERS = {
 
 
 class Live:
-    """The page's contents as text, written once for all who may see the same."""
+    """The page's contents as JSON text, serialized once for all users who may see the same."""
 
     def __init__(self, cache: Cache, glance: Glance) -> None:
         self.cache = cache
@@ -41,7 +41,7 @@ class Live:
         self._changes: dict[tuple[Peer, str], tuple[str, str]] = {}
 
     async def moment(self, app: web.Application, peer: Peer) -> str:
-        """Return how everything is, as JSON; no older than a second."""
+        """Return the daemon's current state as JSON, at most a second old."""
         look = await self.glance.look()
         if look != self._look:
             self._look = look
@@ -61,7 +61,7 @@ class Live:
         return head | self.cache.status(peer) | self.glance.outlook(self.cache.sight(peer))
 
     async def changes(self, mark: str, peer: Peer) -> tuple[str, str]:
-        """Return what changed on the map since a mark, as JSON, and the mark of now."""
+        """Return the changes of the map since `mark` as JSON, and the current mark."""
         found = self._changes.get((peer, mark))
         if found is None:
             look, changes = self._look, await self.glance.changes(mark, self.cache.sight(peer))
@@ -75,7 +75,7 @@ LIVE: web.AppKey[Live] = web.AppKey("LIVE", Live)
 
 
 async def live(request: web.Request) -> web.StreamResponse:
-    """Stream `moment` and `map` events. `since`, a former map's mark, spares what the page knows already."""
+    """Stream `moment` and `map` events. `since`, the mark of an earlier map, skips cells that the page already has."""
     found, peer, mark = request.app[LIVE], peer_of(request), request.query.get("since", "")
     response = web.StreamResponse(headers=_HEADERS)
     try:

@@ -1,4 +1,4 @@
-// What comes next: the shards that are needed soonest of those that are not here, and whatever else is on its way.
+// Upcoming shards: the missing shards that are needed soonest, then all other transfers.
 
 import { byId, make, say, table } from "./dom.js";
 import { basename, neededIn, size } from "./words.js";
@@ -6,9 +6,9 @@ import { basename, neededIn, size } from "./words.js";
 const MOST = 14;
 const DOWNLOADING = "downloading from the object store";
 const WORDS = {
-  coming: "on its way",
+  coming: "being fetched",
   missing: "to be fetched",
-  failed: "failed; fetched again when a reader asks",
+  failed: "failed; retried when a reader needs it",
 };
 
 const COLUMNS = [
@@ -20,14 +20,14 @@ const COLUMNS = [
 
 export function showComing({ gaps, transfers, lanes }) {
   const rows = rowsOf(gaps, transfers);
-  const none = lanes.length ? "All that any job needs in the next five minutes is here." : "No job reads.";
+  const none = lanes.length ? "All shards needed in the next five minutes are cached." : "No job is reading.";
   table(byId("coming-rows"), rows.slice(0, MOST), ({ url, job }) => `${url} ${job}`, COLUMNS, none);
   say(byId("coming-more"), rows.length > MOST ? `and ${rows.length - MOST} more` : "");
 }
 
-/** A row for each gap, with its transfer where it has one, and for each other transfer; the most urgent first. */
+/** A row for each gap, with its transfer if there is one, and for each other transfer; the most urgent first. */
 function rowsOf(gaps, transfers) {
-  // Urls that are not shown are all called alike: each transfer is taken once.
+  // Redacted urls are all equal: each transfer is used once.
   const left = new Set(transfers);
   const rows = gaps.map((gap) => {
     const transfer = transfers.find((each) => each.url === gap.url && left.has(each)) ?? null;
@@ -35,7 +35,7 @@ function rowsOf(gaps, transfers) {
     return { ...gap, transfer };
   });
   const others = [...left].map((transfer) => ({ in_s: transfer.needed_in_s, url: transfer.url, transfer }));
-  return [...rows, ...others].sort((a, b) => urgency(a) - urgency(b) || 0); // where neither is planned, NaN
+  return [...rows, ...others].sort((a, b) => urgency(a) - urgency(b) || 0); // NaN if neither is planned
 }
 
 const isWaitedFor = ({ transfer }) => transfer?.class === "waiting";
@@ -47,12 +47,12 @@ function titled(cell, text, title) {
 }
 
 function fillNeed(cell, row) {
-  say(cell, isWaitedFor(row) ? "waited for" : neededIn(row.in_s));
+  say(cell, isWaitedFor(row) ? "waiting" : neededIn(row.in_s));
   cell.classList.toggle("waits", isWaitedFor(row));
 }
 
 function fillState(cell, { presence, transfer }) {
-  if (!cell.firstChild) cell.append(make("progress", { "aria-label": "part that has arrived" }), make("span"));
+  if (!cell.firstChild) cell.append(make("progress", { "aria-label": "downloaded so far" }), make("span"));
   const [bar, text] = cell.children;
   bar.hidden = transfer === null;
   cell.className = transfer === null ? `state is-${presence}` : "state";

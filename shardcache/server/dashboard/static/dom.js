@@ -1,8 +1,8 @@
-// The few things done to the document. Text goes in as text: urls, jobs and errors are written by others.
+// DOM helpers. Text is inserted as text, never as markup: urls, job names and errors come from other users.
 
 export const byId = (id) => document.getElementById(id);
 
-/** Make an element; `children` are nodes or text. */
+/** Create an element; `children` are nodes or text. */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -10,18 +10,18 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Set an element's text, and leave it alone where that is what it says: screen readers read what changes. */
+/** Set an element's text, but only if it differs: screen readers announce every change. */
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
 /**
- * Let a parent have one child an item, in order, keeping those of items that stay.
- * `create(item)` makes one; `fill(child, item)` brings it up to date.
+ * Give a parent one child per item, in order, reusing the children of items that remain.
+ * `create(item)` makes a child; `fill(child, item)` updates it.
  */
 export function sync(parent, items, key, create, fill) {
   const former = new Map(Array.from(parent.children, (child) => [child.dataset.key, child]));
-  const times = new Map(); // what is hidden is all called alike, and yet each is an item of its own
+  const times = new Map(); // redacted items have equal keys, but each is an item of its own
   let place = parent.firstElementChild;
   for (const item of items) {
     const time = times.get(key(item)) ?? 0, name = `${time} ${key(item)}`;
@@ -37,8 +37,8 @@ export function sync(parent, items, key, create, fill) {
 }
 
 /**
- * Fill a table's body with a row an item, or with `none` where there is no item. `columns` are { header, name, fill }:
- * whether the cell is the row's header, its class, and `fill(cell, item)`.
+ * Fill a table's body with one row per item, or with the text `none` if there are none. `columns` are
+ * { header, name, fill }: true for the row's header cell, its class, and `fill(cell, item)`.
  */
 export function table(body, items, key, columns, none) {
   const rows = items.length ? items : [null];
@@ -57,7 +57,7 @@ function newRow(item, columns) {
   return make("tr", {}, ...cells);
 }
 
-/** Fill a list of definitions; `rows` are [term, definition…]. */
+/** Fill a definition list; `rows` are [term, definition…]. */
 export function definitions(list, rows) {
   const create = ([name, ...texts]) => make("div", {}, make("dt", {}, name), ...texts.map(() => make("dd")));
   sync(list, rows, ([name]) => name, create, (item, [, ...texts]) => {
@@ -65,7 +65,7 @@ export function definitions(list, rows) {
   });
 }
 
-/** A canvas as large as it is shown, on screens of any density; null while it is not shown. */
+/** A canvas's drawing context, sized to its displayed size and pixel density; null while it is hidden. */
 export function brush(canvas, height = canvas.clientHeight) {
   const width = canvas.clientWidth, density = window.devicePixelRatio || 1;
   if (!width || !height) return null;
@@ -78,16 +78,16 @@ export function brush(canvas, height = canvas.clientHeight) {
 }
 
 const root = document.documentElement;
-/** A colour of the present theme, by the name of its custom property. */
+/** A colour of the current theme, by the name of its custom property. */
 export const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
-/** Call back when everything that is drawn has to be drawn anew: another theme, another size. */
+/** Call back when all drawings must be redrawn: another theme, another size. */
 export function onRedraw(callback) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", callback);
   addEventListener("resize", callback);
 }
 
-/** Let what scrolls sideways be reached by keyboard, and nothing else. */
+/** Make exactly those frames focusable that scroll sideways. */
 export function reachScrolled() {
   for (const frame of document.querySelectorAll(".wide")) {
     const scrolls = frame.scrollWidth > frame.clientWidth + 1;

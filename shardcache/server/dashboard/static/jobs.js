@@ -1,11 +1,11 @@
-// The jobs: what each does now, and its next five minutes as a strip.
+// The jobs: the current state of each, and its next five minutes as a strip.
 
 import { brush, byId, colour, make, say, sync, table } from "./dom.js";
 import { byJob, isStalled, keyOf } from "./waiting.js";
 import { basename, count, duration, neededIn, number, pace } from "./words.js";
 
 const HORIZON_S = 300;
-const PRESENCES = [["here", "here"], ["coming", "on its way"], ["missing", "missing"]];
+const PRESENCES = [["here", "cached"], ["coming", "being fetched"], ["missing", "missing"]];
 const MARK = 4;
 
 const jobKey = (job) => keyOf(job.name, job.uid);
@@ -17,7 +17,7 @@ const COLUMNS = [
   { name: "number", fill: (cell, { job }) => say(cell, number(job.sessions)) },
   { name: "number", fill: (cell, { job }) => say(cell, `${number(job.shards_done)} of ${number(job.shards_planned)}`) },
   { name: "number", fill: (cell, { job }) => say(cell, pace(job.shards_per_s)) },
-  { name: "number", fill: (cell, { job }) => say(cell, job.ahead_s === null ? "all" : neededIn(job.ahead_s)) },
+  { name: "number", fill: (cell, { job }) => say(cell, job.ahead_s === null ? "all cached" : neededIn(job.ahead_s)) },
   { name: "number", fill: fillWaited },
   { name: "lane", fill: fillLane },
 ];
@@ -64,18 +64,18 @@ function fillLane(cell, { job, lane }) {
     cell.append(make("canvas", { "aria-hidden": "true" }), make("span", { class: "visually-hidden" }));
   }
   const [canvas, text] = cell.children;
-  if (lane === undefined) { say(text, "not looked at yet"); return; }
+  if (lane === undefined) { say(text, "not computed yet"); return; }
   const { here, coming, failed } = lane.counts;
   const counts = { here, coming, missing: lane.counts.missing.map((value, at) => value + failed[at]) };
   const words = PRESENCES.map(([name, word]) => `${number(sum(counts[name]))} ${word}`).join(", ");
   say(text, `needed: ${words}`);
   const next = lane.soonest.map((use) => `${duration(use.in_s)}: ${basename(use.url)} (${use.presence})`).join("\n");
-  const guess = job.shards_per_s ? "" : "\nthe pace is a guess until a shard is read";
+  const guess = job.shards_per_s ? "" : "\nthe pace is an estimate until a shard has been read";
   cell.title = `needed in the next ${duration(lane.looked_s)}: ${words}${guess}\n\n${next}`;
   draw(canvas, counts, lane.looked_s);
 }
 
-/** Bars as high as shards are needed, by where these are; below them a mark where one is missing or on its way. */
+/** Bars as high as the number of shards needed, coloured by state; below, a mark if one is missing or being fetched. */
 function draw(canvas, counts, looked) {
   const area = brush(canvas);
   if (area === null) return;
@@ -103,7 +103,7 @@ function draw(canvas, counts, looked) {
 function showPast(jobs) {
   const [summary, list] = byId("past").children;
   byId("past").hidden = jobs.length === 0;
-  say(summary, `${count(jobs.length, "job")} that went`);
+  say(summary, `${count(jobs.length, "ended job")}`);
   sync(list, jobs, jobKey, () => make("li"), (item, job) => {
     const read = `${number(job.shards_done)} of ${number(job.shards_planned)} shards`;
     say(item, `${job.name} (user ${job.uid}): read ${read}, waited ${duration(job.stall_s)}`);

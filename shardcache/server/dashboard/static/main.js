@@ -1,4 +1,4 @@
-// The page: it follows the daemon and shows what it hears.
+// The page: follows the daemon's updates and shows them.
 
 import { byId, onRedraw, reachScrolled, say } from "./dom.js";
 import { showComing } from "./coming.js";
@@ -32,7 +32,7 @@ function hear(name, data) {
 
 function tell(connected) {
   byId("link").classList.toggle("live", connected);
-  say(byId("link-text"), connected ? "live" : "the daemon does not answer; trying again");
+  say(byId("link-text"), connected ? "live" : "the daemon does not answer; retrying");
 }
 
 async function run() {
@@ -49,7 +49,7 @@ async function run() {
 
 let asked = false;
 
-/** Show the form for the token; return what was typed. */
+/** Show the token form; return the token typed. */
 function askToken() {
   const form = byId("token"), field = byId("token-text");
   byId("main").hidden = true;

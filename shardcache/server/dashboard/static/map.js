@@ -1,9 +1,9 @@
-// The map of the cache: a cell a shard, in the order of their names, by when each is needed next.
+// The map of the cache: one cell per shard in name order, coloured by when it is needed next.
 
 import { brush, byId, colour, make, say, sync } from "./dom.js";
 import { number, size } from "./words.js";
 
-// The daemon's bands, see shardcache/cache/mosaic.py: -1 is in readers' hands.
+// The daemon's bands, see shardcache/cache/watching/mosaic.py: -1 is leased.
 const BANDS = [
   [-1, "being read", "--band-hand"],
   [0, "within a minute", "--band-0"],
@@ -11,7 +11,7 @@ const BANDS = [
   [2, "within 15 minutes", "--band-2"],
   [3, "within the hour", "--band-3"],
   [4, "later", "--band-4"],
-  [5, "by no plan", "--band-none"],
+  [5, "in no plan", "--band-none"],
 ];
 const LARGEST = 18, SMALLEST = 3, TALLEST = 300;
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
@@ -31,7 +31,7 @@ export class CacheMap {
     byId("find-text").addEventListener("input", (event) => this.find(event.target.value.trim()));
   }
 
-  /** Take what changed. */
+  /** Apply changes. */
   take({ mark, whole, shards, cells, gone }) {
     let moved = whole || gone.length > 0;
     if (whole) this.cells.clear();
@@ -92,7 +92,7 @@ export class CacheMap {
       say(row.children[2], size(bytes));
     });
     const kept = this.order.filter((cell) => cell.pinned), bytes = kept.reduce((total, cell) => total + cell.bytes, 0);
-    say(byId("pinned"), kept.length ? `${number(kept.length)} pinned, ${size(bytes)}, each with a marked corner` : "");
+    say(byId("pinned"), kept.length ? `${number(kept.length)} pinned, ${size(bytes)}; marked at the corner` : "");
     if (this.chosen === null && !this.wanted) this.describe();
   }
 
@@ -128,7 +128,7 @@ export class CacheMap {
     this.describe();
   }
 
-  /** Say what is chosen, what was found, or how much of the cache is shown. */
+  /** Describe the chosen cell, the search result, or how much of the cache is shown. */
   describe() {
     const cell = this.cells.get(this.chosen);
     say(byId("cell"), cell ? nameOf(cell) : this.wanted ? this.found() : this.share());
@@ -136,12 +136,12 @@ export class CacheMap {
 
   found() {
     const found = this.order.filter(({ url }) => url.includes(this.wanted));
-    if (!found.length) return "no such shard is here";
-    return `${number(found.length)} found, the first ${found[0].url}, needed ${wordOf(found[0].band)}`;
+    if (!found.length) return "no cached shard matches";
+    return `${number(found.length)} found; the first is ${found[0].url}, needed ${wordOf(found[0].band)}`;
   }
 
   share() {
-    const hint = "A cell is a shard: point at one, or walk there with the arrow keys, for its name.";
+    const hint = "Each cell is a shard: point at one, or move with the arrow keys, to see its name.";
     const shown = this.order.length;
     return shown < this.shards ? `${number(shown)} of ${number(this.shards)} shards are shown. ${hint}` : hint;
   }
@@ -162,7 +162,7 @@ function pin(context, x, y, side, ink) {
   context.fill();
 }
 
-const wordOf = (wanted) => (wanted === -1 ? "now: it is being read" : BANDS.find(([band]) => band === wanted)[1]);
+const wordOf = (wanted) => (wanted === -1 ? "now: being read" : BANDS.find(([band]) => band === wanted)[1]);
 
 function newBand([, word, name]) {
   const swatch = make("span", { class: "swatch" });

@@ -1,4 +1,4 @@
-// Bytes a second from the stores, over the last two minutes.
+// Download rate from the origins over the last two minutes, in bytes per second.
 
 import { brush, colour } from "./dom.js";
 import { size } from "./words.js";
@@ -14,10 +14,10 @@ export class Rates {
     this.former = null;
   }
 
-  /** The last one. */
+  /** The latest rate. */
   get now() { return this.values.at(-1) ?? 0; }
 
-  /** Take a moment's counter; what lies between two moments of different daemons is no rate. */
+  /** Add a moment's counter; after a restart of the daemon, start over. */
   take({ uptime_s, counters }) {
     const former = this.former;
     this.former = { at: uptime_s, bytes: counters.origin_bytes };
@@ -30,7 +30,7 @@ export class Rates {
 
   draw() {
     const area = brush(this.canvas), most = Math.max(0, ...this.values);
-    this.text.textContent = `now ${size(this.now)}/s, at most ${size(most)}/s in the last ${this.values.length} s`;
+    this.text.textContent = `now ${size(this.now)}/s, peak ${size(most)}/s in the last ${this.values.length} s`;
     if (area === null) return;
     const { context, width, height } = area, top = ceiling(most), room = height - MARGIN;
     grid(context, width, room, top);
@@ -60,7 +60,7 @@ function grid(context, width, room, top) {
   for (const share of [0, 0.5, 1]) context.fillRect(0, Math.round(MARGIN + (room - MARGIN) * share), width, 1);
 }
 
-/** The next of 1, 2 and 5 times a power of ten: an axis that seldom moves. */
+/** The next 1, 2 or 5 times a power of ten, so that the axis rarely changes. */
 function ceiling(value) {
   if (value < 1000) return 1000;
   const power = 10 ** Math.floor(Math.log10(value));

@@ -1,4 +1,4 @@
-// The stores: their connections, and what had to be done more than once.
+// The origins: their connections, and the counters of repeated work.
 
 import { byId, definitions, say, table } from "./dom.js";
 import { number } from "./words.js";
@@ -12,13 +12,13 @@ const COLUMNS = [
 
 const COUNTERS = {
   evictions: "evicted",
-  regrets: "needed again",
-  retries: "parts retried",
-  hedges: "asked twice",
-  corrupt: "found corrupt",
+  regrets: "re-fetched",
+  retries: "retries",
+  hedges: "hedged",
+  corrupt: "damaged",
 };
 
 export function showStores({ origins, counters }) {
-  table(byId("store-rows"), origins, (row) => row.name, COLUMNS, "None was asked for anything yet.");
+  table(byId("store-rows"), origins, (row) => row.name, COLUMNS, "No requests yet.");
   definitions(byId("counters"), Object.entries(COUNTERS).map(([name, word]) => [word, number(counters[name] ?? 0)]));
 }

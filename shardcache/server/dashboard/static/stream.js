@@ -1,11 +1,11 @@
-// What the daemon tells, event by event, for as long as the page is looked at.
+// The daemon's event stream, followed while the page is visible.
 //
-// Not EventSource: that can bring no token but in the address, where logs and histories keep it.
+// Not EventSource: it can send a token only in the address, which ends up in logs and histories.
 
 const KEY = "shardcache.token";
 const PAUSES_S = [0.5, 1, 2, 5];
 
-/** Take the token that the address carries behind its #, which browsers send to nobody; then clean the address. */
+/** Take the token from the address's fragment, which browsers never send, and remove it from the address. */
 export function takeToken() {
   const found = new URLSearchParams(location.hash.slice(1)).get("token");
   if (found === null) return;
@@ -15,12 +15,12 @@ export function takeToken() {
 
 export const setToken = (text) => sessionStorage.setItem(KEY, text);
 
-/** The daemon wants a token, or another one. */
+/** The token is missing or wrong. */
 export class TokenError extends Error {}
 
 /**
- * Follow the daemon. `hear` is called with each event's name and data, `tell` with whether there is a connection.
- * `since` returns what to ask for. Returns, by a TokenError, only when a token is needed.
+ * Follow the daemon. `hear` is called with each event's name and data, `tell` with true while connected, else false.
+ * `since` returns the map's last mark. Ends only with a TokenError, when a token is needed.
  */
 export async function follow(hear, tell, since) {
   for (let failures = 0; ; ) {
@@ -70,7 +70,7 @@ async function read(reader, hear) {
 
 const pause = (seconds) => new Promise((done) => setTimeout(done, seconds * 1000));
 
-/** A page that nobody looks at asks nothing. */
+/** Wait until the page is visible: a hidden page sends no requests. */
 async function shown() {
   while (document.hidden) await new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
 }

@@ -1,4 +1,4 @@
-// The answer at a glance: does anybody wait, and for what; is anything wrong; and the few figures that matter.
+// The summary: whether any reader is waiting and for what, warnings, and the key figures.
 
 import { byId, definitions, make, say, sync } from "./dom.js";
 import { warningsOf } from "./warnings.js";
@@ -23,12 +23,12 @@ function verdict({ jobs }, waiting, held) {
   const readers = jobs.reduce((total, job) => total + job.sessions, 0);
   if (readers === 0) return "No job is connected.";
   const of = count(jobs.filter((job) => job.sessions).length, "job");
-  if (held === 0) return `Nobody waits: ${count(readers, "reader")} of ${of}.`;
+  if (held === 0) return `No reader is waiting (${count(readers, "reader")}, ${of}).`;
   const reasons = [...new Set(waiting.map(({ longest }) => longest.reason.split(":")[0]))].join("; ");
-  return `${number(held)} of ${count(readers, "reader")} ${held === 1 ? "waits" : "wait"}: ${reasons}.`;
+  return `${number(held)} of ${count(readers, "reader")} ${held === 1 ? "is" : "are"} waiting: ${reasons}.`;
 }
 
-/** Name the jobs that wait, for how long and for what; not in the line above, which is read out when it changes. */
+/** List the waiting jobs, for how long and for what; kept out of the line above, which is announced when it changes. */
 function showWaits(waiting) {
   const shown = waiting.slice(0, MOST_WAITS), more = waiting.length - shown.length;
   sync(byId("waits"), shown, ({ job, uid }) => keyOf(job, uid), newWait, (item, { job, uid, readers, longest }) => {
@@ -51,9 +51,9 @@ function figures({ jobs, cache, counters, pins }, rates) {
   definitions(byId("figures"), [
     ahead.length
       ? ["First missing shard needed in", neededIn(Math.min(...ahead)), "of all jobs"]
-      : ["First missing shard needed in", "–", "all that is planned is here"],
-    ["From the stores now", `${size(rates.now)}/s`, `${size(counters.origin_bytes)} since the start`],
-    ["Found here when asked for", leases ? percent(counters.hits, leases) : "–", `of ${count(leases, "lease")}`],
+      : ["First missing shard needed in", "–", "all planned shards are cached"],
+    ["Download rate", `${size(rates.now)}/s`, `${size(counters.origin_bytes)} since the start`],
+    ["Cache hits", leases ? percent(counters.hits, leases) : "–", `of ${count(leases, "lease")}`],
     ["Cache", `${percent(cache.used_bytes, cache.capacity_bytes)} full`, contents.join(" · ")],
   ]);
 }

@@ -1,6 +1,6 @@
-// Who has nothing to read, a job each.
+// Waiting readers, grouped by job.
 
-// A reader that waits for less has most likely been served by now; one that waits for so long is stalled.
+// Waits shorter than SHORT_S are most likely over by now; from STALLED_S on, a reader counts as stalled.
 const SHORT_S = 1;
 const STALLED_S = 10;
 

@@ -1,4 +1,4 @@
-// How sizes, times and counts read.
+// Formatting of sizes, times and counts.
 
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 const COUNT = new Intl.NumberFormat("en");
@@ -25,8 +25,8 @@ const pair = (large, unit, small, lesser) => (small ? `${large} ${unit} ${small}
 export const number = (value) => COUNT.format(value);
 export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 export const percent = (part, whole) => `${Math.floor((100 * part) / whole)} %`;
-export const neededIn = (seconds) => (seconds === null ? "by no plan" : seconds < 0.5 ? "now" : duration(seconds));
+export const neededIn = (seconds) => (seconds === null ? "not planned" : seconds < 0.5 ? "now" : duration(seconds));
 export const pace = (perSecond) => (perSecond === 0 ? "–" : perSecond < 10 ? perSecond.toPrecision(2) : number(Math.round(perSecond)));
 
-/** The end of a url: what tells shards of one dataset apart. */
+/** The end of a url, by which shards of one dataset differ. */
 export const basename = (url) => url.replace(/[?#].*$/, "").split("/").filter(Boolean).pop() ?? url;
