@@ -1,6 +1,6 @@
-"""Which reader this is: the rank among the job's processes, the worker among the rank's, and the job's name.
+"""The identity of a reader: its rank in the job, its worker number in the rank, and the job's name.
 
-Nothing here imports torch: what torch knows comes in as an argument, the rest from the environment.
+Nothing here imports torch: values from torch come in as arguments, the rest from the environment.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def test_more_readers_than_shards_nobody_counted(
         assert bool(sessions_of(daemon, f"idle-{rank}")) == bool(keys)
     (told,) = [record.getMessage() for record in caplog.records]
     assert "2 of 2 shards were never counted" in told
-    assert "3 of 5 have none" in told
+    assert "3 of 5 workers get none" in told
     assert "shardcache index" in told
 
 
