@@ -172,14 +172,14 @@ class Connection:
             yield
         except PermissionError as exn:
             remedy = f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again"
-            raise DaemonError("no permission to use the daemon's socket", url=where, remedy=remedy) from exn
+            raise DaemonError("you may not use the daemon's socket", url=where, remedy=remedy) from exn
         except (FileNotFoundError, ConnectionRefusedError) as exn:
-            raise NoDaemonError("no daemon is listening on the socket", url=where, remedy=_how_to_start(where)) from exn
+            raise NoDaemonError("no daemon listens at the socket", url=where, remedy=_how_to_start(where)) from exn
         except FarewellError as exn:
             raise StoppingError("the daemon is stopping", url=where) from exn
         except OSError as exn:
             if exn.errno is None and "too long" in str(exn):  # Python's own check, before the kernel's
-                raise ConfigError("the socket path is longer than 107 bytes", url=where) from exn
+                raise ConfigError("a socket's path has at most 107 bytes", url=where) from exn
             raise NoDaemonError(f"the connection to the daemon broke: {exn}", url=where) from exn
         except HandshakeError as exn:
             raise _refusal(exn, where) from exn

@@ -86,7 +86,7 @@ class FallbackSession:
         self._back_at_s = None
         try:
             if not self._met and not listens(self._socket):
-                raise NoDaemonError("no daemon is listening on the socket", url=str(self._socket))
+                raise NoDaemonError("no daemon listens at the socket", url=str(self._socket))
             self._session.declare(plan)
             self._met = True
         except _CACHE_SIDE as exn:

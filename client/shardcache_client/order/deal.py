@@ -178,7 +178,7 @@ class Dealing:
                 remedy="count them: shardcache index URL... -o FILE",
             )
         if not manifest.samples:
-            raise ConfigError("none of the shards contains a sample")
+            raise ConfigError("the shards contain no samples")
         return SampleDeal(manifest.counts, *options)
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
