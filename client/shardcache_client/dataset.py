@@ -43,7 +43,7 @@ _PATIENCE_S = 120.0  # for ranks that stay in an epoch; well below the 10-minute
 
 
 class ShardDataset(IterableDataset[Any]):
-    """Samples of tar shards, read from the node's local disk, where the shardcache daemon caches the shards.
+    """A PyTorch dataset of tar shards, read from the disk cache that the node's shardcache daemon fills.
 
     Yields dicts: `__key__` and `__url__` (str), and the bytes of each member under its extension. An epoch is one
     sequence of samples, determined by manifest, seed and epoch number; ranks and their DataLoader workers take equal
@@ -62,7 +62,8 @@ class ShardDataset(IterableDataset[Any]):
         canonical_nodes: split the shards into this many fixed groups and shuffle within each group, so that on this
             many nodes each mostly reads shards that it has already cached. 1: shuffle all shards together.
         even: "pad": every rank gets the same number of samples, and at most world_size - 1 samples come twice; "drop":
-            the same, leaving out at most world_size - 1; None: every sample once, so some ranks get one more.
+            the same number, and at most world_size - 1 are left out; None: every sample once, so some ranks get one
+            more.
         samples_per_epoch: samples per epoch over all ranks; the next epoch continues after them. Default: the whole
             dataset.
         epochs: number of epochs in the training run; epochs are numbered from 0, so the last is `epochs - 1`. Nothing
@@ -79,17 +80,17 @@ class ShardDataset(IterableDataset[Any]):
         rank, world_size: of this process. Default: from torch.distributed if it is initialised, else from torchrun's or
             Slurm's variables, else a single process. Determined when iteration begins.
         timeout_s: how long to wait for a shard, or for a lost daemon to come back.
-        partial_reads: yield samples of a shard that the reader waits for while it is still arriving, as soon as their
-            bytes are checked; applies to uncompressed tars that are read in file order. If the rest of the shard then
-            fails, the error says which samples had already been yielded, and its `yielded` how many. False: yield
-            nothing until the whole shard has passed every check.
+        partial_reads: if the reader has to wait for a shard, yield its samples as they arrive, as soon as their bytes
+            are checked; for uncompressed tars read in file order. If the rest of the shard then fails, the error names
+            the samples already yielded, and its `yielded` is their number. False: yield nothing until the whole shard
+            has passed every check.
         fallback: what to do if there is no daemon or its disk fails. "error": raise. "direct": read from the object
             store, with this process's own credentials, until the daemon works again. Needs `shardcache[daemon]`; see
             docs/fallback.md.
         zero_copy: yield members of 4 KiB and more as read-only arrays (`buffers.Buffer`) over the mapped shard instead
             of bytes; they convert and compare like bytes, and pass from a DataLoader worker to the training process
             without a copy. True: all such members; one extension or several: only those, all others are bytes.
-            `json.loads` accepts only bytes: omit its extension, or pass it `bytes(value)`. Needs numpy; turns partial
+            `json.loads` accepts only bytes: omit that extension, or pass `bytes(value)`. Needs numpy; turns partial
             reads off.
 
     Attributes:

@@ -93,11 +93,11 @@ class WebDataset(Theirs):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         endless = resampled or mode == "resampled"
-        _refuse(mode not in (None, "resampled"), f"mode={mode!r}", "leave it out; urls that end in / need none")
+        _refuse(mode not in (None, "resampled"), f"mode={mode!r}", "omit it; urls that end in / need no mode")
         _refuse(
             rename_files is not None,
             "rename_files",
-            "rename by the stages .rename(), .rename_keys() or .map(); samples are grouped when a shard is indexed",
+            "rename with the stages .rename(), .rename_keys() or .map(); samples are grouped when a shard is indexed",
         )
         if cache_dir is not None or cache_size > 0:
             log.warning("WebDataset: cache_dir and cache_size are ignored; the daemon does the caching")
@@ -141,7 +141,7 @@ class WebDataset(Theirs):  # type: ignore[misc]
         for stage in self.pipeline:
             _refuse(
                 not (isinstance(stage, _Begin) or _is_item_by_item(stage) or _holds_samples(stage)),
-                f"a state with the stage {_named(stage)}, which may yield several items per sample,",
+                f"a state with the stage {_named(stage)}, which may yield several items per sample",
                 "write a stage that yields one item per sample as .map() or .select(); split samples after the "
                 "loader, or let .map() return all items of a sample together",
             )

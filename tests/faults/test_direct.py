@@ -118,7 +118,9 @@ def test_samples_without_a_daemon_are_those_that_it_gives(
     caplog.clear()
     assert plain(dataset(daemon, index, **options)) == expected and len(expected) == SHARDS * SAMPLES
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [("reading directly from the object store" in text, f"{SHARDS} shards were read" in text) for text in said[1:]] == [
+    assert [
+        ("reading directly from the object store" in text, f"{SHARDS} shards were read" in text) for text in said[1:]
+    ] == [
         (True, False),
         (False, True),
     ]

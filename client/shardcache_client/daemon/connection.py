@@ -152,7 +152,7 @@ class Connection:
             raise NoDaemonError(
                 f"the daemon did not answer {kind!r} in time",
                 url=str(self._path),
-                remedy="see what it is busy with: shardcache status",
+                remedy="check what it is doing: shardcache status",
             )
         return answer
 

@@ -54,7 +54,7 @@ class Agreement:
         """Return the greatest of all ranks' values. Every rank must call this, with the names in the same order.
 
         Raises RankTimeoutError if a rank does not within the timeout, RanksError if one asks under another name or the
-        connection breaks, ConfigError if this process knows of no key-value store.
+        connection breaks, ConfigError if this process has no address of a key-value store.
         """
         if self._ranks.world_size == 1:
             return value
@@ -72,7 +72,8 @@ class Agreement:
         address = self._place.address(self._ranks.world_size)
         if address is None:
             raise ConfigError(
-                f"the {self._ranks.world_size} ranks cannot agree: this process knows of no key-value store they share",
+                f"the {self._ranks.world_size} ranks cannot agree: this process has no address of a shared "
+                "key-value store",
                 remedy="start them with torchrun or Lightning, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE "
                 "and initialise torch.distributed with env:// before the DataLoader starts its workers",
             )
