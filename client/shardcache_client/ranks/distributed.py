@@ -186,7 +186,9 @@ class KeyValueStore:
     def push(self, queue: str, value: str) -> None:
         """Append to a queue. Raises ConfigError if this release of torch has no queues."""
         if not hasattr(self._store, "queue_push"):
-            raise ConfigError("torch's key-value store has no queues in this release", remedy="install torch 2.8 or newer")
+            raise ConfigError(
+                "torch's key-value store has no queues in this release", remedy="install torch 2.8 or newer"
+            )
         with self._translated():
             self._store.queue_push(queue, value)
 
