@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.data._utils.collate import default_collate_fn_map  # torch documents it as what to extend
+from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import from_here, socket_path

@@ -21,7 +21,7 @@ from shardcache_client.reading.cutting import Sample
 
 try:
     import webdataset as wds
-    from webdataset import WebDataset as Theirs  # under a name that stays, where the drop-in takes its place
+    from webdataset import WebDataset as Theirs  # still the original if the drop-in is patched over it
     from webdataset.shardlists import envsubst
 except ImportError as exn:
     raise ImportError("shardcache_client.webdataset needs webdataset: pip install webdataset", name=exn.name) from exn

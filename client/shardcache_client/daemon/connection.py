@@ -85,7 +85,7 @@ class Connection:
     def __init__(self, socket: Path, reader: Reader, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
         self._path = socket
         self._requests = 0
-        self._kinds: dict[int, str] = {}  # of the requests that are not answered yet
+        self._kinds: dict[int, str] = {}  # by id, for requests that are not answered yet
         self._answers: dict[int, Json] = {}
         with self._translated():
             self._websocket = WebSocket(socket, SESSION_PATH, timeout_s)

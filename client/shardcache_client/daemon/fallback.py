@@ -27,7 +27,7 @@ _GRACE_S = 10.0
 # Delay before the daemon is first tried again; doubles each time it fails immediately.
 _RETRY_S = 10.0
 _MOST_RETRY_S = 300.0
-# The first unreadable file may only have been evicted for a shard that was needed sooner, as can happen to any.
+# Failures after which a file counts as unreadable: at the first, it may only have been evicted for a more urgent shard.
 _UNREADABLE = 2
 
 

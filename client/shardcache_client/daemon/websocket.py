@@ -115,7 +115,7 @@ class WebSocket:
                 self._socket.settimeout(0)
                 self._send_pending()
         except OSError:
-            pass  # closing the socket says as much
+            pass  # closing the socket has the same effect
         finally:
             self._socket.close()
 

@@ -101,7 +101,7 @@ class Rounds:
                     self._recipe.collate(batch),
                     self._state(buffer, given) if given < count else self._state(following),
                 )
-            # As many as were yielded, so that no batch waits for a whole buffer and memory holds only one.
+            # As many as were yielded, so that no batch waits for a whole buffer, and memory never holds two.
             self._gatherer.fill(following, min(buffer.gone, self._recipe.sort_buffer))
         self._skip = 0
 

@@ -93,7 +93,7 @@ class State:
             raise ConfigError(f"the state is invalid: {str(exn)[:200]}") from exn
 
 
-# States come from files that anyone may have written, and their numbers are used without further checks.
+# States come from files that anyone may have written, and their values are used without any check but these.
 
 
 def _count(value: object, least: int = 0, most: int = 1 << 62) -> int:

@@ -18,7 +18,7 @@ from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace
 from shardcache_client.topology import Ranks, Topology
 
-_PIECE_CHARACTERS = 4 * 2**20  # a store takes at most 8 MiB at once
+_PIECE_CHARACTERS = 4 * 2**20  # a key-value store takes values of at most 8 MiB
 _COMPARE_TIMEOUT_S = 30.0
 
 _made: Counter[tuple[str, Ranks | None]] = Counter()

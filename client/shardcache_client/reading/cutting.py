@@ -60,7 +60,7 @@ def cut(tables: Tables, columns: Sequence[Column], url: str, start: int, stop: i
 
 
 def cutter(tables: Tables, columns: Sequence[Column], url: str) -> Callable[[int], Sample]:
-    """Return a function that gives any sample by its number, as `cut` does. It raises SampleError for a bad one."""
+    """Return a function that returns any sample by its number, as from `cut`. It raises SampleError for a bad one."""
     # Variables of a closure cost less than attributes, and a shuffled reader comes through here for each sample.
     starts, ends, extension_ids = tables.starts, tables.ends, tables.extension_ids
     member_ends, key_ends, keys, faults = tables.member_ends, tables.key_ends, tables.keys, tables.faults
