@@ -1,4 +1,4 @@
-"""The training side of shardcache: a PyTorch dataset that reads what the node's daemon keeps on local disk.
+"""The training side of shardcache: a PyTorch dataset that reads shards cached on local disk by the node's daemon.
 
     from shardcache_client import ShardDataset
 

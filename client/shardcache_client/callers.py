@@ -1,4 +1,4 @@
-"""Properties of the DataLoader around a dataset, read from the call stack: torch passes a dataset none of them."""
+"""Properties of the DataLoader around a dataset, read from the call stack, since torch passes none of them on."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """Batches that a loader makes of a dataset's samples; of one sample each where it passes samples on."""
+    """The batching of a loader; batches of one sample if it does not batch."""
 
     batch_size: int
     drop_last: bool
 
 
 def batching_of(dataset: object) -> Batching | None:
-    """Return the batching of the loader that requests a sample; None without a loader, or where it is unknown.
+    """Return the batching of the loader that requests a sample; None if there is no loader, or it is unknown.
 
-    A user's own dataset between the two is assumed to yield one item per sample, unless the loader does not batch them.
+    A user's dataset between the two is assumed to yield one item per sample, unless the loader does not batch.
     """
     for frame in frames():
         if frame.f_code.co_name == "fetch" and frame.f_globals.get("__name__") == "torch.utils.data._utils.fetch":
@@ -33,8 +33,8 @@ def batching_of(dataset: object) -> Batching | None:
 
 
 def batch_size_of_loader_asking_length(dataset: object) -> int | None:
-    """Return the batch_size of the DataLoader of several workers whose `__len__` calls the dataset's; else None."""
-    asking = sys._getframe(2)  # 0 is here, 1 the dataset's own `__len__`
+    """Return the batch_size of the multi-worker DataLoader whose `__len__` calls the dataset's; None otherwise."""
+    asking = sys._getframe(2)  # 0 is this function, 1 the dataset's own `__len__`
     loader = asking.f_locals.get("self") if asking.f_code.co_name == "__len__" else None
     if getattr(loader, "dataset", None) is not dataset or getattr(loader, "num_workers", 0) < 2:
         return None
@@ -43,7 +43,7 @@ def batch_size_of_loader_asking_length(dataset: object) -> int | None:
 
 
 def stateful_loader_asks() -> bool:
-    """Return whether the caller is torchdata's StatefulDataLoader, whose own state records the end of an iteration."""
+    """Return True if the caller is torchdata's StatefulDataLoader, whose own state records the end of an iteration."""
     return any(str(frame.f_globals.get("__name__")).startswith("torchdata.") for frame in frames())
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.data._utils.collate import default_collate_fn_map  # torch documents it as what to extend
+from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import from_here, socket_path
@@ -39,69 +39,71 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shardcache")
 
-_PATIENCE_S = 120.0  # with ranks that stay in an epoch; well below the 10 minutes of NCCL's collectives
+_PATIENCE_S = 120.0  # for ranks that stay in an epoch; well below the 10-minute timeout of NCCL's collectives
 
 
 class ShardDataset(IterableDataset[Any]):
-    """The samples of tar shards, read from the local disk where this node's daemon keeps them.
+    """A PyTorch dataset of tar shards, read from the disk cache that the node's shardcache daemon fills.
 
-    Yields dicts: `__key__` and `__url__` (str), and the bytes of each member by its extension. An epoch is one sequence
-    of samples, a function of manifest, seed and epoch; the ranks of the job and the DataLoader workers of each rank
-    take equal spans of it, down to single samples, whatever the number of shards.
+    Yields dicts: `__key__` and `__url__` (str), and the bytes of each member under its extension. An epoch is one
+    sequence of samples, determined by manifest, seed and epoch number; ranks and their DataLoader workers take equal
+    spans of it, to the sample, whatever the number of shards.
 
-    Without `set_epoch`, each iteration reads the next epoch; see docs/semantics.md for ranks that leave one early. The
-    epoch, and a state that is loaded, belong to one trainer process and the DataLoader workers that it starts.
+    Without `set_epoch`, each iteration reads the next epoch; docs/semantics.md covers ranks that end one early. The
+    current epoch and a loaded state are shared by one trainer process and the DataLoader workers that it starts.
 
     Args:
         urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local path, or a list of
             these.
-        shuffle: read shards and samples in another order each epoch, a function of `seed` and the epoch alone.
-        shuffle_window: mix the samples of so many shards; a reader has that many shards in hand, and no buffer. 0: only
-            the order of the shards changes, samples come as they were written.
-        seed: must be the same on all ranks.
-        canonical_nodes: deal the shards to so many groups once and for all, and shuffle within them, so that each of so
-            many nodes mostly meets the shards again that it has cached. 1: shuffle all.
-        even: "pad": every rank gets the same number of samples, at most world_size - 1 of them for the second time;
-            "drop": as many are left out; None: every sample once, some ranks get one more.
-        samples_per_epoch: samples of an epoch, all ranks together; the next one goes on behind them. Default: the whole
+        shuffle: read shards and samples in a different order each epoch, determined by `seed` and the epoch alone.
+        shuffle_window: number of shards whose samples are mixed; a reader holds that many shards, and no shuffle
+            buffer. 0: only the order of the shards changes; samples come in file order.
+        seed: seed of the shuffle; must be the same on all ranks.
+        canonical_nodes: split the shards into this many fixed groups and shuffle within each group, so that on this
+            many nodes each mostly reads shards that it has already cached. 1: shuffle all shards together.
+        even: "pad": every rank gets the same number of samples, and at most world_size - 1 samples come twice; "drop":
+            the same number, and at most world_size - 1 are left out; None: every sample once, so some ranks get one
+            more.
+        samples_per_epoch: samples per epoch over all ranks; the next epoch continues after them. Default: the whole
             dataset.
-        epochs: of the training, numbered from 0: the last is `epochs - 1`. The daemon is then told of none behind that,
-            and fetches nothing for it. Reading on works, without anything fetched ahead from one epoch to the next.
-            Default: there is always another.
-        batch_size: the DataLoader's. Workers then read whole batches, so that only one of a rank's is short and
-            `len(loader)` is right; without it, `len(loader)` of several workers is not known.
-        decode: called with each sample; what it returns is yielded. An error it raises becomes a DecodeError.
-        on_error: called with the error of one shard or sample; returns True to go on without it, False to end the
-            epoch here, or raises. See `handlers`. What is left out is made up for at the end by samples that other
-            readers read, unless `even` is None: ranks that get unequal numbers wait for each other without end.
-        job: the name under which `shardcache status` shows this job. Default: Slurm's, torchrun's or Ray's, or the
-            script.
-        socket: the daemon's. Default: as in `shardcache serve`.
-        rank, world_size: of this process. Default: torch.distributed's where it is initialised, else torchrun's or
-            Slurm's variables, else a single process. Found out when iteration begins.
-        timeout_s: how long to wait for one shard, or for a daemon that went away to come back.
-        partial_reads: give samples of a plain tar that is waited for as their bytes arrive and are checked, where they
-            are read as they were written. Should the rest of such a shard fail, its error says which samples had been
-            given already, and its `yielded` how many. False: give none before the whole shard has passed every check.
-        fallback: what to do without the daemon, or when its disk is bad. "error": raise. "direct": read straight from
-            the store meanwhile, with this process's own credentials. Needs `shardcache[daemon]`; see docs/fallback.md.
-        zero_copy: members of 4 KiB and more are read-only arrays (`buffers.Buffer`) over the mapped shard in place of
-            bytes; they convert and compare as bytes do, and reach the training process from a DataLoader worker without
-            being copied. True: all such members; an extension, or several: only those, and all others are bytes.
-            `json.loads` takes only bytes: leave its extension out, or give it `bytes(value)`. Needs numpy; no partial
-            reads.
+        epochs: number of epochs in the training run; epochs are numbered from 0, so the last is `epochs - 1`. Nothing
+            is prefetched past it; later epochs can still be read, without prefetching from one to the next. Default:
+            no limit.
+        batch_size: the DataLoader's batch size. Each worker then reads whole batches, so a rank has at most one short
+            batch and `len(loader)` is right; if it differs, `len(loader)` is unknown with several workers.
+        decode: called with each sample; its return value is yielded. An exception it raises becomes a DecodeError.
+        on_error: called with the error of a shard or sample; returns True to skip it, False to end the epoch there, or
+            raises. See `handlers`. Unless `even` is None, skipped samples are replaced at the end of the epoch by
+            samples of other readers: ranks with unequal numbers would wait for each other indefinitely.
+        job: name of this job in `shardcache status`. Default: the name from Slurm, torchrun or Ray, or the script's.
+        socket: path of the daemon's socket. Default: the same as for `shardcache serve`.
+        rank, world_size: of this process. Default: from torch.distributed if it is initialised, else from torchrun's or
+            Slurm's variables, else a single process. Determined when iteration begins.
+        timeout_s: how long to wait for a shard, or for a lost daemon to come back.
+        partial_reads: if the reader has to wait for a shard, yield its samples as they arrive, as soon as their bytes
+            are checked; for uncompressed tars read in file order. If the rest of the shard then fails, the error names
+            the samples already yielded, and its `yielded` is their number. False: yield nothing until the whole shard
+            has passed every check.
+        fallback: what to do if there is no daemon or its disk fails. "error": raise. "direct": read from the object
+            store, with this process's own credentials, until the daemon works again. Needs `shardcache[daemon]`; see
+            docs/fallback.md.
+        zero_copy: yield members of 4 KiB and more as read-only arrays (`buffers.Buffer`) over the mapped shard instead
+            of bytes; they convert and compare like bytes, and pass from a DataLoader worker to the training process
+            without a copy. True: all such members; one extension or several: only those, all others are bytes.
+            `json.loads` accepts only bytes: omit that extension, or pass `bytes(value)`. Needs numpy; turns partial
+            reads off.
 
     Attributes:
         seed: as given.
-        manifest: the shards, in the order of `urls`, with sizes and sample counts as far as they are known. Rank 0's,
-            where torch.distributed was initialised before; else the ranks' are compared when reading begins.
+        manifest: the shards in the order of `urls`, with sizes and sample counts where known. Rank 0's manifest if
+            torch.distributed was initialised first; otherwise the ranks compare theirs when reading begins.
 
     Raises:
-        NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be talked to.
-        NotFoundError, AccessDeniedError, NotAllowedError, OriginError: what the store says about `urls`.
-        ConfigError: an argument makes no sense; or, with the first sample, a wrapper shards the samples a second time.
-        ManifestMismatchError, RanksError: another rank sees other shards, or does not answer.
-        EpochMismatchError: this rank leaves epochs in which the others stay.
+        NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
+        NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
+        ConfigError: an argument is invalid; or, at the first sample, a wrapper shards the samples a second time.
+        ManifestMismatchError, RanksError: another rank sees different shards, or does not answer.
+        EpochMismatchError: this rank repeatedly ends an epoch early while other ranks continue it.
     """
 
     def __init__(
@@ -165,17 +167,17 @@ class ShardDataset(IterableDataset[Any]):
         return f"ShardDataset({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
 
     def __len__(self) -> int:
-        """Return how many samples this rank reads in an epoch.
+        """Return the number of samples that this rank reads per epoch.
 
-        Raises TypeError, as Python's protocols want it, while that is not known; also to a loader of several workers
-        that has another batch_size, whose own length would be wrong.
+        Raises TypeError, as Python expects of `__len__`, while the number is unknown, and if a loader with several
+        workers and a different batch_size asks, since its own length would be wrong.
         """
         size = self._dealing.batch_size
         loaders_size = batch_size_of_loader_asking_length(self)
         if loaders_size and size % loaders_size:
             raise TypeError(
                 f"len() of the loader is not known: its batch_size is {loaders_size}, the dataset's {size}, and each "
-                f"worker may have a short batch; give the dataset batch_size={loaders_size}, too"
+                f"worker may have a short batch; pass batch_size={loaders_size} to the dataset as well"
             )
         samples = self._deal().rank_size(self.topology())
         if samples is None:
@@ -203,16 +205,16 @@ class ShardDataset(IterableDataset[Any]):
 
     @property
     def _stream(self) -> EpochStream | None:
-        """The stream that this process reads; None in one that was forked since it began."""
+        """The stream that this process reads; None in a process forked after the stream began."""
         return self._reading[1] if self._reading is not None and self._reading[0] == os.getpid() else None
 
     def _look_at_callers(self) -> None:
-        self._refuse_resharding()  # a wrapper that was handed the iterator is on the stack from here on
+        self._refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
         found = batching_of(self)
         self._bookmark.note_batching(None if found is None else (found.batch_size, found.drop_last))
 
     def _agree_on_epoch(self, epoch: int, left: int | None) -> int:
-        # With even=None ranks need not be in step, and each goes by its own count.
+        # With even=None, ranks need not be in step: each one counts for itself.
         return epoch if self._dealing.even is None else self._one_epoch.agree(self._membership.ranks, epoch, left)
 
     def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
@@ -225,7 +227,7 @@ class ShardDataset(IterableDataset[Any]):
         return EpochStream(source, reader, start, Tally.at(start.place, self._on_error))
 
     def _deal(self) -> Deal:
-        """Return how the ranks deal: by sample counts only where all of them are sure to have the same ones."""
+        """Return the deal of this dataset; by sample counts only if all ranks are sure to have the same counts."""
         deal, ranks = self._source.deal, self._membership.ranks
         if not deal.counted or self._dealing.needs_counts or ranks.world_size == 1:
             return deal
@@ -234,15 +236,15 @@ class ShardDataset(IterableDataset[Any]):
 
     def _why_not_counted(self) -> str:
         uncounted, shards = self.manifest.uncounted, len(self.manifest)
-        known = "this node has counted the samples, and the other ranks' nodes may not have"
+        known = "this node has counted the samples, but other ranks' nodes may not have"
         return (
             f"{f'{uncounted} of {shards} shards were never counted' if uncounted else known}. "
-            "`shardcache index URL... -o index.json` counts them once, and index.json is the url then"
-            + ("" if uncounted else "; or initialise torch.distributed before the dataset is made")
+            "Count them once with `shardcache index URL... -o index.json`, then use index.json as the url"
+            + ("" if uncounted else "; or initialise torch.distributed before creating the dataset")
         )
 
     def _explain(self, topology: Topology) -> None:
-        """Say once what it means that samples are not counted, and who has nothing to read for that."""
+        """Log once that samples are not counted, and how many workers have nothing to read because of it."""
         if self._deal().counted or topology.reader:
             return
         with self._board.edit() as notes:
@@ -251,8 +253,8 @@ class ShardDataset(IterableDataset[Any]):
             notes["explained"] = True
         idle = max(0, topology.readers - len(self.manifest))
         log.warning(
-            "whole shards are dealt to the workers%s, and len() is not known: %s",
-            f", of which {idle} of {topology.readers} have none" if idle else "",
+            "each worker gets whole shards%s, and len() is not known: %s",
+            f" ({idle} of {topology.readers} workers get none)" if idle else "",
             self._why_not_counted(),
         )
 
@@ -260,42 +262,43 @@ class ShardDataset(IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that this process reads, or else the one that it would read next."""
+        """The epoch that this process is reading, or else the next one that it would read."""
         return self._bookmark.next_epoch if self._stream is None else self._stream.start.epoch
 
     @property
     def position(self) -> int:
-        """How many samples of its share this reader has passed, bad ones included."""
+        """Number of samples of its share that this reader has passed, bad ones included."""
         return 0 if self._stream is None else self._stream.tally.taken
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that every iteration reads from now on, in living DataLoader workers, too."""
-        self._refuse_resharding()  # a wrapper that gives one process's batches to all asks for none on the others
+        """Set the epoch that every iteration reads from now on, including those in running DataLoader workers."""
+        self._refuse_resharding()  # a wrapper that sends one process's batches to all never reads on the others
         self._bookmark.set_epoch(epoch)
         self._reading = None
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
-        """Return where this reader is: a few numbers, whatever the size of dataset and batches.
+        """Return this reader's position: a few numbers, whatever the size of dataset and batches.
 
-        Where samples are read in this process, that is behind the last one that was taken from the iterator; so a
-        StatefulDataLoader asks its workers. A training loop around a plain DataLoader with workers, which are ahead of
-        it, says how many batches it has taken. What was skipped is then not known, and comes up again; and worker 0 has
-        the first turn again, whoever's it was.
+        In the process that reads the samples, the position follows the last sample taken from the iterator; this is how
+        a StatefulDataLoader asks its workers. Workers of a plain DataLoader run ahead of the training loop, so the loop
+        passes the number of `batches` that it has taken. Skipped samples are then unknown and come up again, and the
+        first batch comes from worker 0, whichever worker's turn it was.
 
-        The state behind an epoch's last batch is followed by the next epoch, unless other ranks have a batch more or
-        fewer (`even=None`): theirs can be loaded with it.
+        A state taken after an epoch's last batch resumes with the next epoch, unless other ranks have one batch more or
+        fewer (`even=None`): then load their states along with it.
 
         Args:
-            batches: taken from the loader since the iteration began. The dataset must know the loader's batch_size.
+            batches: number taken from the loader since the iteration began. The dataset's batch_size must be the
+                loader's.
 
-        Raises ConfigError where the state cannot be told: by a loader of another batch_size, for one.
+        Raises ConfigError if the position cannot be determined, for example with a loader of another batch_size.
         """
         topology = self.topology()
         if batches is not None:
             return self._state_of_rank(topology, batches)
         if not in_worker() and self._bookmark.workers:
             raise ConfigError(
-                "the samples are read by a loader's workers, which are ahead of the training loop",
+                "the samples are read by the loader's workers, which run ahead of the training loop",
                 remedy="use torchdata's StatefulDataLoader and its state_dict(); or call state_dict(batches=...) with "
                 "the number of batches taken since the iteration began",
             )
@@ -305,32 +308,34 @@ class ShardDataset(IterableDataset[Any]):
         return self._state(stream, topology, stream.tally.place, over=over).to_json()
 
     def _is_over(self, stream: EpochStream) -> bool:
-        """Return whether the epoch has no more batches: at most a short one that the loader drops."""
+        """Return True if the epoch has no more batches, but for a short one that the loader drops."""
         size, drop_last = self._bookmark.batching or (1, False)
         return stream.read or (stream.counted and stream.samples_left < (size if drop_last else 1))
 
     def load_state_dict(self, state: object) -> None:
-        """Go on from a state at the next iteration of its epoch, exactly where it was taken.
+        """Resume from a state, exactly where it was taken, at the next iteration of its epoch.
 
-        That is the next iteration, unless `set_epoch` says another epoch. From a state of an epoch's end, it reads the
-        next epoch; if `set_epoch` names the one that has ended, it gives nothing, for nothing is left of that.
+        This is the next iteration, unless `set_epoch` sets another epoch. After a state taken at the end of an epoch,
+        the next epoch is read; if `set_epoch` names the finished epoch, the iteration yields nothing.
 
-        The run may have other ranks and workers than the one that took the state: what is left of the epoch is dealt to
-        them. The state of one rank with all its workers is enough, for ranks take their batches together; with those of
-        several ranks in a list each counts for itself. Where `even` is None, ranks differ by a sample: then one rank's
-        state is enough until one of its workers has come to the end of its share, and an error asks for the others'.
+        The number of ranks and workers may differ from the run that saved the state: the rest of the epoch is divided
+        among the new ones. One rank's state with all its workers suffices, since ranks take their batches in step; from
+        a list of several ranks' states, each rank's own is used. With `even=None`, ranks differ by a sample: one rank's
+        state then suffices until one of its workers reaches the end of its share; after that, an error asks for the
+        states of the others.
 
         Args:
-            state: what `state_dict` returned, or whatever holds such states, as a StatefulDataLoader's own.
+            state: the return value of `state_dict`, or any structure that contains such states, such as a
+                StatefulDataLoader's.
 
-        Raises ConfigError when there is no state in it, or one of another dataset; the next iteration, when it does not
-        tell where all readers were.
+        Raises ConfigError if it contains no state, or one of another dataset; the next iteration raises it if the
+        positions of all readers cannot be derived.
         """
         self._bookmark.load(state, worker=in_worker())
         self._reading = None
 
     def _state_of_rank(self, topology: Topology, batches: int) -> dict[str, Any]:
-        """Return the states of all workers of this rank when so many batches were taken from them in turn."""
+        """Return the states of all workers of this rank after `batches` batches were taken from them in turn."""
         _check_least(0, batches=batches)
         bookmark = self._bookmark
         states = bookmark.states_of_workers if bookmark.workers else bookmark.states
@@ -339,15 +344,16 @@ class ShardDataset(IterableDataset[Any]):
         streams = [self._stream_of(bookmark.epoch_begun, reader, states) for reader in crew]
         if not streams[0].counted:
             raise ConfigError(
-                "how far a number of batches goes is not known: the samples of the shards are not counted",
+                "batches=... does not determine a position: the samples of the shards are not counted",
                 remedy="count them: shardcache index URL... -o index.json; or use torchdata's StatefulDataLoader",
             )
         size = self._dealing.batch_size
         loaders_size, drop_last = bookmark.batching or (size, False)
         if batches and loaders_size != size:
             raise ConfigError(
-                f"how far batches go is not known: the loader's batch_size is {loaders_size}, the dataset's {size}",
-                remedy=f"give it to both: ShardDataset(..., batch_size={loaders_size})"
+                f"batches=... does not determine a position: the loader's batch_size is {loaders_size}, "
+                f"the dataset's {size}",
+                remedy=f"set the same for both: ShardDataset(..., batch_size={loaders_size})"
                 + ("; batches=... is then a number of samples" if loaders_size == 1 else ""),
             )
         left = [stream.samples_left // size * size if drop_last else stream.samples_left for stream in streams]
@@ -358,7 +364,7 @@ class ShardDataset(IterableDataset[Any]):
         return {"workers": [self._state(*reader, over=over).to_json() for reader in each]}
 
     def _ranks_end_together(self, stream: EpochStream, reader: Topology) -> bool:
-        """Return whether the epoch ends on all ranks after the same number of batches."""
+        """Return True if the epoch ends after the same number of batches on all ranks."""
         if reader.world_size == 1:
             return True
         deal, drop_last = stream.deal, (self._bookmark.batching or (1, False))[1]
@@ -367,7 +373,7 @@ class ShardDataset(IterableDataset[Any]):
         )
 
     def _state(self, stream: EpochStream, reader: Topology, place: Place, *, over: bool) -> State:
-        """Return a reader's state; at an epoch's end, samples that the loader drops count as taken."""
+        """Return a reader's state; at the end of an epoch, samples that the loader drops count as taken."""
         if over and stream.counted:
             place = stream.tally.place.after(stream.samples_left)
         return State(
@@ -381,10 +387,10 @@ class ShardDataset(IterableDataset[Any]):
             over=over,
         )
 
-    # Who reads
+    # Ranks and workers
 
     def topology(self) -> Topology:
-        """Return which reader of the job this process is now."""
+        """Return the place of this process among the readers of the job, as of now."""
         return self._membership.topology()
 
     def _cut(self, topology: Topology) -> Cut:
@@ -394,38 +400,38 @@ class ShardDataset(IterableDataset[Any]):
         refuse_resharding(self.topology(), self._membership.ranks_of_job.world_size)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._refuse_resharding()  # a spawned worker does not see what its parent's loader does with its batches
+        self._refuse_resharding()  # a spawned worker cannot see wrappers around its parent's loader
         return self.__dict__ | {"_reading": None}
 
 
 def _loader() -> Loader | None:
-    """Return which DataLoader worker this process is, if it is one."""
+    """Return this process's place among the workers of a DataLoader; None if it is not a worker."""
     info = get_worker_info()
     return None if info is None else Loader(info.seed - info.id, info.id, info.num_workers)
 
 
 def _loader_name() -> str:
-    """Return a name that no other loader on this node has; empty in a process that is no loader's worker.
+    """Return a name for the loader that is unique on this node; empty in a process that is not a loader's worker.
 
-    Two runs may have the same seeds, and two containers the same process ids.
+    Seeds alone may be the same in two runs, and process ids in two containers.
     """
     loader = _loader()
     return "" if loader is None else f"{os.stat('/proc/self/ns/pid').st_ino}-{os.getppid()}-{loader.number}"  # noqa: PTH116
 
 
 def _handover(zero_copy: bool | str | Collection[str]) -> Handover:
-    from shardcache_client.sharing.handover import Handover  # numpy is needed from here on
+    from shardcache_client.sharing.handover import Handover  # needs numpy
 
     if isinstance(zero_copy, bool):
         return Handover()
     extensions = [zero_copy] if isinstance(zero_copy, str) else zero_copy
     if any(extension.startswith(".") for extension in extensions):
-        raise ConfigError(f"zero_copy is {zero_copy!r}", remedy='write extensions as in samples: "jpg", not ".jpg"')
+        raise ConfigError(f"zero_copy is {zero_copy!r}", remedy='write extensions without a dot: "jpg", not ".jpg"')
     return Handover(frozenset(extension.lower() for extension in extensions))
 
 
 def _let_collate_pass_buffers() -> None:
-    """Have `default_collate` gather Buffers in a list, as it does with bytes, in this process."""
+    """Have `default_collate` gather Buffers in a list in this process, as it does with bytes."""
     from shardcache_client.sharing.buffers import Buffer, pass_on
 
     default_collate_fn_map[Buffer] = pass_on

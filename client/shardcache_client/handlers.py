@@ -1,8 +1,8 @@
-"""What to do about an error of one shard or one sample: WebDataset's handlers, by the same names and rules.
+"""Handlers for errors of a single shard or sample, with the names and rules of WebDataset's.
 
-A handler is called with the error. It returns True to go on without the shard or the sample, False to end the
-epoch here as if it were complete, or raises. These work in WebDataset's stages as well, and its own work here;
-`reraise` is what it calls `reraise_exception`.
+A handler is called with the error. It returns True to skip the shard or sample, False to end the epoch there as if it
+were complete, or raises. These handlers also work in WebDataset's stages, and WebDataset's work here; its name for
+`reraise` is `reraise_exception`.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ Handler = Callable[[Exception], bool]
 
 
 def reraise(exn: Exception) -> bool:
-    """Raise the error; the default."""
+    """Raise the error. The default."""
     raise exn
 
 
 def ignore_and_continue(exn: Exception) -> bool:
-    """Go on as if nothing had happened."""
+    """Skip the shard or sample silently."""
     return True
 
 
 def warn_and_continue(exn: Exception) -> bool:
-    """Issue a Python warning and go on."""
+    """Issue a Python warning and skip the shard or sample."""
     _warn(exn)
     return True
 
 
 def ignore_and_stop(exn: Exception) -> bool:
-    """End this epoch's reading, silently."""
+    """End the epoch silently."""
     return False
 
 
 def warn_and_stop(exn: Exception) -> bool:
-    """Issue a Python warning and end this epoch's reading."""
+    """Issue a Python warning and end the epoch."""
     _warn(exn)
     return False
 
 
 def _warn(exn: Exception) -> None:
-    # Only our own errors are sentences; of a KeyError the text is a key, of an AssertionError often nothing.
+    # Only our own errors are sentences; the text of a KeyError is just a key, that of an AssertionError often empty.
     warnings.warn(str(exn) if isinstance(exn, ShardcacheError) else repr(exn), stacklevel=3)

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from functools import cache
 
 TUNE_MALLOC_ENV = "SHARDCACHE_TUNE_MALLOC"
-"""0 leaves the allocator as it is."""
+"""Environment variable; 0 disables tuning of the allocator."""
 
 _MIB = 1024 * 1024
 
 # By default glibc returns the top of the heap to the kernel once 128 KiB of it are free, or twice the largest mapped
-# block freed so far. A batch is larger: all its pages were faulted in again, which took longer than the copy.
+# block freed so far. A batch is larger, so all its pages were faulted in again, which took longer than the copy.
 _M_TRIM_THRESHOLD, _MOST_KEPT_BYTES = -1, 128 * _MIB
-# A trim leaves this much. It must be well below 64 MiB, the size of the parts of other threads' heaps: glibc removes a
-# free part only if this much is free in the one before, so that with 64 MiB such heaps would never shrink.
+# A trim keeps this much. It must be well below 64 MiB, the size of the segments of other threads' heaps: glibc removes
+# a free segment only if this much is free in the previous one, so with 64 MiB such heaps would never shrink.
 _M_TOP_PAD, _LEFT_BY_TRIM_BYTES = -2, 16 * _MIB
-# Setting either of these ends glibc's own adjustment of the size from which a block is mapped, and so returned, by
-# itself: it would stay at 128 KiB, or at the largest freed so far. 32 MiB is where the adjustment ends.
+# Setting either of these stops glibc's own adjustment of the size above which a block is mapped, and so returned,
+# separately: it would stay at 128 KiB, or at the largest freed so far. 32 MiB is the adjustment's upper limit.
 _M_MMAP_THRESHOLD, _LEAST_MAPPED_BYTES = -3, 32 * _MIB
 
 _GLIBCS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
@@ -28,9 +28,9 @@ _GLIBCS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHO
 
 @cache
 def keep_freed_memory() -> None:
-    """Let this process keep up to 128 MiB of freed memory, where its C library is glibc.
+    """Let this process keep up to 128 MiB of freed memory, if its C library is glibc.
 
-    No-op with other C libraries, with SHARDCACHE_TUNE_MALLOC=0, and where the environment sets glibc's parameters.
+    No-op with other C libraries, with SHARDCACHE_TUNE_MALLOC=0, and if the environment sets glibc's parameters.
     """
     if platform.libc_ver()[0] != "glibc" or not is_wanted(os.environ):
         return
@@ -41,6 +41,6 @@ def keep_freed_memory() -> None:
 
 
 def is_wanted(env: Mapping[str, str]) -> bool:
-    """Return whether the environment leaves the allocator's parameters to this module."""
+    """Return True unless the environment disables tuning or sets the allocator's parameters itself."""
     tuned = "glibc.malloc." in env.get("GLIBC_TUNABLES", "") or any(name in env for name in _GLIBCS_OWN)
     return env.get(TUNE_MALLOC_ENV) != "0" and not tuned

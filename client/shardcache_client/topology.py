@@ -1,6 +1,6 @@
-"""Which reader this is: the rank among the job's processes, the worker among the rank's, and the job's name.
+"""The identity of a reader: its rank in the job, its worker number in the rank, and the job's name.
 
-Nothing here imports torch: what torch knows comes in as an argument, the rest from the environment.
+Nothing here imports torch: values from torch come in as arguments, the rest from the environment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardcache.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One process of the training job, counted over all nodes. Raises ConfigError when `rank` is out of range."""
+    """One process of the training job, numbered across all nodes. Raises ConfigError if `rank` is out of range."""
 
     rank: int = 0
     world_size: int = 1
@@ -24,8 +24,8 @@ class Ranks:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(
-                f"rank {self.rank} is not among {self.world_size} ranks",
-                remedy="ranks count from 0 to world_size - 1",
+                f"rank {self.rank} is out of range for world_size {self.world_size}",
+                remedy="ranks run from 0 to world_size - 1",
             )
 
 
@@ -40,23 +40,23 @@ class Topology:
 
     @property
     def readers(self) -> int:
-        """Readers of the whole job, if every rank has as many workers as this one."""
+        """Number of readers in the job, if every rank has as many workers as this one."""
         return self.world_size * self.workers
 
     @property
     def reader(self) -> int:
-        """Its number among them."""
+        """Number of this reader in the job, from 0."""
         return self.rank * self.workers + self.worker
 
 
 def explicit_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
-    """Return the ranks that the caller named, None where neither was. Raises ConfigError for one without the other."""
+    """Return the ranks that the caller named, None if it named none. Raises ConfigError for one without the other."""
     if rank is None and world_size is None:
         return None
     if rank is None or world_size is None:
         raise ConfigError(
             f"rank is {rank} and world_size is {world_size}",
-            remedy="give both, or neither to have them found",
+            remedy="pass both, or neither to detect them",
         )
     return Ranks(rank, world_size)
 
@@ -64,9 +64,9 @@ def explicit_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
 def ranks_of_environment(env: Mapping[str, str] = os.environ) -> Ranks:
     """Return the ranks that the launcher set: torchrun's, else those of a Slurm step, else a single process.
 
-    Of Slurm only a step's own variables count. A batch script or a shell under `salloc` runs once, yet sees the
-    SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0; SLURM_STEP_NUM_TASKS is set by `srun` alone.
-    Raises ConfigError for values that make no sense.
+    Only the variables of a Slurm step count. A batch script or a shell under `salloc` runs once, yet sees the
+    SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0; only `srun` sets SLURM_STEP_NUM_TASKS. Raises
+    ConfigError for invalid values.
     """
     for rank, world_size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
         if rank in env and world_size in env:
@@ -84,14 +84,14 @@ def _number(env: Mapping[str, str], name: str) -> int:
 
 
 def _slurm_id(env: Mapping[str, str]) -> str:
-    """Return the job's id, for an element of an array that of the array and its own number."""
+    """Return the job's id; for an array task, the id of the array and the number of the task."""
     if "SLURM_ARRAY_JOB_ID" in env and "SLURM_ARRAY_TASK_ID" in env:
         return f"{env['SLURM_ARRAY_JOB_ID']}_{env['SLURM_ARRAY_TASK_ID']}"
     return env["SLURM_JOB_ID"]
 
 
 def _ray_job(env: Mapping[str, str]) -> str:
-    """Return the name of the Ray Train run that this worker belongs to, or else the id of its Ray job."""
+    """Return the name of this worker's Ray Train run, or else the id of its Ray job."""
     train = sys.modules.get("ray.train")
     try:
         run = train and train.get_context().get_experiment_name()
@@ -101,10 +101,10 @@ def _ray_job(env: Mapping[str, str]) -> str:
 
 
 def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> str:
-    """Return a name under which the daemon lists this job.
+    """Return the name under which the daemon lists this job.
 
-    $SHARDCACHE_JOB, else in Ray's workers, whose scripts all have one name, that of the Ray Train run or the Ray job,
-    else Slurm's job name and the id that `squeue` shows, else torchrun's run id where one was chosen, else the script.
+    In order of precedence: $SHARDCACHE_JOB; in Ray workers, whose scripts all have the same name, the Ray Train run or
+    Ray job; Slurm's job name with the id that `squeue` shows; torchrun's run id, if one was chosen; the script's name.
     """
     if env.get("SHARDCACHE_JOB"):
         return env["SHARDCACHE_JOB"]
@@ -116,6 +116,6 @@ def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv
     run_id = env.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's own default is the word "none"
     if run_id != "none":
         return run_id
-    # With `-c`, `-m` or at a prompt there is no script.
-    script = script.encode(errors="replace").decode()  # a file's name need not be text; what is sent has to be
+    # With `-c`, with `-m` and at a prompt there is no script.
+    script = script.encode(errors="replace").decode()  # a file name need not be valid text; a message must be
     return script if script not in ("", "-c", "-m") else "python"

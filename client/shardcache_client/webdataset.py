@@ -1,4 +1,4 @@
-"""A drop-in for `webdataset.WebDataset`: its arguments, its stages by its own code, its shards from this node's daemon.
+"""A drop-in replacement for `webdataset.WebDataset`: the same arguments and stages, with shards from the node's daemon.
 
     from shardcache_client.webdataset import WebDataset  # in place of: from webdataset import WebDataset
 
@@ -21,7 +21,7 @@ from shardcache_client.reading.cutting import Sample
 
 try:
     import webdataset as wds
-    from webdataset import WebDataset as Theirs  # under a name that stays, where the drop-in takes its place
+    from webdataset import WebDataset as Theirs  # still the original if the drop-in is patched over it
     from webdataset.shardlists import envsubst
 except ImportError as exn:
     raise ImportError("shardcache_client.webdataset needs webdataset: pip install webdataset", name=exn.name) from exn
@@ -30,45 +30,45 @@ log = logging.getLogger("shardcache")
 
 Splitter = Callable[..., Any] | None
 
-_NAMES = ("__key__", "__url__", "__local_path__")  # what a sample has beside its members
+_NAMES = ("__key__", "__url__", "__local_path__")  # keys of a sample that are not members
 _ITEM_BY_ITEM = (
     *("associate", "decode", "extract_keys", "info", "log_keys", "map", "map_dict", "map_tuple", "rename"),
     *("rename_keys", "rsample", "select", "slice", "to_tuple", "xdecode"),
 )
-"""Stages of webdataset that give at most one item for each that they take, before they take the next."""
+"""webdataset's stages that yield at most one item per item taken, before they take the next."""
 
-_OURS = (wds.single_node_only, wds.split_by_node)  # what they do to shards, ShardDataset does to samples
+_OURS = (wds.single_node_only, wds.split_by_node)  # ShardDataset does to samples what these do to shards
 
 
 class WebDataset(Theirs):  # type: ignore[misc]
-    """A pipeline of webdataset whose first stage is a ShardDataset, the attribute `source`.
+    """A webdataset pipeline whose first stage is a ShardDataset, available as the attribute `source`.
 
-    All that webdataset does to samples is webdataset's own code: `.decode()`, `.to_tuple()`, `.map()`, `.batched()`,
-    `.shuffle()`, `.with_epoch()`. What it does to shards, this node's daemon and ShardDataset do in its place.
+    Stages that process samples are webdataset's own code: `.decode()`, `.to_tuple()`, `.map()`, `.batched()`,
+    `.shuffle()`, `.with_epoch()`. Stages that process shards are replaced by the node's daemon and ShardDataset.
 
     Args:
-        urls: as webdataset takes them (braces, "::", `${VAR}` from $WDS_VAR, paths and `file:` urls of this node,
-            lists), or as ShardDataset does. `pipe:` is refused. Samples of local shards have `__local_path__`.
-        handler: asked about shards and samples that cannot be read. Stages have handlers of their own.
-        mode, resampled: "resampled" gives samples without end, for `.with_epoch()`: in rounds of all of them, each in
-            an order of its own, where webdataset draws shards with replacement.
-        shardshuffle: false leaves the shards in order; anything else permutes them all, in each epoch anew, by `seed`
-            alone: the same on all ranks and in every run, as `detshuffle` means it.
-        nodesplitter: `split_by_node` and the default deal samples, not shards, to all ranks alike. None lets every rank
-            read everything, in the same order.
-        workersplitter: the default; samples are dealt to the workers, too.
-        select_files: asked about each member of a sample as "key.extension", the extension in lower case.
+        urls: as for webdataset (braces, "::", `${VAR}` from $WDS_VAR, local paths and `file:` urls, lists) or for
+            ShardDataset. `pipe:` is refused. Samples of local shards have `__local_path__`.
+        handler: called for shards and samples that cannot be read. Stages have their own handlers.
+        mode, resampled: "resampled" yields samples endlessly, for `.with_epoch()`: in rounds of the whole dataset, each
+            in a different order, whereas webdataset draws shards with replacement.
+        shardshuffle: false keeps the shards in order; any other value permutes all of them, differently in each epoch,
+            by `seed` alone: the same on all ranks and in every run, like `detshuffle`.
+        nodesplitter: `split_by_node` and the default divide samples, not shards, evenly among all ranks. With None,
+            every rank reads everything, in the same order.
+        workersplitter: only the default; samples are also divided among workers.
+        select_files: called for each member of a sample with "key.extension", the extension in lower case.
         seed: default: $WDS_SEED, else 0.
-        cache_dir, cache_size, url_to_name: without effect; the cache is the daemon's.
-        empty_check: without effect; a dataset without any sample is refused, a worker without any is not.
-        repeat, verbose: without effect, as in webdataset.
-        options: further arguments of ShardDataset, such as `batch_size`, `even` or `socket`. `shuffle_window` is 0
-            here, for `.shuffle()` to mix what webdataset would. To resume exactly, give it in place of that stage, and
-            let the DataLoader batch: `.batched()` takes a sample more than it gives.
+        cache_dir, cache_size, url_to_name: no effect; the daemon does the caching.
+        empty_check: no effect; a dataset without samples is refused, a worker without samples is not.
+        repeat, verbose: no effect, as in webdataset.
+        options: further arguments of ShardDataset, such as `batch_size`, `even` or `socket`. `shuffle_window` is 0 by
+            default, so that `.shuffle()` mixes as in webdataset. For exact resuming, set it and drop that stage, and
+            let the DataLoader batch: `.batched()` takes one sample more than it yields.
 
     Raises:
-        ConfigError: an argument asks for what cannot be had this way; `rename_files` is one, as are yaml files.
-        ShardcacheError: what ShardDataset raises.
+        ConfigError: an argument is not supported over shardcache, such as `rename_files` or a yaml file.
+        ShardcacheError: as ShardDataset.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class WebDataset(Theirs):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         endless = resampled or mode == "resampled"
-        _refuse(mode not in (None, "resampled"), f"mode={mode!r}", "leave it out; urls that end in / need none")
+        _refuse(mode not in (None, "resampled"), f"mode={mode!r}", "omit it; urls that end in / need no mode")
         _refuse(
             rename_files is not None,
             "rename_files",
-            "rename by the stages .rename(), .rename_keys() or .map(); samples are grouped when a shard is indexed",
+            "rename with the stages .rename(), .rename_keys() or .map(); samples are grouped when a shard is indexed",
         )
         if cache_dir is not None or cache_size > 0:
-            log.warning("WebDataset: cache_dir and cache_size are left aside; the cache is the daemon's")
+            log.warning("WebDataset: cache_dir and cache_size are ignored; the daemon does the caching")
         options = {"shuffle_window": 0} | _deal(nodesplitter, workersplitter, endless) | options
         patterns = _patterns(urls)
         self.source = ShardDataset(
@@ -110,7 +110,7 @@ class WebDataset(Theirs):  # type: ignore[misc]
             on_error=handler,
             **options,
         )
-        # Not webdataset's own __init__: that builds the stages which the source replaces.
+        # Skips webdataset's own __init__, which builds the stages that the source replaces.
         self._begin = _Begin(self.source)
         super(Theirs, self).__init__(
             self._begin,
@@ -125,42 +125,42 @@ class WebDataset(Theirs):  # type: ignore[misc]
         return iter(super().__iter__())
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration reads; see ShardDataset."""
+        """Set the epoch that the next iteration reads; see ShardDataset."""
         self.source.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the source is. Samples that `.shuffle()` or `.batched()` holds back count as read.
+        """Return the position of the source. Samples that `.shuffle()` or `.batched()` holds back count as read.
 
-        Raises ConfigError for a pipeline with a stage that may give several items of one sample.
+        Raises ConfigError for a pipeline with a stage that may yield several items per sample.
         """
         self._check_stages()
         return self.source.state_dict()
 
     def _check_stages(self) -> None:
-        """Raise ConfigError where the source's place does not tell how many items the last stage has given."""
+        """Raise ConfigError if the source's position does not determine how many items the last stage has yielded."""
         for stage in self.pipeline:
             _refuse(
                 not (isinstance(stage, _Begin) or _is_item_by_item(stage) or _holds_samples(stage)),
-                f"a state behind the stage {_named(stage)}, which may give several items of one sample,",
-                "write a stage that gives one item for each sample as .map() or .select(); split samples behind the "
+                f"a state with the stage {_named(stage)}, which may yield several items per sample",
+                "write a stage that yields one item per sample as .map() or .select(); split samples after the "
                 "loader, or let .map() return all items of a sample together",
             )
 
     def load_state_dict(self, state: object) -> None:
-        """Go on where the state was taken; see ShardDataset. Raises ConfigError as `state_dict` does."""
+        """Resume where the state was taken; see ShardDataset. Raises ConfigError as `state_dict` does."""
         self._check_stages()
         if any(_holds_samples(stage) for stage in self.pipeline):
             log.warning(
-                "WebDataset: samples that .shuffle() or .batched() held when the state was saved are left out; "
-                "with shuffle_window in place of the one, and the DataLoader's batches, none are"
+                "WebDataset: samples that .shuffle() or .batched() held when the state was saved are skipped; "
+                "to skip none, use shuffle_window instead of .shuffle(), and let the DataLoader batch"
             )
         self.source.load_state_dict(state)
 
 
 class _Begin:
-    """The first stage: begins a pass over the source, shared by all pipelines that grew out of one.
+    """The first stage: begins a pass over the source, shared by all pipelines derived from one.
 
-    webdataset begins with the first sample, and the source's state may be asked for before that.
+    webdataset would begin it at the first sample, but the source's state may be requested before that.
     """
 
     def __init__(self, source: ShardDataset) -> None:
@@ -180,15 +180,15 @@ class _Begin:
 
 def _refuse(condition: bool, what: str, remedy: str) -> None:
     if condition:
-        raise ConfigError(f"WebDataset cannot do {what} over shardcache", remedy=remedy)
+        raise ConfigError(f"WebDataset over shardcache does not support {what}", remedy=remedy)
 
 
 def _patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
-    """Return what ShardDataset takes, for what webdataset takes."""
+    """Convert urls as webdataset takes them to those of ShardDataset."""
     _refuse(
         isinstance(urls, dict) or (isinstance(urls, str) and urls.endswith((".yaml", ".yml"))),
-        "a mixture written in yaml",
-        "make a WebDataset of each part and mix them by webdataset.RandomMix",
+        "a mixture in yaml",
+        "make a WebDataset of each part and mix them with webdataset.RandomMix",
     )
     if isinstance(urls, str):
         urls = [envsubst(url) for url in urls.split("::")]
@@ -197,28 +197,28 @@ def _patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -
 
 def _pattern(url: str | os.PathLike[str]) -> str:
     pattern = from_here(url)
-    _refuse(pattern.startswith("pipe:"), repr(url), "give the url that the command reads; the daemon fetches it itself")
+    _refuse(pattern.startswith("pipe:"), repr(url), "pass the url that the command reads; the daemon fetches it itself")
     return pattern
 
 
 def _deal(nodesplitter: Splitter, workersplitter: Splitter, endless: bool) -> dict[str, Any]:
-    """Return the arguments of ShardDataset by which samples are dealt as the splitters deal shards."""
+    """Return the arguments of ShardDataset that divide samples as the splitters divide shards."""
     _refuse(
         nodesplitter is not None and nodesplitter not in _OURS,
         "a nodesplitter of your own",
-        "leave it out: ranks get equal shares; or give each rank its own urls, with nodesplitter=None",
+        "omit it: ranks get equal shares; or pass each rank its own urls, with nodesplitter=None",
     )
-    # Where shards are drawn without end, workers that share them and workers that do not are the same to the job.
+    # In an endless stream, it makes no difference to the job if workers share the shards.
     _refuse(
         workersplitter is not wds.split_by_worker and not (endless and not workersplitter),
         "a workersplitter of your own",
-        "leave it out: workers get equal shares of single samples, however few shards there are",
+        "omit it: workers get equal shares, divided by samples, however few shards there are",
     )
     return {"rank": 0, "world_size": 1} if nodesplitter is None and not endless else {}
 
 
 def _locate(samples: Iterable[Any]) -> Iterator[Any]:
-    """Add the paths of local shards, as webdataset does; what `decode` turned into something else passes through."""
+    """Add the paths of local shards, as webdataset does, to samples that are still dicts after `decode`."""
     for sample in samples:
         if isinstance(sample, dict) and (path := local_path(sample.get("__url__", ""))):
             sample["__local_path__"] = path
@@ -226,7 +226,7 @@ def _locate(samples: Iterable[Any]) -> Iterator[Any]:
 
 
 def _select(samples: Iterable[Sample], *, keep: Callable[[str], bool]) -> Iterator[Sample]:
-    """Yield the samples with those members that are kept; one with none left is no sample."""
+    """Yield the samples with only the members to keep; drop samples that have none."""
     for sample in samples:
         named = {name: sample[name] for name in _NAMES if name in sample}
         kept = {ext: value for ext, value in sample.items() if ext not in named and keep(f"{sample['__key__']}.{ext}")}

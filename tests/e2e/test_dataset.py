@@ -128,7 +128,7 @@ def test_more_readers_than_shards_nobody_counted(
         assert bool(sessions_of(daemon, f"idle-{rank}")) == bool(keys)
     (told,) = [record.getMessage() for record in caplog.records]
     assert "2 of 2 shards were never counted" in told
-    assert "3 of 5 have none" in told
+    assert "3 of 5 workers get none" in told
     assert "shardcache index" in told
 
 
@@ -314,7 +314,7 @@ def test_a_handler_may_skip_what_is_bad(daemon: Daemon, flawed: list[str], caplo
     """The good samples of all shards are read, before and behind the bad one, and the log says what was left out."""
     ds = ShardDataset(flawed, socket=daemon.socket, on_error=ignore_and_continue)
     assert keys_of(ds) == ["000000", "000001", "000002", "000010", "000012"]
-    assert "epoch 0: skipped 1 shards and 1 samples of others, as on_error decided" in caplog.text
+    assert "epoch 0: skipped 1 shards, and 1 samples of other shards, as on_error decided" in caplog.text
     assert "in their place" not in caplog.text, "nobody has counted, so nobody misses them"
 
 

@@ -43,7 +43,7 @@ def test_a_restart_while_a_reader_waits(
     finally:
         starting.join()
     assert read == keys
-    assert "trying for another" in caplog.text
+    assert "retrying for up to" in caplog.text
 
 
 def test_a_restart_under_workers(daemon: Daemon, urls: str, keys: list[str]) -> None:

@@ -131,7 +131,7 @@ def test_an_object_replaced_behind_what_was_read_names_what_was_given(daemon: Da
     assert keys_of(samples, 20) == KEYS[:20]
     store.put("a.tar", BODY[::-1])
     store.let("a.tar")
-    with pytest.raises(ShardChangedError, match=r"first .* samples of it, up to key '0000") as caught:
+    with pytest.raises(ShardChangedError, match=r"first .* samples, up to key '0000") as caught:
         list(samples)
     assert 20 <= caught.value.yielded < SAMPLES
 

@@ -359,7 +359,7 @@ def test_a_state_of_other_counts_is_refused(daemon: Daemon, folder: Path) -> Non
     state = ShardDataset(url, socket=daemon.socket).state_dict()
     rows = (folder / "recounted" / "index.json").read_text()
     (folder / "recounted" / "later.json").write_text(rows.replace('"nsamples": 4', '"nsamples": 5'))
-    with pytest.raises(ConfigError, match="other numbers of samples"):
+    with pytest.raises(ConfigError, match="numbers of samples in its shards have changed"):
         ShardDataset(url.replace("index", "later"), socket=daemon.socket).load_state_dict(state)
 
 

@@ -312,7 +312,7 @@ def test_a_state_behind_a_stage_that_splits_samples_is_refused(dataset: Any, sta
     pipeline = stages(dataset())
     next(iter(pipeline))
     for refused in (pipeline.state_dict, lambda: pipeline.load_state_dict(dataset().state_dict())):
-        with pytest.raises(ConfigError, match=rf"behind the stage {named}[\s\S]*\.map\(\)"):
+        with pytest.raises(ConfigError, match=rf"with the stage {named}[\s\S]*\.map\(\)"):
             refused()
 
 

@@ -118,7 +118,7 @@ async def test_a_transfer_outlives_the_reader_that_asked_first(daemon: Daemon, f
     """The second reader gets the shard from the one transfer that the first, now gone, had begun."""
     url = faulty.put("a.tar", shard(0))
     faulty.fail("a.tar", Fault.STALL, start=0)
-    with pytest.raises(Exception, match="did not come within"):
+    with pytest.raises(Exception, match="did not arrive within"):
         await asyncio.to_thread(lambda: list(ShardDataset(url, socket=daemon.socket, timeout_s=1.0)))
     await asyncio.to_thread(eventually, lambda: daemon.sessions() == 0 and len(ranges(faulty, "a.tar")) >= PARTS)
     transfers = (await asyncio.to_thread(daemon.status))["transfers"]

@@ -118,7 +118,9 @@ def test_samples_without_a_daemon_are_those_that_it_gives(
     caplog.clear()
     assert plain(dataset(daemon, index, **options)) == expected and len(expected) == SHARDS * SAMPLES
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [("reads from the store itself" in text, f"{SHARDS} shards were read" in text) for text in said[1:]] == [
+    assert [
+        ("reading directly from the object store" in text, f"{SHARDS} shards were read" in text) for text in said[1:]
+    ] == [
         (True, False),
         (False, True),
     ]
@@ -218,7 +220,7 @@ def test_a_shard_that_the_cache_cannot_hold(daemon: Daemon, index: str, caplog: 
     with Daemon(daemon.root / "small", capacity="66KB") as small:
         assert plain(dataset(small, index)) == expected
         assert small.leases() == 0
-    assert "the cache's capacity is" in caplog.text and "epoch 0: 6 shards were read straight" in caplog.text
+    assert "the cache's capacity is" in caplog.text and "epoch 0: 6 shards were read directly" in caplog.text
 
 
 def test_what_the_daemon_refuses_is_not_read_past_it(daemon: Daemon, index: str, moto: Bucket) -> None:

@@ -113,7 +113,7 @@ async def test_a_restart_is_no_news_to_readers(
     found += [(await aside(next, samples))["__key__"] for _ in range(SAMPLES - 1)]
     with caplog.at_level(logging.INFO, "shardcache"):
         rest = asyncio.create_task(asyncio.to_thread(lambda: [sample["__key__"] for sample in samples]))
-        await aside(eventually, lambda: "trying for another" in caplog.text)
+        await aside(eventually, lambda: "retrying for up to" in caplog.text)
         await aside(daemon.start)
         found += await rest
     assert found == keys(0, 1, 2)

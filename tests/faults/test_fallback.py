@@ -130,8 +130,8 @@ def test_a_bad_disk_is_read_past_until_the_daemon_is_well(
         assert list(keys(session(socket), plan)) == KEYS
     assert [message["type"] for message in heard].count("lease") == 1
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "no room left; this process reads from the store itself until the daemon can",
-        "epoch 0: 8 shards were read straight from the store, past the daemon",
+        "no room left; reading directly from the object store until the daemon recovers",
+        "epoch 0: 8 shards were read directly from the object store",
     ]
 
 
@@ -226,8 +226,8 @@ def silent(peer: Peer) -> None:
     ("script", "why"),
     [
         (other_release, "another version"),
-        (far_away, "cannot be read here"),
-        (damaged, "cannot be read here"),
+        (far_away, "cannot read the daemon's files"),
+        (damaged, "cannot read the daemon's files"),
         (silent, "has not answered"),
     ],
 )

@@ -190,7 +190,7 @@ def test_who_reads_a_damaged_shard_is_told(tmp_path: Path, caplog: pytest.LogCap
         flip(tar, 777)
         assert b"damaged near byte 0" in rig.daemon.request("POST", "/v1/verify", {"prefix": ""})
         assert len(list(samples)) == 3 * SAMPLES - 1
-        assert rig.read(0), "the next reader gets it afresh"
+        assert rig.read(0), "the next reader gets a fresh copy"
     (told,) = [record.getMessage() for record in caplog.records if "may be wrong" in record.getMessage()]
     assert told.startswith(rig.urls[0]) and "damaged near byte 0" in told
 

@@ -168,7 +168,7 @@ def http_server(path: Path, status: int, body: bytes) -> Iterator[None]:
 
 def test_another_server_at_the_socket(path: Path) -> None:
     """A server that knows no sessions is not taken for a daemon."""
-    with http_server(path, 404, b"not here"), pytest.raises(ProtocolError, match=r"no shardcache daemon.*404"):
+    with http_server(path, 404, b"not here"), pytest.raises(ProtocolError, match=r"not a shardcache daemon.*404"):
         Connection(path, READER)
 
 
@@ -286,7 +286,7 @@ def test_noise_is_a_protocol_error(path: Path) -> None:
 
     with scripted(path, script):
         connection = Connection(path, READER)
-        with pytest.raises(ProtocolError, match="no JSON"):
+        with pytest.raises(ProtocolError, match="invalid JSON"):
             connection.call("resolve", soon(), urls=[])
         connection.close()
 

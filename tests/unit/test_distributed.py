@@ -175,7 +175,7 @@ def test_ranks_that_ask_for_different_things(env: pytest.MonkeyPatch) -> None:
     assert at_once(ask(first, "round 0", 1), ask(second, "round 0", 2), ask(third, "round 0", 3)) == [3] * WORLD
     ends = at_once(ask(first, "round 1", 1), ask(second, "round 2", 2), ask(third, "round 1", 3))
     assert {type(end) for end in ends} == {RanksError}
-    assert all("rank 1 asks for round 2 of steps, rank 0 for round 1" in str(end) for end in ends)
+    assert all("rank 1 asks for round 2 of steps, but rank 0 for round 1" in str(end) for end in ends)
 
 
 def test_nothing_of_an_iteration_given_up_is_counted(env: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> N
     first, second, third = datasets(url)
     second.compare(manifest(), Topology(1, WORLD), counted=True)
     third.compare(manifest(), Topology(2, WORLD), counted=True)
-    told = r"rank 0 would read other shards than rank 1: shard 3 is s3://b/3.tar \(version c, .*version b,"
+    told = r"rank 0 would read different shards than rank 1: shard 3 is s3://b/3.tar \(version c, .*version b,"
     for _ in range(2):  # whoever tries again is told again
         with pytest.raises(ManifestMismatchError, match=told):
             first.compare(manifest(last_version="c"), Topology(0, WORLD), counted=True)

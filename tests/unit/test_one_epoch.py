@@ -141,7 +141,7 @@ def test_a_rank_that_leaves_again_and_again_is_told(server: TCPStore) -> None:
     first, second, _ = ranks(server, IN_VAIN_S)
     second.begin()
     assert [first.begin() for _ in range(3)] == [0, 0, 0]
-    with pytest.raises(EpochMismatchError, match=r"rank 0 has left epoch 0 [\s\S]*set_epoch\(epoch\)"):
+    with pytest.raises(EpochMismatchError, match=r"rank 0 has ended epoch 0 [\s\S]*set_epoch\(epoch\)"):
         first.begin()
 
 

@@ -154,7 +154,7 @@ def test_a_failure_of_the_rest_names_what_was_given(socket: Path, folder: Folder
     with passing(socket, script) as (passage, heard), pytest.raises(CorruptShardError) as caught:
         keys(passage)
     assert caught.value.message == (
-        "the checksum differs; the first 4 samples of it, up to key '000003', had been given already"
+        "the checksum differs; its first 4 samples, up to key '000003', had already been yielded"
     )
     assert caught.value.yielded == 4
     assert (caught.value.url, caught.value.remedy) == (URLS[0], "look")
@@ -178,7 +178,7 @@ def arriving_and_whole(folder: Folder, *, to_the_end: bool = True) -> Script:
 def test_another_number_of_samples_than_was_said(socket: Path, folder: Folder, count: int) -> None:
     """No sample is left out in silence where a shard holds more, nor made up for where it holds fewer."""
     with passing(socket, arriving_and_whole(folder), count=count, span=(0, count)) as (passage, _):
-        with pytest.raises(CountMismatchError, match=f"holds 6 samples, and the manifest says {count}") as caught:
+        with pytest.raises(CountMismatchError, match=f"holds 6 samples, but the manifest says {count}") as caught:
             keys(passage)
         assert caught.value.yielded == min(count - 1, 4)
 
@@ -204,7 +204,7 @@ def test_bad_samples_are_not_counted_as_given(socket: Path, folder: Folder) -> N
     with passing(socket, script) as (passage, _):
         with pytest.raises(SampleError):
             keys(passage)
-        with pytest.raises(CorruptShardError, match="the first 2 samples of it, up to key 'c'") as caught:
+        with pytest.raises(CorruptShardError, match="its first 2 samples, up to key 'c'") as caught:
             keys(passage)
     assert caught.value.yielded == 2
 

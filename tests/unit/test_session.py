@@ -144,7 +144,7 @@ def test_after_a_break_the_plan_begins_where_we_are(path: Path, caplog: pytest.L
     assert [row[0] for row in heard[again + 1]["shards"]] == [SHARDS[number].url for number in (1, 2, 0)]
     assert heard[again + 1]["order"] == [0, 1, 1, 0, 2]
     assert [message["position"] for message in heard[again + 2 :]] == [0, 1]
-    assert "trying for another" in caplog.text
+    assert "retrying for up to" in caplog.text
 
 
 def test_after_a_break_all_that_is_in_hand_is_taken_again(path: Path) -> None:

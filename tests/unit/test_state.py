@@ -113,7 +113,7 @@ def test_a_phase_that_says_what_no_reader_wrote_is_refused(beyond: list[str]) ->
     data = json.loads(json.dumps(State("d", 0, TWO_BY_TWO, phases=(Phase(TWO_BY_TWO, (1, 1)),)).to_json()))
     assert find_states(data)[0].phases
     data["phases"][0]["beyond"] = beyond
-    with pytest.raises(ConfigError, match="makes no sense"):
+    with pytest.raises(ConfigError, match="the state is invalid"):
         find_states(data)
 
 
@@ -137,7 +137,7 @@ def test_nothing_found_is_an_error() -> None:
 @pytest.mark.parametrize("other", [{"epoch": 4}, {"cut": Cut(3, 1)}, {"counted": False}, {"dataset": "validation"}])
 def test_states_of_several_moments_are_refused(other: dict[str, Any]) -> None:
     """Nobody could say what is left of the epoch."""
-    with pytest.raises(ConfigError, match="not of one moment"):
+    with pytest.raises(ConfigError, match="not from one moment"):
         find_states([state_of(0).to_json(), replace(state_of(1), **other).to_json()])
 
 

@@ -1,1 +1,1 @@
-"""Talking to the node's daemon: plans, leases, and going on when it was restarted."""
+"""Client side of the daemon's protocol: plans, leases, and recovery from a restart of the daemon."""

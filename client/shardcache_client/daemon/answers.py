@@ -1,4 +1,4 @@
-"""Checking what the daemon sends: every field that is used is there, and of the type that the protocol gives it."""
+"""Validation of the daemon's messages: every field in use is present and has the type that the protocol defines."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ _ROW = ((str,), (str, type(None)), (int, type(None)), (int, type(None)))
 
 
 def parse(data: bytes) -> Json:
-    """Return a message. Raises ProtocolError.
+    """Decode and check a message. Raises ProtocolError.
 
-    Of a kind that this version does not know, nothing is checked but its `id`.
+    For message types that this version does not know, only the `id` is checked.
     """
     try:
         message = json.loads(data)
     except (ValueError, RecursionError) as exn:
-        raise ProtocolError(f"the daemon sent what is no JSON: {exn}") from exn
+        raise ProtocolError(f"the daemon sent invalid JSON: {exn}") from exn
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise ProtocolError("the daemon sent what is no message")
+        raise ProtocolError("the daemon sent JSON that is not a message")
     _check(message, {"id": (int, type(None))}, optional=True)
     _check(message, _FIELDS.get(message["type"], {}))
     _check(
         message, {"done_bytes": _COUNT, "total_bytes": _COUNT, "remembered": _COUNT, "damaged": (list,)}, optional=True
     )
     if not all(isinstance(error, dict) for error in message.get("damaged", ())):
-        raise ProtocolError("the daemon sent news of damage that names none")
+        raise ProtocolError("the daemon sent a damage notice that does not name an error")
     for row in message["shards"] if message["type"] == "manifest" else ():
         if not _is_shard(row):
-            raise ProtocolError(f"the daemon sent a manifest with the row {str(row)[:100]}")
+            raise ProtocolError(f"the daemon sent a manifest with an invalid row: {str(row)[:100]}")
     return message
 
 
 def expect(request: str, answer: Json) -> Json:
-    """Return the answer to a request of a kind, if it is one to that. Raises ProtocolError."""
+    """Return the answer, if it is of a type that this kind of request may get. Raises ProtocolError otherwise."""
     if answer["type"] != "error" and answer["type"] not in _ANSWERS[request]:
         raise ProtocolError(f"the daemon answered {request!r} with {answer['type'][:100]!r}")
     return answer
@@ -66,7 +66,7 @@ def expect(request: str, answer: Json) -> Json:
 def _check(message: Json, fields: dict[str, tuple[type, ...]], *, optional: bool = False) -> None:
     for name, kinds in fields.items():
         if not (_is_a(message.get(name), kinds) or (optional and name not in message)):
-            raise ProtocolError(f"the daemon sent {message['type'][:100]!r} without a sound {name!r}")
+            raise ProtocolError(f"the daemon sent {message['type'][:100]!r} with {name!r} missing or invalid")
 
 
 def _is_a(value: object, kinds: tuple[type, ...]) -> bool:

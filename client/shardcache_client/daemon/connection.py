@@ -1,7 +1,7 @@
-"""One connection to the daemon, in the words of `shardcache.protocol`: requests, and answers by their `id`.
+"""One connection to the daemon, speaking `shardcache.protocol`: requests, and answers matched by `id`.
 
-Blocking and without threads. It does not mend itself: once broken, every method raises NoDaemonError, and whoever
-owns it opens another (see `session`).
+Blocking, without threads. A connection does not recover: once broken, every method raises NoDaemonError, and the owner
+opens another (see `session`).
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ _OPEN_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A reading process, as the daemon shows it in its list of jobs.
+    """A reading process, as shown in the daemon's list of jobs.
 
     Attributes:
-        loader: shared by the workers of one data loader, which takes batches from them in turn; empty for no worker.
+        loader: name shared by the workers of one DataLoader, which takes batches from them in turn; empty if this
+            process is not a worker.
         batch_size: samples in such a batch.
     """
 
@@ -73,18 +74,18 @@ class Reader:
 
 
 class Connection:
-    """An open session: hello was answered by welcome.
+    """An open session: the daemon has answered `hello` with `welcome`.
 
-    Raises NoDaemonError when nothing listens at the socket or the connection breaks, StoppingError, which is one, when
-    the daemon says that it stops, DaemonError when this user may not use it, VersionMismatchError when daemon and
-    client have no version of the protocol in common, ProtocolError when what is said makes no sense. Deadlines are
-    those of `time.monotonic`.
+    Raises NoDaemonError if nothing listens on the socket or the connection breaks; its subclass StoppingError if the
+    daemon announces that it is stopping; DaemonError if this user may not use it; VersionMismatchError if daemon and
+    client have no protocol version in common; ProtocolError if a message is invalid. Deadlines are those of
+    `time.monotonic`.
     """
 
     def __init__(self, socket: Path, reader: Reader, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
         self._path = socket
         self._requests = 0
-        self._kinds: dict[int, str] = {}  # of the requests that are not answered yet
+        self._kinds: dict[int, str] = {}  # by id, for requests that are not answered yet
         self._answers: dict[int, Json] = {}
         with self._translated():
             self._websocket = WebSocket(socket, SESSION_PATH, timeout_s)
@@ -101,30 +102,30 @@ class Connection:
         self.tell("hello", **reader.message())
         welcome = self._receive(time.monotonic() + timeout_s)
         if welcome is None:
-            raise NoDaemonError(f"the daemon does not answer within {timeout_s:g} s", url=str(self._path))
+            raise NoDaemonError(f"the daemon did not answer within {timeout_s:g} s", url=str(self._path))
         if welcome["type"] == "error":
             raise from_json(welcome["error"])
         chosen = welcome.get("protocol")
         if welcome["type"] != "welcome" or not isinstance(chosen, int):
             raise ProtocolError(f"the daemon answered 'hello' with {welcome['type'][:100]!r}", url=str(self._path))
-        # It has chosen what both speak; one from before there was a choice has only its own.
+        # The daemon has chosen a version that both speak; daemons older than negotiation report their only version.
         daemon = Release(str(welcome.get("version")), Spoken(chosen, chosen))
         agree(daemon=daemon, client=Release(__version__, SPOKEN))
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Send a message that has no answer."""
+        """Send a message that gets no answer."""
         with self._translated():
             self._websocket.send(json.dumps({"type": kind, **fields}, separators=(",", ":")).encode())
 
     def request(self, kind: str, **fields: Any) -> int:
-        """Send a request; return the id under which `answer` finds its answer."""
+        """Send a request; return its id, for `answer`."""
         self._requests += 1
         self._kinds[self._requests] = kind
         self.tell(kind, id=self._requests, **fields)
         return self._requests
 
     def answer(self, request: int, deadline_s: float) -> Json | None:
-        """Return a request's answer, or None when it does not come until the deadline. Raises the error it may be."""
+        """Return a request's answer, or None if none came by the deadline. If the answer is an error, raise it."""
         while request not in self._answers:
             message = self._receive(deadline_s)
             if message is None:
@@ -133,30 +134,30 @@ class Connection:
                 self._answers[message["id"]] = message
             elif message["type"] == "error" and message.get("id") is None:
                 raise from_json(message["error"])
-            # Anything else was not asked for: news of a later release, of which this one has no use.
+            # Anything else is unsolicited: a message from a newer release, which this one ignores.
         answer = expect(self._kinds.pop(request), self._answers.pop(request))
         if answer["type"] == "error":
             raise from_json(answer["error"])
         return answer
 
     def forget(self, request: int) -> None:
-        """Expect no answer to a request any more."""
+        """Ignore the answer to a request."""
         self._kinds.pop(request, None)
         self._answers.pop(request, None)
 
     def call(self, kind: str, deadline_s: float, **fields: Any) -> Json:
-        """Send a request and return its answer. Raises NoDaemonError when none comes until the deadline."""
+        """Send a request and return its answer. Raises NoDaemonError if none comes by the deadline."""
         answer = self.answer(self.request(kind, **fields), deadline_s)
         if answer is None:
             raise NoDaemonError(
                 f"the daemon did not answer {kind!r} in time",
                 url=str(self._path),
-                remedy="see what it is busy with: shardcache status",
+                remedy="check what it is doing: shardcache status",
             )
         return answer
 
     def close(self) -> None:
-        """End the session: the daemon drops its plan and its leases."""
+        """End the session; the daemon drops its plan and leases."""
         self._websocket.close()
 
     def _receive(self, deadline_s: float) -> Json | None:
@@ -192,17 +193,17 @@ def _refusal(exn: HandshakeError, where: str) -> ShardcacheError:
     try:
         return from_json(json.loads(exn.body)["error"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        return ProtocolError(f"what listens there is no shardcache daemon: {exn}", url=where)
+        return ProtocolError(f"the server on this socket is not a shardcache daemon: {exn}", url=where)
 
 
 def resolve(
     socket: Path, reader: Reader, urls: Iterable[str], timeout_s: float, *, away_s: float = math.inf
 ) -> Manifest:
-    """Ask the daemon, over a connection of its own, which shards the urls, patterns and prefixes stand for.
+    """Have the daemon resolve urls, patterns and prefixes to shards, over a separate connection.
 
-    A daemon that is lost before it has answered, or that is stopping, is waited for, up to `away_s`, until it is back.
-    Where there is none to begin with, that is said at once. Raises what `Connection` raises, NotFoundError and whatever
-    else the store has to say about them.
+    If the daemon is stopping, or is lost before it has answered, waits up to `away_s` for it to come back. If there is
+    no daemon to begin with, raises NoDaemonError immediately. Otherwise raises what `Connection` raises, NotFoundError,
+    and any other error of the origin.
     """
     deadline_s, patterns = time.monotonic() + timeout_s, list(urls)
     outage: Outage | None = None

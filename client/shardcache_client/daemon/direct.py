@@ -1,6 +1,6 @@
-"""A session without a daemon: each shard comes from the store, for this process alone.
+"""A session without a daemon: each shard comes from the origin, for this process alone.
 
-The one place of the client that uses what the daemon is made of, and only where it was asked for.
+The only module of the client that imports the daemon's code, and only for `fallback="direct"`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ log = logging.getLogger("shardcache")
 
 
 def load() -> type[Direct]:
-    """Return the class that reads from stores.
+    """Return the class that reads from origins.
 
-    Raises ConfigError where what it needs is not installed, or its options make no sense.
+    Raises ConfigError if a package that it needs is not installed, or its options are invalid.
     """
     try:
         from shardcache.direct.service import Direct
     except ImportError as exn:
         raise ConfigError(
             f'fallback="direct" needs the package {exn.name}, which is not installed here',
-            remedy="pip install 'shardcache[daemon]' in the training image, too; or leave fallback out",
+            remedy="pip install 'shardcache[daemon]' in the training image as well; or omit fallback",
         ) from exn
     Direct.check_options()
     return Direct
 
 
 class DirectSession:
-    """Lends shards that it fetches itself, each only while it is in hand or next.
+    """Leases shards that this process fetches itself, and keeps each only until its release.
 
-    What is asked for ahead is fetched ahead: the disk holds as many shards as there are leases. A shard is given whole.
+    A shard leased ahead is fetched ahead: the disk holds as many shards as there are leases. Shards are granted whole.
     """
 
     def __init__(self, reader: Reader, patience: Patience) -> None:
@@ -69,7 +69,7 @@ class DirectSession:
         return lease
 
     def take_over(self, lease: Lease) -> None:
-        """Begin to fetch what was to come from elsewhere."""
+        """Begin to fetch the shard of a lease that another session made."""
         assert self._plan is not None
         if self._direct is None:
             self._direct = load()()
@@ -77,7 +77,7 @@ class DirectSession:
         self._fetches[lease] = self._direct.fetch(self._plan.shard(lease.position))
 
     def wait(self, lease: Lease) -> Grant:
-        """As `Session.wait`; raises the errors of the store and the shard, and those of the scratch folder."""
+        """As `Session.wait`; raises errors of the origin, the shard and the scratch folder."""
         fetch = self._fetches[lease]
         fetch.need()
         try:
@@ -102,12 +102,12 @@ class DirectSession:
                 raise self._timeout(lease, fetch.explain())
             if time.monotonic() >= report_s:
                 log.warning(
-                    "waiting for %s since %.0f s: %s", self._url(lease), time.monotonic() - start_s, fetch.explain()
+                    "waiting for %s for %.0f s: %s", self._url(lease), time.monotonic() - start_s, fetch.explain()
                 )
                 report_s = time.monotonic() + self._patience.next_report_s
 
     def more(self, lease: Lease, beyond: int) -> Grant | None:
-        """As `Session.more`: there is always all of it."""
+        """As `Session.more`; the shard is always whole."""
         return lease.grant
 
     def release(self, lease: Lease) -> None:
@@ -118,7 +118,7 @@ class DirectSession:
 
     def close(self) -> None:
         """As `Session.close`."""
-        if self.reader.pid == os.getpid():  # a forked child has none of it, and must not touch the futures' locks
+        if self.reader.pid == os.getpid():  # a forked child owns none of this, and must not touch the futures' locks
             for lease in list(self._fetches):
                 self.release(lease)
             if self._direct is not None:
@@ -127,16 +127,16 @@ class DirectSession:
         self._direct = None
 
     def end_if_idle(self) -> None:
-        """Close the connections to stores where nothing is leased; the next lease opens them again."""
+        """Close the connections to origins if nothing is leased; the next lease opens them again."""
         if self._direct is not None and not self._fetches:
             self._direct.close()
             self._direct = None
 
     def _timeout(self, lease: Lease, reason: str) -> ShardTimeoutError:
         return ShardTimeoutError(
-            f"did not come from the store within {self._patience.limit_s:g} s: {reason}",
+            f"did not arrive from the object store within {self._patience.limit_s:g} s: {reason}",
             url=self._url(lease),
-            remedy="mend that cause, or raise ShardDataset's timeout_s",
+            remedy="fix that cause, or raise ShardDataset's timeout_s",
         )
 
     def _url(self, lease: Lease) -> str:

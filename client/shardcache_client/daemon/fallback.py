@@ -1,4 +1,4 @@
-"""`fallback="direct"`: a reader that goes on without the daemon, straight from the store, and back to it."""
+"""`fallback="direct"`: a reader that switches to the origin while the daemon is unusable, and back."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from shardcache_client.order.plan import Plan
 
 log = logging.getLogger("shardcache")
 
-# What says that the cache cannot, not that nobody may or that the store cannot: only that is read past.
+# Errors of the cache itself. Refused access and errors of the origin do not lead to the fallback.
 _CACHE_SIDE = (CacheError, NoDaemonError, VersionMismatchError)
-# A restart takes a daemon some two seconds.
+# A daemon restarts in about two seconds.
 _GRACE_S = 10.0
-# The first try with the daemon again; as often as it fails at once, the next comes after twice as long.
+# Delay before the daemon is first tried again; doubles each time it fails immediately.
 _RETRY_S = 10.0
 _MOST_RETRY_S = 300.0
-# The one before may have lost its place to a shard that was needed sooner, as may happen to any.
+# Failures after which a file counts as unreadable: at the first, it may only have been evicted for a more urgent shard.
 _UNREADABLE = 2
 
 
 class FallbackSession:
-    """Asks the daemon, and gets from the store by itself what the daemon cannot give.
+    """Leases shards from the daemon, and fetches from the origin in this process what the daemon cannot provide.
 
-    Positions of one plan are leased and read in the same order whoever lends them, so nothing is lost or repeated at a
-    change. What the daemon lent before stays mapped, which the daemon respects. Only errors of the cache lead here: of
-    the store's, and of what the daemon refuses, the reader is told as ever.
+    Positions of one plan are leased and read in the same order from either source, so no sample is lost or repeated at
+    a switch. Shards leased from the daemon before a switch stay mapped, which the daemon respects. Only errors of the
+    cache cause a switch: errors of the origin and refusals by the daemon reach the reader as usual.
 
     Args:
-        partial_reads: as `Session` takes it.
-        grace_s: how long to wait for a daemon that went away, or does not answer. One that a new session does not find
-            is not waited for.
-        retry_s: after how long the daemon is asked again.
+        partial_reads: as for `Session`.
+        grace_s: how long to wait for a daemon that went away or does not answer. A new session that finds no daemon
+            does not wait.
+        retry_s: delay before the daemon is tried again.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class FallbackSession:
         self._plan: Plan | None = None
         self._session.meanwhile = self._look_up
         self._direct.meanwhile = self._tell_meanwhile
-        self._met = False  # whether the daemon ever took a plan from this session
-        self._back_at_s: float | None = None  # when the daemon is asked again; None while it lends
-        self._asked_s = self._heard_s = 0.0  # when, of one wait, the daemon was last asked how it is, and last said it
-        self._unreadable = (-1, 0)  # which position's file could not be read last, and how often
-        self._past = 0  # shards of this epoch that were read past the daemon
+        self._met = False  # True once the daemon has accepted a plan from this session
+        self._back_at_s: float | None = None  # when the daemon is tried again; None while it is in use
+        self._asked_s = self._heard_s = 0.0  # during one wait: times of the last health request and the last answer
+        self._unreadable = (-1, 0)  # position of the last file that could not be read, and number of failures
+        self._past = 0  # shards of this epoch that were read without the daemon
 
     def __repr__(self) -> str:
         return f"FallbackSession({self._session!r}, {self._direct!r}, direct={self._back_at_s is not None})"
 
     def declare(self, plan: Plan) -> None:
-        """As `Session.declare`, of whoever lends."""
+        """As `Session.declare`, to the current source."""
         self._plan, self._unreadable = plan, (-1, 0)
         self._direct.declare(plan)
         if self._back_at_s is None or self._is_well_again():
@@ -98,24 +98,26 @@ class FallbackSession:
             self._session.extend()
 
     def lease(self, position: int, *, partial: bool | None = None) -> Lease:
-        """As `Session.lease`, of whoever lends from now on."""
+        """As `Session.lease`, from the source to be used from now on."""
         assert self._plan is not None
         if self._unreadable == (position, _UNREADABLE):
-            self._leave(CacheDirError("what the daemon lends cannot be read here", url=self._plan.shard(position).url))
+            self._leave(
+                CacheDirError("this process cannot read the daemon's files", url=self._plan.shard(position).url)
+            )
         if self._back_at_s is None:
             return self._session.lease(position, partial=partial)
         if not self._is_well_again():
             return self._direct.lease(position)
-        lease = self._session.lease(position, partial=partial)  # first: the plan is declared from there on
+        lease = self._session.lease(position, partial=partial)  # first, as the plan is declared from this position on
         self._begin(self._plan)
         if self._back_at_s is None:
-            log.info("the daemon at %s is well again, and lends the shards from here on", self._socket)
+            log.info("the daemon at %s has recovered; shards come from it again", self._socket)
         else:
             self._direct.take_over(lease)
         return lease
 
     def wait(self, lease: Lease) -> Grant:
-        """As `Session.wait`; raises the store's errors, and those of the cache where this process has them itself."""
+        """As `Session.wait`; raises errors of the origin, and errors of this process's own disk."""
         if lease.grant is not None:
             return lease.grant
         if lease in self._session:
@@ -123,7 +125,7 @@ class FallbackSession:
                 return self._wait(lease)
             except _CACHE_SIDE as exn:
                 self._leave(exn)
-        if lease not in self._direct:  # nor is one that was asked for ahead of a daemon that is gone, or back
+        if lease not in self._direct:  # includes leases made ahead with a daemon that is gone, or gone and back
             self._direct.take_over(lease)
         grant = self._direct.wait(lease)
         self._past += 1
@@ -149,7 +151,7 @@ class FallbackSession:
         return None
 
     def release(self, lease: Lease, *, read: bool = True) -> None:
-        """As `Session.release`, to whoever lent it."""
+        """As `Session.release`, to the source of the lease."""
         if lease in self._direct:
             self._direct.release(lease)
             if self._back_at_s is None:
@@ -169,13 +171,13 @@ class FallbackSession:
         self._direct.close()
 
     def _leave(self, exn: ShardcacheError) -> None:
-        """Do without the daemon for a while: it forgets what it was asked for, and keeps what is mapped."""
+        """Switch to the origin for a while: the daemon drops this session's requests, and keeps mapped files."""
         self._session.close()
         self._unreadable = (-1, 0)
         self._back_at_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MOST_RETRY_S)
         where = f" ({exn.url})" if exn.url else ""
-        log.warning("%s%s; this process reads from the store itself until the daemon can", exn.message, where)
+        log.warning("%s%s; reading directly from the object store until the daemon recovers", exn.message, where)
 
     def _is_well_again(self) -> bool:
         now_s = time.monotonic()
@@ -185,7 +187,7 @@ class FallbackSession:
         return health(self._socket) == "ok"
 
     def _look_up(self) -> None:
-        """Raise NoDaemonError when the daemon that lends has said nothing for the time of grace, not even how it is."""
+        """Raise NoDaemonError if the daemon in use has not answered for `grace_s`, not even a health request."""
         self._tell_meanwhile()
         now_s = time.monotonic()
         if now_s - self._asked_s < self._grace_s / 2:
@@ -203,16 +205,16 @@ class FallbackSession:
 
     def _report(self, epoch: int) -> None:
         if self._past:
-            log.warning("epoch %d: %d shards were read straight from the store, past the daemon", epoch, self._past)
+            log.warning("epoch %d: %d shards were read directly from the object store", epoch, self._past)
         self._past = 0
 
 
 def resolve_past(socket: Path, reader: Reader, urls: Sequence[str], timeout_s: float) -> Manifest:
-    """Do what `connection.resolve` does, by asking the store where the daemon cannot; raises what either does."""
+    """As `connection.resolve`, but list the shards from the origin if the daemon cannot; raises the errors of both."""
     try:
         return connection.resolve(socket, reader, urls, timeout_s, away_s=_GRACE_S)
     except _CACHE_SIDE as exn:
         where = f" ({exn.url})" if exn.url else ""
-        log.warning("%s%s; the shards are listed straight from the store", exn.message, where)
+        log.warning("%s%s; listing the shards directly from the object store", exn.message, where)
     with closing(load()()) as direct:
         return Manifest(tuple(direct.resolve(urls, timeout_s)), counts_listed=True)

@@ -1,4 +1,4 @@
-"""Whether a daemon is there, and well: small questions, for who reads without it meanwhile."""
+"""Health checks of the daemon, for readers that do without it until it recovers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TIMEOUT_S = 2.0
 
 
 def health(path: Path) -> str | None:
-    """Return the `status` that the daemon at a socket gives itself, "ok" where all is well; None without an answer."""
+    """Return the `status` that the daemon reports, "ok" if it is healthy; None if it does not answer."""
     connection = _Connection(path)
     try:
         connection.request("GET", "/v1/health")
@@ -23,7 +23,7 @@ def health(path: Path) -> str | None:
 
 
 def listens(path: Path) -> bool:
-    """Whether anybody takes connections at a socket; a daemon that is frozen still does."""
+    """Return True if a process accepts connections on the socket; a frozen daemon still does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_TIMEOUT_S)
         try:
@@ -31,7 +31,7 @@ def listens(path: Path) -> bool:
         except (FileNotFoundError, ConnectionRefusedError):
             return False
         except OSError:
-            pass  # whoever asks for more is told what it is
+            pass  # the next request reports the error
     return True
 
 

@@ -1,4 +1,4 @@
-"""The seam between a reader and where its shards come from."""
+"""The interface between a reader and the source of its shards."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shardcache_client.order.plan import Plan
 
 
 class Lender(Protocol):
-    """Lends the shards of a plan; `session.Session` says what each method means, and lends the daemon's.
+    """A source of the shards of a plan. `session.Session`, the daemon's, documents each method.
 
     Attributes:
-        reader: for whom.
-        meanwhile: called now and then while a shard is waited for.
+        reader: the reader that the shards are for.
+        meanwhile: called periodically while waiting for a shard.
     """
 
     meanwhile: Callable[[], None] | None
@@ -24,22 +24,22 @@ class Lender(Protocol):
     def reader(self) -> Reader: ...  # noqa: D102
 
     def declare(self, plan: Plan) -> None:
-        """Say what will be read."""
+        """Declare the plan to be read."""
 
     def extend(self) -> None:
-        """Say more of it, where it goes in pieces."""
+        """Send the next piece of a plan that is sent in pieces."""
 
     def lease(self, position: int, *, partial: bool | None = None) -> Lease:
-        """Ask for a shard of the plan, without waiting."""
+        """Request a shard of the plan, without waiting."""
 
     def wait(self, lease: Lease) -> Grant:
-        """Return where the shard, or its beginning, lies."""
+        """Return the grant of the shard, or of its beginning, once there is one."""
 
     def more(self, lease: Lease, beyond: int) -> Grant | None:
-        """Return the grant of an arriving shard anew, once more of it is there; None where `wait` has another."""
+        """Return an updated grant of an arriving shard once more has arrived; None if `wait` has a new grant."""
 
     def release(self, lease: Lease, *, read: bool = True) -> None:
-        """Give a shard back."""
+        """Release a shard."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""

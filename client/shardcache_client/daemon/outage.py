@@ -1,4 +1,4 @@
-"""A time without a daemon, as one reader lives through it: when it tries again, and what it says of it."""
+"""One reader's time without a daemon: when to reconnect, and what to log."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ log = logging.getLogger("shardcache")
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
-# A restart that was announced is no news before it takes longer than restarts do.
+# An announced restart deserves a warning only if it takes longer than restarts usually do.
 _QUIET_S = 10.0
-# Of the system's: ranks seed Python's own alike, and training relies on what that gives.
+# Not Python's global generator: ranks seed that alike, and training depends on its sequence.
 _random = random.SystemRandom()
 
 
 class Outage:
-    """From the loss of one daemon to the first answer of the next.
+    """The time from the loss of one daemon to the first answer of the next.
 
-    Pauses are drawn between 0 and a bound that doubles from try to try (full jitter: Brooker, "Exponential Backoff and
-    Jitter", AWS Architecture Blog, 2015). A node's readers lose their daemon at one moment; so they come back spread
-    out, and soon.
+    Pauses are drawn between 0 and a bound that doubles with each try (full jitter: Brooker, "Exponential Backoff and
+    Jitter", AWS Architecture Blog, 2015). All readers of a node lose their daemon at the same moment; this spreads out
+    their reconnects, yet keeps them fast.
 
     Args:
-        cause: what ended the last connection, or kept the first from being made.
+        cause: the error that ended the last connection, or prevented the first.
 
     Attributes:
-        begun_s: when, by `time.monotonic`.
+        begun_s: start of the outage, by `time.monotonic`.
     """
 
     def __init__(self, cause: NoDaemonError) -> None:
@@ -43,7 +43,7 @@ class Outage:
         return f"Outage(since={time.monotonic() - self.begun_s:.1f} s, quiet={self._quiet})"
 
     def pause(self, deadline_s: float) -> bool:
-        """Wait until it is time for the next try, which may be at the deadline; False when that is over."""
+        """Wait until the next try is due, at the latest at the deadline; return False if the deadline has passed."""
         now_s = time.monotonic()
         if now_s >= deadline_s:
             return False
@@ -52,7 +52,7 @@ class Outage:
         return True
 
     def draw_s(self) -> float:
-        """Return how long to wait before the next try."""
+        """Draw the pause before the next try."""
         most_s, self._most_s = self._most_s, min(2 * self._most_s, _LONGEST_PAUSE_S)
         return _random.uniform(0, most_s)
 
@@ -61,5 +61,5 @@ class Outage:
             self._quiet = self._logged = False
         if not self._logged:
             level = logging.INFO if self._quiet else logging.WARNING
-            log.log(level, "%s (%s); trying for another %.0f s", self._cause.message, self._cause.url, left_s)
+            log.log(level, "%s (%s); retrying for up to %.0f s", self._cause.message, self._cause.url, left_s)
             self._logged = True

@@ -1,4 +1,4 @@
-"""A reader's standing with the daemon: its plan and its leases, kept over a restart of the daemon."""
+"""One reader's session with the daemon: its plan and leases, kept across restarts of the daemon."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ log = logging.getLogger("shardcache")
 T = TypeVar("T")
 Grant: TypeAlias = Arriving | Leased
 
-# A daemon that does not answer at once why a shard is late is late itself.
+# The daemon explains a wait immediately, unless it is overloaded.
 _EXPLAIN_TIMEOUT_S = 5.0
-# A daemon that does not let us in for so long is frozen, or on its way out: another try may meet the next one.
+# A daemon that takes longer to accept a session is frozen or exiting: the next try may reach its successor.
 _OPEN_TIMEOUT_S = 10.0
 _LEAST_OPEN_S = 1.0
-# How often one who waits looks up to see what has changed: whether anybody still wants what is waited for.
+# How often a waiting reader calls `meanwhile` and checks that its training process still runs.
 LOOK_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for one shard, and when to say in the log that one waits.
+    """Limits for waiting: for one shard, for a lost daemon, and until a wait is logged.
 
     Attributes:
+        limit_s: how long to wait for one shard.
+        first_report_s: how long a wait lasts before it is first logged.
+        next_report_s: interval between further log lines.
         away_s: how long to wait for a daemon that went away; None: as long as for a shard.
     """
 
@@ -48,21 +51,21 @@ class Patience:
 
     @property
     def away_limit_s(self) -> float:
-        """How long to wait for a daemon that went away."""
+        """Time limit for a daemon that went away."""
         return self.limit_s if self.away_s is None else self.away_s
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A shard that was asked for.
+    """A request for one shard, and the daemon's grant of it.
 
     Attributes:
-        position: in the plan.
-        partial: whether its beginning may be granted before the whole has arrived.
-        needed: whether the reader has come to it: it is in its hands, or the only thing to wait for.
-        number: by which the daemon knows it, on the present connection.
-        request: the id of the request that was made last for it, on the present connection.
-        grant: what the daemon has granted over the present connection; None while that is waited for.
+        position: of the shard in the plan.
+        partial: True if the beginning may be granted before the whole shard has arrived.
+        needed: True once the reader has reached the shard, and holds it or waits for it.
+        number: the lease's number on the current connection.
+        request: id of the last request for it on the current connection.
+        grant: the daemon's grant on the current connection; None while waiting for it.
     """
 
     position: int
@@ -74,22 +77,22 @@ class Lease:
 
 
 class _Through(Protocol):
-    """A way to ask something of the daemon: until one answers, or only of the one that is there."""
+    """A way to send a request: with reconnects until a daemon answers, or on the current connection only."""
 
     def __call__(self, deadline_s: float, ask: Callable[[Connection], T]) -> T: ...
 
 
 class Session:
-    """What one reader has asked of the daemon, asked again of the next daemon when the connection breaks.
+    """One reader's plan and leases at the daemon; after a broken connection, declared again to the next daemon.
 
-    Every method that needs an answer raises NoDaemonError when no daemon gives one within its patience, and DaemonError
-    when this user may not ask or the daemon speaks another protocol.
+    Every method that needs an answer raises NoDaemonError if no daemon gives one within the session's patience, and
+    DaemonError if this user may not use the daemon or it speaks another protocol.
 
     Args:
-        partial_reads: whether a shard may be granted before it has arrived whole, where `lease` does not say.
+        partial_reads: default for `lease`: True if a shard may be granted before it has arrived whole.
 
     Attributes:
-        meanwhile: called now and then while a shard is waited for.
+        meanwhile: called periodically while waiting for a shard.
     """
 
     def __init__(self, socket: Path, reader: Reader, patience: Patience, *, partial_reads: bool = False) -> None:
@@ -101,39 +104,39 @@ class Session:
         self._connection: Connection | None = None
         self._outage: Outage | None = None  # since the last connection was lost, until a daemon answers
         self._plan: Plan | None = None
-        self._declared: Plan | None = None  # the plan that the present connection knows
-        self._start = 0  # the position that the daemon calls 0: a plan declared again begins where we are
-        self._untold: Iterator[tuple[str, Json]] = iter(())  # what this connection has still to be told of the plan
+        self._declared: Plan | None = None  # the plan declared on the current connection
+        self._start = 0  # the daemon's position 0: a plan declared again begins at the reader's position
+        self._untold: Iterator[tuple[str, Json]] = iter(())  # messages of the plan still to be sent on this connection
         self._leases: list[Lease] = []
 
     def __repr__(self) -> str:
         return f"Session({self.reader!r}, leases={len(self._leases)}, {self._connection!r})"
 
     def __contains__(self, lease: Lease) -> bool:
-        """Whether it has been asked for here, and is not over."""
+        """Return True if the lease was made by this session and has not ended."""
         return lease in self._leases
 
     def declare(self, plan: Plan) -> None:
-        """Tell the daemon what will be read. Every lease of an earlier plan must be over.
+        """Declare the plan to the daemon. All leases of an earlier plan must have ended.
 
-        A long plan goes in pieces: the first of them now, the others with `extend`.
+        A long plan is sent in pieces: the first one now, the others by `extend`.
         """
         self._plan = plan
         self._insist(time.monotonic() + self._patience.limit_s, lambda connection: None)
 
     def extend(self) -> None:
-        """Tell the daemon the next piece of the plan, if there is one.
+        """Send the next piece of the plan, if there is one.
 
-        Called once a shard, this keeps what the daemon knows far ahead of the reader, and the first sample does not
-        wait until a plan of a million positions is told.
+        Called once per shard, this keeps the declared part far ahead of the reader, and the first sample does not wait
+        until a plan of a million positions is sent.
         """
         self._try(self._extend)
 
     def lease(self, position: int, *, partial: bool | None = None) -> Lease:
-        """Ask for the shard at a position of the plan, without waiting for it or claiming to need it yet.
+        """Request the shard at a position of the plan, without waiting for it or marking it as needed yet.
 
         Args:
-            partial: whether its beginning will do; None: as the session was told for all.
+            partial: True if its beginning will do; None: the session's default.
         """
         lease = Lease(position, self._partial_reads if partial is None else partial)
         self._leases.append(lease)
@@ -141,12 +144,12 @@ class Session:
         return lease
 
     def wait(self, lease: Lease) -> Grant:
-        """Return where the shard lies, once it is there, or once its beginning is. It is in the reader's hands then.
+        """Wait for the shard, or for its beginning, and return its grant. The reader then holds it.
 
-        It stays in place from now on until `release`, as do all others that were waited for; only when it was granted
-        earlier, it may have gone before the daemon hears this. While it is not there, a line in the log says so and
-        why. Raises ShardTimeoutError when patience ends, CapacityError when all readers wait for room that only they
-        could give, and any other error that the daemon met when it fetched the shard; the lease is then over.
+        The shard stays cached until `release`, as do all others that were waited for; but one granted ahead may have
+        been evicted before the daemon receives this request. A long wait is logged with its reason. Raises
+        ShardTimeoutError after the session's time limit, CapacityError if all readers wait for space that only they
+        could free, and any other error that the daemon met in fetching the shard; the lease has then ended.
         """
         if not lease.needed:
             lease.needed = True
@@ -157,10 +160,10 @@ class Session:
         return lease.grant
 
     def more(self, lease: Lease, beyond: int) -> Grant | None:
-        """Return the grant of an arriving shard anew, once more than its first `beyond` bytes are there, or all.
+        """Return an updated grant of an arriving shard, once more than its first `beyond` bytes, or all, have arrived.
 
-        Waits as `wait` does. None when the connection broke: what was granted is over, and may not be read on; `wait`
-        returns what is granted instead.
+        Waits as `wait` does. Returns None if the connection broke: the earlier grant has ended and must not be read any
+        further; `wait` returns a new one.
         """
         assert lease.grant is not None
         lease.grant = None
@@ -172,7 +175,7 @@ class Session:
         return lease.grant
 
     def _settle(self, lease: Lease, through: _Through) -> Grant:
-        """Wait for the answer to a lease's last request; any error but a lost connection ends the lease."""
+        """Wait for the answer to a lease's last request; any error except a lost connection ends the lease."""
         try:
             return self._wait(lease, through)
         except NoDaemonError:
@@ -180,7 +183,7 @@ class Session:
         except ShardcacheError as exn:
             self._leases.remove(lease)
             if isinstance(exn, ShardTimeoutError):
-                self._lose()  # a lease that is still to come cannot be declined; a new connection asks for the others
+                self._lose()  # a pending lease cannot be cancelled; a new connection requests the others again
             raise
 
     def _wait(self, lease: Lease, through: _Through) -> Grant:
@@ -200,14 +203,14 @@ class Session:
             reason = through(deadline_s, partial(_explain, lease=lease))
             if time.monotonic() >= deadline_s:
                 raise self._timeout(lease, reason)
-            log.warning("waiting for %s since %.0f s: %s", self._url(lease), time.monotonic() - start_s, reason)
+            log.warning("waiting for %s for %.0f s: %s", self._url(lease), time.monotonic() - start_s, reason)
             report_s = time.monotonic() + self._patience.next_report_s
 
     def release(self, lease: Lease, *, read: bool = True) -> None:
-        """Give a shard back, or ask for it no longer. Nothing is left to do for a lease that an error ended.
+        """Release a shard, or withdraw the request for it. No-op for a lease that an error has ended.
 
         Args:
-            read: False where it is still to be read: what was granted could not be.
+            read: False if the granted file could not be read, so the shard is still to be read.
         """
         if lease in self._leases:
             self._leases.remove(lease)
@@ -215,7 +218,7 @@ class Session:
             self._try(partial(_release, lease=lease, fields=unread))
 
     def close(self) -> None:
-        """End the session; the daemon drops its plan and its leases."""
+        """End the session; the daemon drops its plan and leases."""
         self._plan = None
         self._leases.clear()
         self._lose()
@@ -232,9 +235,9 @@ class Session:
 
     def _timeout(self, lease: Lease, reason: str) -> ShardTimeoutError:
         return ShardTimeoutError(
-            f"did not come within {self._patience.limit_s:g} s: {reason}",
+            f"did not arrive within {self._patience.limit_s:g} s: {reason}",
             url=self._url(lease),
-            remedy="mend that cause (`shardcache status` shows the transfers), or raise ShardDataset's timeout_s",
+            remedy="fix that cause (`shardcache status` shows the transfers), or raise ShardDataset's timeout_s",
         )
 
     def _url(self, lease: Lease) -> str:
@@ -242,7 +245,7 @@ class Session:
         return self._plan.shard(lease.position).url
 
     def _try(self, say: Callable[[Connection], object]) -> None:
-        """Say something that `_ready` would make up for if the connection is broken."""
+        """Send a message; if the connection is broken, `_ready` makes up for it later."""
         if self._connection is not None:
             try:
                 say(self._connection)
@@ -250,7 +253,7 @@ class Session:
                 self._lost(exn)
 
     def _insist(self, deadline_s: float, ask: Callable[[Connection], T]) -> T:
-        """Ask until there is a daemon that answers; raise NoDaemonError when there is none at the deadline."""
+        """Send a request, reconnecting until a daemon answers; raise NoDaemonError if none has by the deadline."""
         while True:
             try:
                 answer = ask(self._ready(deadline_s))
@@ -264,13 +267,13 @@ class Session:
             check_parent()
 
     def _once(self, deadline_s: float, ask: Callable[[Connection], T]) -> T:
-        """Ask over the present connection alone; raise NoDaemonError when it is lost."""
+        """Send a request on the current connection only; raise NoDaemonError if it is lost."""
         if self._connection is None:
             raise NoDaemonError("the connection to the daemon is lost", url=str(self._socket))
         return ask(self._connection)
 
     def _ready(self, deadline_s: float) -> Connection:
-        """Return a connection whose other end knows the plan and every lease."""
+        """Return a connection on which the plan is declared and every lease requested."""
         if self._connection is None:
             timeout_s = max(_LEAST_OPEN_S, min(_OPEN_TIMEOUT_S, deadline_s - time.monotonic()))
             self._connection, self._declared = Connection(self._socket, self.reader, timeout_s), None
@@ -280,8 +283,8 @@ class Session:
         return self._connection
 
     def _tell(self, connection: Connection, plan: Plan, deadline_s: float) -> None:
-        """Declare the plan from where we are, as far as there are leases, and ask for each of these again."""
-        # The newest first: what lies before is over then, and no pace is learnt from taking them all at one moment.
+        """Declare the plan from the first lease to the last, and request each of these leases again."""
+        # Newest first: earlier positions then count as read, and the burst of requests does not distort the pace.
         leases = sorted(self._leases, key=attrgetter("position"), reverse=True)
         self._start, furthest = (leases[-1].position, leases[0].position) if leases else (0, 0)
         self._untold, told = plan.messages(self._start), self._start
@@ -298,11 +301,11 @@ class Session:
             connection.call(kind, self._silence_ends_s(), **fields)
 
     def _silence_ends_s(self) -> float:
-        """When a daemon that has not taken a piece of the plan by then is as good as away."""
+        """Return the deadline after which a daemon that has not accepted a piece of the plan counts as lost."""
         return time.monotonic() + min(self._patience.limit_s, max(self._patience.away_limit_s, _OPEN_TIMEOUT_S))
 
     def _ask(self, connection: Connection, lease: Lease) -> None:
-        lease.grant = None  # what another daemon granted is over
+        lease.grant = None  # a grant from another daemon has ended
         place = lease.position - self._start
         lease.number = lease.request = connection.request("lease", position=place, partial=lease.partial)
         if lease.needed:
@@ -310,7 +313,7 @@ class Session:
 
 
 def check_parent() -> None:
-    """Raise DaemonError in a worker whose training process has ended: it would wait for nobody, and for minutes."""
+    """Raise DaemonError in a worker whose training process has ended, as it would wait for minutes in vain."""
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         raise DaemonError("the training process that this worker reads for has ended")
@@ -337,7 +340,7 @@ def _tell_of_damage(answer: Json) -> None:
     for error in answer.get("damaged", ()):
         exn = from_json(error)
         log.warning(
-            "%s: %s; samples that this process was given of it may be wrong, the next reader gets it afresh",
+            "%s: %s; samples that this process read from it may be wrong; the next reader gets a fresh copy",
             exn.url,
             exn.message,
         )

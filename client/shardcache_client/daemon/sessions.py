@@ -1,4 +1,4 @@
-"""The sessions of one dataset in one process."""
+"""The daemon sessions of one dataset in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Fallback: TypeAlias = Literal["error", "direct"]
 class Sessions:
     """Lends a session to each iterator, and keeps one from epoch to epoch.
 
-    What is kept still tells the daemon what the next epoch reads, so that it is worked on between epochs.
+    The plan of the kept session still names the next epoch's shards, so the daemon prefetches them between epochs.
     """
 
     def __init__(self, socket: Path, patience: Patience, *, partial_reads: bool, fallback: Fallback = "error") -> None:
@@ -34,7 +34,7 @@ class Sessions:
 
     @contextmanager
     def borrow(self, reader: Reader) -> Iterator[Lender]:
-        """Lend a session to an iterator. One that does not reach its end has no plan any more: it is closed."""
+        """Lend a session to an iterator. It is closed, and its plan dropped, if the iterator stops before its end."""
         session = self._take(reader)
         try:
             yield session
@@ -51,7 +51,7 @@ class Sessions:
             session = self._kept.pop()
             if session.reader == reader:
                 return session
-            session.close()  # this process forked off, or has become another rank
+            session.close()  # this process was forked, or its rank has changed
         kind = FallbackSession if self._fallback == "direct" else Session
         return kind(self._socket, reader, self._patience, partial_reads=self._partial_reads)
 
@@ -61,11 +61,11 @@ class Sessions:
 
 
 def resolver(fallback: Fallback) -> Callable[[Path, Reader, Sequence[str], float], Manifest]:
-    """Return what finds out which shards urls stand for, as `connection.resolve` does.
+    """Return the function that resolves urls to shards: `connection.resolve`, or its version with a fallback.
 
-    Raises ConfigError when the packages are not installed that the fallback needs.
+    Raises ConfigError if packages that the fallback needs are not installed.
     """
     if fallback == "error":
         return connection.resolve
-    load()  # now, and not in the night when the daemon goes away
+    load()  # raises now, not on the night when the daemon goes away
     return resolve_past

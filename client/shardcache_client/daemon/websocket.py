@@ -1,8 +1,8 @@
 """A blocking WebSocket over a Unix socket, on the Sans-I/O layer of `websockets`: no thread, one file descriptor.
 
-The library's own blocking client runs a thread for each connection, and threads do not survive the forks by which
-DataLoader starts its workers. On a Unix socket there is nothing to keep alive: the kernel tells either side at
-once when the other ends.
+The library's own blocking client runs a thread per connection, and threads do not survive the forks by which a
+DataLoader starts its workers. A Unix socket needs no keepalive: the kernel notifies each side immediately when the
+other ends.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from websockets.uri import parse_uri
 from shardcache.protocol import MAX_MESSAGE_BYTES
 
 _READ_BYTES = 256 * 1024
-# The daemon reads its sockets from an event loop that nothing may block: one that takes no byte for so long is gone.
+# The daemon reads its sockets from an event loop that nothing may block: if it takes no byte for this long, it is gone.
 _SEND_TIMEOUT_S = 60.0
 
 
 class HandshakeError(Exception):
-    """What answers at the socket refuses a session.
+    """The server on the socket refused a session.
 
     Attributes:
         status: the HTTP status.
-        body: what came with it.
+        body: the response body.
     """
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -42,14 +42,14 @@ class HandshakeError(Exception):
 
 
 class FarewellError(ConnectionResetError):
-    """The other side said that it goes away (close code 1001)."""
+    """The other side announced that it is going away (close code 1001)."""
 
 
 class WebSocket:
-    """An open connection. Every method raises OSError once it is broken, also when the other side closed it."""
+    """An open connection. Every method raises OSError once it is broken or closed by the other side."""
 
     def __init__(self, path: Path, resource: str, timeout_s: float) -> None:
-        """Connect and shake hands. Raises OSError, TimeoutError (which is one) and HandshakeError."""
+        """Connect and shake hands. Raises OSError (TimeoutError included) and HandshakeError."""
         self._protocol = ClientProtocol(parse_uri(f"ws://localhost{resource}"), max_size=MAX_MESSAGE_BYTES)
         self._fragments: list[bytes] = []
         self._messages: list[bytes] = []
@@ -77,7 +77,7 @@ class WebSocket:
         if isinstance(exn, InvalidStatus):
             raise HandshakeError(exn.response.status_code, bytes(exn.response.body or b"")) from exn
         if exn is not None:
-            raise ConnectionResetError(f"no WebSocket answers: {exn}") from exn
+            raise ConnectionResetError(f"WebSocket handshake failed: {exn}") from exn
 
     def send(self, message: bytes) -> None:
         """Send one text message."""
@@ -87,12 +87,12 @@ class WebSocket:
             self._flush()
         except OSError:
             with suppress(OSError):
-                self._pump(time.monotonic())  # why it is closed may lie there, unread
+                self._pump(time.monotonic())  # the reason for the close may still be unread
             self._check_open()
             raise
 
     def receive(self, deadline_s: float) -> bytes | None:
-        """Return the next message, or None when none came until the deadline (of `time.monotonic`)."""
+        """Return the next message, or None if none came by the deadline (of `time.monotonic`)."""
         while not self._messages:
             self._check_open()
             if not self._pump(deadline_s) or (time.monotonic() >= deadline_s and not self._messages):
@@ -104,18 +104,18 @@ class WebSocket:
             self._socket.close()
             goodbye = self._protocol.close_rcvd
             if goodbye is not None and goodbye.code == CloseCode.GOING_AWAY:
-                raise FarewellError("the other side goes away")
-            raise ConnectionResetError("it was closed at the other end")
+                raise FarewellError("the other side is going away")
+            raise ConnectionResetError("closed by the other side")
 
     def close(self) -> None:
-        """Say goodbye if possible, and close; the other side's answer is not waited for."""
+        """Send a close frame if possible, and close without waiting for the answer."""
         try:
             if self._protocol.state is State.OPEN and self._socket.fileno() >= 0:
                 self._protocol.send_close(1000)
                 self._socket.settimeout(0)
                 self._send_pending()
         except OSError:
-            pass  # closing the socket says as much
+            pass  # closing the socket has the same effect
         finally:
             self._socket.close()
 
@@ -129,8 +129,8 @@ class WebSocket:
                 self._socket.sendall(data)
 
     def _pump(self, deadline_s: float) -> bool:
-        """Take in what has arrived; False when nothing does until the deadline."""
-        # A timeout of 0 would mean another mode of the socket altogether.
+        """Process received data; return False if none arrives by the deadline."""
+        # A timeout of 0 would make the socket non-blocking.
         self._socket.settimeout(max(deadline_s - time.monotonic(), 0.001))
         try:
             data = self._socket.recv(_READ_BYTES)
@@ -143,8 +143,8 @@ class WebSocket:
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
                 self._take(event)
-        with suppress(ConnectionError):  # it has left without waiting for it: what it said before is here
-            self._flush()  # answers to pings and to a close
+        with suppress(ConnectionError):  # the other side is gone, but its messages have been received
+            self._flush()  # answers to pings and to a close frame
         return True
 
     def _take(self, frame: Frame) -> None:
@@ -159,9 +159,9 @@ _open_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
-    """Close a forked child's copies, so that a session ends with the process that opened it.
+    """Close a forked child's copies of the sockets, so that a session ends with the process that opened it.
 
-    `close` gives up this process's descriptor and sends nothing; only `shutdown` would reach the parent's session.
+    `close` drops this process's descriptor and sends nothing; only `shutdown` would affect the parent's session.
     """
     for inherited in list(_open_sockets):
         inherited.close()

@@ -1,1 +1,1 @@
-"""Batches of bounded size of samples of any length, equally many on every rank."""
+"""Batches of bounded size from samples of any length, the same number on every rank."""

@@ -1,4 +1,4 @@
-"""`batch_by_length`: batches of samples of like length, for speech and text."""
+"""`batch_by_length`: batches of samples of similar length, for speech and text."""
 
 from __future__ import annotations
 
@@ -30,58 +30,58 @@ def batch_by_length(
     on_error: Handler = reraise,
     timeout_s: float = 300.0,
 ) -> LengthBatches:
-    """Batch samples of like length, so that little is padding, and no batch is too large for the accelerator.
+    """Batch samples of similar length: little padding, and no batch too large for the accelerator.
 
         ds = ShardDataset(urls, shuffle=True, decode=tokenize)
         loader = DataLoader(batch_by_length(ds, 16_000, len, collate=pad), batch_size=None, num_workers=8)
 
-    Samples are gathered `sort_buffer` at a time, sorted, and cut into as few batches as `max_tokens` allows, or a few
-    more where another rank needs more: every rank gives the same number of batches, those of one step alike in length.
-    The batches of a buffer come in an order shuffled by the seed and the epoch.
+    Each worker reads `sort_buffer` samples at a time, sorts them, and cuts them into as few batches as `max_tokens`
+    allows, or a few more if another rank needs more: every rank yields the same number of batches, and those of one
+    step have similar lengths. The batches of a buffer come in an order shuffled by seed and epoch.
 
-    Each sample comes once. Only where a rank has fewer samples in a buffer than batches to make of it, its shortest is
-    given again; that takes a rank that reads fewer samples than another, or has many that are too long.
+    Each sample comes once, with one exception: if a rank has fewer samples in a buffer than batches to make, the
+    shortest is repeated. This happens only if it reads fewer samples than another rank, or many are too long.
 
     Args:
-        dataset: a `ShardDataset`, or what does all that `gathering.Source` names.
-        max_tokens: the greatest padded size of a batch: its samples times the longest of them, in any unit.
-        length: of a sample, in that unit, and always the same for the same sample; what changes lengths at random
-            belongs into `collate`. A length below 1 counts as 1.
-        sort_buffer: how many samples each worker keeps in memory. The more, the less padding.
-        collate: makes the batch of a list of samples. Default: the list itself.
+        dataset: a `ShardDataset`, or any dataset that implements `gathering.Source`.
+        max_tokens: maximum padded size of a batch: number of samples times length of the longest, in any unit.
+        length: returns a sample's length in that unit, always the same for the same sample; random changes of length
+            belong in `collate`. A length below 1 counts as 1.
+        sort_buffer: number of samples that each worker keeps in memory. Larger buffers mean less padding.
+        collate: makes a batch from a list of samples. Default: the list itself.
         on_error: called with the SampleError of a sample longer than `max_tokens`. See `handlers`.
-        timeout_s: how long a rank waits for the others to have read their buffers.
+        timeout_s: how long a rank waits for the others to fill their buffers.
 
     Raises:
-        ConfigError: an argument makes no sense; or, when iterating, the ranks share no key-value store by which to
+        ConfigError: an argument is invalid; or, when iterating, the ranks share no key-value store over which to
             agree, or one of them has no samples at all.
         RankTimeoutError, RanksError: a rank does not answer.
     """
     if max_tokens < 1 or sort_buffer < 1:
-        raise ConfigError(f"max_tokens is {max_tokens} and sort_buffer is {sort_buffer}", remedy="both count from 1")
+        raise ConfigError(f"max_tokens is {max_tokens} and sort_buffer is {sort_buffer}", remedy="give 1 or more")
     kind = f"{dataset.seed}/{max_tokens}/{sort_buffer}"
     _made[kind] += 1
-    # The same on all ranks, which make theirs in the same order.
+    # The same name on all ranks, as they create these objects in the same order.
     agreements = Agreements(f"batches/{kind}/{_made[kind]}", timeout_s, MeetingPlace())
     return LengthBatches(dataset, Recipe(max_tokens, length, sort_buffer, collate, on_error), agreements)
 
 
 @dataclass(frozen=True, slots=True)
 class Agreements:
-    """Makes agreements between ranks over the store of torch.distributed. Can be pickled for DataLoader workers."""
+    """Factory of agreements between ranks over torch.distributed's key-value store. Can be pickled for workers."""
 
     name: str
     timeout_s: float
     place: MeetingPlace
 
     def __call__(self, reader: Topology) -> Agreement:
-        """Return the agreement of one iteration, with the same worker of all ranks."""
+        """Return the agreement of a reader with the same worker of all other ranks, for one iteration."""
         channel = f"{self.name}/{reader.worker}of{reader.workers}"
         return Agreement(channel, Ranks(reader.rank, reader.world_size), self.timeout_s, self.place)
 
 
 class LengthBatches(IterableDataset[Any]):
-    """The batches of `batch_by_length`; see there. To be used with `DataLoader(..., batch_size=None)`."""
+    """The batches of `batch_by_length`, for use with `DataLoader(..., batch_size=None)`."""
 
     def __init__(self, dataset: Source, recipe: Recipe, agreements: Callable[[Topology], Agreeing]) -> None:
         self._dataset = dataset
@@ -94,18 +94,18 @@ class LengthBatches(IterableDataset[Any]):
         return f"LengthBatches({self._dataset!r}, max_tokens={self._recipe.max_tokens})"
 
     def __len__(self) -> int:
-        """Raise TypeError: how many batches there are depends on lengths that were not read yet."""
+        """Raise TypeError: the number of batches depends on lengths that have not been read yet."""
         raise TypeError("the number of batches by length is not known before the samples have been read")
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration reads, in living DataLoader workers, too."""
+        """Set the epoch that the next iteration reads, including those in running DataLoader workers."""
         self._dataset.set_epoch(epoch)
 
     def state_dict(self) -> State:
-        """Return where the iteration stands, behind the batch given last: a few numbers, none of the samples.
+        """Return the position after the last batch: a few numbers, and no samples.
 
-        They are the dataset's state where the present buffer begins, the number of batches given of it, and, as
-        "beyond" in the dataset's state, a bit for each sample of the buffer that says whether it was in them.
+        It holds the dataset's state at the start of the current buffer, the number of batches yielded from it, and, as
+        "beyond" in the dataset's state, one bit per sample of the buffer, set if the sample was in them.
         """
         if self._state is not None:
             return self._state
@@ -114,18 +114,18 @@ class LengthBatches(IterableDataset[Any]):
         return find_state(self._loaded, reader, epoch) or state_of(reader, epoch, start)
 
     def load_state_dict(self, state: Any) -> None:
-        """Have the next iteration go on from a state, or from whatever holds states, as a StatefulDataLoader's own.
+        """Resume the next iteration from a state, or any structure that contains states, as a StatefulDataLoader's.
 
-        The same ranks and workers read their buffers again, and go on with the very next batch. Other ranks or workers
-        go on with all samples that were in no batch yet, if they are given the states of all ranks. Given those of one
-        rank, they read the buffers that the others had in hand from the beginning: at most `sort_buffer` samples of
-        each worker come for the second time, and none is lost.
+        The same ranks and workers read their buffers again and continue with exactly the next batch. With other ranks
+        or workers, the states of all ranks resume with exactly those samples that were in no batch yet; the state of
+        one rank makes them re-read the other ranks' current buffers from the start, so at most `sort_buffer` samples
+        per worker come twice, and none is lost.
         """
         self._loaded, self._state = state, None
         self._dataset.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        # Not a generator itself: StatefulDataLoader asks for the state between this call and the first batch.
+        # Not a generator, as StatefulDataLoader requests the state between this call and the first batch.
         agreement = self._agreements(self._dataset.topology())
         rounds = Rounds(self._dataset, self._recipe, agreement, self._loaded)
         self._state = rounds.state

@@ -1,9 +1,9 @@
-"""From samples' lengths to batches of bounded padded size, as few as can be or as many as are wanted. Pure.
+"""Batches of bounded padded size from the lengths of samples: as few as possible, or a given number. Pure.
 
-Every batch is padded to its longest sample, so samples of like length belong together: batches are runs of the samples
-in order of length. No batches of any other shape are fewer. The longest sample is in some batch, which holds at most
-`max_tokens // longest` samples; filled up with the next longest, it leaves behind the shortest samples possible, and so
-on with the rest.
+Every batch is padded to its longest sample, so samples of similar length belong together: batches are runs of the
+samples in order of length. No other division needs fewer batches: the batch with the longest sample holds at most
+`max_tokens // longest` samples; filling it with the next longest keeps the shortest possible samples for the rest, and
+the same argument applies to those.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 
 
 def fewest(lengths: Sequence[int], max_tokens: int) -> int:
-    """Return the least number of batches for samples of these lengths, each from 1 to `max_tokens`."""
+    """Return the minimum number of batches for samples of these lengths, each from 1 to `max_tokens`."""
     return len(_runs(sorted(lengths, reverse=True), max_tokens))
 
 
 def batches(lengths: Sequence[int], max_tokens: int, count: int) -> list[list[int]]:
     """Return exactly `count` batches of sample numbers, those with the longest samples first.
 
-    No batch has a padded size above `max_tokens`, nor above what `count` batches need: the work is spread over all of
-    them, not left to the first. Each sample is in one batch. Where there are fewer samples than batches, the shortest
-    is a batch of its own as often as it takes.
+    The padded size of a batch is at most `max_tokens`, and at most what `count` batches need, so that the work is
+    spread over all of them. Each sample is in one batch. If there are fewer samples than batches, the shortest sample
+    is repeated as additional batches of one.
 
     Args:
         lengths: from 1 to `max_tokens`; at least one.
@@ -49,7 +49,7 @@ def _runs(longest_first: Sequence[int], bound: int) -> list[range]:
 
 
 def _least_bound(longest_first: Sequence[int], max_tokens: int, count: int) -> int:
-    """Return the least padded size with which no more than `count` batches are needed; a greater one needs no more."""
+    """Return the smallest padded size with which at most `count` batches are needed; larger sizes need no more."""
     return bisect_left(
         range(max_tokens), True, lo=longest_first[0], key=lambda bound: len(_runs(longest_first, bound)) <= count
     )

@@ -1,4 +1,4 @@
-"""The samples of one reader, gathered a buffer at a time, in which they wait for their batch."""
+"""The samples of one reader, read into buffers in which they wait for their batch."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ _END = object()
 
 
 class Source(Protocol):
-    """What is asked of a dataset whose samples are gathered; `ShardDataset` is one."""
+    """Interface of a dataset that can be batched by length, such as `ShardDataset`."""
 
     @property
     def seed(self) -> int:
-        """The same on all ranks."""
+        """Seed of the shuffle, the same on all ranks."""
 
     @property
     def epoch(self) -> int:
-        """That of the iteration under way; before one, that which it will read."""
+        """Epoch of the current iteration; before one, the epoch that it will read."""
 
     @property
     def position(self) -> int:
-        """How many of this reader's samples of the epoch have been passed, whether given or skipped."""
+        """Number of samples of the epoch that this reader has passed, yielded or skipped."""
 
     def topology(self) -> Topology:
-        """Return which reader this is."""
+        """Return the place of this reader in the job."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
+        """Set the epoch of the next iteration."""
 
     def state_dict(self) -> State:
-        """Return where the iteration stands, behind the sample given last."""
+        """Return the position after the last sample yielded."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Have the next iteration go on from there.
+        """Resume the next iteration from a state.
 
-        By other readers than took the state, without the samples marked by "beyond", which is a `Buffer.beyond`.
+        If the readers are not those that took the state, samples marked in "beyond", a `Buffer.beyond`, are left out.
         """
 
 
@@ -53,13 +53,13 @@ class Buffer:
     """Consecutive samples of one reader.
 
     Attributes:
-        number: how many buffers came before.
+        number: number of buffers before this one.
         start: the dataset's state before the first sample.
-        first: the dataset's position then.
-        samples: None in place of those that were given.
-        lengths: of each sample.
-        positions: the dataset's, at each sample.
-        refused: how many samples were too long to be added.
+        first: the dataset's position before the first sample.
+        samples: the samples; None in place of those already yielded.
+        lengths: length of each sample.
+        positions: the dataset's position at each sample.
+        refused: number of samples that were too long to be added.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Buffer:
     refused: int = 0
     _shortest: int = 0
     _given: set[int] = field(default_factory=set)
-    _passed: int = 0  # bit n: the n-th position behind the first was given or refused
+    _passed: int = 0  # bit n: the sample at position `first + n` was yielded or refused
 
     def __len__(self) -> int:
         return len(self.samples) + self.refused
@@ -85,53 +85,53 @@ class Buffer:
             self._shortest = len(self.lengths) - 1
 
     def refuse(self, position: int) -> None:
-        """Note that the sample there was too long."""
+        """Note that the sample at this position is too long."""
         self.refused += 1
         self._pass(position)
 
     def borrow(self, before: Buffer | None) -> None:
-        """Take over a sample that the buffer before has given.
+        """Take over the shortest sample of the previous buffer, to be repeated.
 
-        Raises ConfigError when there is none.
+        Raises ConfigError if there is no previous buffer.
         """
         if before is None:
             raise ConfigError(
-                "this reader has no sample left for a batch, while the same worker of another rank has",
-                remedy="let all ranks read equally many samples: even='pad' or even='drop'",
+                "this reader has no sample for a batch, but the same worker of another rank does",
+                remedy="let all ranks read the same number of samples: even='pad' or even='drop'",
             )
         shortest = before._shortest
         self.add(before.samples[shortest], before.lengths[shortest], before.positions[shortest])
 
     def take(self, numbers: Sequence[int]) -> list[Any]:
-        """Return samples by their numbers, and keep none of them but the one that may be given again."""
+        """Return samples by number, and keep none of them except the one that may be repeated."""
         taken = [self.samples[number] for number in numbers]
         self._given.update(numbers)
         for number in numbers:
             self._pass(self.positions[number])
-            if number != self._shortest:  # `buckets.batches` repeats the last of the shortest, which this is
+            if number != self._shortest:  # the last of the shortest: the one that `buckets.batches` repeats
                 self.samples[number] = None
         return taken
 
     @property
     def gone(self) -> int:
-        """How many of its samples it no longer holds."""
+        """Number of samples that were yielded or refused."""
         return len(self._given) + self.refused
 
     @property
     def beyond(self) -> str:
-        """Which samples it no longer holds: bits, in hexadecimal, with bit n for the n-th position behind `first`."""
+        """Bits of the samples yielded or refused, in hexadecimal: bit n for position `first + n`."""
         return hex(self._passed)
 
     def _pass(self, position: int) -> None:
-        # A position before the first belongs to a sample that was read before, and makes up for one that is bad.
+        # A position before the first belongs to a repeated sample, read in place of a bad one.
         if position >= self.first:
             self._passed |= 1 << position - self.first
 
 
 class Gatherer:
-    """One pass over a dataset, from buffer to buffer.
+    """One pass over a dataset, buffer by buffer.
 
-    Samples longer than `max_tokens` go to `on_error` as SampleError; `refused` counts them.
+    Samples longer than `max_tokens` go to `on_error` as SampleError and are counted in `refused`.
     """
 
     def __init__(self, dataset: Source, length: Callable[[Any], int], max_tokens: int, on_error: Handler) -> None:
@@ -144,7 +144,7 @@ class Gatherer:
         self.refused = 0
 
     def fill(self, buffer: Buffer, size: int) -> None:
-        """Read on until the buffer has had so many samples, or there are no more."""
+        """Read on until the buffer has received `size` samples, or the dataset ends."""
         while len(buffer) < size and not self._over:
             sample = next(self._samples, _END)
             if sample is _END:
@@ -164,7 +164,7 @@ class Gatherer:
     def _too_long(self, sample: Any, length: int) -> SampleError:
         told = sample if isinstance(sample, dict) else {}
         return SampleError(
-            f"sample {told.get('__key__', '')!r} is {length} long, more than the {self._max_tokens} of a whole batch",
+            f"sample {told.get('__key__', '')!r} has length {length}, more than max_tokens={self._max_tokens}",
             url=told.get("__url__"),
-            remedy="raise max_tokens, or leave such samples out by on_error=warn_and_continue",
+            remedy="raise max_tokens, or skip such samples with on_error=warn_and_continue",
         )

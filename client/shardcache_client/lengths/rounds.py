@@ -1,15 +1,14 @@
-"""One reader's epoch of batches by length, in rounds: a buffer each, and an agreement on how many batches it makes.
+"""One reader's epoch of batches by length, in rounds: one buffer per round, and an agreed number of batches for it.
 
-Why ranks never wait for each other in vain. Readers with the same worker id on all ranks agree, round by round, on the
-greatest number of batches that one of them needs. Suppose that ranks train in step and that all are stuck, having
-taken equally many batches. A DataLoader takes them from its workers in turn, and the numbers agreed on so far are the
-same everywhere, so every rank waits for the same round of the same worker. Nowhere is anything left to be given of
-that worker's earlier rounds; so each of these readers has read its buffer, which depends on no other rank, and has
-said what it needs. Then they agree, and are not stuck. Nor need the numbers of buffers be equal: a reader without
-samples goes on agreeing until nobody needs a batch.
+Ranks cannot deadlock. Readers with the same worker id on all ranks agree, round by round, on the greatest number of
+batches that any of them needs. Suppose that ranks train in step and all are stuck after the same number of batches. A
+DataLoader takes batches from its workers in turn, and the numbers agreed on so far are the same everywhere, so every
+rank waits for the same round of the same worker. All batches of that worker's earlier rounds have been taken, so each
+of these readers has filled its buffer, which depends on no other rank, and has sent its number. Then they agree, and
+are not stuck. The numbers of buffers may differ: a reader without samples keeps agreeing until none needs a batch.
 
-What is agreed on is a function of the manifest, seed, epoch and topology, since a sample always has the same length.
-So a run that goes on from a state makes the very batches again that it was interrupted in.
+The agreed numbers are determined by manifest, seed, epoch and topology, since a sample always has the same length. A
+run resumed from a state therefore reproduces the batches at which it was interrupted.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ log = logging.getLogger("shardcache")
 
 
 class Agreeing(Protocol):
-    """How the readers of a round come to one number; `agreement.Agreement` is one way."""
+    """Interface for agreeing on one number per round, such as `agreement.Agreement`."""
 
     def greatest(self, name: str, value: int) -> int:
-        """Return the greatest value that any rank gives under this name, once all have."""
+        """Return the greatest value that any rank passes under this name, once all have passed one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How batches are made; the fields are arguments of `batch_by_length`."""
+    """Parameters of the batches; see `batch_by_length`."""
 
     max_tokens: int
     length: Callable[[Any], int]
@@ -47,15 +46,15 @@ class Recipe:
 
 
 class Rounds:
-    """Iterable once: pairs of a batch and the state behind it.
+    """Pairs of a batch and the state after it. Iterable once.
 
     Args:
-        loaded: what the dataset was told to go on from, None or whatever has states in it.
+        loaded: the structure of states that the dataset was resumed from, or None.
 
     Attributes:
-        state: before the first batch.
+        state: the state before the first batch.
 
-    Raises what the agreement raises, and ConfigError where this reader has no sample and others have.
+    Raises what the agreement raises, and ConfigError if this reader has no sample but others do.
     """
 
     def __init__(self, dataset: Source, recipe: Recipe, agreement: Agreeing, loaded: Any = None) -> None:
@@ -64,7 +63,7 @@ class Rounds:
         self._agreement = agreement
         self._reader = dataset.topology()
         self._gatherer = Gatherer(dataset, recipe.length, recipe.max_tokens, recipe.on_error)
-        self._epoch = dataset.epoch  # known for sure now that the dataset has begun with it
+        self._epoch = dataset.epoch  # definite, now that the dataset has begun the epoch
         state = find_state(loaded, self._reader, self._epoch)
         note = state["batch_by_length"] if state else {"round": 0, "given": 0}
         self._skip: int = note["given"]
@@ -93,7 +92,7 @@ class Rounds:
 
     def _round(self, buffer: Buffer, count: int, following: Buffer) -> Iterator[tuple[Any, State]]:
         made = batches(buffer.lengths, self._recipe.max_tokens, count)
-        # The same on all ranks, which so get batches of like length at the same time.
+        # The same on all ranks, so that they get batches of similar length at the same time.
         order = permutation(count, f"{self._dataset.seed}/{self._epoch}/{self._reader.worker}/{buffer.number}")
         for given, which in enumerate(order, 1):
             batch = buffer.take(made[which])
@@ -102,7 +101,7 @@ class Rounds:
                     self._recipe.collate(batch),
                     self._state(buffer, given) if given < count else self._state(following),
                 )
-            # As much as was given away, so that no batch waits for a whole buffer, and no two fill the memory.
+            # As many as were yielded, so that no batch waits for a whole buffer, and memory never holds two.
             self._gatherer.fill(following, min(buffer.gone, self._recipe.sort_buffer))
         self._skip = 0
 
@@ -112,26 +111,26 @@ class Rounds:
     def _say_what_was_odd(self) -> None:
         if self._gatherer.refused:
             log.warning(
-                "epoch %d: left out %d samples longer than max_tokens, as on_error decided",
+                "epoch %d: skipped %d samples longer than max_tokens, as on_error decided",
                 self._epoch,
                 self._gatherer.refused,
             )
         if self._repeated:
             log.warning(
-                "epoch %d: gave %d samples again, to have as many batches as other ranks", self._epoch, self._repeated
+                "epoch %d: repeated %d samples to make as many batches as other ranks", self._epoch, self._repeated
             )
 
 
 def state_of(reader: Topology, epoch: int, buffer: Buffer, given: int = 0) -> State:
-    """Return the state of a reader that has given so many batches of a buffer."""
+    """Return the state of a reader that has yielded `given` batches of a buffer."""
     note = {"reader": list(astuple(reader)), "epoch": epoch, "round": buffer.number, "given": given}
     return {"batch_by_length": note, "dataset": buffer.start | {"beyond": buffer.beyond if given else ""}}
 
 
 def find_state(states: Any, reader: Topology, epoch: int) -> State | None:
-    """Return a reader's state in an epoch, wherever in a structure it lies; None where the readers were others.
+    """Find a reader's state in an epoch anywhere in a structure; return None if ranks or workers were others then.
 
-    Where it is not there, that of the same worker of another rank says the same: ranks take their batches together.
+    If it is missing, the state of the same worker of another rank serves as well, as ranks take their batches in step.
     """
     rank, *others = astuple(reader)
     alike = [

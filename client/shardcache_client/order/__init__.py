@@ -1,1 +1,1 @@
-"""Who reads which samples in which order: a pure function of manifest, seed, epoch and topology."""
+"""Each reader's samples and their order: a pure function of manifest, seed, epoch and topology."""

@@ -1,4 +1,4 @@
-"""Who reads what in which order, by all that a dataset was told: manifest, shuffle, evenness, topology. Pure."""
+"""Division of a dataset among its readers, according to manifest, shuffle, evenness and topology. Pure."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ _what_is_left = lru_cache(maxsize=4)(what_is_left)
 
 
 class Deal(Protocol):
-    """Gives each reader its share of each epoch."""
+    """A division of each epoch into the readers' shares."""
 
     @property
     def counted(self) -> bool:
-        """Whether samples are dealt, or whole shards."""
+        """True if samples are dealt, False if whole shards."""
 
     @property
     def epoch_samples(self) -> int | None:
-        """Samples of an epoch, all ranks together and before any padding; None where they are not counted."""
+        """Samples of an epoch over all ranks, before any padding; None if they are not counted."""
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
-        """Return what a reader reads in an epoch, or, should that not be enough, goes on with: what others read.
+        """Return a reader's share of an epoch, or a share of other readers, to make up for skipped samples.
 
         Args:
-            time: 0 for its own share, then 1, 2 and so on.
-            phases: what other readers have read of the epoch before.
+            time: 0 for its own share; 1, 2 and so on for the next ones.
+            phases: earlier phases of the epoch, read by other readers.
         """
 
     def quota(self, topology: Topology, share: Share) -> int | None:
-        """Return how many samples a reader gives for a share that it has for the first time; None for all there are."""
+        """Return the number of samples that a reader must yield for its own share; None for all that can be read."""
 
     def rank_size(self, topology: Topology) -> int | None:
-        """Return how many samples a rank reads in an epoch, None where that is not known."""
+        """Return the number of samples that a rank reads in an epoch, None if unknown."""
 
 
 @dataclass(frozen=True)
 class SampleDeal:
-    """Deals samples: every reader gets a contiguous span of the epoch, and the spans are as equal as `even` says.
+    """Deals samples: every reader gets a contiguous span of the epoch, with sizes according to `even`.
 
     Attributes:
-        counts: samples of each shard of the manifest.
-        samples_per_epoch: how far an epoch goes; it then goes on where the last one ended. None for one round.
+        counts: number of samples in each shard of the manifest.
+        samples_per_epoch: length of an epoch; each begins where the previous one ended. None for the whole dataset.
     """
 
     counts: Sequence[int]
@@ -74,7 +74,7 @@ class SampleDeal:
         return self._order.samples if self.samples_per_epoch is None else self.samples_per_epoch
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
-        """Return a reader's share; later, that of the reader so many further on."""
+        """Return the share of this reader or, for `time` above 0, of the reader `time` places further on."""
         cut = Cut.of(topology, self.even, self.batch_size)
         first = phases[0].cut if phases else cut
         rest = _what_is_left(self.epoch_samples, tuple(phases), cut)
@@ -90,26 +90,26 @@ class SampleDeal:
         return Mix(self._order.pieces(begin + start, begin + stop), self.shuffle.window if self.shuffle else 0)
 
     def quota(self, topology: Topology, share: Share) -> int | None:
-        """Return the share's size: what is skipped has to be made up for, or ranks would no longer be equal."""
+        """Return the share's size: skipped samples must be replaced, or the ranks would get unequal numbers."""
         return None if self.even is None else share.samples
 
     def ends_together(self, cut: Cut, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
-        """Return whether all ranks make the same number of batches of the samples left after some phases."""
+        """Return True if all ranks make the same number of batches of the samples left after the phases."""
         left = len(_what_is_left(self.epoch_samples, tuple(phases), cut))
         return len({cut.batches(left, rank, drop_last=drop_last) for rank in range(cut.world_size)}) == 1
 
     def rank_size(self, topology: Topology) -> int | None:
-        """Return the size of a rank's share."""
+        """Return the number of samples of the rank's share."""
         return Cut.of(topology, self.even, self.batch_size).rank_size(self.epoch_samples, topology.rank)
 
 
 @dataclass(frozen=True)
 class ShardDeal:
-    """Deals whole shards, of which nobody knows yet how many samples they hold.
+    """Deals whole shards whose numbers of samples are not known yet.
 
     Attributes:
-        shards: how many there are.
-        samples_per_epoch: samples that all ranks give together; they read their shards as often as that takes. None to
+        shards: number of shards.
+        samples_per_epoch: number of samples that all ranks yield together, rereading their shards if necessary. None to
             read each shard once.
     """
 
@@ -123,13 +123,13 @@ class ShardDeal:
     epoch_samples: ClassVar[None] = None
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
-        """Return a reader's shards of the epoch, in another order each time; `phases` cannot be, without counts."""
+        """Return a reader's shards of the epoch, in a different order each time; without counts, `phases` is empty."""
         key = round_key(self.shuffle, epoch, time)
         order = shard_order([1] * self.shards, self.shuffle, key)
         start, stop = Cut.of(topology, None, 1).span(self.shards, (topology.reader + time) % topology.readers)
         mine = order[start:stop]
         if not mine and self.samples_per_epoch is not None:
-            mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same
+            mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same shard
         pieces = [Piece(shard, key) for shard in mine]
         return Share((Leg(Mix(pieces, self.shuffle.window if self.shuffle else 0)),) if pieces else (), None)
 
@@ -149,7 +149,7 @@ class ShardDeal:
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """How a dataset was told to deal; see `SampleDeal` and `ShardDeal`."""
+    """Options of a dataset for its deal; see `SampleDeal` and `ShardDeal`."""
 
     shuffle: Shuffle | None = None
     even: Even = "pad"
@@ -158,31 +158,33 @@ class Dealing:
 
     @property
     def needs_counts(self) -> bool:
-        """True where several ranks can be dealt nothing as long as samples are not counted; see `check`."""
+        """True if several ranks cannot be dealt anything until samples are counted; see `check`."""
         return self.even is not None and self.samples_per_epoch is None
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
-        """Return how a manifest is dealt.
+        """Return the deal for a manifest.
 
         Args:
-            counted: whether by samples; None: where they are known. Raises ConfigError where they are not.
+            counted: True to deal samples, False to deal whole shards, None to deal samples if all are counted.
+
+        Raises ConfigError if samples are to be dealt that are not counted, or if there are none.
         """
         options = (self.shuffle, self.even, self.batch_size, self.samples_per_epoch)
         if counted is False or (counted is None and manifest.counts is None):
             return ShardDeal(len(manifest), *options)
         if manifest.counts is None:
             raise ConfigError(
-                f"the epoch cannot be gone on with: the samples of {manifest.uncounted} shards are not known any more",
+                f"cannot resume this epoch: the sample counts of {manifest.uncounted} shards are no longer known",
                 remedy="count them: shardcache index URL... -o FILE",
             )
         if not manifest.samples:
-            raise ConfigError("there is no sample in any of the shards")
+            raise ConfigError("the shards contain no samples")
         return SampleDeal(manifest.counts, *options)
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
-        """Return what is the same for two datasets whose states mean the same: 16 hexadecimal digits.
+        """Return identifiers, of 16 hexadecimal digits, that are equal for datasets with interchangeable states.
 
-        One for states of shards (False), another, where samples are counted, for states of samples (True).
+        One identifies states of dealt shards (False); another, if samples are counted, states of dealt samples (True).
         """
         told = [[shard.url for shard in manifest], repr(self.shuffle), self.samples_per_epoch]
         found = {False: _digest(told)}
@@ -194,15 +196,15 @@ def _digest(told: object) -> str:
 
 
 def check(deal: Deal, topology: Topology, even: Even) -> None:
-    """Raise ConfigError where ranks would not get equally many samples, though they should, or get none at all."""
+    """Raise ConfigError if ranks should get the same number of samples but would not, or would get none at all."""
     if even is not None and topology.world_size > 1 and deal.rank_size(topology) is None:
         raise ConfigError(
-            f"{topology.world_size} ranks cannot be given equally many samples: nobody has counted those of the shards",
-            remedy="count them once, with `shardcache index URL... -o index.json`, and use index.json as the url; or "
-            "give samples_per_epoch; or even=None where ranks may differ, as for inference",
+            f"{topology.world_size} ranks cannot get the same number of samples: the shards' samples are not counted",
+            remedy="count them once with `shardcache index URL... -o index.json`, and use index.json as the url; or "
+            "set samples_per_epoch; or even=None if ranks may differ, as for inference",
         )
     if even == "drop" and deal.rank_size(topology) == 0:
         raise ConfigError(
-            f"there are fewer samples than the {topology.world_size} ranks, and even='drop' leaves all of them out",
+            f"there are fewer samples than ranks ({topology.world_size}), so even='drop' drops all of them",
             remedy="use even='pad', or fewer ranks",
         )

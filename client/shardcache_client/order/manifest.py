@@ -1,4 +1,4 @@
-"""The shards of a dataset, in their order, and whether two processes mean the same ones."""
+"""The ordered list of a dataset's shards, comparable between processes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Manifest(Sequence[ShardRef]):
     """The shards in the order of the dataset's urls; immutable.
 
     Attributes:
-        shards: with version, size and number of samples as far as they are known.
-        counts_listed: whether all counts stand in index files, where every node finds the same ones; the others are
-            known to a node from the shards that it has fetched.
+        shards: the shards, with version, size and number of samples where known.
+        counts_listed: True if all counts come from index files, where every node finds the same ones; other counts are
+            known only to nodes that have fetched the shards.
     """
 
     shards: tuple[ShardRef, ...]
@@ -28,7 +28,7 @@ class Manifest(Sequence[ShardRef]):
 
     @classmethod
     def of(cls, shards: Iterable[ShardRef]) -> Manifest:
-        """Build from shards in their order."""
+        """Build from an iterable of shards."""
         return cls(tuple(shards))
 
     def __repr__(self) -> str:
@@ -50,18 +50,18 @@ class Manifest(Sequence[ShardRef]):
 
     @cached_property
     def counts(self) -> list[int] | None:
-        """Samples of each shard; None unless all are known."""
+        """Number of samples of each shard; None unless all are known."""
         counts = [shard.samples for shard in self.shards if shard.samples is not None]
         return counts if len(counts) == len(self.shards) else None
 
     @property
     def uncounted(self) -> int:
-        """Number of shards whose samples are not known."""
+        """Number of shards whose samples are not counted."""
         return sum(shard.samples is None for shard in self.shards)
 
     @property
     def samples(self) -> int | None:
-        """Samples of all shards together; None unless all are known."""
+        """Number of samples of all shards; None unless all are known."""
         return None if self.counts is None else sum(self.counts)
 
     @cached_property
@@ -73,19 +73,19 @@ class Manifest(Sequence[ShardRef]):
         return digest.hexdigest()
 
     def difference(self, other: Manifest) -> str | None:
-        """Return a sentence about the first shard in which the other manifest is not like this one; None if it is."""
+        """Describe the first shard in which the other manifest differs from this one; None if they are equal."""
         for number, (mine, others) in enumerate(zip_longest(self.shards, other.shards)):
             if mine != others:
                 return f"shard {number} is {_told(mine)} here and {_told(others)} there"
         return None
 
     def to_json(self) -> list[list[Any]]:
-        """Return a row for each shard, as `ShardRef.to_json` makes it."""
+        """Return a row per shard, as `ShardRef.to_json` makes it."""
         return [shard.to_json() for shard in self.shards]
 
     @classmethod
     def from_json(cls, rows: Iterable[list[Any]]) -> Manifest:
-        """Build from what `to_json` gave."""
+        """Build from the rows of `to_json`."""
         return cls.of(map(ShardRef.from_json, rows))
 
 
@@ -94,4 +94,4 @@ def _told(shard: ShardRef | None) -> str:
         return "missing"
     facts = {"version": shard.version, "bytes": shard.size_bytes, "samples": shard.samples}
     known = ", ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
-    return f"{shard.url} ({known or 'nothing else is known'})"
+    return f"{shard.url} ({known or 'nothing else known'})"

@@ -1,15 +1,15 @@
-"""The order in which one reader reads its pieces of shards: samples of a window of shards, mixed. Pure.
+"""The order in which one reader reads its pieces of shards: the samples of a window of shards, mixed. Pure.
 
-Time is counted in beats. One piece enters in each beat, in the order of the pieces, and deals its samples in equal
-parts over the `window` beats that begin with its own; the samples of a beat come in random order. So the first sample
-needs the first shard alone, it is known when each shard is needed, a reader never has more than `window` of them in
-hand, and no sample ever waits in a buffer. Neighbours in a shard come to lie a third of a window's samples apart, on
-average, in either order.
+Time is counted in beats. One piece enters per beat, in the order of the pieces, and spreads its samples in equal parts
+over `window` beats, beginning with its own; the samples of a beat come in random order. So the first sample needs only
+the first shard, it is known in advance when each shard is needed, a reader never holds more than `window` shards, and
+no sample waits in a buffer. Neighbours in a shard end up a third of a window's samples apart on average, in either
+order.
 
-Any beat can be computed by itself from the sizes of the pieces that are in it: reading can begin anywhere at once.
+Any beat can be computed directly from the sizes of the pieces in it, so reading can start anywhere without delay.
 
 (MosaicML's py1e shifts each sample by a random distance and sorts; beats are the same idea with parts of equal size, so
-that no beat depends on what the dice gave to the others.)
+that no beat depends on the random numbers of the others.)
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shardcache_client.order.rounds import Piece
 
 @dataclass(frozen=True)
 class Mix:
-    """Pieces and how they are mixed.
+    """A mixed order of pieces.
 
     Attributes:
         pieces: in the order in which they enter.
-        window: in how many beats each of them is; 0 and 1 read one piece after another, 0 in the order of the file.
+        window: number of beats that each piece takes part in; 0 and 1 read one piece after another, 0 in file order.
     """
 
     pieces: Sequence[Piece]
@@ -42,23 +42,23 @@ class Mix:
 
     @property
     def beats(self) -> int:
-        """How many beats there are until the last piece has left."""
+        """Number of beats until the last piece has left."""
         return len(self.pieces) + self._stay - 1 if self.pieces else 0
 
     def in_hand(self, beat: int) -> range:
-        """Return which pieces are in a beat."""
+        """Return the pieces that are in a beat."""
         return range(max(0, beat - self._stay + 1), min(beat + 1, len(self.pieces)))
 
     def part(self, piece: int, beat: int, numbers: Sequence[int]) -> Sequence[int]:
-        """Return which of a piece's samples come in a beat, in order; `numbers` are all of them."""
+        """Return the samples of a piece that come in a beat, in order; `numbers` are all of the piece's samples."""
         start, stop = self._part(len(numbers), beat - piece)
         return numbers[start:stop]
 
     def interleaved(self, beat: int, sizes: Sequence[int]) -> list[int]:
-        """Return from which piece each sample of a beat comes, as indices into `in_hand(beat)`.
+        """Return the piece of each sample of a beat, as indices into `in_hand(beat)`.
 
         Args:
-            sizes: of the parts that come in the beat, in the order of `in_hand`.
+            sizes: sizes of the parts that come in the beat, in the order of `in_hand`.
         """
         parts = [place for place, size in enumerate(sizes) for _ in range(size)]
         if len(sizes) <= 1:
@@ -66,7 +66,7 @@ class Mix:
         return [parts[place] for place in permutation(len(parts), self._key(beat))]
 
     def _part(self, size: int, nth: int) -> tuple[int, int]:
-        """Return which samples of a piece come in the nth of its beats; rounded so that the first has the most."""
+        """Return the range of a piece's samples for the nth of its beats; rounded so that the first has the most."""
         return -(-size * nth // self._stay), -(-size * (nth + 1) // self._stay)
 
     def _key(self, beat: int) -> str:
@@ -77,19 +77,19 @@ class Mix:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """For each piece, and behind the last, the number of samples in those before it."""
+        """Number of samples before each piece, and before the end."""
         return list(accumulate(((piece.stop or 0) - piece.start for piece in self.pieces), initial=0))
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def find(self, place: int) -> tuple[int, int]:
-        """Return the beat in which a place of the whole order lies, and which of the beat's samples it is."""
+        """Return the beat that contains a place of the whole order, and the place's index in that beat."""
         beat = bisect_right(range(self.beats), place, key=self._come)
         return beat, place - (self._come(beat - 1) if beat else 0)
 
     def _come(self, beat: int) -> int:
-        """Return how many samples have come when a beat is over: all of what has left, parts of the others."""
+        """Return the number of samples up to the end of a beat: all of pieces that have left, parts of the others."""
         pieces, starts = self.in_hand(beat), self._starts
         parts = (self._part(starts[piece + 1] - starts[piece], beat - piece)[1] for piece in pieces)
         return starts[pieces.start] + sum(parts)

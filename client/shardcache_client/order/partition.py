@@ -1,4 +1,4 @@
-"""Cutting a sequence of samples into equal spans: for the ranks, and for the workers of each rank. Pure."""
+"""Division of a sequence of samples into equal spans, for ranks and for the workers of each rank. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Literal
 from shardcache_client.topology import Topology
 
 Even = Literal["pad", "drop"] | None
-"""What is done where samples do not divide by ranks: "pad" repeats at most `world_size - 1` of them, as PyTorch's
-DistributedSampler does; "drop" leaves out as many; None gives some ranks one sample more than others."""
+"""Policy for a number of samples not divisible by the ranks: "pad" repeats at most `world_size - 1` samples, as
+PyTorch's DistributedSampler does; "drop" leaves out at most as many; None gives some ranks one sample more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a sequence is cut for the readers of a job: spans that follow each other, rank by rank, worker by worker.
+    """Division of a sequence among the readers of a job: consecutive spans, rank by rank and worker by worker.
 
     Attributes:
         even: see `Even`.
-        batch_size: workers' spans are whole batches of so many samples, but for the rank's last batch.
+        batch_size: workers' spans are whole batches of this size, except for the rank's last batch.
     """
 
     world_size: int
@@ -35,18 +35,18 @@ class Cut:
 
     @property
     def readers(self) -> int:
-        """How many spans there are."""
+        """Number of spans, one per reader."""
         return self.world_size * self.workers
 
     def rank_size(self, samples: int, rank: int) -> int:
-        """Return how many of the sequence's samples one rank gets."""
+        """Return the number of samples that a rank gets of a sequence of `samples`."""
         start, stop = self._rank_span(samples, rank)
         return stop - start
 
     def span(self, samples: int, reader: int) -> tuple[int, int]:
-        """Return where a reader's span begins and ends in a sequence of so many samples.
+        """Return start and stop of a reader's span in a sequence of `samples`.
 
-        A span that reaches beyond the end goes on at the beginning: those samples are the padding.
+        A span that reaches beyond the end continues at the beginning: those samples are the padding.
 
         Args:
             reader: `rank * workers + worker`.
@@ -59,12 +59,12 @@ class Cut:
         return min(begin, stop), min(end, stop)
 
     def worker_sizes(self, samples: int, rank: int) -> list[int]:
-        """Return how many of the sequence's samples each worker of a rank gets."""
+        """Return the number of samples that each worker of a rank gets of a sequence of `samples`."""
         spans = (self.span(samples, rank * self.workers + worker) for worker in range(self.workers))
         return [stop - start for start, stop in spans]
 
     def batches(self, samples: int, rank: int, *, drop_last: bool = False) -> int:
-        """Return how many batches one rank makes of the sequence, the short one included unless it is dropped."""
+        """Return the number of batches that a rank makes of a sequence, with the short one unless it is dropped."""
         size = self.rank_size(samples, rank)
         return size // self.batch_size if drop_last else -(-size // self.batch_size)
 
@@ -77,12 +77,12 @@ class Cut:
 
 
 def taken_in_turns(sizes: Sequence[int], batch_size: int, batches: int) -> list[int]:
-    """Return how many samples each worker of a rank has given when the rank has had so many batches.
+    """Return the number of samples that each worker of a rank has yielded after `batches` batches of the rank.
 
-    A DataLoader takes a batch from each worker in turn, leaving out those that have no more.
+    A DataLoader takes a batch from each worker in turn, skipping those that have no more.
 
     Args:
-        sizes: how many samples each worker had to give.
+        sizes: number of samples in each worker's share.
     """
     most = [-(-size // batch_size) for size in sizes]
     turns = bisect_right(range(max(most) + 1), batches, key=lambda turn: sum(min(each, turn) for each in most)) - 1

@@ -1,4 +1,4 @@
-"""Permutations that depend on their key alone: the same on every machine, Python and hash seed. Pure."""
+"""Permutations that depend on their key alone: the same for every machine, Python version and hash seed. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ try:
 except ImportError:
     _LEAST_FOR_NUMPY = math.inf
 else:
-    _LEAST_FOR_NUMPY = 1000  # it takes longer for few numbers, and a third of the time for many
+    _LEAST_FOR_NUMPY = 1000  # numpy is slower for few numbers, and takes a third of the time for many
 
 
 def permutation(size: int, key: str) -> list[int]:
-    """Return the numbers below `size` in an order that belongs to the key.
+    """Return the numbers below `size` in an order determined by the key.
 
-    They are sorted by random numbers: those of the Mersenne Twister (`random.random`, whose sequence for an integer
-    seed Python promises to keep, as it does not for `shuffle`), seeded by the key's BLAKE2b (RFC 7693).
+    They are sorted by random numbers of the Mersenne Twister (`random.random`, whose sequence for an integer seed
+    Python promises to keep, unlike that of `shuffle`), seeded with the key's BLAKE2b hash (RFC 7693).
     """
     digest = hashlib.blake2b(key.encode(), digest_size=16).digest()
     source = random.Random(int.from_bytes(digest, "little"))
@@ -29,9 +29,9 @@ def permutation(size: int, key: str) -> list[int]:
 
 
 def _by_numpy(size: int, source: random.Random) -> list[int]:
-    """Return the order of `source`'s next random numbers, made of the same words of the twister as `random` makes them.
+    """Return the sort order of `source`'s next random numbers, built from the same words as `random.random` uses.
 
-    Two words of 32 bits give a number of 53: the upper 27 of the first, the upper 26 of the second.
+    Two words of 32 bits give a number of 53 bits: the upper 27 of the first, the upper 26 of the second.
     """
     words = np.frombuffer(source.randbytes(8 * size), "<u4").astype(np.uint64)
     draws = words[0::2] >> 5 << 26 | words[1::2] >> 6

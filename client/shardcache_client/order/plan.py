@@ -1,4 +1,4 @@
-"""What a reader tells the daemon that it will read: the shards in the order in which it comes to them. Pure."""
+"""A reader's plan for the daemon: its shards in reading order. Pure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 from shardcache.protocol import ShardRef
 
-# Positions of a plan in its first message, and in each that follows.
+# Number of positions in a plan's first message, and in each that follows.
 _FIRST_PIECE = 1_000
 _NEXT_PIECE = 4_000
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one reader will read, as it tells the daemon.
+    """The shards that one reader will read, as declared to the daemon.
 
     Attributes:
-        epoch: the epoch that is read now.
-        shards: each shard of this epoch or the one after, once.
+        epoch: the current epoch.
+        shards: each shard of this epoch or the next, once.
         order: indices into `shards` in reading order, through both epochs.
-        reads: how many positions of `order` belong to this epoch.
+        reads: number of positions of `order` that belong to this epoch.
     """
 
     epoch: int
@@ -31,17 +31,16 @@ class Plan:
     reads: int
 
     def shard(self, position: int) -> ShardRef:
-        """Return the shard that is read at a position."""
+        """Return the shard at a position."""
         return self.shards[self.order[position]]
 
     def messages(self, start: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the messages that declare the plan, without what was read before position `start`.
+        """Yield the messages that declare the plan from position `start` on, as (type, fields).
 
-        The first is a `plan`, any other an `extend` of it: (type, fields). A shard goes with the first position that
-        needs it, so the daemon can begin with a short message, however long the plan is. Each is made when it is asked
-        for.
+        The first is a `plan`, the others each an `extend` of it. A shard is sent with the first position that needs it,
+        so the daemon can begin after one short message, however long the plan is. Messages are built lazily.
         """
-        numbers = array("q", [-1]) * len(self.shards)  # in the daemon's list, which the messages make up together
+        numbers = array("q", [-1]) * len(self.shards)  # indices into the list of shards sent so far
         known = 0
         for begin, end in _pieces(start, len(self.order)):
             indices = self.order[begin:end]
@@ -60,7 +59,7 @@ class Plan:
 
 
 def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Cut `range(start, stop)` into a small piece, with which a daemon can begin, and larger ones; never into none."""
+    """Cut `range(start, stop)` into a small first piece, for a quick start, and larger ones; at least one piece."""
     end = min(start + _FIRST_PIECE, stop)
     yield start, end
     while end < stop:
@@ -69,9 +68,9 @@ def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def plan_reading(manifest: Sequence[ShardRef], epoch: int, now: Sequence[int], after: Sequence[int]) -> Plan:
-    """Return the plan to read these shards, by their numbers in the manifest, and those `after` them in the next epoch.
+    """Return the plan to read the shards `now` in this epoch and those `after` in the next.
 
-    Both are in the order in which the reader comes to them; the same shard may come several times.
+    Shards are given by their numbers in the manifest, in reading order; a shard may come several times.
     """
     numbers = [*now, *after]
     index = {number: i for i, number in enumerate(sorted(set(numbers)))}

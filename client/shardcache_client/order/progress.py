@@ -1,8 +1,8 @@
-"""How far an epoch has been read, in a few numbers, and what of it is left for whom. Pure.
+"""The progress of an epoch, in a few numbers, and the division of the rest. Pure.
 
-The readers of a job go through the samples of an epoch side by side, each through a span of them. When the job goes on
-with other ranks or workers, what is left of the spans is put end to end and cut anew. So a phase of an epoch, told by
-how it was cut and how far each reader came, is all that has to be kept of it, and an epoch may have any number of them.
+The readers of a job read an epoch in parallel, each one its own span. When the job resumes with other ranks or workers,
+the rests of the spans are concatenated and cut again. So a phase of an epoch is fully described by how it was cut and
+how far each reader came; an epoch may have any number of phases.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from shardcache_client.order.partition import Cut
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of an epoch during which the readers were the same.
+    """A part of an epoch read by the same readers.
 
     Attributes:
-        cut: how the samples that were left then were cut.
-        taken: how many samples of its span each reader has passed, by `rank * workers + worker`; as many as there are
-            workers, where it was the same on each rank.
-        beyond: by reader, which of the samples after those were passed as well: bits, in hexadecimal, with bit n for
-            the n-th of them. Empty where there are none.
+        cut: division of the samples that were left at its start.
+        taken: number of samples of its span that each reader has passed, by `rank * workers + worker`; one entry per
+            worker if it is the same on each rank.
+        beyond: per reader, samples after those that it has passed as well: bits, in hexadecimal, with bit n for the
+            n-th sample. Empty if there are none.
     """
 
     cut: Cut
@@ -34,7 +34,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Samples `start` to `stop` of the order in which one reader of an epoch's first phase reads its span."""
+    """Samples `start` to `stop` of one first-phase reader's span, in the order in which that reader reads it."""
 
     reader: int
     start: int
@@ -45,7 +45,7 @@ class Stretch:
 
 
 def what_is_left(samples: int, phases: Sequence[Phase], cut: Cut) -> Rest:
-    """Return what is left of an epoch of so many samples after the phases that are over, to be cut by `cut`."""
+    """Return the rest of an epoch of `samples` samples after the finished phases, to be cut by `cut`."""
     rest = Rest(_spans(samples, phases[0].cut if phases else cut))
     for phase in phases:
         rest = Rest(_behind(rest, phase))
@@ -53,7 +53,7 @@ def what_is_left(samples: int, phases: Sequence[Phase], cut: Cut) -> Rest:
 
 
 def first_span(samples: int, cut: Cut, reader: int) -> tuple[int, int]:
-    """Return where in an epoch a reader's span begins and ends in the first phase, the padding left out."""
+    """Return start and stop of a reader's span of the epoch in the first phase, without padding."""
     start, stop = cut.span(samples, reader)
     return min(start, samples), min(stop, samples)
 
@@ -65,7 +65,7 @@ def _spans(samples: int, cut: Cut) -> Iterator[Stretch]:
 
 
 def _behind(rest: Rest, phase: Phase) -> Iterator[Stretch]:
-    """Yield what the readers of a phase have not come to, without the padding that they would have read."""
+    """Yield the samples that the readers of a phase have not reached, without their padding."""
     for reader in range(phase.cut.readers):
         start, stop = phase.cut.span(len(rest), reader)
         taken = phase.taken[reader % len(phase.taken)]
@@ -75,9 +75,9 @@ def _behind(rest: Rest, phase: Phase) -> Iterator[Stretch]:
 
 
 def _gaps(start: int, stop: int, passed: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of places from `start` to `stop` that are not passed; bit n of `passed` is place `start + n`."""
+    """Yield the runs of places from `start` to `stop` not passed yet; bit n of `passed` is place `start + n`."""
     while passed and start < stop:
-        left = (passed & -passed).bit_length() - 1  # places before the next one that was passed
+        left = (passed & -passed).bit_length() - 1  # places before the next passed one
         yield start, min(start + left, stop)
         start, passed = start + left, passed >> left
         run = (~passed & (passed + 1)).bit_length() - 1
@@ -86,7 +86,7 @@ def _gaps(start: int, stop: int, passed: int) -> Iterator[tuple[int, int]]:
 
 
 class Rest:
-    """Stretches end to end."""
+    """The rest of an epoch: stretches, concatenated."""
 
     def __init__(self, parts: Iterable[Stretch]) -> None:
         self._parts = [part for part in parts if len(part)]
@@ -99,7 +99,7 @@ class Rest:
         return self._ends[-1] if self._ends else 0
 
     def between(self, start: int, stop: int) -> Iterator[Stretch]:
-        """Yield what lies between two places, as `Cut.span` gives them; behind the end it begins anew, as padding."""
+        """Yield the stretches between two places, as from `Cut.span`; past the end it wraps around, as padding."""
         while start < stop and self._parts:
             begin = start % len(self)
             at = bisect_right(self._ends, begin)

@@ -1,8 +1,8 @@
-"""The order of a dataset: every shard round after round, without end, and which part of it an epoch is. Pure.
+"""The order of a dataset: an endless sequence of rounds over all shards, of which each epoch is an interval. Pure.
 
-In each round the shards come once, in an order that belongs to (seed, round), and the samples of each shard one after
-another; so every sample has a position in the endless sequence. An epoch is an interval of it. Nothing here knows of
-ranks or workers, see `partition`, or mixes samples of several shards, see `mix`.
+In each round every shard comes once, in an order determined by seed and round, with its samples one after another; so
+every sample has a position in the endless sequence. Ranks and workers are the subject of `partition`, the mixing of
+samples from several shards that of `mix`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 
 from shardcache_client.order.permute import permutation
 
-# This epoch's and the next one's; with few samples an epoch may touch more, which are then made several times.
+# Rounds kept: this epoch's and the next one's. Epochs of small datasets may span more, which are then recomputed.
 _ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How a dataset is shuffled.
+    """Shuffle options of a dataset.
 
     Attributes:
         seed: the same on all ranks.
-        window: samples of at most so many shards are mixed; 0 leaves those of a shard in the order of the file.
-        groups: to how many groups the shards are dealt once and for all. A round goes through one group after another,
-            so that a node, which reads the same part of each round, mostly meets the shards that it met before.
+        window: maximum number of shards whose samples are mixed; 0 keeps the samples of a shard in file order.
+        groups: number of fixed groups of shards. A round goes through one group after another, so that a node, which
+            reads the same part of each round, mostly meets the same shards again.
     """
 
     seed: int = 0
@@ -37,13 +37,12 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Samples of one shard that are read by the same reader in the same round.
+    """Samples of one shard that one reader reads in one round.
 
     Attributes:
-        shard: its number in the manifest.
-        key: to which the order of the shard's samples belongs.
-        start, stop: which of the samples, counted in that order; `stop` is None for all, in a shard whose samples were
-            not counted yet.
+        shard: number of the shard in the manifest.
+        key: determines the order of the shard's samples.
+        start, stop: range of the samples in that order; `stop` is None for all samples of an uncounted shard.
     """
 
     shard: int
@@ -52,7 +51,7 @@ class Piece:
     stop: int | None = None
 
     def numbers(self, count: int, *, permuted: bool) -> Sequence[int]:
-        """Return which samples of the shard these are, in order, by their numbers in the tar; it has `count`."""
+        """Return the numbers in the tar of these samples, in order; the shard has `count` samples."""
         order = permutation(count, f"{self.key}/{self.shard}") if permuted else range(count)
         return order[self.start : self.stop]
 
@@ -61,8 +60,8 @@ class Order:
     """The endless sequence of a dataset whose samples are counted.
 
     Args:
-        counts: samples of each shard of the manifest, 0 included.
-        shuffle: None for the manifest's own order in every round.
+        counts: number of samples in each shard of the manifest; may be 0.
+        shuffle: None for the order of the manifest in every round.
     """
 
     def __init__(self, counts: Sequence[int], shuffle: Shuffle | None) -> None:
@@ -75,7 +74,7 @@ class Order:
         return f"Order(shards={len(self._counts)}, samples={self.samples}, {self._shuffle!r})"
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Return what lies between two positions of the endless sequence, in its order."""
+        """Return the pieces between two positions of the endless sequence, in order."""
         return list(self._pieces(start, stop)) if self.samples else []
 
     def _pieces(self, start: int, stop: int) -> Iterator[Piece]:
@@ -97,10 +96,10 @@ class Order:
             begin, at = stop, at + 1
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_rounds": {}}  # made anew sooner than sent
+        return self.__dict__ | {"_rounds": {}}  # recomputing is faster than sending
 
     def _round(self, number: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the shards of a round in order, and the position in the round behind each one's last sample."""
+        """Return the shards of a round in order, and the position in the round at which each one ends."""
         if number not in self._rounds:
             while len(self._rounds) >= _ROUNDS:
                 del self._rounds[next(iter(self._rounds))]
@@ -113,15 +112,15 @@ class Order:
 
 
 def round_key(shuffle: Shuffle | None, *numbers: int) -> str:
-    """Return the key of one round; a round is told by a number, or by several."""
+    """Return the key of a round, which is identified by one number or several."""
     return "/".join(map(str, (shuffle.seed if shuffle else 0, *numbers)))
 
 
 def shard_order(weights: Sequence[int], shuffle: Shuffle | None, key: str) -> Sequence[int]:
-    """Return the shards' numbers in the order of the round with that key.
+    """Return the shards' numbers in the order of the round with this key.
 
     Args:
-        weights: samples of each shard, or 1 for each where they are not known; groups are equally heavy.
+        weights: number of samples in each shard, or 1 for each if unknown; groups have equal weight.
     """
     if shuffle is None:
         return range(len(weights))
@@ -132,7 +131,7 @@ def shard_order(weights: Sequence[int], shuffle: Shuffle | None, key: str) -> Se
 
 
 def _groups(weights: Sequence[int], shuffle: Shuffle) -> list[list[int]]:
-    """Deal the shards by the seed alone: the same in every round, in parts whose weights differ by a shard's."""
+    """Divide the shards by the seed alone: the same groups in every round, with weights that differ by one shard."""
     dealt = permutation(len(weights), f"{shuffle.seed}:groups")
     groups: list[list[int]] = [[] for _ in range(shuffle.groups)]
     total = max(1, sum(weights))

@@ -1,4 +1,4 @@
-"""What one reader reads of an epoch: stretches of mixes, from a beat to a beat. Pure."""
+"""One reader's share of an epoch: ranges of beats in mixes. Pure."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shardcache_client.order.state import Place
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A mix, or some of its beats.
+    """A range of beats in a mix.
 
     Attributes:
-        first: beat in which reading begins, and how many of that beat's samples were read before.
-        last: beat in which it ends, and how many of that beat's samples are read; None to read the mix to its end.
-        span: the same as places of the mix's order, where that is known.
+        first: beat in which reading begins, and number of that beat's samples to skip.
+        last: beat in which it ends, and number of that beat's samples to read; None to read the mix to its end.
+        span: the same range as places of the mix's order, if samples are counted.
     """
 
     mix: Mix
@@ -26,7 +26,7 @@ class Leg:
 
     @classmethod
     def between(cls, mix: Mix, start: int, stop: int) -> Leg:
-        """Build to read a mix of counted pieces from one place of its order to another, which comes later."""
+        """Build the leg from one place of the order of a mix of counted pieces to a later one."""
         first = mix.find(start) if start else (0, 0)
         if stop == len(mix):
             return cls(mix, first, None, (start, stop))
@@ -35,15 +35,15 @@ class Leg:
 
     @property
     def samples(self) -> int:
-        """How many they are, where that is known."""
+        """Number of samples, if they are counted."""
         return self.span[1] - self.span[0]
 
     def after(self, passed: int) -> Leg:
-        """Return what is left when so many samples were read, fewer than all."""
+        """Return the rest after `passed` samples, fewer than all."""
         return Leg.between(self.mix, self.span[0] + passed, self.span[1]) if passed else self
 
     def beats(self) -> Iterator[tuple[int, int, int | None]]:
-        """Yield each beat, with the part of its samples that is read: from which, up to which (None: to the end)."""
+        """Yield each beat with the range of its samples to read: (beat, start, stop), where stop None means the end."""
         begin, skipped = self.first
         end, stop = (self.mix.beats - 1, None) if self.last is None else self.last
         for beat in range(begin, end + 1):
@@ -51,35 +51,35 @@ class Leg:
 
     @property
     def pieces(self) -> range:
-        """The pieces that are read from, in the order in which they enter."""
+        """Pieces that samples come from, in the order in which they enter."""
         begin, end = self.first[0], self.mix.beats - 1 if self.last is None else self.last[0]
         if begin > end:
             return range(0)
         return range(self.mix.in_hand(begin).start, self.mix.in_hand(end).stop)
 
     def shards(self) -> list[int]:
-        """Return the number in the manifest of each of these."""
+        """Return the shards of these pieces, by their numbers in the manifest."""
         return [self.mix.pieces[piece].shard for piece in self.pieces]
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one reader reads in one go.
+    """A contiguous assignment for one reader.
 
     Attributes:
-        legs: one after another.
-        samples: how many they are together, bad ones included; None where they are not counted.
+        legs: read one after another.
+        samples: total number of samples, bad ones included; None if they are not counted.
     """
 
     legs: tuple[Leg, ...]
     samples: int | None
 
     def shards(self) -> list[int]:
-        """Return the shards by their numbers in the manifest, in the order in which the reader comes to them."""
+        """Return the shards by their numbers in the manifest, in reading order."""
         return [shard for leg in self.legs for shard in leg.shards()]
 
     def behind(self, place: Place) -> Share:
-        """Return what comes after a place that a reader had reached in this share."""
+        """Return the rest of this share after a place that a reader has reached in it."""
         if self.samples is None:
             return Share(tuple(Leg(leg.mix, (place.beat, place.nth), leg.last) for leg in self.legs), None)
         legs, passed = [], place.taken

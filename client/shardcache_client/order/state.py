@@ -1,4 +1,4 @@
-"""A dataset's state, in a few numbers: where each reader is in an epoch; and finding it again in a checkpoint. Pure."""
+"""A dataset's state: each reader's position in an epoch, in a few numbers, and how to find it in a checkpoint. Pure."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a reader is in its share.
+    """A reader's position in its share.
 
     Attributes:
-        time: how often it has read its share to the end.
-        taken: samples passed since it began with it the last time.
-        given: samples given altogether, bad ones not counted.
-        beat, nth: the same place, by the beat and the sample within it, for where samples are not counted.
+        time: number of shares read to the end.
+        taken: number of samples passed in the current share.
+        given: number of samples yielded in all, without bad ones.
+        beat, nth: the same position as a beat and a sample within it, for shares whose samples are not counted.
     """
 
     time: int = 0
@@ -37,25 +37,25 @@ class Place:
     nth: int = 0
 
     def after(self, samples: int) -> Place:
-        """Return the place behind so many good samples more, where samples are counted."""
+        """Return the place after `samples` more good samples; only if samples are counted."""
         return Place(self.time, self.taken + samples, self.given + samples)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where one reader of a job is.
+    """The position of one reader of a job.
 
     Attributes:
-        dataset: tells whether it is a state of the same dataset: urls, seed and what else the order depends on.
-        epoch: which is read.
-        phases: what other readers have read of the epoch before.
-        cut: how what was left then is cut.
-        counted: whether samples are dealt, or whole shards whose samples nobody has counted.
+        dataset: identifies the dataset: its urls, seed and everything else that its order depends on.
+        epoch: the epoch being read.
+        phases: earlier phases of the epoch, read by other readers.
+        cut: division of the rest after these phases.
+        counted: True if samples are dealt, False if whole shards whose samples are not counted.
         reader: `rank * workers + worker`.
-        place: where it is.
-        beyond: which samples behind the place were passed as well, as in `Phase`; set by stages that reorder samples.
-            A reader that goes on as it was reads them again, others do not.
-        over: whether no reader has anything left of the epoch.
+        place: position in the reader's share.
+        beyond: samples after the place that were passed as well, as in `Phase`; set by stages that reorder samples. The
+            same readers read them again on resuming; other readers do not.
+        over: True if no reader has anything left of the epoch.
     """
 
     dataset: str
@@ -69,14 +69,14 @@ class State:
     over: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as JSON knows it: a dict of numbers and short strings."""
+        """Return the state as a JSON-compatible dict of numbers and short strings."""
         return {_MARK: _FORMAT, **asdict(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> State:
-        """Build from what `to_json` gave. Raises ConfigError for anything else."""
+        """Build from the dict of `to_json`. Raises ConfigError for anything else."""
         if data.get(_MARK) != _FORMAT:
-            raise ConfigError(f"the state is of format {data.get(_MARK)!r}; this version knows {_FORMAT}")
+            raise ConfigError(f"the state has format {data.get(_MARK)!r}; this version supports {_FORMAT}")
         try:
             return cls(
                 dataset=_text(data["dataset"]),
@@ -90,41 +90,41 @@ class State:
                 over=_flag(data.get("over", False)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
-            raise ConfigError(f"the state makes no sense: {str(exn)[:200]}") from exn
+            raise ConfigError(f"the state is invalid: {str(exn)[:200]}") from exn
 
 
-# What is read here came from a file that may be anybody's, and is counted and divided by without another look.
+# States come from files that anyone may have written, and their values are used without any check but these.
 
 
 def _count(value: object, least: int = 0, most: int = 1 << 62) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"no number from {least} to {most}")
+        raise ValueError(f"not an integer from {least} to {most}")
     return value
 
 
 def _flag(value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError("neither true nor false")
+        raise TypeError("not a boolean")
     return value
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError("no text")
+        raise TypeError("not a string")
     return value
 
 
 def _bits(value: object) -> str:
-    """Return bits in hexadecimal, as `Phase.beyond` has them; of which `int` would take a negative number, too."""
+    """Return bits in hexadecimal, as in `Phase.beyond`. Checked here, as `int` would also accept a negative number."""
     if not _BITS.fullmatch(_text(value)):
-        raise ValueError("no hexadecimal digits")
+        raise ValueError("not hexadecimal digits")
     return _text(value)
 
 
 def _cut(data: Mapping[str, Any]) -> Cut:
     cut = Cut(**data)
     if cut.even not in ("pad", "drop", None):
-        raise ValueError("nobody cuts like that")
+        raise ValueError("unknown value of even")
     for value in (cut.world_size, cut.workers, cut.batch_size):
         _count(value, 1, _MOST_READERS)
     _count(cut.readers, 1, _MOST_READERS)
@@ -135,28 +135,28 @@ def _phase(data: Mapping[str, Any]) -> Phase:
     phase = Phase(_cut(data["cut"]), tuple(map(_count, data["taken"])), tuple(map(_bits, data["beyond"])))
     cut = phase.cut
     if len(phase.taken) not in (cut.workers, cut.readers) or len(phase.beyond) not in (0, cut.readers):
-        raise ValueError("a phase says another number of readers than it has")
+        raise ValueError("the number of readers in a phase does not match its cut")
     return phase
 
 
 def find_states(data: object) -> list[State]:
-    """Return every state that lies somewhere in nested dicts and lists, such as a StatefulDataLoader's state.
+    """Return all states found anywhere in nested dicts and lists, such as a StatefulDataLoader's state.
 
-    Raises ConfigError when there is none, or they are not of the same place in the same epoch.
+    Raises ConfigError if there is none, or if they are not from the same moment of the same epoch.
     """
     try:
         states = [State.from_json(each) for each in _search(data)]
     except RecursionError as exn:
-        raise ConfigError("what was to be loaded is nested without end") from exn
+        raise ConfigError("the state to load is nested too deeply") from exn
     if not states:
         raise ConfigError(
-            "there is no state of a ShardDataset in what was to be loaded",
-            remedy="load what state_dict() of the dataset, or of the loader around it, returned",
+            "the object to load contains no state of a ShardDataset",
+            remedy="load the return value of state_dict() of the dataset, or of the loader around it",
         )
     if len({(state.dataset, state.epoch, state.cut, state.counted, state.phases) for state in states}) > 1:
         raise ConfigError(
-            "the states that were to be loaded together are not of one moment of one job",
-            remedy="load those of a single checkpoint and dataset",
+            "the states to load are not from one moment of one job",
+            remedy="load the states of a single checkpoint and dataset",
         )
     return states
 
@@ -168,7 +168,7 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
             return
         if data.get("_steps_since_snapshot"):
             raise ConfigError(
-                "the loader's state is older than the moment at which it was asked for",
+                "the loader's state is older than the moment at which it was requested",
                 remedy="use StatefulDataLoader with snapshot_every_n_steps=1, its default",
             )
         data = list(data.values())
@@ -179,7 +179,7 @@ def _search(data: object) -> Iterator[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """How a reader goes on: in which epoch, after which phases, from where in its share."""
+    """The point from which a reader resumes: epoch, earlier phases, and place in its share."""
 
     epoch: int
     phases: tuple[Phase, ...] = ()
@@ -187,16 +187,15 @@ class Resumption:
 
 
 def resume(states: Sequence[State], cut: Cut, topology: Topology, samples: int | None) -> Resumption:
-    """Return how a reader goes on from the states of some readers of a job, which may have been cut otherwise.
+    """Return the point from which a reader resumes, given the states of some readers of a job, perhaps cut differently.
 
-    The place of a reader without a state follows from the batches that another rank has taken, where samples are
-    counted: all ranks take their batches together.
+    If samples are counted, the place of a reader without a state follows from the batches that another rank has taken,
+    as all ranks take their batches in step.
 
     Args:
-        samples: of the epoch; None where they are not counted.
+        samples: number of samples of the epoch; None if they are not counted.
 
-    Raises ConfigError where the place of a reader cannot be known, and where shards that were not counted would have
-    to be cut again.
+    Raises ConfigError if the place of a reader cannot be derived, or if uncounted shards would have to be cut again.
     """
     first = states[0]
     own = {state.reader: state for state in states}
@@ -208,37 +207,37 @@ def resume(states: Sequence[State], cut: Cut, topology: Topology, samples: int |
     if cut == first.cut:
         return Resumption(first.epoch, first.phases, places.of(topology.reader))
     readers = range(first.cut.readers)
-    # A reader in its second round has taken all of its own share; what it reads now is made up for.
+    # A reader past its own share has taken all of that; it now reads replacements for skipped samples.
     taken = [1 << 62 if place.time else place.taken for place in map(places.of, readers)]
     beyond = tuple(own[reader].beyond if reader in own else "" for reader in readers)
     same = taken[: first.cut.workers]
     if taken == same * first.cut.world_size:
-        taken = same  # as always, unless some rank had to skip something
+        taken = same  # the usual case: no rank has skipped anything
     return Resumption(first.epoch, (*first.phases, Phase(first.cut, tuple(taken), beyond if any(beyond) else ())))
 
 
 def _unknown_without_counts(same_cut: bool, topology: Topology) -> ConfigError:
     if same_cut:
         return ConfigError(
-            f"the state of rank {topology.rank}, worker {topology.worker} is missing, and others' say nothing of its "
-            "shards, whose samples are not counted",
+            f"the state of rank {topology.rank}, worker {topology.worker} is missing and cannot be derived from the "
+            "others, as the samples of its shards are not counted",
             remedy="load the states of all ranks",
         )
     return ConfigError(
-        "an epoch of shards whose samples are not counted goes on only with the same ranks and workers",
-        remedy="run with those that wrote the state; or begin the epoch anew, with an index made by "
+        "an epoch of shards whose samples are not counted can resume only with the same ranks and workers",
+        remedy="run with those that wrote the state; or restart the epoch with an index made by "
         "`shardcache index URL... -o index.json`, which makes this possible from then on",
     )
 
 
-_worker_sizes = lru_cache(maxsize=64)(Cut.worker_sizes)  # asked for each worker of a rank, rank by rank
+_worker_sizes = lru_cache(maxsize=64)(Cut.worker_sizes)  # called for each worker of a rank, rank by rank
 
 
 class _Places:
-    """The places of all readers of a phase, by the states of some.
+    """The places of all readers of a phase, derived from the states of some.
 
-    The state of a rank without a reader's own state tells its number of batches only as long as that is the same for
-    any size of batches and any worker's turn: the loader may have begun again with worker 0 after an earlier state.
+    Another rank's state determines a missing reader's number of batches only as long as that is the same for any batch
+    size and any worker's turn: after an earlier resume, the loader may have begun again with worker 0.
     """
 
     def __init__(self, states: Sequence[State], samples: int) -> None:
@@ -250,28 +249,28 @@ class _Places:
             self._known.setdefault(rank, {})[worker] = state.place
 
     def of(self, reader: int) -> Place:
-        """Return a reader's place. Raises ConfigError where no state tells it."""
+        """Return a reader's place. Raises ConfigError if no state determines it."""
         rank, worker = divmod(reader, self._cut.workers)
         if worker in self._known.get(rank, {}):
             return self._known[rank][worker]
         if not any(worker in places for places in self._known.values()):
             raise ConfigError(
-                f"the state of worker {worker} is missing, and no other state tells what is left of its share",
-                remedy="load the loader's whole state, with all its workers'",
+                f"the state of worker {worker} is missing and cannot be derived from the other states",
+                remedy="load the loader's whole state, with all of its workers",
             )
         for other in self._known:
             given = self._given(worker, rank, other)
             if given is not None:
-                # Samples that the other rank skipped or read ahead were in its own share.
+                # Samples that the other rank skipped or read ahead belong to that rank's own share.
                 return Place(taken=given, given=given)
         raise ConfigError(
-            f"the state of rank {rank} is missing, and how far it came cannot be told from those of other ranks, which "
-            "had fewer or more samples, skipped some, or had come to the end",
-            remedy="load the states of all ranks; or use even='pad' or even='drop', with which ranks are equal",
+            f"the state of rank {rank} is missing and cannot be derived from those of other ranks, which had fewer or "
+            "more samples, skipped some, or had reached the end",
+            remedy="load the states of all ranks; or use even='pad' or even='drop', which keep ranks equal",
         )
 
     def _given(self, worker: int, rank: int, other: int) -> int | None:
-        """Return how many samples a rank's worker has given, by another rank's places; None if those do not tell."""
+        """Return the number of samples that a rank's worker has yielded, derived from another rank; None if unknown."""
         cut, places = self._cut, self._known[other]
         sizes, others = _worker_sizes(cut, self._left, rank), _worker_sizes(cut, self._left, other)
         if len(places) == cut.workers and any(others) and not any(place.taken for place in places.values()):

@@ -1,1 +1,1 @@
-"""Which rank this is, and what all ranks have to agree on."""
+"""This process's rank, and agreement among all ranks."""

@@ -1,4 +1,4 @@
-"""Numbers on which the readers of all ranks agree while they read."""
+"""Agreement on numbers among the readers of all ranks while they read."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Json = dict[str, Any]
 
 
 class Agreement:
-    """The readers that ask the same question on every rank, one process a rank: DataLoader workers of one number, say.
+    """Agreement among corresponding readers, one per rank, such as DataLoader workers with the same id.
 
-    Rank 0 is told everybody's value over one queue and answers each under a name of its own, so nothing stays in the
-    store but what the last round of a reader that was killed may have left. Nothing of an iteration that was given up
-    is taken for the next one's: a reader first says hello, under a name drawn at random, and rank 0 counts nobody
-    whom it has not greeted itself. Each iteration therefore takes an Agreement of its own on every rank.
+    Rank 0 receives all values over one queue and answers each reader under its own key, so the key-value store keeps
+    nothing except what the last round of a killed reader may have left. Values of an abandoned iteration cannot mix
+    with those of the next: a reader first says hello under a random name, and rank 0 counts only readers that it has
+    greeted itself. Each iteration therefore needs a new Agreement on every rank.
 
-    Made lazily: the connection belongs to the process that first asks. Can be pickled before that.
+    The connection is opened lazily and belongs to the process that first asks. Can be pickled before that.
 
     Args:
-        channel: the same on all ranks, and of no other readers that may ask at the same time.
-        ranks: which one this is.
-        timeout_s: how long one question may take.
+        channel: the same on all ranks, and unique among readers that may ask at the same time.
+        ranks: this process's rank.
+        timeout_s: time limit for one question.
     """
 
     def __init__(self, channel: str, ranks: Ranks, timeout_s: float = 300.0, place: MeetingPlace | None = None) -> None:
@@ -48,18 +48,18 @@ class Agreement:
         self._pid = os.getpid()
         self._store: KeyValueStore | None = None
         self._voice = secrets.token_hex(8)
-        self._greeted: dict[str, int] = {}  # on rank 0: the voices, and their ranks
+        self._greeted: dict[str, int] = {}  # on rank 0: the rank of each voice (a reader's random name)
 
     def greatest(self, name: str, value: int) -> int:
-        """Return the greatest of all ranks' values; every rank has to ask, in the same order of names.
+        """Return the greatest of all ranks' values. Every rank must call this, with the names in the same order.
 
-        Raises RankTimeoutError when a rank does not within the time, RanksError when one asks for something else or
-        the store breaks off, ConfigError when this process knows of no store.
+        Raises RankTimeoutError if a rank does not within the timeout, RanksError if one asks under another name or the
+        connection breaks, ConfigError if this process has no address of a key-value store.
         """
         if self._ranks.world_size == 1:
             return value
         if self._pid != os.getpid():
-            self._begin()  # a fork must not speak over its parent's connection
+            self._begin()  # a forked process must not use its parent's connection
         if self._store is None:
             self._store = self._connect()
             if self._ranks.rank != 0:
@@ -72,7 +72,8 @@ class Agreement:
         address = self._place.address(self._ranks.world_size)
         if address is None:
             raise ConfigError(
-                f"the {self._ranks.world_size} ranks cannot agree: this process knows of no store that they share",
+                f"the {self._ranks.world_size} ranks cannot agree: this process has no address of a shared "
+                "key-value store",
                 remedy="start them with torchrun or Lightning, or set MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE "
                 "and initialise torch.distributed with env:// before the DataLoader starts its workers",
             )
@@ -115,15 +116,15 @@ class Agreement:
             if "value" not in message:
                 self._greet(store, voice, rank)
             elif voice not in self._greeted:
-                continue  # of an iteration before this one
+                continue  # from an earlier iteration
             elif message["name"] != name:
-                raise RanksError(f"rank {rank} asks for {message['name']} of {self._channel}, rank 0 for {name}")
+                raise RanksError(f"rank {rank} asks for {message['name']} of {self._channel}, but rank 0 for {name}")
             else:
                 values[rank] = message["value"]
         return values
 
     def _greet(self, store: KeyValueStore, voice: str, rank: int) -> None:
-        # Another voice of the same rank is of a reader that has gone.
+        # Another voice of the same rank belongs to a reader that is gone.
         self._greeted = {known: owner for known, owner in self._greeted.items() if owner != rank} | {voice: rank}
         store.set(f"{self._channel}/{voice}", "{}")
 

@@ -1,8 +1,8 @@
-"""What torch.distributed knows: this process's rank, and the key-value store over which its ranks found each other.
+"""Access to torch.distributed: this process's rank, and the key-value store of the rendezvous.
 
-Ranks talk over that store and never by collectives: one rank that makes a dataset alone would leave the others' next
-collective waiting or mix it up, object collectives unpickle what comes from the wire, NCCL's want a device, and
-DataLoader workers have no process group at all.
+Ranks communicate over that store and never by collectives: one rank creating a dataset alone would block or corrupt the
+others' next collective, object collectives unpickle data from the network, NCCL's need a device, and DataLoader workers
+have no process group.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if torch.distributed.is_available():
 log = logging.getLogger("shardcache")
 
 CONNECT_TIMEOUT_S = 60.0
-_SHORT_CONNECT_S = 10.0  # where the store is of use, but not needed
+_SHORT_CONNECT_S = 10.0  # for uses that can do without the store
 
 
 def ranks() -> Ranks | None:
-    """Return what torch.distributed says in this process, or in the one from which it was forked."""
+    """Return torch.distributed's rank and world size, also in a process forked after its initialisation."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
     return None
@@ -40,7 +40,7 @@ def ranks() -> Ranks | None:
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where the store of a job listens, and how many ranks know of it."""
+    """Address of a job's key-value store, and the number of ranks that share it."""
 
     host: str
     port: int
@@ -51,15 +51,15 @@ class StoreAddress:
 
 
 class MeetingPlace:
-    """How a process, a DataLoader worker included, finds the store of its job.
+    """Finds the key-value store of the job, for any of its processes, DataLoader workers included.
 
-    torch.distributed says it, in this process or in the one from which this was forked or to which it was pickled;
-    else the variables from which `init_method="env://"` takes it.
+    The address comes from torch.distributed, in this process or in the one that forked or pickled this object; else
+    from the environment variables that `init_method="env://"` reads.
     """
 
     def __init__(self, inherited: StoreAddress | None = None) -> None:
         self._inherited = inherited
-        # Of this process, which is not to speak over its parent's connection; None where nobody answered.
+        # With the pid, as a process must not use its parent's connection; the store is None if none answered.
         self._connected: tuple[int, StoreAddress, KeyValueStore | None] | None = None
 
     def __repr__(self) -> str:
@@ -72,14 +72,14 @@ class MeetingPlace:
         return _address_of_process_group() or self._inherited
 
     def address(self, world_size: int) -> StoreAddress | None:
-        """Return the address of the store that a job of so many ranks shares; None where none is known."""
+        """Return the address of the store shared by a job of `world_size` ranks; None if none is known."""
         found = self._told() or _address_of_environment()
         return found if found is not None and found.world_size == world_size else None
 
     def store(self, world_size: int) -> KeyValueStore | None:
-        """Return the store of a job of so many ranks, over a connection that stays open.
+        """Return the store of a job of `world_size` ranks, over a connection that stays open.
 
-        None where no store is known, or none answers, which is logged; asked once for each process and address.
+        None if no store is known, or if none answers, which is logged. Tried once per process and address.
         """
         address = self.address(world_size)
         if address is None:
@@ -92,7 +92,7 @@ class MeetingPlace:
 def _process_group_store() -> Store | None:
     if ranks() is None:
         return None
-    # torch has no public way to it that all of the supported releases know.
+    # No public API for this exists in all supported releases of torch.
     store = torch.distributed.distributed_c10d._get_default_store()
     while isinstance(store, PrefixStore):
         store = store.underlying_store
@@ -100,7 +100,7 @@ def _process_group_store() -> Store | None:
 
 
 def _address_of_process_group() -> StoreAddress | None:
-    # Of a store that came along through a fork only its name is of use: its connection is the parent's.
+    # After a fork, only the store's address is of use: the connection is the parent's.
     known, store = ranks(), _process_group_store()
     if known is None or not isinstance(store, TCPStore):
         return None
@@ -114,9 +114,9 @@ def _address_of_environment(env: Mapping[str, str] = os.environ) -> StoreAddress
 
 
 class KeyValueStore:
-    """The job's store, seen through keys of shardcache's own. Every method raises RanksError when it breaks off.
+    """The job's key-value store, under shardcache's prefix. Every method raises RanksError if the connection breaks.
 
-    torchrun's store outlives a restart of its processes: what was set by those before may still be there.
+    torchrun's store outlives a restart of its processes: values set before it may still be there.
     """
 
     def __init__(self, store: Store, where: str) -> None:
@@ -128,25 +128,25 @@ class KeyValueStore:
 
     @classmethod
     def connect(cls, address: StoreAddress, timeout_s: float = CONNECT_TIMEOUT_S) -> Self:
-        """Open a connection of this process's own. Raises RanksError when no such store answers within the time."""
+        """Open a connection for this process. Raises RanksError if no store answers within the timeout."""
         store = _connect(address, timeout_s)
         if store is None:
             raise RanksError(
-                "no key-value store of torch.distributed answers there",
+                "no key-value store of torch.distributed answers at this address",
                 url=str(address),
-                remedy="initialise torch.distributed before reading; MASTER_ADDR and MASTER_PORT have to be its own",
+                remedy="initialise torch.distributed before reading; MASTER_ADDR and MASTER_PORT must be its own",
             )
         return cls(store, str(address))
 
     @classmethod
     def of_process_group(cls) -> Self | None:
-        """Return the store of torch.distributed's group; None where it has none that processes share.
+        """Return the store of torch.distributed's process group; None if processes do not share it.
 
-        Raises RanksError when it does not answer.
+        Raises RanksError if it does not answer.
         """
         address = _address_of_process_group()
         if address is not None:
-            # Not torch's own connection: whoever waits on that keeps torch's watchdogs from it.
+            # Not torch's own connection: a wait on that would block torch's watchdogs.
             return cls.connect(address)
         store = _process_group_store()
         return cls(store, "file store") if isinstance(store, FileStore) else None
@@ -157,24 +157,24 @@ class KeyValueStore:
             self._store.set(key, value)
 
     def first(self, key: str, value: str) -> str:
-        """Set the value where there is none yet; return what is there now."""
+        """Set the value unless there is one already; return the value now stored."""
         with self._translated():
             return str(self._store.compare_set(key, "", value).decode())
 
     def has(self, key: str) -> bool:
-        """Return whether there is a value."""
+        """Return True if the key has a value."""
         with self._translated():
             return bool(self._store.check([key]))
 
     def get(self, key: str, timeout_s: float) -> str | None:
-        """Return the value as soon as there is one; None when there is none within the time."""
+        """Return the value as soon as there is one; None if there is none within the timeout."""
         if not self._comes(key, timeout_s):
             return None
         with self._translated():
             return str(self._store.get(key).decode())
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which is 0 at first; return it."""
+        """Add to a number, initially 0; return the sum."""
         with self._translated():
             return int(self._store.add(key, amount))
 
@@ -184,14 +184,16 @@ class KeyValueStore:
             self._store.delete_key(key)
 
     def push(self, queue: str, value: str) -> None:
-        """Add to the end of a queue. Raises ConfigError where torch has none."""
+        """Append to a queue. Raises ConfigError if this release of torch has no queues."""
         if not hasattr(self._store, "queue_push"):
-            raise ConfigError("this torch's key-value store has no queues", remedy="install torch 2.8 or newer")
+            raise ConfigError(
+                "torch's key-value store has no queues in this release", remedy="install torch 2.8 or newer"
+            )
         with self._translated():
             self._store.queue_push(queue, value)
 
     def pop(self, queue: str, timeout_s: float) -> str | None:
-        """Take the first out of a queue that this process alone reads; None when nothing comes within the time."""
+        """Remove and return the first value of a queue that only this process reads; None if none comes in time."""
         if not self._comes(queue, timeout_s):
             return None
         with self._translated():
@@ -201,7 +203,7 @@ class KeyValueStore:
         try:
             with self._translated():
                 self._store.wait([key], timedelta(seconds=max(timeout_s, 0.001)))
-        except RuntimeError:  # all that a FileStore calls its time-out
+        except RuntimeError:  # a FileStore raises nothing more specific on timeout
             return False
         return True
 
@@ -221,18 +223,18 @@ def _connect_or_log(address: StoreAddress) -> KeyValueStore | None:
     try:
         return KeyValueStore.connect(address, _SHORT_CONNECT_S)
     except RanksError as exn:
-        log.info("whether all ranks read the same is not checked: %s: %s", address, exn.message)
+        log.info("cannot check that all ranks read the same shards: %s: %s", address, exn.message)
         return None
 
 
 def _connect(address: StoreAddress, timeout_s: float) -> TCPStore | None:
     try:
-        # torch goes on trying, and complaining, where nobody listens.
+        # If nothing listens, torch would retry, and log it, until the timeout.
         socket.create_connection((address.host, address.port), timeout=timeout_s).close()
     except OSError:
         return None
     opened: list[TCPStore] = []
-    # torch waits without limit for who accepts a connection and says nothing, such as a server of another kind.
+    # torch waits indefinitely for a server that accepts a connection but says nothing, such as one of another kind.
     thread = Thread(target=_open, args=(address, timeout_s, opened), name="shardcache-store", daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -244,4 +246,4 @@ def _open(address: StoreAddress, timeout_s: float, opened: list[TCPStore]) -> No
     try:
         opened.append(TCPStore(address.host, address.port, is_master=False, timeout=limit, wait_for_workers=False))
     except torch.distributed.DistError:
-        return  # whoever listens speaks another protocol: as if nobody did
+        return  # another protocol: the same as if nothing listened

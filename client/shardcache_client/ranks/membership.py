@@ -1,4 +1,4 @@
-"""The place of a process among the readers of its job: its rank, and its number among the workers of a loader."""
+"""A process's place among the readers of its job: its rank, and its worker id in a DataLoader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ def in_worker() -> bool:
 
 
 class Membership:
-    """Found each time it is asked for, as a dataset is made before its processes. Can be pickled for workers.
+    """This process's place in the job, determined at each call, as datasets are created before their worker processes.
+
+    Can be pickled for workers.
 
     Args:
         explicit: the ranks that the user named, if any.
@@ -31,18 +33,18 @@ class Membership:
 
     @property
     def ranks(self) -> Ranks:
-        """The rank for which this process reads."""
+        """Rank for which this process reads."""
         return self._explicit or self.ranks_of_job
 
     @property
     def ranks_of_job(self) -> Ranks:
-        """The rank that torch.distributed, else the launcher, gave the process, whatever the user named."""
-        # A spawned worker has no torch.distributed of its own and reads for the process that started it.
+        """Rank of the process by torch.distributed or else the launcher, whatever the user named."""
+        # A spawned worker has no torch.distributed and reads for the process that started it.
         inherited = self._inherited if in_worker() else None
         return distributed.ranks() or inherited or ranks_of_environment()
 
     def topology(self) -> Topology:
-        """Return which reader of the job this process is now."""
+        """Return the place of this process among the readers of the job, as of now."""
         ranks, worker = self.ranks, get_worker_info()
         if worker is None:
             return Topology(ranks.rank, ranks.world_size)

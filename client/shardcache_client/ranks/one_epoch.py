@@ -1,4 +1,4 @@
-"""Agreement of all ranks on the epoch where `set_epoch` is not called, also when one rank reads samples on its own."""
+"""Agreement of all ranks on the epoch if `set_epoch` is not called, even if one rank reads some samples alone."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _NEXT, _AGAIN = "next", "again"
 
 
 class OneEpoch:
-    """Decides which epoch follows one that a rank leaves before its end. Can be pickled for DataLoader workers.
+    """Decides which epoch follows after a rank ends one early. Can be pickled for DataLoader workers.
 
-    All ranks leave it (a loop with a fixed number of steps): the next epoch follows. One rank alone does (it looked at
-    a sample): that rank begins the epoch again, in step with the others, who are in it or have yet to begin it. A rank
-    that reads an epoch to its end never waits here, but logs a warning if some rank has not begun that epoch. This also
-    happens when loader workers read a short epoch ahead to its end while the rank took only a few samples of it.
+    If all ranks end it early (a loop with a fixed number of steps), the next epoch follows. If a single rank does (it
+    looked at a sample), that rank begins the epoch again, in step with the others, which are in it or have yet to begin
+    it. A rank that reads an epoch to its end never waits here, but logs a warning if some rank has not begun that
+    epoch. This also happens if loader workers read a short epoch ahead to its end while the rank took only a few
+    samples of it.
 
-    Ranks tell each other over the job's key-value store, under names that hold the epoch and, for each rank, its
-    number of passes over it; whichever rank decides first decides for all. Where ranks share no store, each goes by its
-    own count.
+    Ranks communicate over the job's key-value store, under keys made of the epoch and each rank's number of passes over
+    it; the first rank to decide decides for all. If ranks share no store, each one counts for itself.
 
     Args:
-        name: the same on all ranks, and no other dataset's.
-        place: where the ranks meet.
-        patience_s: how long a rank that has left an epoch waits for the others to leave it. They wait for that rank
-            meanwhile, if it left alone, so this is to be well below a collective's time-out.
+        name: the same on all ranks, and unique to the dataset.
+        place: finds the key-value store.
+        patience_s: how long a rank that has ended an epoch early waits for the others to do so. If it was the only one,
+            they wait for it in turn, so this must be well below the timeout of a collective.
     """
 
     def __init__(self, name: str, place: MeetingPlace, patience_s: float) -> None:
@@ -48,9 +48,9 @@ class OneEpoch:
 
         Args:
             epoch: the next one by its own count.
-            left: the one that it left before its end, if it did.
+            left: the epoch that it ended early, if any.
 
-        Raises EpochMismatchError when it has left an epoch alone again and again.
+        Raises EpochMismatchError if it has repeatedly been the only rank to end an epoch early.
         """
         store = None if ranks.world_size == 1 else self._place.store(ranks.world_size)
         if store is None:
@@ -60,11 +60,11 @@ class OneEpoch:
         except EpochMismatchError:
             raise
         except RanksError as exn:
-            log.warning("whether all ranks read epoch %d is not checked: %s", epoch, exn.message)
+            log.warning("cannot check that all ranks read epoch %d: %s", epoch, exn.message)
             return epoch
 
     def _prefix(self, ranks: Ranks) -> str:
-        # Processes that torchrun starts anew begin anew.
+        # Processes restarted by torchrun count from the start.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return f"epochs/{attempt}/{self._name}/{ranks.world_size}"
 
@@ -80,7 +80,7 @@ class OneEpoch:
     def _warn_if_ahead(self, passes: _Passes, epoch: int) -> None:
         if passes.number(epoch - 1) and not passes.by_all(epoch - 1):
             log.warning(
-                "rank %d begins epoch %d, and not all ranks have begun epoch %d: they may train on different epochs; "
+                "rank %d begins epoch %d, but not all ranks have begun epoch %d: they may train on different epochs; "
                 "call set_epoch on every rank before each iteration",
                 passes.ranks.rank,
                 epoch,
@@ -88,12 +88,12 @@ class OneEpoch:
             )
 
     def _follows(self, passes: _Passes, epoch: int) -> str:
-        """Return what follows an epoch that this rank has left: it again, or the next one."""
+        """Return what follows an epoch that this rank has ended early: the same again, or the next one."""
         number = passes.number(epoch)
         if passes.closed(epoch):
             return _NEXT
         if passes.alone(epoch):
-            log.info("rank %d alone has looked at epoch %d, and begins it again", passes.ranks.rank, epoch)
+            log.info("only rank %d has read from epoch %d; it begins the epoch again", passes.ranks.rank, epoch)
             return passes.decide(epoch, number, _AGAIN)
         decided = passes.decided(epoch, number)
         if decided is None and passes.leave(epoch, number):
@@ -101,21 +101,21 @@ class OneEpoch:
         return decided or self._wait(passes, epoch, number)
 
     def _wait(self, passes: _Passes, epoch: int, number: int) -> str:
-        told = f"rank {passes.ranks.rank} has left epoch {epoch} before its end, and not all other ranks have"
+        told = f"rank {passes.ranks.rank} has ended epoch {epoch} early, but not all other ranks have"
         soon_s = min(_LOG_AFTER_S, self._patience_s)
         if passes.comes_to_close(epoch, soon_s):
             return _NEXT
-        log.warning("%s; it waits up to %g s for them", told, self._patience_s)
+        log.warning("%s; waiting up to %g s for them", told, self._patience_s)
         if passes.comes_to_close(epoch, self._patience_s - soon_s):
             return _NEXT
         if number >= _MOST_PASSES:
             raise EpochMismatchError(f"{told}, for the {number}th time")
-        log.warning("%s within %g s; it begins epoch %d again", told, self._patience_s, epoch)
+        log.warning("%s within %g s; beginning epoch %d again", told, self._patience_s, epoch)
         return passes.decide(epoch, number, _AGAIN)
 
 
 class _Passes:
-    """The ranks' passes over each epoch, as the store knows them."""
+    """The ranks' passes over each epoch, recorded in the key-value store."""
 
     def __init__(self, store: KeyValueStore, prefix: str, ranks: Ranks) -> None:
         self._store = store
@@ -128,46 +128,46 @@ class _Passes:
             self._store.add(f"{self._prefix}/{epoch}/ranks", 1)
 
     def number(self, epoch: int) -> int:
-        """Return how many passes this rank has begun."""
+        """Return the number of passes that this rank has begun."""
         return self._store.add(self._mine(epoch), 0)
 
     def alone(self, epoch: int) -> bool:
-        """Return whether no other rank has begun the epoch."""
+        """Return True if no other rank has begun the epoch."""
         return self._begun(epoch) == min(1, self.number(epoch))
 
     def by_all(self, epoch: int) -> bool:
-        """Return whether all ranks have begun the epoch."""
+        """Return True if all ranks have begun the epoch."""
         return self._begun(epoch) == self.ranks.world_size
 
     def _begun(self, epoch: int) -> int:
         return self._store.add(f"{self._prefix}/{epoch}/ranks", 0)
 
     def leave(self, epoch: int, number: int) -> bool:
-        """Note that this rank has left its pass of this number; return whether all ranks have."""
+        """Note that this rank has ended its pass of this number early; return True if all ranks have."""
         return self._store.add(f"{self._prefix}/{epoch}/{number}/left", 1) == self.ranks.world_size
 
     def decided(self, epoch: int, number: int) -> str | None:
-        """Return what follows the ranks' passes of this number, if that is decided."""
+        """Return what follows the ranks' passes of this number, None if undecided."""
         key = f"{self._prefix}/{epoch}/{number}/follows"
         return self._store.first(key, "") if self._store.has(key) else None
 
     def decide(self, epoch: int, number: int, follows: str) -> str:
-        """Decide what follows, unless another rank has; return what was decided."""
+        """Decide what follows, unless another rank has; return the decision."""
         decided = self._store.first(f"{self._prefix}/{epoch}/{number}/follows", follows)
         if decided == _NEXT:
             self.close(epoch)
         return decided
 
     def close(self, epoch: int) -> None:
-        """Note that a rank is past the epoch."""
+        """Note that this rank is past the epoch."""
         self._store.set(f"{self._prefix}/{epoch}/closed", "1")
 
     def closed(self, epoch: int) -> bool:
-        """Return whether some rank is past the epoch."""
+        """Return True if some rank is past the epoch."""
         return self._store.has(f"{self._prefix}/{epoch}/closed")
 
     def comes_to_close(self, epoch: int, timeout_s: float) -> bool:
-        """Return as soon as a rank is past the epoch, or False when none is within the time."""
+        """Return True as soon as a rank is past the epoch, False if none is within the timeout."""
         return self._store.get(f"{self._prefix}/{epoch}/closed", timeout_s) is not None
 
     def _mine(self, epoch: int) -> str:

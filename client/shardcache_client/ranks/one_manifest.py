@@ -1,4 +1,4 @@
-"""One manifest for all ranks of a job: rank 0's is given to all; where that was too early to do, they are compared."""
+"""One manifest for all ranks: rank 0's, or, if datasets are created before torch.distributed, a comparison."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace
 from shardcache_client.topology import Ranks, Topology
 
-_PIECE_CHARACTERS = 4 * 2**20  # a store takes at most 8 MiB at once
+_PIECE_CHARACTERS = 4 * 2**20  # a key-value store takes values of at most 8 MiB
 _COMPARE_TIMEOUT_S = 30.0
 
 _made: Counter[tuple[str, Ranks | None]] = Counter()
 
 
 class OneManifest:
-    """The manifest of one dataset, over all ranks. Can be pickled for DataLoader workers.
+    """The manifest of one dataset, across all ranks. Can be pickled for DataLoader workers.
 
-    Datasets of different processes belong together when they are made of the same urls, the first with the first, the
-    second with the second. The manifest stays in the store: who is started anew by torchrun goes on with the same one.
+    Datasets of different processes are matched by their urls and, among datasets with the same urls, by the order of
+    their creation. The manifest stays in the key-value store, so a process restarted by torchrun gets the same one.
 
     Args:
         urls: as the user gave them.
-        explicit: the ranks that the user named, if any. A world of one shares nothing.
-        timeout_s: how long to wait for rank 0's.
+        explicit: the ranks that the user named, if any. A single rank shares nothing.
+        timeout_s: how long to wait for rank 0's manifest.
 
     Attributes:
-        settled: whether all ranks have the manifest of rank 0.
-        name: of the dataset: the same on all ranks, and no other's.
-        place: where the ranks meet.
+        settled: True if all ranks have the manifest of rank 0.
+        name: name of the dataset, the same on all ranks and unique.
+        place: finds the key-value store.
     """
 
     def __init__(self, urls: Sequence[str], explicit: Ranks | None, timeout_s: float) -> None:
@@ -56,10 +56,10 @@ class OneManifest:
         return f"OneManifest({self.name}, settled={self.settled})"
 
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
-        """Return what `resolve` gives on rank 0, or here where torch.distributed has not begun.
+        """Return the result of `resolve` on rank 0, or in this process if torch.distributed is not initialised.
 
-        An error that it raises on rank 0 is raised on every rank. Raises RankTimeoutError when rank 0's does not come
-        in time, RanksError when the store breaks off.
+        An error on rank 0 is raised on every rank. Raises RankTimeoutError if rank 0's manifest does not come in time,
+        RanksError if the connection to the key-value store breaks.
         """
         known = distributed.ranks()
         ranks = self._explicit or known
@@ -72,7 +72,7 @@ class OneManifest:
         return self.share(store, ranks, resolve)
 
     def share(self, store: KeyValueStore, ranks: Ranks, resolve: Callable[[], Manifest]) -> Manifest:
-        """Do so over a store: rank 0 resolves and tells, the others listen."""
+        """Share a manifest over a key-value store: rank 0 resolves and publishes it, the others wait for it."""
         name = f"manifest/{self.name}/{ranks.world_size}"
         if ranks.rank == 0:
             return self._publish(store, name, resolve)
@@ -80,7 +80,7 @@ class OneManifest:
         if answer is None:
             raise RankTimeoutError(
                 f"rank {ranks.rank} waited {self._timeout_s:g} s for rank 0 to list the shards of this dataset "
-                f"(number {self._number} of these urls)",
+                f"(number {self._number} with these urls)",
                 url=self._first_url,
             )
         return self._take(store, answer)
@@ -102,7 +102,7 @@ class OneManifest:
             raise
         _upload(store, manifest)
         told = json.dumps({"fingerprint": manifest.fingerprint})
-        # Where ranks are explicit, more than one process may be rank 0.
+        # With explicit ranks, several processes may be rank 0.
         stays = store.first(name, told)
         return manifest if stays == told else self._take(store, stays)
 
@@ -113,13 +113,13 @@ class OneManifest:
         return _download(store, said["fingerprint"], self._timeout_s)
 
     def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
-        """Raise ManifestMismatchError when another rank, that came first, has another manifest.
+        """Raise ManifestMismatchError if this manifest differs from that of the first rank to compare.
 
-        For the start of an iteration: the main process or worker 0 of a rank asks once, and waits for nobody. Does
-        nothing when the manifest came from rank 0, nor where the ranks share no store.
+        For the start of an iteration: the main process or worker 0 of a rank compares once, without waiting for others.
+        No-op if the manifest came from rank 0, or if the ranks share no key-value store.
 
         Args:
-            counted: whether samples are dealt; else their counts change nothing, and one rank may know more of them.
+            counted: True if samples are dealt. Otherwise counts are ignored, as one rank may know more than another.
         """
         if self.settled or topology.world_size == 1 or topology.worker != 0 or self._compared_by == os.getpid():
             return
@@ -130,7 +130,7 @@ class OneManifest:
         self._compared_by = os.getpid()
 
     def _compare(self, store: KeyValueStore, mine: Manifest, topology: Topology) -> None:
-        # Processes that torchrun starts anew may well see other shards than those before.
+        # Processes restarted by torchrun may see other shards than before.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         name = f"compare/{attempt}/{self.name}/{topology.world_size}"
         if not store.has(name):
@@ -140,7 +140,7 @@ class OneManifest:
             return
         other = _download(store, fingerprint, _COMPARE_TIMEOUT_S)
         raise ManifestMismatchError(
-            f"rank {topology.rank} would read other shards than rank {rank}: {mine.difference(other)}",
+            f"rank {topology.rank} would read different shards than rank {rank}: {mine.difference(other)}",
             url=self._first_url,
         )
 
@@ -154,7 +154,7 @@ def _without_counts(manifest: Manifest) -> Manifest:
 
 
 def _upload(store: KeyValueStore, manifest: Manifest) -> None:
-    """Put the rows under the manifest's fingerprint, where all datasets that have the same ones find them."""
+    """Store the rows under the manifest's fingerprint, for all datasets with the same rows."""
     name = f"rows/{manifest.fingerprint}"
     if store.has(name):
         return
@@ -162,7 +162,7 @@ def _upload(store: KeyValueStore, manifest: Manifest) -> None:
     starts = range(0, len(packed), _PIECE_CHARACTERS)
     for number, start in enumerate(starts):
         store.set(f"{name}/{number}", packed[start : start + _PIECE_CHARACTERS])
-    store.set(name, str(len(starts)))  # last: who finds it finds the pieces
+    store.set(name, str(len(starts)))  # last, so that its presence implies that of all pieces
 
 
 def _download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manifest:
@@ -176,7 +176,7 @@ def _download(store: KeyValueStore, fingerprint: str, timeout_s: float) -> Manif
     try:
         manifest = Manifest.from_json(json.loads(zlib.decompress(b64decode("".join(pieces)))))
     except (ValueError, zlib.error) as exn:
-        raise RanksError(f"the list of shards did not come whole from another rank: {exn}") from exn
+        raise RanksError(f"the list of shards from another rank is incomplete or damaged: {exn}") from exn
     if manifest.fingerprint != fingerprint:
-        raise RanksError("another rank made its list of shards by another release of shardcache")
+        raise RanksError("another rank made its list of shards with another release of shardcache")
     return manifest

@@ -1,8 +1,8 @@
-"""Detection of a second sharding: another project's wrapper that shares out samples which the dataset has shared out.
+"""Detection of a second sharding: another project's wrapper that divides samples which the dataset has divided already.
 
-ShardDataset gives each rank and each worker its own samples. A wrapper that passes on one of every N of those loses
-the others without a word. It is found on the call stack: its frame is there whenever it asks for a sample. A forked
-DataLoader worker has its parent's frames below its own, so a wrapper around the loader is found there, too.
+ShardDataset gives each rank and each worker its own samples. A wrapper that passes on one of every N of those silently
+loses the others. It is found on the call stack: its frame is there whenever it requests a sample. A forked DataLoader
+worker has its parent's frames below its own, so a wrapper around the loader is found there as well.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Resharder:
     """A function of another project that passes on one share of the samples it reads.
 
     Attributes:
-        name: what its users call it.
-        remedy: what to do about it.
-        ranks: number of shares that it makes for ranks, from the local variables of its frame.
-        workers: number of shares that it makes for a rank's workers.
+        name: name that its users know.
+        remedy: remedy of the error.
+        ranks: returns the number of shares that it makes for ranks, from the local variables of its frame.
+        workers: returns the number of shares that it makes for a rank's workers.
     """
 
     name: str
@@ -45,22 +45,22 @@ def _processes(variables: Variables) -> int:
 
 
 def _workers_per_shard(variables: Variables) -> int:
-    """Return 1 where each worker has a shard of its own; otherwise, some of them read nothing at all."""
+    """Return 1 if each worker has a shard of its own; otherwise, some of them would read nothing."""
     return int(-(-variables["worker_info"].num_workers // max(1, variables["self"].num_shards)))
 
 
 def _instances(variables: Variables) -> int:
-    """Return the shares of all workers of all ranks."""
+    """Return the number of shares for all workers of all ranks."""
     return int(variables["self"].num_of_instances)
 
 
 _ACCELERATE = (
-    "leave this loader out of accelerator.prepare() and move its batches to accelerator.device; with transformers' "
+    "do not pass this loader to accelerator.prepare(), and move its batches to accelerator.device; with transformers' "
     "Trainer, have get_train_dataloader, get_eval_dataloader and get_test_dataloader return a plain DataLoader "
-    "(docs/frameworks.md); or give the dataset rank=0, world_size=1, for every process to read all samples and keep "
+    "(docs/frameworks.md); or give the dataset rank=0, world_size=1, so that every process reads all samples and keeps "
     "its share"
 )
-_STAGE = "leave the stage out: ranks and workers have samples of their own already"
+_STAGE = "remove the stage: ranks and workers have their own samples already"
 _DATASETS = "use the ShardDataset itself, without datasets.IterableDataset around it; .map() becomes decode="
 
 _RESHARDERS = {
@@ -94,16 +94,14 @@ _RESHARDERS = {
 
 
 def refuse_resharding(topology: Topology, processes: int) -> None:
-    """Check who asks for samples.
+    """Raise ConfigError if a wrapper on the call stack would lose samples.
 
-    Shares of shares are right where they are no more than the job has processes: a dataset dealt to nodes, for example,
-    whose processes share what is the node's.
+    A second division is right as long as it makes no more shares than the job has processes: for example, of a dataset
+    divided among nodes, whose processes then divide the node's share.
 
     Args:
-        topology: how the dataset's samples are shared out.
-        processes: of the job.
-
-    Raises ConfigError where a wrapper would lose samples.
+        topology: the dataset's own division of its samples.
+        processes: number of processes in the job.
     """
     if topology.readers == 1:
         return
@@ -129,12 +127,12 @@ def _count(shares: Shares, variables: Variables) -> int:
     try:
         return shares(variables)
     except (KeyError, AttributeError):
-        return 2  # a release that keeps the number elsewhere; it would not be there to pass on everything
+        return 2  # a release that keeps the number elsewhere; the wrapper would not be in use to pass on everything
 
 
 def _error(resharder: Resharder, shares: int, reader: str) -> ConfigError:
     return ConfigError(
-        f"the samples are sharded a second time: {resharder.name} passes on one of {shares} shares of what this "
-        f"{reader} reads, and the rest is lost",
+        f"the samples are sharded a second time: {resharder.name} passes on one of {shares} shares of the samples that "
+        f"this {reader} reads, and the rest is lost",
         remedy=resharder.remedy,
     )

@@ -1,1 +1,1 @@
-"""From shards on local disk to samples, in the order of a reader's share."""
+"""Reading of samples from shards on local disk, in the order of a reader's share."""

@@ -1,4 +1,4 @@
-"""The beginning of a shard that is still arriving, read while the rest is on its way."""
+"""Reading of a shard that is still arriving, from its beginning."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shardcache_client.reading.cutting import Column, Sample, as_bytes, cut
 from shardcache_client.reading.reader import map_file, unreadable
 
 More = Callable[[int], Arriving | None]
-"""`more(beyond)` waits until more than the first `beyond` bytes of the shard are there, and returns the grant that says
-so; None when there is another way to the rest, or the file may not be read on. Raises why the rest does not come."""
+"""`more(beyond)` waits until more than the first `beyond` bytes of the shard have arrived, and returns the new grant;
+None if the rest must be read another way, or this file must not be read on. Raises the error that stops the rest."""
 
 
 class _EndOfPartError(Exception):
-    """Nothing more is to be read from here."""
+    """Nothing more can be read from this file."""
 
 
 def _closed(_beyond: int) -> NoReturn:
@@ -29,23 +29,23 @@ def _closed(_beyond: int) -> NoReturn:
 
 
 class ArrivingShard:
-    """The samples of a shard as far as it is there. Used as a `ShardReader`; numbers samples as that does.
+    """The samples of a shard as far as it has arrived. Used like a `ShardReader`, with the same sample numbers.
 
-    The file has its final size from the beginning, so that it can be mapped once; what has not arrived reads as zeros,
-    and is never looked at. Renaming the file when it is published leaves the map as it is.
+    The file has its final size from the start, so it is mapped once; bytes that have not arrived would read as zeros,
+    and are never accessed. Renaming the file on publication does not affect the map.
 
-    A sample is given once the header behind its last member has arrived. Of the last one, only the end of the tar
-    could tell that it is whole, and a tar's end is judged by the daemon: it is always left to the index.
+    A sample is yielded once the header after its last member has arrived. The last sample is always left to the index:
+    only the end of the tar shows that it is whole, and the daemon checks that end.
 
     Args:
-        grant: what the daemon said of the shard.
-        more: asks for more of it.
-        last: number of the sample that is said to be its last; only the whole shard can tell, so it is not given here.
+        grant: the daemon's grant of the shard.
+        more: requests more of it.
+        last: number of the last sample according to the manifest, which is not yielded here; None if unknown.
 
     Raises:
-        ShardGoneError: the file is not there, published meanwhile or given up.
-        CacheDirError: it may not be read.
-        CorruptShardError: it has another size than the shard.
+        ShardGoneError: the file does not exist any more: it was published or given up.
+        CacheDirError: the file may not be read.
+        CorruptShardError: the size of the file differs from the shard's.
     """
 
     def __init__(self, grant: Arriving, more: More, last: int | None = None) -> None:
@@ -63,7 +63,7 @@ class ArrivingShard:
             raise unreadable(exn, path, self.url) from exn
         self._grouping = Grouping()
         self._columns: list[Column] = []
-        # The daemon judges the end of the tar, once it has the whole.
+        # The daemon checks the end of the tar once the whole shard has arrived.
         tar = Tar(self._read, self._size_bytes, self.url, require_end=False, ignore_trailing_data=True)
         self._members: Iterator[Member] = iter(tar)
 
@@ -80,18 +80,18 @@ class ArrivingShard:
         self.close()
 
     def close(self) -> None:
-        """Give the map back. Iterators over the shard end in ValueError from here on."""
+        """Unmap the file. Iterators over the shard raise ValueError from here on."""
         self._map.close()
-        # The walk refers to this object, and `more` to its reader's session: a circle would keep that until the garbage
-        # collector comes.
+        # The walk refers to this object, and `more` to its reader's session: this cycle would keep the session alive
+        # until the garbage collector runs.
         self._members, self._more = iter(()), _closed
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
-        """Yield samples from number `start` on, each as soon as it has arrived, until there is another way to the rest,
-        or `stop` is reached.
+        """Yield samples from number `start` on, each as soon as it has arrived, until `stop` or until the rest must be
+        read another way.
 
         Raises SampleError in place of a bad sample, as `ShardReader.samples` does; NotATarError, TruncatedShardError or
-        CorruptShardError when what has arrived is no sound tar; and what `more` raises.
+        CorruptShardError if the bytes so far are not a valid tar; and what `more` raises.
         """
         for number in count(start) if stop is None else range(start, stop):
             if not self._is_whole(number):
@@ -101,7 +101,7 @@ class ArrivingShard:
             yield from cut(tables, self._columns, self.url, number, number + 1)
 
     def _is_whole(self, number: int) -> bool:
-        """Wait until a sample has arrived; False when it is to be had elsewhere."""
+        """Wait until a sample has arrived; return False if it must be read another way."""
         try:
             if number == self._last:
                 self._wait_beyond(self._size_bytes)
@@ -119,7 +119,7 @@ class ArrivingShard:
             self._grouping.add((member,))
 
     def _read(self, at: int, least_bytes: int, most_bytes: int) -> bytes:
-        """Give the walk what is there, and nothing that is not."""
+        """Return bytes for the walk over the tar, waiting until they have arrived."""
         needed_bytes = min(at + least_bytes, self._size_bytes)
         while self._ready_bytes < needed_bytes:
             self._wait_beyond(needed_bytes - 1)

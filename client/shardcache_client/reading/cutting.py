@@ -1,4 +1,4 @@
-"""Samples cut out of the bytes of a tar by its tables; no tar is parsed here."""
+"""Slicing of samples out of a tar's bytes according to its index tables, without parsing the tar."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Sample = dict[str, Any]
 
 
 class Slices(Protocol):
-    """A tar's bytes, as values of samples: slices of a map are `bytes`; those of a `Buffer` are not copied."""
+    """The bytes of a tar, sliced into values of samples: slices of a map are `bytes`, those of a `Buffer` are views."""
 
     def __getitem__(self, run: slice, /) -> bytes | Buffer: ...
 
 
 Column = tuple[str, Slices]
-"""An extension, and the tar as its values are sliced from it."""
+"""An extension, and the tar's bytes from which its values are sliced."""
 
 
 def as_bytes(extensions: Iterable[str], tar: Slices) -> list[Column]:
-    """Return columns that all slice the same."""
+    """Return columns that all slice `tar`."""
     return [(extension, tar) for extension in extensions]
 
 
@@ -60,8 +60,8 @@ def cut(tables: Tables, columns: Sequence[Column], url: str, start: int, stop: i
 
 
 def cutter(tables: Tables, columns: Sequence[Column], url: str) -> Callable[[int], Sample]:
-    """Return a function that gives any sample by its number, as `cut` does. It raises SampleError for a bad one."""
-    # Variables of a closure cost less than attributes, and a shuffled reader is here for each sample.
+    """Return a function that returns any sample by its number, as from `cut`. It raises SampleError for a bad one."""
+    # Variables of a closure cost less than attributes, and a shuffled reader comes through here for each sample.
     starts, ends, extension_ids = tables.starts, tables.ends, tables.extension_ids
     member_ends, key_ends, keys, faults = tables.member_ends, tables.key_ends, tables.keys, tables.faults
 
@@ -83,6 +83,6 @@ def _sample_error(tables: Tables, number: int, url: str) -> SampleError:
     return SampleError(
         fault_of(tables, number) or "",
         url=url,
-        remedy="write the shard again, its samples' members as plain files of different extensions; "
+        remedy="rewrite the shard with the members of each sample as plain files of different extensions; "
         "until then an on_error handler can skip the sample",
     )

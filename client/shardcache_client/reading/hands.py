@@ -1,4 +1,4 @@
-"""The shards that one reader has in hand, the next one ahead of them, and those that other processes still look for."""
+"""The window of shards that one reader holds, with the next one requested ahead and those that await a hand-over."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Hands:
-    """Takes the shards of a declared plan one after another and gives them back in any order.
+    """Takes the shards of a declared plan one after another and releases them in any order.
 
     Args:
-        reads: how many positions the plan has for this epoch.
-        partial: whether a shard's beginning will do; None: as the session was told.
+        reads: number of positions of the plan that belong to this epoch.
+        partial: True if a shard's beginning will do; None: the session's default.
     """
 
     def __init__(self, session: Lender, reads: int, *, partial: bool | None, handover: Handover | None) -> None:
@@ -30,36 +30,36 @@ class Hands:
         self._asked = 0
         self._taken: list[Passage] = []
         self._leaving: list[Passage] = []
-        session.meanwhile = self.let_go  # it may be what others wait for, whom we wait for
+        session.meanwhile = self.let_go  # while we wait, others may be waiting for space that this frees
 
     def __repr__(self) -> str:
         return f"Hands(taken={len(self._taken)}, leaving={len(self._leaving)}, asked={self._asked}/{self._reads})"
 
     def ask(self, ahead: int) -> None:
-        """Have so many shards made ready, those asked for before included."""
+        """Request shards ahead until there are `ahead` of them, earlier requests included."""
         while len(self._ahead) < ahead and self._asked < self._reads:
             self._ahead.append(self._session.lease(self._asked, partial=self._partial))
             self._asked += 1
 
     def take(self, count: int | None, span: tuple[int, int | None] | None = None) -> Passage:
-        """Return the next shard, to be opened: `count` and `span` as `Passage` has them."""
+        """Return the next shard, to be opened; `count` and `span` as for `Passage`."""
         self.ask(1)
         self.let_go()
         passage = Passage(self._session, self._ahead.popleft(), count=count, span=span, handover=self._handover)
-        self._session.extend()  # behind the request for a shard, which so begins to come
+        self._session.extend()  # after the request for the shard, so as not to delay it
         self._taken.append(passage)
         return passage
 
     def give_back(self, passage: Passage) -> None:
-        """Let go of a shard, now or as soon as every process has found what it was sent of it."""
+        """Release a shard, now or as soon as every process has received the samples sent to it."""
         self._taken.remove(passage)
         self._leaving.append(passage)
         self.let_go()
 
     def empty(self) -> None:
-        """Let go of everything: the epoch is over, or nobody wants the rest of it.
+        """Release everything, at the end of the epoch or when the rest is no longer wanted.
 
-        What other processes have still to find stays mapped by its samples, and so in place, see `handover`.
+        Files that other processes have yet to map stay mapped by their samples, and so stay cached; see `handover`.
         """
         for passage in (*self._taken, *self._leaving):
             passage.close()
@@ -69,9 +69,9 @@ class Hands:
             self._session.release(self._ahead.popleft())
 
     def let_go(self) -> None:
-        """Let go of what was given back and has been found by every process that was sent something of it."""
+        """Release the shards given back whose samples have been received by every process they were sent to."""
         if self._handover is not None:
-            self._handover.settle()  # also what an earlier epoch left
+            self._handover.settle()  # including those of earlier epochs
         staying = [passage for passage in self._leaving if not passage.settled]
         for passage in self._leaving:
             if passage not in staying:

@@ -1,4 +1,4 @@
-"""One shard of a plan, from its lease to its last sample, whatever becomes of file and daemon on the way."""
+"""The reading of one leased shard to its last sample, across changes of its file and of the daemon."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ from shardcache_client.reading.reader import ShardReader
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
-# A shard that was leased ahead may be let go for one that is needed sooner; that it happens again while the reader
-# stands there is not to be expected, and a process that does not see the cache, or sees damage, will see it again,
-# unless there is another way to the shard.
+# A shard leased ahead may be evicted for one that is needed sooner, but hardly again while the reader waits for it. A
+# process that cannot see the cache, or finds damage, will fail each time, unless there is another way to the shard.
 _TRIES = 5
 
 
 class Passage:
-    """Reads a shard on from the sample it has come to, each time from what the daemon grants: the beginning of an
-    arriving file, the whole one, or the same of the next daemon.
+    """Reads a shard from the sample it has reached, each time from the current grant: of an arriving file, of the whole
+    one, or of either from the next daemon.
 
-    Every error says what had been given of the shard before.
+    Every error names the samples of the shard that had already been yielded.
 
     Args:
-        lease: as the session gave it; from here on the passage's.
-        count: how many samples the shard is said to have; None where nobody says so.
-        span: which of them are read in their order, the end being None for all; no span where they are read by number.
-        handover: through which samples may reach other processes without a copy.
+        lease: a lease of the session, owned by the passage from here on.
+        count: number of samples according to the manifest; None if unknown.
+        span: range of samples to read in order, with None as the end for all; no span to read samples by number.
+        handover: passes samples to other processes without a copy.
 
     Attributes:
-        number: of the sample that comes next.
+        number: number of the next sample.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Passage:
         self._shard: ShardReader | ArrivingShard | None = None
         self._version: str | None = None
         self.number = self._start
-        self._bad = 0  # how many could not be given
+        self._bad = 0  # number of samples that could not be yielded
         self._last_key = ""
         self._tried_again = False
         self._was_arriving = False
@@ -81,21 +80,21 @@ class Passage:
     def open(self) -> None:
         """Wait for the shard, or its beginning, and map it.
 
-        Raises what `Session.wait` and `ShardReader` raise, and ShardChangedError when the store has replaced a shard of
-        which some samples were given.
+        Raises what `Session.wait` and `ShardReader` raise, and ShardChangedError if the origin has replaced the shard
+        after some of its samples were yielded.
         """
         with self._naming_what_was_given():
             self._open()
 
     def close(self) -> None:
-        """Give shard and lease back."""
+        """Unmap the shard and release the lease."""
         self._close_shard()
         self._session.release(self._lease)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the samples of the span that are still to come, in the order of the file, of an open passage.
+        """Yield the remaining samples of the span, in file order. The passage must be open.
 
-        Raises SampleError in place of a bad sample; call again for those behind it. Any other error is the shard's.
+        Raises SampleError in place of a bad sample; call again for those after it. Any other error concerns the shard.
         """
         with self._naming_what_was_given():
             while True:
@@ -111,19 +110,19 @@ class Passage:
                 self._open()
 
     def cutter(self) -> Callable[[int], Sample]:
-        """Return a function that gives any sample of an open passage by its number, or raises SampleError.
+        """Return a function that returns any sample by its number, or raises SampleError.
 
-        The lease must have been asked for whole.
+        The passage must be open, and its lease not partial.
         """
         return self._whole.cutter()
 
     def __len__(self) -> int:
-        """Return how many samples the shard has; of an open passage that was asked for whole."""
+        """Return the number of samples of the shard. The passage must be open, and its lease not partial."""
         return len(self._whole)
 
     @property
     def settled(self) -> bool:
-        """Whether no other process has still to find the file of a sample that was given."""
+        """True if every other process has mapped the files of the samples sent to it."""
         return not isinstance(self._shard, ShardReader) or self._shard.settled
 
     @property
@@ -142,11 +141,11 @@ class Passage:
             self._shard = self._opened()
 
     def _may_try_again(self, exn: ShardcacheError) -> bool:
-        """Tell whether to ask for the shard once more after an error, as the daemon tries once more; True only once.
+        """Return True if the shard should be requested again after an error; only once, as the daemon retries once.
 
-        The shard's next version, or the next try, may be whole, which is of use as long as nothing was given of this
-        one. A shard that merely did not come may be read on. Raising is the caller's: an error in a frame of its own
-        traceback would keep the whole iteration, session included, until the garbage collector comes.
+        The next version, or the next try, may be whole, which helps as long as no sample of this one was yielded; a
+        shard that merely did not arrive can be read on. The caller raises: an exception referenced from a frame of its
+        own traceback would keep the whole iteration alive, session included, until the garbage collector runs.
         """
         anew = isinstance(exn, ShardChangedError | CorruptShardError) and self.number == self._start
         late = isinstance(exn, OriginUnavailableError)
@@ -178,7 +177,7 @@ class Passage:
                 tries_left -= 1
                 if not tries_left:
                     raise
-            if grant["type"] == "arriving":  # whole by now, or given up: the daemon knows which
+            if grant["type"] == "arriving":  # published or given up since: the daemon knows which
                 self._session.more(self._lease, grant["size_bytes"])
             else:
                 self._ask_again()
@@ -195,7 +194,7 @@ class Passage:
         leased = cast(Leased, grant)
         if self._count is not None and self._count != leased["samples"]:
             raise CountMismatchError(
-                f"it holds {leased['samples']} samples, and the manifest says {self._count}", url=leased["url"]
+                f"it holds {leased['samples']} samples, but the manifest says {self._count}", url=leased["url"]
             )
         paths = Path(leased["path"]), Path(leased["index_path"])
         return ShardReader(*paths, leased["url"], in_order=self._in_order, handover=self._handover)
@@ -205,10 +204,10 @@ class Passage:
         return cast(Arriving, grant) if grant is not None and grant["type"] == "arriving" else None
 
     def _check_version(self, grant: Grant) -> None:
-        """Begin anew with another version, unless some of this one was given."""
+        """Start over with another version, unless samples of this one were yielded."""
         if self._version not in (None, grant["version"]):
             if self._yielded:
-                raise ShardChangedError("the shard was replaced in the store while it was read", url=grant["url"])
+                raise ShardChangedError("the shard was replaced in the object store while being read", url=grant["url"])
             self.number, self._bad = self._start, 0
         self._version = grant["version"]
 
@@ -222,7 +221,7 @@ class Passage:
             if self._yielded:
                 exn.yielded = self._yielded
                 exn.message += (
-                    f"; the first {self._yielded} samples of it, up to key {self._last_key!r}, had been given already"
+                    f"; its first {self._yielded} samples, up to key {self._last_key!r}, had already been yielded"
                 )
             raise
 

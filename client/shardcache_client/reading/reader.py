@@ -1,4 +1,4 @@
-"""A published shard on local disk, and its samples by its index."""
+"""Reading of a published shard on local disk, by its index."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _OWN_FILES = Path("/proc/self/fd")
 
 
 class ShardGoneError(CacheDirError):
-    """A file that the daemon named is not there: it was let go again, or this process cannot see the cache."""
+    """A file named by the daemon does not exist: it was evicted again, or this process cannot see the cache."""
 
     code = "shard_gone"
 
 
 class ShardReader:
-    """One shard, mapped. Usable as a context manager; its samples outlive it.
+    """One mapped shard. Usable as a context manager; its samples outlive it.
 
     Args:
         path: the tar.
         index_path: its sidecar.
-        url: what samples carry as `__url__`.
-        in_order: whether most of it will be read as it lies in the file.
-        handover: through which samples may reach other processes without a copy; None makes all values bytes, rather
-            than only small ones.
+        url: the samples' `__url__`.
+        in_order: True if most of it will be read in file order.
+        handover: passes samples to other processes without a copy; with None, all values are bytes, not only small
+            ones.
 
     Raises:
-        ShardGoneError: a file is not there.
+        ShardGoneError: a file does not exist.
         CacheDirError: a file may not be read.
         CorruptShardError: the sidecar is damaged or belongs to another tar.
     """
@@ -83,9 +83,9 @@ class ShardReader:
         self.close()
 
     def close(self) -> None:
-        """Give the map back. Iterators over the shard end in ValueError from here on.
+        """Unmap the shard. Iterators over it raise ValueError from here on.
 
-        With a handover, it is given back with the last value that was cut from it.
+        With a handover, it stays mapped until the last value sliced from it is gone.
         """
         self._index.close()
         if self._loan is None:
@@ -93,7 +93,7 @@ class ShardReader:
 
     @property
     def settled(self) -> bool:
-        """Whether no other process has still to find the file; asked once nothing more will be cut."""
+        """True if no other process has yet to map the file. Valid once no more samples will be sliced."""
         return self._loan is None or self._loan.settled()
 
     @property
@@ -104,30 +104,30 @@ class ShardReader:
         return self.samples()
 
     def sample(self, number: int) -> Sample:
-        """Return one sample as `samples` gives it; IndexError outside the shard."""
+        """Return one sample, as from `samples`. Raises IndexError if the number is out of range."""
         if not 0 <= number < len(self):
             raise IndexError(f"sample {number} of a shard with {len(self)} samples")
         return next(self.samples(number))
 
     def cutter(self) -> Callable[[int], Sample]:
-        """Return a function that gives any sample by its number; it raises SampleError for a bad one."""
+        """Return a function that returns any sample by its number; it raises SampleError for a bad one."""
         return cutter(self._index, self._columns, self.url)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield each sample from `start` on (up to `stop`): `{"__key__": str, "__url__": str, extension: bytes…}`.
 
-        Raises SampleError in place of a bad sample. That ends the iterator, as any exception does: who wants the
-        others goes on with `samples(n + 1)`, where n is the number of the bad one.
+        Raises SampleError in place of a bad sample. That ends the iterator, as any exception does; continue with
+        `samples(n + 1)`, where n is the number of the bad sample.
         """
         return cut(self._index, self._columns, self.url, start, len(self) if stop is None else min(stop, len(self)))
 
 
 def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order: bool = True) -> mmap.mmap:
-    """Map a file for reading, if it is the one with that inode, where one is given.
+    """Map a file for reading, checking its size and, if given, its inode.
 
-    Raises CorruptShardError when it has another size, OSError when it cannot be read or is another.
+    Raises CorruptShardError if the size differs, OSError if the file cannot be read or has another inode.
     """
-    # No name in a cache is a link. What lies in no folder has no other name.
+    # No file in the cache folder is a link. The /proc/self/fd path of a nameless file is one.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if _is_nameless(path) else os.O_NOFOLLOW))
     try:
         stat = os.fstat(fd)
@@ -139,21 +139,21 @@ def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order:
     finally:
         os.close(fd)
     if in_order:
-        mapped.madvise(mmap.MADV_SEQUENTIAL)  # it may be a cold disk that it comes from
+        mapped.madvise(mmap.MADV_SEQUENTIAL)  # the file may not be in the page cache
     return mapped
 
 
 def _is_nameless(path: Path) -> bool:
-    """Whether it is an open file of this process that no other can find."""
+    """Return True for an open file of this process that no other process can find."""
     return path.parent == _OWN_FILES
 
 
 def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError:
-    """Return what is to be raised for a file in the cache that cannot be opened or mapped."""
+    """Return the error for a cached file that cannot be opened or mapped."""
     kind = ShardGoneError if isinstance(exn, FileNotFoundError) else CacheDirError
     return kind(
         f"this process cannot read {exn.filename or path} ({exn.strerror})",
         url=url,
-        remedy="in a container, mount the cache folder at the same path as the daemon has it; "
-        "outside, let the user be a member of the folder's group",
+        remedy="in a container, mount the cache folder at the same path as for the daemon; "
+        "otherwise, add the user to the folder's group",
     )

@@ -1,4 +1,4 @@
-"""One reader's epoch: its share of the samples, as often as it takes to give as many as it must."""
+"""One reader's epoch: the samples of its share, plus replacements for those it skips."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Decode = Callable[[Sample], Any]
 
 @dataclass(frozen=True)
 class Source:
-    """What the streams of a dataset have in common.
+    """Settings shared by the streams of a dataset.
 
     Attributes:
-        decode: what becomes of each sample; None to give it as it is.
-        handover: through which samples may reach other processes without a copy.
-        epochs: of the training; None where there is always another.
+        decode: applied to each sample; None to yield it as it is.
+        handover: passes samples to other processes without a copy.
+        epochs: number of epochs in the training run; None for no limit.
     """
 
     sessions: Sessions
@@ -45,23 +45,23 @@ class Source:
 
     @property
     def counts(self) -> Sequence[int] | None:
-        """Samples of each shard, where they are dealt by them."""
+        """Number of samples in each shard, if samples are dealt; else None."""
         return self.manifest.counts if self.deal.counted else None
 
 
 def _unheard() -> None:
-    """Tell nobody."""
+    """Do nothing: the default callback."""
 
 
 class EpochStream:
-    """Iterable once: what one reader reads of an epoch.
+    """The samples that one reader reads in an epoch. Iterable once.
 
-    Errors of a shard or a sample go to the tally's handler. Raises NoDaemonError when the daemon stays away for longer
+    Errors of a shard or a sample go to the tally's handler. Raises NoDaemonError if the daemon stays away for longer
     than the session's patience.
 
     Attributes:
-        start: from where it goes on; what is read after it the tally says.
-        read: whether the last sample was given.
+        start: the point from which the stream resumes; the tally tracks progress after it.
+        read: True once the last sample has been yielded.
     """
 
     def __init__(self, source: Source, reader: Reader, start: Resumption, tally: Tally) -> None:
@@ -82,11 +82,11 @@ class EpochStream:
     def samples(
         self, when_asked: Callable[[], object] = _unheard, when_read: Callable[[], object] = _unheard
     ) -> Iterator[Any]:
-        """Yield them.
+        """Yield the samples.
 
         Args:
-            when_asked: called when the first sample is asked for, in the frames of whoever asks.
-            when_read: called before the last sample is given, or when there is none left to give.
+            when_asked: called when the first sample is requested, with the requesting code on the call stack.
+            when_read: called before the last sample is yielded, or when there are none left.
         """
         tally, quota, decode = self.tally, self._quota, self._source.decode
         when_asked()
@@ -104,7 +104,7 @@ class EpochStream:
                             continue
                     tally.given += 1
                     if tally.given == quota:
-                        self._end(when_read)  # a loop that knows the number of samples asks for no more
+                        self._end(when_read)  # now, as a loop that knows the number of samples requests no more
                         yield sample
                         break
                     yield sample
@@ -121,17 +121,17 @@ class EpochStream:
 
     @property
     def deal(self) -> Deal:
-        """By which the reader has its share."""
+        """The deal that determines the reader's share."""
         return self._source.deal
 
     @property
     def counted(self) -> bool:
-        """Whether samples are dealt, or whole shards."""
+        """True if samples are dealt, False if whole shards."""
         return self._source.deal.counted
 
     @property
     def samples_left(self) -> int:
-        """How many samples of the share come behind the place where it goes on, where that is known."""
+        """Number of samples still to be yielded, if it is known."""
         left = self._first.behind(self.tally.place).samples or 0
         return left if self._quota is None else self._quota - self.tally.given
 
@@ -139,7 +139,7 @@ class EpochStream:
         return self._source.deal.share(self.start.epoch, time, self._reader.topology, self.start.phases)
 
     def _samples(self, session: Lender) -> Iterator[Sample]:
-        """Yield the samples of the share, then those of other readers' shares as long as anybody asks for more."""
+        """Yield the samples of the share, then replacements from other readers' shares for those that were skipped."""
         after = self._shards_after()
         fruitless = 0
         while True:
@@ -151,14 +151,14 @@ class EpochStream:
             fruitless = fruitless + whole if self.tally.given == before else 0
             if fruitless >= self._reader.topology.readers:
                 raise ShardError(
-                    f"nothing that rank {self._reader.topology.rank}, worker {self._reader.topology.worker} could give "
-                    f"in epoch {self.start.epoch} can be read, nor can what others read",
-                    remedy="see the errors that on_error has let pass",
+                    f"rank {self._reader.topology.rank}, worker {self._reader.topology.worker} cannot read any sample "
+                    f"in epoch {self.start.epoch}, neither of its own share nor of others'",
+                    remedy="see the errors that on_error skipped",
                 )
             self.tally.begin_again()
 
     def _shards_after(self) -> Sequence[int]:
-        """Return the shards of the reader's next epoch; none behind the last."""
+        """Return the shards of the reader's next epoch; none after the last."""
         after, epochs = self.start.epoch + 1, self._source.epochs
         if epochs is not None and after >= epochs:
             return ()
@@ -183,11 +183,11 @@ def _decoded(decode: Decode, sample: Sample) -> Any:
         raise DecodeError(
             f"the sample {sample.get('__key__')!r} could not be decoded ({type(exn).__name__}: {exn}{_line(exn)})",
             url=sample.get("__url__"),
-            remedy="mend the sample or the function; until then an on_error handler can skip the sample",
+            remedy="fix the sample or the decode function; until then an on_error handler can skip the sample",
         ) from exn
 
 
 def _line(exn: Exception) -> str:
-    """Return where in the user's function it was raised: through a DataLoader the traceback is an attribute only."""
+    """Return the line of the user's function that raised it, as a DataLoader does not show the original traceback."""
     trace = exn.__traceback__ and exn.__traceback__.tb_next
     return f", {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""

@@ -1,4 +1,4 @@
-"""Where a reader is in its share, and what it had to leave out."""
+"""A reader's progress in its share, and the number of samples and shards that it skipped."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ log = logging.getLogger("shardcache")
 
 
 class StoppedError(Exception):
-    """A handler said that the epoch ends here."""
+    """A handler has ended the epoch."""
 
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """Kept while an epoch is read. Attributes are those of `Place`.
+    """Progress within an epoch: the attributes of `Place`, and the following.
 
     Attributes:
-        on_error: decides about each error of a sample or a shard.
-        skipped_samples: bad ones, and those that could not be decoded.
-        skipped_shards: those of which the whole, or the rest, could not be read.
+        on_error: handler for each error of a sample or shard.
+        skipped_samples: number of samples that were bad or could not be decoded.
+        skipped_shards: number of shards that could not be read, wholly or from some sample on.
     """
 
     on_error: Handler
@@ -33,30 +33,30 @@ class Tally:
     beat: int = 0
     skipped_samples: int = 0
     skipped_shards: int = 0
-    _before: int = 0  # what was taken before this beat
+    _before: int = 0  # number of samples taken before this beat
 
     @classmethod
     def at(cls, place: Place, on_error: Handler) -> Tally:
-        """Build to go on from a place."""
+        """Build the tally of a reader that resumes from a place."""
         return cls(on_error, place.time, place.taken, place.given, place.beat, _before=place.taken - place.nth)
 
     @property
     def place(self) -> Place:
-        """Where the reader is: behind the sample that it gave last."""
+        """Position after the last sample yielded."""
         return Place(self.time, self.taken, self.given, self.beat, self.taken - self._before)
 
     def begin_beat(self, beat: int, skipped: int) -> None:
-        """Note that a beat begins, of which so many samples were taken before."""
+        """Note the start of a beat, of which `skipped` samples were taken before."""
         self.beat, self._before = beat, self.taken - skipped
 
     def begin_again(self) -> None:
-        """Note that the share is read once more."""
+        """Note the start of the next share."""
         self.time, self.taken, self.beat, self._before = self.time + 1, 0, 0, 0
 
     def skip(self, exn: Exception) -> None:
-        """Ask the handler about an error, and count what is left out for it.
+        """Call the handler with an error, and count the skipped sample or shard.
 
-        Raises StoppedError, or what the handler raises.
+        Raises StoppedError if the handler ends the epoch, or what the handler raises.
         """
         if not self.on_error(exn):
             raise StoppedError
@@ -66,12 +66,12 @@ class Tally:
             self.skipped_shards += 1
 
     def report(self, epoch: int, *, made_up: bool) -> None:
-        """Say in the log what was left out, if anything was."""
+        """Log the numbers of skipped samples and shards, if any."""
         if self.skipped_shards or self.skipped_samples:
             log.warning(
-                "epoch %d: skipped %d shards and %d samples of others, as on_error decided%s",
+                "epoch %d: skipped %d shards, and %d samples of other shards, as on_error decided%s",
                 epoch,
                 self.skipped_shards,
                 self.skipped_samples,
-                "; other samples came once more in their place" if made_up else "",
+                "; other samples were repeated in their place" if made_up else "",
             )

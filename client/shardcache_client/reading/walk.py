@@ -1,4 +1,4 @@
-"""From the shards in a reader's hands to its samples: as they lie in the file, or mixed."""
+"""Iteration over the samples of the shards that a reader holds: in file order, or mixed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardcache_client.reading.hands import Hands
 from shardcache_client.reading.passage import Passage
 from shardcache_client.reading.tally import Tally
 
-# Errors that say something about one shard. Any other would meet the next shard as well, so no handler is asked.
+# Errors of a single shard. Any other would affect the next shard as well, so the handler is not called.
 _SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTimeoutError)
 
 
@@ -29,7 +29,7 @@ def read(leg: Leg, counts: Sequence[int] | None, hands: Hands, tally: Tally) -> 
     """Yield the samples of a leg; errors go to the tally's handler.
 
     Args:
-        counts: samples of each shard of the manifest, where they were dealt by them.
+        counts: number of samples in each shard of the manifest, if samples are dealt; else None.
     """
     if leg.mix.window:
         return iter(Mixture(leg, counts, hands, tally))
@@ -37,7 +37,7 @@ def read(leg: Leg, counts: Sequence[int] | None, hands: Hands, tally: Tally) -> 
 
 
 def read_in_order(leg: Leg, counts: Sequence[int] | None, hands: Hands, tally: Tally) -> Iterator[Sample]:
-    """Read a leg whose pieces come one after another, as they lie in the file; also in files that still arrive."""
+    """Read a leg whose pieces come one after another in file order; also from files that are still arriving."""
     for beat, first, last in leg.beats():
         piece = leg.mix.pieces[beat]
         tally.begin_beat(beat, first)
@@ -66,21 +66,21 @@ def _samples(passage: Passage, tally: Tally) -> Iterator[Sample]:
             tally.skip(exn)
 
 
-# The daemon hears a reader that has few requests open, however many shards it takes at first.
+# Limit on open requests: the daemon stops reading from a session with too many, and a wide window needs many shards.
 _AT_ONCE = 8
 
 
 class _LostError(Exception):
-    """A sample's shard could not be opened, of which the handler knows."""
+    """The sample's shard could not be opened, and the handler has been called for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _InHand:
-    """A piece in hand.
+    """A piece that the reader holds.
 
     Attributes:
-        numbers: its samples in the shard, in the order in which they are dealt.
-        cut: gives a sample by its number.
+        numbers: the piece's samples, as numbers in the shard, in the order in which they are spread over beats.
+        cut: returns a sample by its number.
     """
 
     passage: Passage
@@ -89,7 +89,7 @@ class _InHand:
 
 
 class Mixture:
-    """Reads a leg whose pieces are mixed, each permuted before. Iterable once."""
+    """The samples of a leg whose pieces are each permuted, then mixed. Iterable once."""
 
     def __init__(self, leg: Leg, counts: Sequence[int] | None, hands: Hands, tally: Tally) -> None:
         self._leg = leg
@@ -123,7 +123,7 @@ class Mixture:
                 yield sample
 
     def _enter(self, beat: int) -> None:
-        """Open what is in this beat and is not in hand yet; have the next one made ready."""
+        """Open the pieces of this beat that are not held yet, and request the next one ahead."""
         new = [piece for piece in self._leg.mix.in_hand(beat) if piece not in self._in_hand]
         for waiting, piece in zip(range(len(new), 0, -1), new, strict=True):
             self._hands.ask(min(waiting, _AT_ONCE))
@@ -140,17 +140,17 @@ class Mixture:
         except _SHARD_ERRORS as exn:
             self._tally.skip(exn)
             cut = _cut_lost
-        # Four bytes a number: what is in hand costs next to no memory, however wide the window.
+        # Four bytes per number, so that held pieces take hardly any memory, however wide the window.
         return _InHand(passage, array("I", piece.numbers(count or 0, permuted=True)), cut)
 
     def _draws(self, beat: int, first: int, last: int | None) -> list[Callable[[], Sample]]:
-        """Return a beat's samples in order, as functions to be called once each."""
+        """Return the samples of a beat in order, as functions to be called once each."""
         mix = self._leg.mix
         in_hand = [(piece, self._in_hand[piece]) for piece in mix.in_hand(beat)]
         parts = [mix.part(piece, beat, held.numbers) for piece, held in in_hand]
         order = mix.interleaved(beat, [len(part) for part in parts])
         passed = Counter(order[:first])
-        # `map` goes on after an exception of its function, as a generator would not.
+        # Unlike a generator, `map` continues after an exception of its function.
         draws = [
             map(held.cut, part[passed[place] :]).__next__
             for place, ((_, held), part) in enumerate(zip(in_hand, parts, strict=True))
@@ -158,7 +158,7 @@ class Mixture:
         return [draws[place] for place in order[first:last]]
 
     def _leave(self, beat: int) -> None:
-        """Give back what is in no beat after this one."""
+        """Release the pieces that are in no later beat."""
         staying = self._leg.mix.in_hand(beat + 1)
         for piece in [piece for piece in self._in_hand if piece not in staying]:
             self._hands.give_back(self._in_hand.pop(piece).passage)

@@ -1,1 +1,1 @@
-"""Between the processes of one dataset: the epoch, what was loaded, and samples that nobody copies."""
+"""State shared between the processes of one dataset: the epoch, a loaded state, and samples passed without a copy."""

@@ -1,4 +1,4 @@
-"""Notes that a trainer process shares with the workers of its data loaders: a JSON document in shared memory."""
+"""State shared by a trainer process and the workers of its DataLoaders: a JSON document in shared memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from shardcache_client.sharing.locks import held
 
 Notes = dict[str, Any]
 
-_EDITING, _BEGINNING = range(2)  # bytes of the file by which processes exclude each other
+_EDITING, _BEGINNING = range(2)  # bytes of the file that processes lock
 
-# Two slots, written in turn: whoever is killed while it writes one leaves the other. Only address space is this large.
+# Two slots, written alternately: a process killed while writing one does not damage the other. The size is address
+# space only.
 _SLOT_BYTES = 1 << 30
-_COUNTS = struct.Struct("<QQ")  # which edit this is, and the length of the document behind the checksum
+_COUNTS = struct.Struct("<QQ")  # number of the edit, and length of the document after the checksum
 _CHECKSUM = struct.Struct("<I")
 _HEAD_BYTES = _COUNTS.size + _CHECKSUM.size
 
@@ -35,18 +36,18 @@ def _nowhere() -> bool:
 
 
 class Board:
-    """A dict of JSON values, shared by the process that made it and by the loader workers that it starts.
+    """A dict of JSON values, shared by the process that created it and the DataLoader workers that it starts.
 
-    Any other process that gets it, by fork or by spawn, is a trainer of its own: from its first use on it has a board
-    of its own, with the notes as they were when that process was started. A copy pickled for any other purpose begins
-    with the present notes.
+    Any other process that receives it by fork or spawn is a trainer in its own right: at its first use it gets its own
+    board, with the notes as they were when the process was started. A copy pickled for any other purpose begins with
+    the current notes.
 
-    The notes live in a memfd: a file without a name, gone with the last process that holds it, however that ends.
-    Threads and processes may read and edit at any time, and be killed while they do.
+    The notes live in a memfd, an unnamed file that vanishes with the last process that holds it, however that process
+    ends. Threads and processes may read and edit at any time, and may be killed while doing so.
 
     Args:
-        notes: to begin with.
-        in_worker: tells, in any process, whether it is a loader's worker. Pickled along.
+        notes: initial notes.
+        in_worker: returns True in a DataLoader worker. Pickled with the board.
     """
 
     def __init__(self, notes: Notes | None = None, in_worker: Callable[[], bool] = _nowhere) -> None:
@@ -68,7 +69,7 @@ class Board:
         _BOARDS[id(self)] = self
 
     def _here(self) -> int:
-        """Return the descriptor of this process's notes; detach it first from a trainer that it does not work for."""
+        """Return the descriptor of this process's notes, detached first from a trainer it does not work for."""
         if self._detached():
             return self._fd
         with _detaching:
@@ -81,13 +82,13 @@ class Board:
         return self._trainer_pid == os.getpid() or self._in_worker()
 
     def read(self) -> Notes:
-        """Return the notes as they are now."""
+        """Return the current notes."""
         notes: Notes = json.loads(_newest(self._here())[1])
         return notes
 
     @contextmanager
     def edit(self) -> Iterator[Notes]:
-        """Lend the notes to be changed, to nobody else at the same time."""
+        """Lend the notes for changes, exclusively."""
         fd = self._here()
         with held(fd, _EDITING):
             number, document = _newest(fd)
@@ -97,12 +98,12 @@ class Board:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Let one thread or process at a time do something, for however long; the others may read and edit."""
+        """Admit one thread or process at a time, for any length of time; others may still read and edit."""
         with held(self._here(), _BEGINNING):
             yield
 
     def prepare_fork(self) -> None:
-        """Keep the present notes for a child that is about to be forked."""
+        """Keep the current notes for a child that is about to be forked."""
         self._at_start = _newest(self._here())[1]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,7 +130,7 @@ def _write(fd: int, number: int, document: bytes) -> None:
 
 
 def _newest(fd: int) -> tuple[int, bytes]:
-    """Return the number and the document of the last edit. Needs no lock: one slot is whole, but for a moment."""
+    """Return the number and the document of the last edit. Needs no lock: one slot is always whole, or soon will be."""
     while True:
         if found := max(filter(None, (_read(fd, slot) for slot in range(2))), default=None):
             return found
@@ -155,8 +156,8 @@ def _prepare_fork() -> None:
 
 def _begin_child() -> None:
     global _detaching
-    _detaching = threading.Lock()  # that of the parent may have been held by a thread which the child does not have
+    _detaching = threading.Lock()  # the parent's may have been held by a thread that does not exist in the child
 
 
-# In the parent, so that nothing noted after the fork, by whomever, reaches a trainer that was forked.
+# In the parent, so that no edit made after the fork reaches a forked trainer.
 os.register_at_fork(before=_prepare_fork, after_in_child=_begin_child)

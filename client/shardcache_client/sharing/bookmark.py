@@ -1,4 +1,4 @@
-"""Where a dataset is: which epoch the next iteration reads, and from where in it."""
+"""A dataset's position: the epoch of the next iteration, and the states from which it resumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardcache_client.sharing.epoch import Agree, Epochs, by_own_count
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """One of the workers of a DataLoader.
+    """The place of a process among the workers of a DataLoader.
 
     Attributes:
         number: shared by all workers that the loader started together.
@@ -28,28 +28,28 @@ class Loader:
 
 
 class Bookmark:
-    """Shared by a trainer and its workers, but for what a worker was told to load.
+    """Position of a dataset, shared by a trainer and its workers, except for states that a worker loads itself.
 
     Args:
-        board: what they share.
-        datasets: tells states of this dataset from those of others, whether samples are counted (True) or not (False).
+        board: the shared state.
+        datasets: identifiers in states of this dataset, for counted samples (True) and uncounted shards (False).
     """
 
     def __init__(self, board: Board, datasets: Mapping[bool, str]) -> None:
         self.datasets = datasets
         self._board = board
         self._epochs = Epochs(board)
-        self._loaded_here: Sequence[State] = ()  # by this worker, for the iteration that it begins next
-        # From where a process began its present iteration, if it did; one that is forked has begun none.
+        self._loaded_here: Sequence[State] = ()  # loaded by this worker, for its next iteration
+        # Pid, and the states from which that process began its current iteration; a forked child has begun none.
         self._begun: tuple[int, Sequence[State]] | None = None
-        self._iterations = 0  # begun by this worker
+        self._iterations = 0  # number begun by this worker
 
     def __repr__(self) -> str:
         return f"Bookmark(next={self.next_epoch}, loaded={len(self._loaded_here)})"
 
     @property
     def next_epoch(self) -> int:
-        """The epoch that an iteration would read which began now."""
+        """The epoch that an iteration would read if it began now."""
         chosen = self._board.read().get("chosen")
         if self._loaded_here and chosen is None:
             return self._loaded_here[0].epoch
@@ -57,26 +57,27 @@ class Bookmark:
 
     @property
     def workers(self) -> int:
-        """How many workers the loader has that began an iteration last; 0 where it was begun without."""
+        """Number of workers of the loader that began the last iteration; 0 if it was begun without workers."""
         workers: int = self._board.read().get("workers", 0)
         return workers
 
     @property
     def epoch_begun(self) -> int:
-        """The epoch that was begun last, else the next one."""
+        """The epoch begun last, or else the next one."""
         epoch: int = self._board.read().get("begun_epoch", self.next_epoch)
         return epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that every iteration reads from now on."""
+        """Set the epoch that every iteration reads from now on."""
         if epoch < 0:
             raise ConfigError(f"epoch {epoch} is negative")
         self._epochs.set(operator.index(epoch))
 
     def begin(self, loader: Loader | None, agree: Agree = by_own_count) -> int:
-        """Return the epoch that an iteration reads which begins in this process, whether a loader's worker or not.
+        """Begin an iteration in this process and return its epoch.
 
         Args:
+            loader: this process's place in its loader; None if it is not a worker.
             agree: as for `Epochs`.
         """
         own, self._loaded_here = self._loaded_here, ()
@@ -103,35 +104,35 @@ class Bookmark:
         return epoch
 
     def finish(self, epoch: int, loader: Loader | None) -> None:
-        """Note that this process has given the last sample of its part of the iteration that it began."""
+        """Note that this process has yielded the last sample of its part of the iteration."""
         self._epochs.finish(epoch, *((loader.number, loader.worker) if loader else ()))
 
     @property
     def batching(self) -> tuple[int, bool] | None:
-        """Samples of a batch, and whether a short one is dropped, of the loader that reads; None where not known."""
+        """Batch size and drop_last of the loader that reads; None if unknown."""
         found = self._board.read().get("batching")
         return None if found is None else (found[0], found[1])
 
     def note_batching(self, batching: tuple[int, bool] | None) -> None:
-        """Note how the loader batches that has begun to read."""
+        """Note the batch size and drop_last of the loader that has begun to read."""
         if batching != self.batching:
             with self._board.edit() as notes:
                 notes["batching"] = batching
 
     def load(self, data: object, *, worker: bool) -> None:
-        """Go on from a state, at the next iteration.
+        """Resume from a state at the next iteration.
 
         Args:
-            data: what `State.to_json` gave, or whatever holds such states, of several workers or ranks.
-            worker: whether this is a loader's worker, which loads for itself, or else for all that will read.
+            data: a result of `State.to_json`, or any structure that contains such states of several workers or ranks.
+            worker: True in a DataLoader worker, which loads for itself only; otherwise for all future readers.
 
-        Raises ConfigError when there is none in it, or one of another dataset.
+        Raises ConfigError if it contains no state, or one of another dataset.
         """
         states = find_states(data)
         if states[0].dataset != self.datasets.get(states[0].counted):
             raise ConfigError(
-                "the state is of another dataset, or its shards hold other numbers of samples now",
-                remedy="make the dataset with the urls, seed, shuffle and samples_per_epoch that it had",
+                "the state is from another dataset, or the numbers of samples in its shards have changed",
+                remedy="create the dataset with the urls, seed, shuffle and samples_per_epoch of the run that saved it",
             )
         self._begun = None
         if worker:
@@ -147,14 +148,14 @@ class Bookmark:
 
     @property
     def states(self) -> Sequence[State]:
-        """From where this process reads the epoch that it has begun, or else would read the next one."""
+        """States from which this process reads the epoch that it has begun, or else would read the next one."""
         if self._begun is not None and self._begun[0] == os.getpid():
             return self._begun[1]
         return self._loaded_here or self.states_of_workers
 
     @property
     def states_of_workers(self) -> Sequence[State]:
-        """From where the loader's workers read the epoch that they have begun, or would read the next one."""
+        """States from which the loader's workers read the epoch that they have begun, or would read the next one."""
         notes = self._board.read()
         loaded = notes.get("loaded")
         if loaded is None or loaded.get("loader", notes.get("loader")) != notes.get("loader"):
@@ -163,11 +164,11 @@ class Bookmark:
 
 
 def _take(notes: dict[str, Any], epoch: int, loader: Loader | None) -> Sequence[State]:
-    """Return what was loaded of an epoch for all, once: to the iteration that comes first, to each worker of it."""
+    """Return the states loaded for an epoch, once: for its first iteration, to each worker of that."""
     loaded = notes.get("loaded")
     if loaded is None or loaded["epoch"] != epoch:
         if loaded and loaded["over"]:
-            del notes["loaded"]  # whoever names that epoch from now on wants it whole
+            del notes["loaded"]  # if that epoch is set from now on, it is to be read whole
         return ()
     states = find_states(loaded["states"])
     if loader is None:

@@ -1,8 +1,8 @@
-"""Values of samples with zero copy: a run of a mapped shard's bytes, as a numpy array of a type of its own.
+"""Zero-copy values of samples: a run of a mapped shard's bytes, as a numpy array of a separate type.
 
-numpy is needed from here on; the rest of the client does without. It is an array because only C types can lend their
-memory to others before Python 3.12; a type of its own, because a loader would stack plain arrays and take a memoryview
-for a list of integers, where it leaves `bytes` alone.
+This module needs numpy; the rest of the client does not. The type is an array because before Python 3.12 only C types
+can export their memory, and a separate type because a loader would stack plain arrays and treat a memoryview as a list
+of integers, whereas it does not touch `bytes`.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ except ImportError as exn:
 
 
 WORTH_IT_BYTES = 4096
-"""Smaller runs cost less to copy than to refer to, and are given as `bytes`."""
+"""Minimum size of a Buffer: smaller runs are cheaper to copy than to reference, and are `bytes`."""
 
-_BYTE = np.dtype(np.uint8)  # numpy has one object for it: comparing identity is enough, and fast
+_BYTE = np.dtype(np.uint8)  # a singleton in numpy: comparing identity is enough, and fast
 
 _BYTES_LIKE = (bytes, bytearray, memoryview)
 
 
 class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """Bytes that nobody copied: uint8, of one dimension, read-only.
+    """A read-only, one-dimensional uint8 array over bytes of a mapped file, made without a copy.
 
-    Goes wherever a bytes-like object does: `torch.frombuffer`, `io.BytesIO`, `numpy.frombuffer`; `bytes(value)` makes
-    a copy for functions that accept `bytes` alone, such as `json.loads`. Slices are Buffers, too, and keep the file
-    mapped as long as they live. A sum, another dtype or another shape is plain numpy.
+    Accepted wherever a bytes-like object is: `torch.frombuffer`, `io.BytesIO`, `numpy.frombuffer`; `bytes(value)` makes
+    a copy for functions that accept only `bytes`, such as `json.loads`. Slices are Buffers as well, and keep the file
+    mapped as long as they live. Results with another dtype or shape, or of arithmetic, are plain numpy.
 
-    It converts and compares as `bytes` do, never as numbers: `int`, `float`, `bool`, `str`, `hash`, `in`, `==` and `!=`
+    It converts and compares like `bytes`, not like numbers: `int`, `float`, `bool`, `str`, `hash`, `in`, `==` and `!=`
     with bytes-like objects, and all methods of `bytes`, such as `decode` and `startswith`. Compared with numbers and
-    arrays it is an array, and so it is in arithmetic and for its elements.
+    arrays, in arithmetic and in access to elements, it behaves as an array.
 
-    Pickled, it becomes a Buffer over bytes of its own, unless `handover` has a shorter way to the other process.
+    Pickled, it becomes a Buffer over a copy of its bytes, unless `handover` can pass a reference to the other process.
     """
 
     lender: object = None
-    """Of a whole shard's Buffer: what its slices may refer to instead of carrying their bytes."""
+    """For a whole shard's Buffer: the loan that its slices reference when pickled, instead of carrying their bytes."""
     address: int | None = None
-    """Of a whole one, where it begins in memory, once somebody asked."""
+    """For a whole shard's Buffer: its start address in memory, once computed."""
 
     @staticmethod
     def over(data: bytes | bytearray | memoryview | mmap.mmap | pickle.PickleBuffer) -> Buffer:
@@ -97,19 +97,19 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
         return array[()] if array.ndim == 0 else np.asarray(array)
 
     def astype(self, *args: Any, **kwargs: Any) -> Any:
-        """Return plain numpy."""
+        """Return a plain numpy array."""
         return np.asarray(self).astype(*args, **kwargs)
 
     def reshape(self, *args: Any, **kwargs: Any) -> Any:
-        """Return plain numpy."""
+        """Return a plain numpy array."""
         return np.asarray(self).reshape(*args, **kwargs)
 
     def view(self, *args: Any, **kwargs: Any) -> Any:
-        """Return plain numpy, unless another type is named."""
+        """Return a plain numpy array, unless another type is named."""
         return np.asarray(self).view(*args, **kwargs)
 
     def copy(self, *args: Any, **kwargs: Any) -> Any:
-        """Return plain numpy, which may be written."""
+        """Return a plain, writable numpy array."""
         return np.asarray(self).copy(*args, **kwargs)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
@@ -129,7 +129,7 @@ def _run(value: Buffer | bytes | bytearray | memoryview) -> memoryview:
 
 
 class Form(enum.Enum):
-    """How the values of one extension are given, throughout a shard."""
+    """Type of the values of one extension throughout a shard: `bytes`, Buffers, or either by size."""
 
     BYTES = enum.auto()
     VIEW = enum.auto()
@@ -137,10 +137,10 @@ class Form(enum.Enum):
 
 
 def forms(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
-    """Return the form of each extension of a shard: `Values` decides for single members, which costs them a call.
+    """Return the form of each extension of a shard; with BY_SIZE, `Values` decides per member, at the cost of a call.
 
     Args:
-        extensions: those whose values may be views; None for all.
+        extensions: extensions whose values may be views; None for all.
     """
     count = len(tables.extensions)
     ids, sizes = np.asarray(tables.extension_ids), np.asarray(tables.ends) - np.asarray(tables.starts)
@@ -155,7 +155,7 @@ def forms(tables: Tables, extensions: Collection[str] | None) -> list[Form]:
 
 
 class Values:
-    """Cuts values out of a mapped shard: `bytes` of small runs, Buffers of others."""
+    """Slices a mapped shard: small runs become `bytes`, others Buffers."""
 
     def __init__(self, mapped: mmap.mmap, whole: Buffer) -> None:
         self._map = mapped
@@ -165,14 +165,14 @@ class Values:
         return f"Values({self._whole!r})"
 
     def __getitem__(self, run: slice) -> bytes | Buffer:
-        """Return a run, given by where it begins and ends."""
+        """Return the value of a run of bytes; the slice must have start and stop."""
         if run.stop - run.start < WORTH_IT_BYTES:
             return self._map[run]
         return self._whole[run]  # type: ignore[return-value]
 
 
 def span(value: Buffer) -> tuple[Buffer, int, int] | None:
-    """Return the whole of which `value` is a slice, and from where to where; None where it is something else."""
+    """Return the Buffer that `value` is a slice of, with start and stop; None if it is not a contiguous slice."""
     whole = value.base if isinstance(value.base, Buffer) else value
     if value.dtype is not _BYTE or value.ndim != 1 or not value.flags.c_contiguous:
         return None
@@ -183,7 +183,7 @@ def span(value: Buffer) -> tuple[Buffer, int, int] | None:
 
 
 def _address(value: Buffer) -> int:
-    address: int = value.__array_interface__["data"][0]  # not cheap, but all else costs more
+    address: int = value.__array_interface__["data"][0]  # not cheap, but the alternatives cost more
     return address
 
 

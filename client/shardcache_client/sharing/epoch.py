@@ -1,4 +1,4 @@
-"""The epoch of each iteration, agreed among the workers of the loader that began it."""
+"""The epoch of each iteration, the same for all workers of the loader that begins it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 from shardcache_client.sharing.board import Board
 
-# Iterations whose workers have not all begun; loaders that were dropped leave some behind.
+# Limit on remembered iterations that not all workers have begun; abandoned loaders leave some behind.
 _REMEMBERED = 64
 
 Agree = Callable[[int, int | None], int]
-"""Returns the epoch that an iteration is to read, given the next one by this trainer's count, and the one that this
-trainer read last, if it left that before its end. Asked once for each iteration that is counted. May wait."""
+"""Returns the epoch that an iteration is to read, given the next one by this trainer's count, and the last one if this
+trainer ended it early. Called once for each iteration that is counted. May block."""
 
 
 def by_own_count(epoch: int, _left: int | None) -> int:
-    """Agree with nobody."""
+    """Return this trainer's own count, without agreement with other ranks."""
     return epoch
 
 
 class Epochs:
-    """Counts the iterations over a dataset, until `set` says which epoch it shall be from now on.
+    """Counts the iterations over a dataset, until `set` fixes the epoch.
 
     Args:
         board: shared by a trainer and its workers.
@@ -35,24 +35,24 @@ class Epochs:
 
     @property
     def next(self) -> int:
-        """The epoch that an iteration would read which began now."""
+        """The epoch that an iteration would read if it began now."""
         notes = self._board.read()
         epoch: int = notes["chosen"] if "chosen" in notes else notes.get("next", 0)
         return epoch
 
     def set(self, epoch: int) -> None:
-        """Choose the epoch that every iteration reads from now on."""
+        """Set the epoch that every iteration reads from now on."""
         with self._board.edit() as notes:
             notes["chosen"] = epoch
 
     def go_on(self, epoch: int) -> None:
-        """Count on from this epoch."""
+        """Continue counting with this epoch as the next."""
         with self._board.edit() as notes:
             notes.pop("chosen", None)
             notes |= {"next": epoch, "last": None}
 
     def passed(self, agree: Agree, epoch: int, loader: int | None = None, workers: int = 1) -> None:
-        """Count on behind this epoch, which an iteration reads by itself."""
+        """Continue counting after this epoch, which an iteration resumes from its own state."""
         with self._board.turn():
             last = self._board.read().get("last")
             if last is None or [last["loader"], last["epoch"]] != [loader, epoch]:
@@ -71,9 +71,9 @@ class Epochs:
         """Return the epoch for a worker's part of an iteration.
 
         Args:
-            loader: a number that the workers of one iteration share. Persistent workers keep it.
-            iteration: of this worker's process, counted from 1. A persistent worker that starts late may begin its
-                first iteration after the others have begun their second.
+            loader: a number shared by the workers of one iteration. Persistent workers keep it.
+            iteration: number of this worker process's iteration, from 1. A persistent worker that starts late may begin
+                its first iteration after the others have begun their second.
         """
         chosen: int | None = self._board.read().get("chosen")
         if chosen is not None:
@@ -88,10 +88,10 @@ class Epochs:
             return epoch
 
     def _take_part(self, iteration: list[int], worker: int, workers: int) -> int | None:
-        """Note the worker with an iteration that its loader has begun, if it has; return that one's epoch."""
+        """Add the worker to the iteration that its loader has begun, and return the epoch; None if there is none."""
         with self._board.edit() as notes:
             begun: list[list[Any]] = notes.setdefault("begun", [])
-            for each in reversed(begun):  # a dropped loader may have had the number of the present one
+            for each in reversed(begun):  # an abandoned loader may have had the same number as this one
                 if each[0] == iteration and worker not in each[2]:
                     each[2].append(worker)
                     notes["begun"] = [each for each in begun if len(each[2]) < workers]
@@ -112,7 +112,7 @@ class Epochs:
             notes["last"] = {"epoch": epoch, "loader": loader, "unread": list(range(workers))}
 
     def finish(self, epoch: int, loader: int | None = None, worker: int = 0) -> None:
-        """Note that a worker has given the last sample of its part of an iteration."""
+        """Note that a worker has yielded the last sample of its part of an iteration."""
         with self._board.edit() as notes:
             last = notes.get("last")
             if last and [last["epoch"], last["loader"]] == [epoch, loader] and worker in last["unread"]:

@@ -1,9 +1,9 @@
-"""How the bytes of a shard come from a DataLoader's worker to its trainer without being copied.
+"""Zero-copy hand-over of a shard's bytes from a DataLoader worker to its trainer.
 
-Between processes a Buffer is pickled as a reference: which file, from where to where. The receiver maps the same file,
-once for as long as any Buffer of it lives there. Until it has done so the file must stay, so the worker keeps its own
-map until it holds no Buffer of the shard any more, in whatever queue, and has a receipt for every message in which one
-was sent. What is mapped by anybody the cache leaves in place; that the worker keeps its lease as long saves it trying.
+Between processes, a Buffer is pickled as a reference to a range of a file. The receiver maps the same file, once for as
+long as any Buffer of it lives there. Until then the file must stay cached, so the worker keeps its own map until it
+holds no Buffer of the shard any more, in any queue, and has a receipt for every message in which one was sent. The
+cache does not evict files mapped by any process; keeping the lease for as long saves it the attempt.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from shardcache_client.reading.reader import map_file, unreadable
 from shardcache_client.sharing.buffers import WORTH_IT_BYTES, Buffer, Form, Values, forms, span
 from shardcache_client.sharing.receipts import Receipt, Receipts
 
-_BY_VALUE = 4  # the protocol from which on pickles hold large bytes well; out-of-band buffers are not for pipes
+_BY_VALUE = 4  # first pickle protocol that handles large bytes well; out-of-band buffers of 5 do not suit pipes
 
 _WHOLES: weakref.WeakValueDictionary[tuple[str, int], Buffer] = weakref.WeakValueDictionary()
-"""The shards that this process received something of, as long as it holds on to any of it."""
+"""Shards from which this process has received Buffers, as long as any of these live."""
 
 
 class Handover:
-    """Shared by the process that will receive, the one that made it or says so, and the workers that it starts.
+    """Shared by the receiving process, which created it or claimed the role, and the workers that it starts.
 
-    In that process, and after any other pickling, Buffers are sent by value: nobody is known to be able to follow a
-    reference.
+    In the receiving process, and in copies pickled for any other purpose, Buffers are sent by value, as no other
+    process is known to be able to follow a reference.
 
     Args:
-        extensions: of the members that are not copied; None for all.
+        extensions: extensions of the members passed without a copy; None for all.
 
     Attributes:
-        receipts: what messages carry along.
+        receipts: receipts sent along with messages.
     """
 
     def __init__(self, extensions: Collection[str] | None = None) -> None:
@@ -50,23 +50,23 @@ class Handover:
         return f"Handover({self.receipts!r})"
 
     def lend(self, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> Loan:
-        """Return what gives out a mapped file's bytes and knows when it may be let go.
+        """Return the loan of a mapped file, which slices its bytes and tracks when it may be unmapped.
 
         Args:
-            mapped: the whole of it, read-only.
-            path: where another process finds the file as long as this one has it mapped; None where it finds it
-                nowhere, and gets its bytes by value.
-            inode: by which it is known again.
-            url: of the shard, for errors.
+            mapped: the whole file, read-only.
+            path: path at which other processes find the file while this one has it mapped; None if they cannot, and
+                get its bytes by value.
+            inode: identifies the file.
+            url: url of the shard, for errors.
         """
         return Loan(self, mapped, path, inode, url)
 
     def keep(self, loan: Loan) -> None:
-        """Hold a loan until it is settled: the epoch may be over while its last messages are on their way."""
+        """Hold a loan until it is settled: the epoch may end while its last messages are still in transit."""
         self._lent.add(loan)
 
     def settle(self) -> None:
-        """Let go of what has arrived: before a shard is waited for that may need the room, and meanwhile."""
+        """Drop the loans that are settled, to free space for a shard that the reader may wait for."""
         self._lent = {loan for loan in self._lent if not loan.settled()}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Handover:
 
 
 class Loan:
-    """One mapped shard, and what of it is still on its way to other processes."""
+    """One mapped shard, and the receipts still expected for its Buffers sent to other processes."""
 
     def __init__(self, handover: Handover, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> None:
         self._handover = handover
@@ -89,7 +89,7 @@ class Loan:
         return f"Loan({self._file[0]!r}, expected={len(self._expected)})"
 
     def whole(self) -> Buffer:
-        """Return the shard's bytes, to cut samples from. Every Buffer that is cut keeps the loan open."""
+        """Return the shard's bytes, to slice samples from. Every slice keeps the loan open."""
         whole = self._living()
         if whole is None:
             whole = Buffer.over(self._map)
@@ -100,7 +100,7 @@ class Loan:
         return whole
 
     def columns(self, tables: Tables) -> list[Column]:
-        """Return how each extension's values are sliced: those that are copied do not keep the loan open."""
+        """Return the column of each extension; values that are copied do not keep the loan open."""
         if self._forms is None:
             self._forms = forms(tables, self._handover.extensions)
         if Form.VIEW not in self._forms and Form.BY_SIZE not in self._forms:
@@ -112,17 +112,17 @@ class Loan:
 
     @property
     def refers(self) -> bool:
-        """Whether its Buffers are sent as references: by whoever borrowed it, if its parent can follow."""
+        """True if Buffers are sent as references: in the process that made the loan, if its parent can follow them."""
         return os.getpid() == self._sender_pid
 
     def settled(self) -> bool:
-        """Whether all that was handed over has arrived, so that lease and map may go. Asks nobody, waits for nothing.
+        """Return True if everything sent has arrived, so that lease and map may be dropped. Does not block.
 
-        Asked of a reader that has let go of `whole()` and of the last sample.
+        Meaningful once the reader has dropped `whole()` and the last sample.
         """
         if not self.refers:
-            return True  # the Buffers keep the map by themselves, and nobody has to find the file
-        # In this order: as long as a Buffer lives, it may be sent.
+            return True  # the Buffers themselves keep the map, and no other process needs to find the file
+        # In this order, as a Buffer may be sent as long as it lives.
         if self._living() is not None:
             return False
         self._expected = [receipt for receipt in self._expected if not self._handover.receipts.came(receipt)]
@@ -132,7 +132,7 @@ class Loan:
         return None if self._whole is None else self._whole()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Once for each message: all Buffers of it share what their loan was pickled as.
+        # Called once per message, as all Buffers in it share the pickled form of their loan.
         receipt = self._handover.receipts.expect()
         self._expected.append(receipt)
         return _receive, (receipt, *self._file)
@@ -153,10 +153,10 @@ def _cut(whole: Buffer, start: int, stop: int) -> Any:
 
 
 def _receive(receipt: Receipt, path: str, inode: int, size_bytes: int, url: str) -> Buffer:
-    """Map the file, if it is not mapped already, and say so; return the whole of it.
+    """Map the file, unless it is mapped already, hand in the receipt, and return the whole file.
 
-    Raises ShardGoneError when it is not there, CacheDirError when it may not be read, ConfigError when the sender
-    cannot be told.
+    Raises ShardGoneError if the file does not exist, CacheDirError if it may not be read, ConfigError if the receipt
+    cannot be handed in.
     """
     whole = _WHOLES.get((path, inode))
     if whole is None:
@@ -169,5 +169,5 @@ def _receive(receipt: Receipt, path: str, inode: int, size_bytes: int, url: str)
     return whole
 
 
-# What a DataLoader's queues pickle with. Any other pickle may go anywhere, and takes the bytes along.
+# The pickler of a DataLoader's queues. Pickles made by others may go anywhere, so they carry the bytes.
 ForkingPickler.register(Buffer, _reduce)

@@ -1,7 +1,7 @@
-"""Locks on single bytes of a file that has no name and that processes share, such as a memfd.
+"""Locks on single bytes of an unnamed file shared by processes, such as a memfd.
 
-Locks of open file descriptions (F_OFD_SETLK): those of processes do not keep their threads apart, and go when any
-descriptor of the file is closed. The kernel gives them back when their process ends, however it ends.
+They belong to open file descriptions (F_OFD_SETLK): locks of processes do not exclude threads of one process, and are
+dropped when any descriptor of the file is closed. The kernel releases them when their process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _FLOCK = struct.Struct("hhqqi4x")  # flock of fcntl(2): type, whence, start, len
 
 
 def reopened(fd: int) -> int:
-    """Return a descriptor with an open file description of its own; one that came by fork is the relatives', too."""
+    """Return a descriptor with its own open file description, as forked processes share that of the original."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def take(fd: int, byte: int) -> bool:
-    """Lock a byte, unless another open file description has it; return whether it did."""
+    """Lock a byte unless another open file description holds it; return True on success."""
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
     except OSError as exn:
@@ -34,12 +34,12 @@ def take(fd: int, byte: int) -> bool:
 
 @contextmanager
 def held(fd: int, byte: int) -> Iterator[None]:
-    """Hold a byte: one thread of one process at a time."""
+    """Hold the lock on a byte, which excludes other processes and other threads of this one."""
     own = reopened(fd)
     try:
         fcntl.fcntl(own, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
         yield
     finally:
-        # By name: a child that was forked meanwhile by another thread has the description, too.
+        # Unlock explicitly: a child forked by another thread in the meantime shares the open file description.
         fcntl.fcntl(own, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
         os.close(own)

@@ -1,9 +1,9 @@
-"""Receipts: how a process learns that its relatives have got what it sent them, whatever way that went.
+"""Acknowledgements between related processes that messages have arrived, whatever channel they took.
 
-Sender and receiver share a memfd, a file without a name that is gone with the last process which holds it. The
-sender chooses a cell of it and a random number; who gets the message writes the number into the cell. To hand in the
-same receipt twice changes nothing, several receivers need no lock, and a late receipt for a sender that is gone means
-nothing to the next one.
+Sender and receiver share a memfd, an unnamed file that vanishes with the last process that holds it. The sender chooses
+a cell of it and a random number; the receiver of the message writes the number into the cell. Handing in a receipt
+twice has no effect, several receivers need no lock, and a late receipt for a sender that is gone does not confuse the
+next one.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from shardcache.errors import ConfigError
 from shardcache_client.sharing.locks import reopened, take
 
 _NUMBER = struct.Struct("<Q")
-_DESK_CELLS = 1 << 20  # address space only: the few that are in use at a time are the same ones again and again
+_DESK_CELLS = 1 << 20  # address space only: the few cells in use at a time are reused
 
 _OFFICES: weakref.WeakValueDictionary[int, Receipts] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What goes along with one message: whose receipts, which cell, and the number to write there."""
+    """The receipt sent along with one message: id of its `Receipts`, cell, and the number to write there."""
 
     office: int
     cell: int
     number: int
 
     def hand_in(self) -> None:
-        """Tell the sender that its message is here. Raises ConfigError where this process has no way to tell."""
+        """Acknowledge the message to its sender. Raises ConfigError if this process has no way to do so."""
         office = _OFFICES.get(self.office)
         if office is None:
             raise ConfigError(
-                "a zero-copy value came to a process that never had the dataset it is from, or has it no more",
-                remedy="keep the dataset as long as its values are on their way; to other processes send bytes(value)",
+                "a zero-copy value arrived in a process that does not have its dataset, or no longer has it",
+                remedy="keep the dataset while its values are in transit; to other processes, send bytes(value)",
             )
         office.write(self)
 
 
 @dataclass(slots=True)
 class _Desk:
-    """The cells that are one sending process's own for as long as it lives."""
+    """The cells reserved for one sending process during its lifetime."""
 
     pid: int
     fd: int
@@ -58,7 +58,7 @@ class _Desk:
 
 
 class Receipts:
-    """Shared with forked and spawned children. A copy that is pickled for any other purpose is a new one."""
+    """Receipts shared with forked and spawned children. A copy pickled for any other purpose is a new set."""
 
     def __init__(self) -> None:
         self._own(os.memfd_create("shardcache-receipts"), randbits(64), os.getpid())
@@ -73,16 +73,16 @@ class Receipts:
         _OFFICES[name] = self
 
     def receive_here(self) -> None:
-        """Make this process the one that receives, whoever made the receipts: it has no relative to send to."""
+        """Make this process the receiver, whichever process created the receipts."""
         self._maker_pid = os.getpid()
 
     @property
     def inherited(self) -> bool:
-        """Whether another process, the one that started this one, has them, too."""
+        """True if the process that started this one is the receiver."""
         return os.getpid() != self._maker_pid
 
     def expect(self) -> Receipt:
-        """Return a receipt to be sent along with a message. Any thread may ask."""
+        """Return a receipt to be sent along with a message. Thread-safe."""
         desk = self._desk_here()
         try:
             cell = desk.free.pop()
@@ -91,18 +91,18 @@ class Receipts:
         return Receipt(self._name, cell, randbits(64))
 
     def came(self, receipt: Receipt) -> bool:
-        """Whether a receipt was handed in that this process expects; if so, it is to be asked for no more."""
+        """Return True if a receipt that this process expects was handed in; do not ask for it again after that."""
         if os.pread(self._fd, _NUMBER.size, receipt.cell * _NUMBER.size) != _NUMBER.pack(receipt.number):
             return False
         self._desk_here().free.append(receipt.cell)
         return True
 
     def write(self, receipt: Receipt) -> None:
-        """Write a receipt down, in whichever process got the message."""
+        """Record a receipt, in the process that received the message."""
         os.pwrite(self._fd, _NUMBER.pack(receipt.number), receipt.cell * _NUMBER.size)
 
     def _desk_here(self) -> _Desk:
-        if self._desk is None or self._desk.pid != os.getpid():  # that of the process which forked this one
+        if self._desk is None or self._desk.pid != os.getpid():  # the desk of the process that forked this one
             self._desk = _take_desk(self._fd)
             weakref.finalize(self, os.close, self._desk.fd)
         return self._desk
@@ -120,7 +120,7 @@ def _attach(duplicate: Any, name: int, maker_pid: int) -> Receipts:
 
 
 def _take_desk(shared_fd: int) -> _Desk:
-    """Find a desk that nobody sits at; the lock on it is given back when this process ends, however it ends."""
+    """Take a free desk; its lock is released when this process ends, however it ends."""
     fd = reopened(shared_fd)
     number = next(number for number in count() if take(fd, number))
     return _Desk(os.getpid(), fd, count(number * _DESK_CELLS))
