@@ -120,7 +120,7 @@ def test_every_public_name_is_on_its_page(site: Site) -> None:
     """What can be imported from the client is described, the dataset with each of its arguments."""
     assert [name for name in shardcache_client.__all__ if f'id="shardcache_client.{name}"' not in site["python"]] == []
     text = unescape(re.sub(r"<[^>]+>", "", site["python"]))
-    dataset = text.partition("class ShardDataset")[2].partition("Batches of like length")[0]
+    dataset = text.partition("class ShardDataset")[2].partition("Batches of similar length")[0]
     described = dataset.partition("Parameters:")[2].partition("Raises:")[0]
     assert [name for name in arguments_of_dataset() if not re.search(rf"\b{name}\b", described)] == []
 
