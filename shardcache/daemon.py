@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
-from shardcache import __version__, garbage, logs
-from shardcache.cache.allow import AllowList
+from shardcache import __version__, logs
+from shardcache import gc_tuning as garbage
+from shardcache.access.rules import AllowList
 from shardcache.cache.facade import Cache
 from shardcache.config import Settings, unknown_variables
 from shardcache.fetch.download import Downloader
@@ -22,13 +23,13 @@ from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.protocol import socket_path
 from shardcache.server.app import serving
-from shardcache.server.drain import Drain
-from shardcache.server.handed import Handed
-from shardcache.server.listen import listening_at
-from shardcache.server.manager import Manager
-from shardcache.server.predecessor import predecessor_gone
-from shardcache.server.standing import standing
-from shardcache.server.tcp import Listener, listening
+from shardcache.server.http.tcp import Listener, listening
+from shardcache.server.process.drain import Drain
+from shardcache.server.process.listen import listening_at
+from shardcache.server.process.liveness import liveness
+from shardcache.server.process.sd_notify import ServiceNotifier
+from shardcache.server.process.socket_activation import ActivatedSockets
+from shardcache.server.process.takeover import predecessor_gone
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
 from shardcache.telemetry import tracing
@@ -50,14 +51,14 @@ def serve(settings: Settings) -> None:
     Raises SocketInUseError, CacheDirError or ConfigError, always before it starts serving.
     """
     logs.configure(settings.log_level, settings.log_format)
-    manager, handed = Manager.take(os.environ, os.getpid()), Handed.take(os.environ, os.getpid())
+    manager, handed = ServiceNotifier.take(os.environ, os.getpid()), ActivatedSockets.take(os.environ, os.getpid())
     for name, meant in unknown_variables():
         log.warning("unknown environment variable", name=name, meant=meant)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(settings, manager, handed))
 
 
-async def _serve(settings: Settings, manager: Manager, handed: Handed) -> None:
+async def _serve(settings: Settings, manager: ServiceNotifier, handed: ActivatedSockets) -> None:
     path = handed.path(settings.socket)
     if path is None:
         path = socket_path(settings.socket)
@@ -71,7 +72,9 @@ async def _serve(settings: Settings, manager: Manager, handed: Handed) -> None:
         await _serve_at(sock, listener, settings, manager)
 
 
-async def _serve_at(sock: socket.socket, listener: Listener | None, settings: Settings, manager: Manager) -> None:
+async def _serve_at(
+    sock: socket.socket, listener: Listener | None, settings: Settings, manager: ServiceNotifier
+) -> None:
     with garbage.building():
         # Load the SDK now, so that the first reader need not wait for it and its tens of thousands of objects are
         # frozen, too.
@@ -96,10 +99,12 @@ async def _serve_at(sock: socket.socket, listener: Listener | None, settings: Se
 
 
 async def _run(
-    settings: Settings, store: Store, manager: Manager, serve_with: Callable[[Cache], Awaitable[Drain]]
+    settings: Settings, store: Store, manager: ServiceNotifier, serve_with: Callable[[Cache], Awaitable[Drain]]
 ) -> None:
     counters = Counters()
-    origins = Origins(settings.origin, max_connections=settings.max_connections, fence=AllowList(settings.allow))
+    origins = Origins(
+        settings.origin, max_connections=settings.max_connections, redirect_guard=AllowList(settings.allow)
+    )
     downloader = Downloader(
         max_connections=settings.max_connections,
         shard_connections=settings.shard_connections,
@@ -124,7 +129,7 @@ async def _run(
                 )
                 await manager.tell(READY=1)
                 watching = group.create_task(
-                    manager.watch(lambda: standing(cache.health()["disk"], store, len(drain.sessions))), name="manager"
+                    manager.watch(lambda: liveness(cache.health()["disk"], store, len(drain.sessions))), name="manager"
                 )
                 group.create_task(origins.prepare())
                 group.create_task(indexers.prepare())

@@ -20,7 +20,7 @@ from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.malloc import keep_freed_memory
-from shardcache_client.order.deal import Deal, Dealing, SampleDeal, check
+from shardcache_client.order.deal import Assignment, Deal, SampleDeal, check
 from shardcache_client.order.partition import Cut, Even, taken_in_turns
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.state import Place, Resumption, State, resume
@@ -28,10 +28,10 @@ from shardcache_client.ranks.membership import Membership, in_worker
 from shardcache_client.ranks.one_epoch import OneEpoch
 from shardcache_client.ranks.one_manifest import OneManifest
 from shardcache_client.ranks.resharding import refuse_resharding
+from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import Decode, EpochStream, Source
-from shardcache_client.reading.tally import Tally
-from shardcache_client.sharing.board import Board
 from shardcache_client.sharing.bookmark import Bookmark, Loader
+from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Topology, explicit_ranks, job_name
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class ShardDataset(IterableDataset[Any]):
         resolve = resolver(fallback)
         self.manifest = self._agreed.settle(lambda: resolve(where, Reader(self._job), patterns, timeout_s))
         shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
-        self._dealing = Dealing(shuffling, even, batch_size, samples_per_epoch)
+        self._dealing = Assignment(shuffling, even, batch_size, samples_per_epoch)
         self._source = Source(
             sessions=Sessions(
                 where, Patience(timeout_s), partial_reads=partial_reads and not zero_copy, fallback=fallback
@@ -159,9 +159,9 @@ class ShardDataset(IterableDataset[Any]):
             handover=_handover(zero_copy) if zero_copy else None,
             epochs=epochs,
         )
-        self._board = Board(in_worker=in_worker)
+        self._shared_state = SharedState(in_worker=in_worker)
         self._one_epoch = OneEpoch(self._agreed.name, self._agreed.place, min(timeout_s, _PATIENCE_S))
-        self._bookmark = Bookmark(self._board, self._dealing.identities(self.manifest))
+        self._bookmark = Bookmark(self._shared_state, self._dealing.identities(self.manifest))
 
     def __repr__(self) -> str:
         return f"ShardDataset({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
@@ -191,7 +191,7 @@ class ShardDataset(IterableDataset[Any]):
         if self._source.handover is not None:
             _let_collate_pass_buffers()
             if loader is None:
-                self._source.handover.receipts.receive_here()
+                self._source.handover.acks.receive_here()
         self._refuse_resharding()
         topology = self.topology()
         deal = self._deal()
@@ -224,7 +224,7 @@ class ShardDataset(IterableDataset[Any]):
                 source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
             start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
         reader = Reader(self._job, topology, _loader_name(), self._dealing.batch_size)
-        return EpochStream(source, reader, start, Tally.at(start.place, self._on_error))
+        return EpochStream(source, reader, start, ReaderPosition.at(start.place, self._on_error))
 
     def _deal(self) -> Deal:
         """Return the deal of this dataset; by sample counts only if all ranks are sure to have the same counts."""
@@ -247,7 +247,7 @@ class ShardDataset(IterableDataset[Any]):
         """Log once that samples are not counted, and how many workers have nothing to read because of it."""
         if self._deal().counted or topology.reader:
             return
-        with self._board.edit() as notes:
+        with self._shared_state.edit() as notes:
             if notes.setdefault("explained", False):
                 return
             notes["explained"] = True
@@ -268,7 +268,7 @@ class ShardDataset(IterableDataset[Any]):
     @property
     def position(self) -> int:
         """Number of samples of its share that this reader has passed, bad ones included."""
-        return 0 if self._stream is None else self._stream.tally.taken
+        return 0 if self._stream is None else self._stream.reader_position.taken
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on, including those in running DataLoader workers."""
@@ -305,7 +305,7 @@ class ShardDataset(IterableDataset[Any]):
         stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
         own_loop = not in_worker() and not stateful_loader_asks()
         over = own_loop and self._is_over(stream) and self._ranks_end_together(stream, topology)
-        return self._state(stream, topology, stream.tally.place, over=over).to_json()
+        return self._state(stream, topology, stream.reader_position.place, over=over).to_json()
 
     def _is_over(self, stream: EpochStream) -> bool:
         """Return True if the epoch has no more batches, but for a short one that the loader drops."""
@@ -359,7 +359,7 @@ class ShardDataset(IterableDataset[Any]):
         left = [stream.samples_left // size * size if drop_last else stream.samples_left for stream in streams]
         taken = taken_in_turns(left, size, batches)
         over = taken == left and self._ranks_end_together(streams[0], crew[0])
-        places = [stream.tally.place.after(count) for stream, count in zip(streams, taken, strict=True)]
+        places = [stream.reader_position.place.after(count) for stream, count in zip(streams, taken, strict=True)]
         each = zip(streams, crew, places, strict=True)
         return {"workers": [self._state(*reader, over=over).to_json() for reader in each]}
 
@@ -375,7 +375,7 @@ class ShardDataset(IterableDataset[Any]):
     def _state(self, stream: EpochStream, reader: Topology, place: Place, *, over: bool) -> State:
         """Return a reader's state; at the end of an epoch, samples that the loader drops count as taken."""
         if over and stream.counted:
-            place = stream.tally.place.after(stream.samples_left)
+            place = stream.reader_position.place.after(stream.samples_left)
         return State(
             dataset=self._bookmark.datasets[stream.counted],
             epoch=stream.start.epoch,

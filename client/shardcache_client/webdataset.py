@@ -17,7 +17,7 @@ from shardcache.errors import ConfigError
 from shardcache.protocol import from_here, local_path
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.reading.cutting import Sample
+from shardcache_client.reading.slicing import Sample
 
 try:
     import webdataset as wds

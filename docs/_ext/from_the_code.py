@@ -23,7 +23,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from shardcache import config
 from shardcache.cli.app import app as shardcache
-from shardcache.cli.serve import serve
+from shardcache.cli.commands.serve import serve
 from shardcache.errors import ShardcacheError
 
 DOCS = Path(__file__).parents[1]

@@ -6,44 +6,44 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from shardcache.cache.accounts import Accounts
-from shardcache.cache.allow import AllowList, Peer
-from shardcache.cache.counting import Counting
-from shardcache.cache.damage import Damage
-from shardcache.cache.fetching import Fetcher
-from shardcache.cache.health import Health
-from shardcache.cache.holds import Holds
-from shardcache.cache.ingesting import Ingester
-from shardcache.cache.jobs import Loader
-from shardcache.cache.known import Known
-from shardcache.cache.leasing import Leasing
-from shardcache.cache.manifests import Manifests, Resolved
-from shardcache.cache.names import Names
-from shardcache.cache.overview import Overview
-from shardcache.cache.pages import Pages
-from shardcache.cache.pinning import Pinning
-from shardcache.cache.pins import Pins
+from shardcache.access.rules import AllowList, Peer
+from shardcache.access.urls import INDEX_SUFFIX
+from shardcache.cache.catalog.aliases import AliasTable
+from shardcache.cache.catalog.history import History
+from shardcache.cache.catalog.manifests import Manifests, Resolved
+from shardcache.cache.catalog.revalidation import Revalidation
+from shardcache.cache.catalog.sample_counts import Counting
+from shardcache.cache.loop_turns import Turns
+from shardcache.cache.observer import Observer
+from shardcache.cache.operations.maintenance import Maintenance
+from shardcache.cache.operations.pinning import Pinning
+from shardcache.cache.operations.probing import Probing
+from shardcache.cache.operations.rounds import Tell
+from shardcache.cache.operations.runtime_settings import RuntimeSettings
+from shardcache.cache.operations.warming import Warming
 from shardcache.cache.planner import Planner
-from shardcache.cache.prefetch import Prefetcher
-from shardcache.cache.probing import Probing
-from shardcache.cache.readers import Reader, Readers
-from shardcache.cache.revalidation import Revalidation
-from shardcache.cache.room import Room
-from shardcache.cache.rounds import Tell
-from shardcache.cache.scrubbing import Scrubber
+from shardcache.cache.readers.jobs import Loader
+from shardcache.cache.readers.leasing import Leasing
+from shardcache.cache.readers.readers import Reader, Readers
+from shardcache.cache.residency.disk_health import Health
+from shardcache.cache.residency.evictor import Evictor
+from shardcache.cache.residency.inventory import Inventory
+from shardcache.cache.residency.page_cache import Pages
+from shardcache.cache.residency.pins import Pins
+from shardcache.cache.residency.publishing import Ingester
+from shardcache.cache.residency.quarantine import Quarantine
+from shardcache.cache.residency.reconcile import Reconciler
+from shardcache.cache.residency.scrubbing import Scrubber
 from shardcache.cache.signal import Signal
-from shardcache.cache.stocktaking import Stocktaking
-from shardcache.cache.transfers import Transfer, Transfers
-from shardcache.cache.tuning import Tuning
-from shardcache.cache.turns import Turns
-from shardcache.cache.upkeep import Upkeep
-from shardcache.cache.warming import Warming
-from shardcache.cache.watching.glance import Glance
+from shardcache.cache.transfers.fetcher import Fetcher
+from shardcache.cache.transfers.prefetch import Prefetcher
+from shardcache.cache.transfers.transfers import Transfer, Transfers
+from shardcache.cache.views.live import LiveView
+from shardcache.cache.views.overview import Overview
 from shardcache.config import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
-from shardcache.origin.urls import INDEX_SUFFIX
 from shardcache.protocol import ShardRef
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
@@ -66,58 +66,70 @@ class Cache:
         group: asyncio.TaskGroup,
         traces: Traces | None = None,
     ) -> None:
-        names, changed, known = Names(store.shards), Signal(), Known(store.catalogue)
+        aliases, changed, history = AliasTable(store.shards), Signal(), History(store.catalogue)
         turns = self.turns = Turns()
-        planner = Planner(names)
-        pages = Pages(store, planner, names, changed)
-        holds = Holds(store, planner, pages, changed)
+        planner = Planner(aliases)
+        pages = Pages(store, planner, aliases, changed)
+        inventory = Inventory(store, planner, pages, changed)
         health = Health(store.folder, changed)
         pins = Pins(store, planner, changed, turns, settings.max_pinned)
-        room = Room(store, planner, pages, names, counters, health, pins, holds, changed)
-        ingester = Ingester(store, room, known, indexers)
+        evictor = Evictor(store, planner, pages, aliases, counters, health, pins, inventory, changed)
+        ingester = Ingester(store, evictor, history, indexers)
         fetcher = Fetcher(
-            store, origins, downloader, room, holds, planner, names, counters, ingester, health, settings.part_size
+            store,
+            origins,
+            downloader,
+            evictor,
+            inventory,
+            planner,
+            aliases,
+            counters,
+            ingester,
+            health,
+            settings.part_size,
         )
-        accounts = Accounts(counters, traces)
-        transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group, accounts.transferred)
-        self._revalidation = Revalidation(store, origins, names, counters, group, settings.listing_ttl_s)
-        leasing = Leasing(store, transfers, room, holds, planner, names, known, self._revalidation, counters, health)
+        observer = Observer(counters, traces)
+        transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group, observer.transferred)
+        self._revalidation = Revalidation(store, origins, aliases, counters, group, settings.listing_ttl_s)
+        leasing = Leasing(
+            store, transfers, evictor, inventory, planner, aliases, history, self._revalidation, counters, health
+        )
         readers = Readers(
-            planner, leasing, holds, transfers, counters, changed, turns, accounts.waited, settings.plan_memory
+            planner, leasing, inventory, transfers, counters, changed, turns, observer.waited, settings.plan_memory
         )
-        prefetcher = Prefetcher(planner, names, store, room, transfers, changed, settings.max_transfers)
-        stocktaking = Stocktaking(store, room, pins, fetcher.is_under_way)
-        damage = Damage(health, leasing)
-        scrubber = Scrubber(store, health, damage, changed, settings.scrub_rate, settings.scrub_pause_s)
+        prefetcher = Prefetcher(planner, aliases, store, evictor, transfers, changed, settings.max_transfers)
+        stocktaking = Reconciler(store, evictor, pins, fetcher.is_under_way)
+        quarantine = Quarantine(health, leasing)
+        scrubber = Scrubber(store, health, quarantine, changed, settings.scrub_rate, settings.scrub_pause_s)
         self._watching = [
             group.create_task(prefetcher.run(), name="prefetch"),
             group.create_task(pages.run(), name="pages"),
             group.create_task(health.run(stocktaking), name="health"),
             group.create_task(scrubber.run(), name="scrub"),
-            group.create_task(known.rebuild(store), name="catalogue"),
+            group.create_task(history.rebuild(store), name="catalogue"),
             group.create_task(pins.run(), name="pins"),
         ]
         self.layout = store.layout
         self.measures = counters.measures
         self._allow = AllowList(settings.allow)
         self._manifests = Manifests(
-            origins, downloader, store.catalogue, known, self._allow, turns, settings.listing_ttl_s
+            origins, downloader, store.catalogue, history, self._allow, turns, settings.listing_ttl_s
         )
         self._readers = readers
         self._store = store
         self._transfers = transfers
-        self._room = room
+        self._evictor = evictor
         self._health = health
         self._scrubber = scrubber
-        self._overview = Overview(store, planner, names, transfers, readers, prefetcher, downloader, counters)
-        self.glance = Glance(store, planner, names, transfers, readers, turns, self._overview.reason)
-        self._upkeep = Upkeep(store, room, holds, pins, damage)
-        self._probing = Probing(settings, origins, self._allow, self._manifests, self._upkeep)
+        self._overview = Overview(store, planner, aliases, transfers, readers, prefetcher, downloader, counters)
+        self.live_view = LiveView(store, planner, aliases, transfers, readers, turns, self._overview.reason)
+        self._maintenance = Maintenance(store, evictor, inventory, pins, quarantine)
+        self._probing = Probing(settings, origins, self._allow, self._manifests, self._maintenance)
         self._warming = Warming(store, transfers, leasing, origins, downloader, settings.max_transfers)
         self._pins = pins
         self._pinning = Pinning(pins, self._warming)
-        self._tuning = Tuning(settings, store, room, downloader)
-        self._counting = Counting(store, transfers, leasing, known, origins, downloader, settings.max_transfers)
+        self._tuning = RuntimeSettings(settings, store, evictor, downloader)
+        self._counting = Counting(store, transfers, leasing, history, origins, downloader, settings.max_transfers)
 
     def __repr__(self) -> str:
         return f"Cache({self._store!r}, transfers={len(self._transfers.all())})"
@@ -143,7 +155,7 @@ class Cache:
         """Raise NotAllowedError unless the user is allowed to have all of these shards fetched."""
         await self.turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
 
-    # Upkeep
+    # Maintenance
 
     async def warm(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Fetch every shard that the patterns match, reporting events to `tell`. Raises CapacityError, OriginError."""
@@ -157,7 +169,7 @@ class Cache:
 
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield the published shards under a url prefix that the user may see."""
-        async for shard, facts in self._upkeep.shards(prefix, self.sight(peer)):
+        async for shard, facts in self._maintenance.shards(prefix, self.sight(peer)):
             yield {
                 "url": facts.url,
                 "version": facts.version,
@@ -170,7 +182,7 @@ class Cache:
 
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
         """Remove the matching shards that the user may see, except those leased or pinned."""
-        return await self._upkeep.evict(patterns, self.sight(peer))
+        return await self._maintenance.evict(patterns, self.sight(peer))
 
     async def pin(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Pin and fetch every shard that the patterns match, reporting events to `tell`.
@@ -189,7 +201,7 @@ class Cache:
 
     def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Verify every shard under a url prefix by reading it again; yield events."""
-        return self._upkeep.verify(prefix, self.sight(peer))
+        return self._maintenance.verify(prefix, self.sight(peer))
 
     async def probe(self, urls: Sequence[str], peer: Peer, tell: Tell, *, quick: bool) -> None:
         """Probe the origins of the urls, or all known origins, reporting findings to `tell`.
@@ -221,8 +233,8 @@ class Cache:
 
     def health(self) -> Json:
         """Return `status` (`ok` or `degraded`) and the state of the disk; degraded, only cached shards are served."""
-        well = self._health.error is None and not self._room.short_bytes
+        well = self._health.error is None and not self._evictor.short_bytes
         return {"status": "ok" if well else "degraded", "disk": self._disk()}
 
     def _disk(self) -> Json:
-        return self._health.to_json() | {"short_bytes": self._room.short_bytes}
+        return self._health.to_json() | {"short_bytes": self._evictor.short_bytes}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from shardcache.cache.names import Names
+from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.plan.schedule import Schedule
 
 # Assumed duration of a transfer until one has been measured.
@@ -15,7 +15,7 @@ _NEWEST = 0.2
 class Planner:
     """A schedule with a clock."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: AliasTable) -> None:
         self._schedule = Schedule(names)
         self._transfer_s = _GUESS_S
         names.watch(self._schedule.renamed)

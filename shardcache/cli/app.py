@@ -7,20 +7,20 @@ from typing import Any
 import click
 
 from shardcache import __version__
+from shardcache.cli.commands.dashboard import dashboard
+from shardcache.cli.commands.index import index
+from shardcache.cli.commands.pin import pin, unpin
+from shardcache.cli.commands.probe import probe
+from shardcache.cli.commands.serve import serve
+from shardcache.cli.commands.set import set_
+from shardcache.cli.commands.shards import evict, ls
+from shardcache.cli.commands.status import status
+from shardcache.cli.commands.top import top
+from shardcache.cli.commands.verify import verify
+from shardcache.cli.commands.warm import warm
 from shardcache.cli.common import INTERRUPTED, report
-from shardcache.cli.dashboard import dashboard
 from shardcache.cli.demo.command import demo
 from shardcache.cli.doctor.command import doctor
-from shardcache.cli.index import index
-from shardcache.cli.pin import pin, unpin
-from shardcache.cli.probe import probe
-from shardcache.cli.serve import serve
-from shardcache.cli.set import set_
-from shardcache.cli.shards import evict, ls
-from shardcache.cli.status import status
-from shardcache.cli.top import top
-from shardcache.cli.verify import verify
-from shardcache.cli.warm import warm
 from shardcache.errors import ShardcacheError
 
 

@@ -21,7 +21,7 @@ PASSES = {
     "live": frozenset({"ok", "degraded", "draining"}),  # it answers; a restart would fix neither disk nor origin
 }
 LIMIT_S = 5.0
-# A full or broken disk still responds; a restart may help only with one that hangs. As in server/standing.py.
+# A full or broken disk still responds; a restart may help only with one that hangs. As in server/process/liveness.py.
 HUNG_S = 120.0
 
 _REQUEST = b"GET /v1/health HTTP/1.0\r\nHost: shardcache\r\n\r\n"

@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shardcache.cache.allow import AllowList, Peer
+from shardcache.access.rules import AllowList, Peer
 from shardcache.config import Settings
 from shardcache.direct.scratch import Scratch, ScratchFile
 from shardcache.direct.sink import ScratchSink
 from shardcache.errors import CorruptShardError, OutdatedError, ShardChangedError
-from shardcache.fetch.bid import WAITING, Bid
+from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.download import Downloader
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
@@ -49,9 +49,9 @@ class Wish:
     done_bytes: int = 0
     total_bytes: int = 0
 
-    def bid(self) -> Bid:
+    def priority(self) -> Priority:
         """Return its priority for connections."""
-        return Bid(WAITING if self.needed else _AHEAD, self.since_s)
+        return Priority(WAITING if self.needed else _AHEAD, self.since_s)
 
     def arrived(self, done_bytes: int) -> None:
         """Record the number of bytes on disk."""
@@ -136,7 +136,7 @@ class Fetcher:
             )
         wish.doing, wish.total_bytes = "downloading", obj.size_bytes
         sink = await asyncio.to_thread(self._sink, obj)
-        await self._downloader.download(origin, obj, sink, bid=wish.bid, progress=wish.arrived)
+        await self._downloader.download(origin, obj, sink, priority=wish.priority, progress=wish.arrived)
         wish.doing = "indexing"
         return await asyncio.to_thread(self._hold, sink)
 

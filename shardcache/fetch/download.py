@@ -9,22 +9,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from shardcache.access.urls import store_of
 from shardcache.errors import OriginUnavailableError, ShardChangedError
-from shardcache.fetch.bandwidth import Bandwidth
-from shardcache.fetch.bid import Bid
-from shardcache.fetch.checksums import Ledger
-from shardcache.fetch.crew import Crew
-from shardcache.fetch.etags import Etags
-from shardcache.fetch.hedging import HEDGED_SHARE, Hedging
-from shardcache.fetch.requests import Piece, Requests
+from shardcache.fetch.connections.bandwidth import Bandwidth
+from shardcache.fetch.connections.priority import Priority
+from shardcache.fetch.connections.scheduler import Claim, Scheduler, StoreLoad
+from shardcache.fetch.parts.hedging import HEDGED_SHARE, Hedging
+from shardcache.fetch.parts.part_workers import PartWorkers
+from shardcache.fetch.parts.pausable_read import Coming
+from shardcache.fetch.parts.requests import Piece, Requests
+from shardcache.fetch.parts.stall_timeout import StallTimeout
 from shardcache.fetch.retry import BACKOFF, Backoff, Retry
 from shardcache.fetch.sink import Sink
-from shardcache.fetch.slots import Claim, Slots, StoreLoad
-from shardcache.fetch.stall import Watch
-from shardcache.fetch.tap import Coming
+from shardcache.fetch.verification.etags import Etags
+from shardcache.fetch.verification.part_checksums import PartChecksums
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
-from shardcache.origin.urls import store_of
 from shardcache.transport.flow import Received, nothing
 from shardcache.transport.parts import PartFileError, PartSums
 
@@ -51,9 +51,9 @@ class Downloader:
         backoff: Backoff = BACKOFF,
         hedged_share: float = HEDGED_SHARE,
     ) -> None:
-        self._slots = Slots(max_connections)
+        self._scheduler = Scheduler(max_connections)
         self._bandwidth = Bandwidth(max_bandwidth)
-        self._requests = Requests(self._slots, self._bandwidth, Hedging(hedged_share), counters, stall_timeout_s)
+        self._requests = Requests(self._scheduler, self._bandwidth, Hedging(hedged_share), counters, stall_timeout_s)
         self._etags = Etags()
         self._shard_connections = shard_connections
         self._retry = Retry(attempts, counters, backoff)
@@ -61,16 +61,16 @@ class Downloader:
         self._counters = counters
 
     def __repr__(self) -> str:
-        return f"<Downloader {self._slots} {self._bandwidth}>"
+        return f"<Downloader {self._scheduler} {self._bandwidth}>"
 
     @property
     def pauses(self) -> int:
         """Number of times a part was preempted."""
-        return self._slots.pauses
+        return self._scheduler.pauses
 
     def loads(self) -> list[StoreLoad]:
         """Return the load on each origin, and its limit."""
-        return self._slots.loads()
+        return self._scheduler.loads()
 
     def limit(self, bytes_per_s: int | None) -> None:
         """Set the bandwidth limit of all downloads together; None for no limit."""
@@ -78,11 +78,11 @@ class Downloader:
 
     def reconsider(self) -> None:
         """Re-evaluate priorities now; otherwise that happens when a part begins or ends, some fifty times a second."""
-        self._slots.deal()
+        self._scheduler.deal()
 
-    def expect(self, url: str, bid: Callable[[], Bid]) -> AbstractContextManager[None]:
-        """Respect the priority of a download that has not begun; see `Slots.expect`."""
-        return self._slots.expect(bid, store_of(url))
+    def expect(self, url: str, priority: Callable[[], Priority]) -> AbstractContextManager[None]:
+        """Respect the priority of a download that has not begun; see `Scheduler.expect`."""
+        return self._scheduler.expect(priority, store_of(url))
 
     async def stat(self, origin: Origin, url: str) -> RemoteObject:
         """Return `origin.stat(url)`, retried like a part. Raises the origin's errors."""
@@ -96,9 +96,9 @@ class Downloader:
 
         async def attempt() -> T:
             self._counters.origin_requests += 1
-            watch = Watch(self._stall_timeout_s, url, nothing)
-            async with watch.limit():
-                return await request(watch.received)
+            stall_timeout = StallTimeout(self._stall_timeout_s, url, nothing)
+            async with stall_timeout.limit():
+                return await request(stall_timeout.received)
 
         return await self._retry.call(attempt)
 
@@ -108,7 +108,7 @@ class Downloader:
         obj: RemoteObject,
         sink: Sink,
         *,
-        bid: Callable[[], Bid],
+        priority: Callable[[], Priority],
         progress: Callable[[int], None],
         coming: Coming | None = None,
     ) -> None:
@@ -123,7 +123,7 @@ class Downloader:
         another version, CorruptShardError when the object differs from the origin's checksum or ETag, and the sink's
         errors. The first error cancels all parts of the shard; finished parts are kept.
         """
-        download = _Download(origin, obj, sink, bid, progress, coming or Coming())
+        download = _Download(origin, obj, sink, priority, progress, coming or Coming())
         missing = sink.missing()
         if obj.ranges:
             await self._ranges(download, missing)
@@ -131,15 +131,15 @@ class Downloader:
             await self._whole(download)
         if not obj.guarded and (await self.stat(origin, obj.url)).version != obj.version:
             raise ShardChangedError("the object was replaced during the download", url=obj.url)
-        await asyncio.to_thread(download.ledger.verify)
+        await asyncio.to_thread(download.part_checksums.verify)
         await self._etags.verify(obj, sink.path)
 
     async def _ranges(self, download: _Download, missing: list[int]) -> None:
         download.start(missing)
-        crew = Crew(self._shard_connections, iter(missing), partial(self._part, download))
+        part_workers = PartWorkers(self._shard_connections, iter(missing), partial(self._part, download))
         try:
             # A reader that waits can start at the beginning: the fewer parts share the link, the sooner that arrives.
-            await crew.run(1 if download.bid().alone else self._shard_connections)
+            await part_workers.run(1 if download.priority().alone else self._shard_connections)
         except BaseExceptionGroup as failures:
             first = failures.exceptions[0]
             raise first from first.__cause__
@@ -173,19 +173,19 @@ class _Download:
     origin: Origin
     obj: RemoteObject
     sink: Sink
-    bid: Callable[[], Bid]
+    priority: Callable[[], Priority]
     progress: Callable[[int], None]
     coming: Coming
-    ledger: Ledger = field(init=False)
+    part_checksums: PartChecksums = field(init=False)
     done_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.sink)
+        self.part_checksums = PartChecksums(self.sink)
 
     def piece(self, first: int, count: int) -> Piece:
         """Return consecutive parts as one request, whose claim ranks after those of earlier parts."""
-        parts = replace(self.sink.parts(first, count), algorithm=self.ledger.algorithm)
-        claim = Claim(self.bid, store_of(self.obj.url))
+        parts = replace(self.sink.parts(first, count), algorithm=self.part_checksums.algorithm)
+        claim = Claim(self.priority, store_of(self.obj.url))
         return Piece(self.origin, self.obj, parts, claim, partial(self.coming.begin, first))
 
     def start(self, missing: list[int] | range) -> None:
@@ -198,6 +198,6 @@ class _Download:
         self.coming.end(finished[0].index)
         for sums in finished:
             self.sink.record(sums)
-            self.ledger.record(sums)
+            self.part_checksums.record(sums)
             self.done_bytes += self.sink.parts(sums.index, 1).size_bytes
         self.progress(self.done_bytes)

@@ -12,12 +12,7 @@ from math import prod
 from braceexpand import braceexpand
 
 from shardcache import shardlist
-from shardcache.errors import ConfigError, NotFoundError, OriginError
-from shardcache.origin.base import RemoteObject
-from shardcache.origin.globs import glob_regex
-from shardcache.origin.memory import read_object
-from shardcache.origin.registry import Origins
-from shardcache.origin.urls import (
+from shardcache.access.urls import (
     INDEX_SUFFIX,
     SHARD_SUFFIXES,
     checked,
@@ -26,6 +21,11 @@ from shardcache.origin.urls import (
     join,
     protocol_of,
 )
+from shardcache.errors import ConfigError, NotFoundError, OriginError
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.globs import glob_regex
+from shardcache.origin.memory import read_object
+from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.transport.flow import Free, Received, nothing

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
+from shardcache.access.urls import LOCAL, checked, protocol_of
 from shardcache.config import OriginTable
 from shardcache.errors import CacheError, MissingPackageError
 from shardcache.origin.base import Origin, RemoteObject
-from shardcache.origin.fence import Fence, FencedFiles, Unfenced
-from shardcache.origin.urls import LOCAL, checked, protocol_of
+from shardcache.origin.redirect_guard import FencedFiles, RedirectGuard, Unfenced
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
@@ -25,8 +25,10 @@ _DEFAULT = OriginTable.model_validate({"match": ""})
 class Origins:
     """One origin per protocol and `[[origin]]` table in use; `fence` checks their redirects and links."""
 
-    def __init__(self, tables: Sequence[OriginTable], *, max_connections: int, fence: Fence | None = None) -> None:
-        self._fence = fence or Unfenced()
+    def __init__(
+        self, tables: Sequence[OriginTable], *, max_connections: int, redirect_guard: RedirectGuard | None = None
+    ) -> None:
+        self._redirect_guard = redirect_guard or Unfenced()
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
         self._connections = _CONNECTIONS_A_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
@@ -48,7 +50,9 @@ class Origins:
         protocol, table = protocol_of(checked(url)), self.rule(url)
         key = (protocol, table.match)
         if key not in self._origins:
-            self._origins[key] = Deferred(lambda: _load(protocol, table, self._connections, self._fence, self._workers))
+            self._origins[key] = Deferred(
+                lambda: _load(protocol, table, self._connections, self._redirect_guard, self._workers)
+            )
         return self._origins[key]
 
     @staticmethod
@@ -105,26 +109,29 @@ class Deferred:
 
 
 def _load_s3() -> None:
-    from shardcache.origin import s3, s3_session
+    from shardcache.origin.s3 import origin as s3
+    from shardcache.origin.s3 import session as s3_session
 
     assert s3
     s3_session.descriptions()
 
 
-def _load(protocol: str, table: OriginTable, max_connections: int, fence: Fence, workers: Workers) -> Origin:
+def _load(
+    protocol: str, table: OriginTable, max_connections: int, redirect_guard: RedirectGuard, workers: Workers
+) -> Origin:
     try:
         if protocol in ("s3", "s3a"):
-            from shardcache.origin.s3 import S3Origin
+            from shardcache.origin.s3.origin import S3Origin
 
             return S3Origin(table, max_connections, workers)
         if protocol in ("http", "https"):
-            from shardcache.origin.http import HttpOrigin
+            from shardcache.origin.http.origin import HttpOrigin
 
-            return HttpOrigin(table, fence, workers)
+            return HttpOrigin(table, redirect_guard, workers)
         from shardcache.origin.fsspec import FsspecOrigin
 
         origin = FsspecOrigin(protocol, table, max_connections)
-        return FencedFiles(origin, fence) if protocol in LOCAL else origin
+        return FencedFiles(origin, redirect_guard) if protocol in LOCAL else origin
     except ImportError as exn:
         package = (exn.name or "").partition(".")[0] or "the package that it needs"
         raise MissingPackageError(

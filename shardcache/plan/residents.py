@@ -14,7 +14,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from shardcache.plan.course import Course
+from shardcache.plan.reader_plan import ReaderPlan
 from shardcache.plan.sieve import Sieve
 from shardcache.plan.timeline import NEVER, Timeline
 
@@ -37,7 +37,7 @@ class Resident:
     size_bytes: int
     held: bool = False
     used_again: bool = False
-    course: Course | None = None
+    reader_plan: ReaderPlan | None = None
     position: int = 0
 
 
@@ -53,7 +53,7 @@ class Residents:
         self._names = names
         self._residents: dict[str, Resident] = {}
         self._unplanned = Sieve()
-        self._queues: dict[Course, list[tuple[int, str]]] = {}  # heaps: the furthest position first
+        self._queues: dict[ReaderPlan, list[tuple[int, str]]] = {}  # heaps: the furthest position first
         self._orphans: list[tuple[int, str]] = []  # queue entries of courses that have ended
 
     def __repr__(self) -> str:
@@ -75,16 +75,16 @@ class Residents:
         resident = self._residents.pop(key, None)
         if resident is not None:
             self._unplanned.discard(key)
-            queue = self._queues.get(resident.course) if resident.course is not None else None
-            if resident.course is not None and queue and queue[0] == (-resident.position, key):
+            queue = self._queues.get(resident.reader_plan) if resident.reader_plan is not None else None
+            if resident.reader_plan is not None and queue and queue[0] == (-resident.position, key):
                 self._pop(
-                    resident.course
+                    resident.reader_plan
                 )  # always the case for victims; other entries are dropped when they are reached
 
     def hold(self, key: str) -> None:
         """Exempt a shard from eviction because it is in use."""
         resident = self._residents[key]
-        resident.held, resident.course = True, None
+        resident.held, resident.reader_plan = True, None
         self._unplanned.discard(key)
 
     def free(self, key: str) -> None:
@@ -104,7 +104,7 @@ class Residents:
         """Queue a shard, if it is cached, that one more plan contains."""
         resident = self._residents.get(key)
         # It may stay in another course's queue: its place there is no sooner than its soonest use.
-        if resident is not None and not resident.held and (resident.course is None or resident.course.ended):
+        if resident is not None and not resident.held and (resident.reader_plan is None or resident.reader_plan.ended):
             self._queue(resident)
 
     def passed(self, key: str) -> None:
@@ -113,9 +113,9 @@ class Residents:
         if resident is not None and not resident.held:
             self._queue(resident)
 
-    def forget(self, course: Course) -> None:
+    def forget(self, reader_plan: ReaderPlan) -> None:
         """Drop the queue of a course that has ended; `settle` requeues its shards."""
-        self._orphans += self._queues.pop(course, ())
+        self._orphans += self._queues.pop(reader_plan, ())
         if len(self._orphans) > 2 * len(self) + _SLACK:  # no victim was needed for a long time
             self._orphans = [entry for entry in set(self._orphans) if self._is_lost(entry[1])]
 
@@ -128,32 +128,32 @@ class Residents:
 
     def _is_lost(self, key: str) -> bool:
         resident = self._residents.get(key)
-        return resident is not None and resident.course is not None and resident.course.ended
+        return resident is not None and resident.reader_plan is not None and resident.reader_plan.ended
 
     def _queue(self, resident: Resident) -> None:
         use = self._timeline.next_use(self._names(resident.key))
         if use is None:
-            resident.course = None
+            resident.reader_plan = None
             if resident.key not in self._unplanned:
                 self._unplanned.add(resident.key, visited=resident.used_again)
                 resident.used_again = False
             return
         self._unplanned.discard(resident.key)
-        _, course, position = use
-        if (resident.course, resident.position) != (course, position):
-            resident.course, resident.position = course, position
-            self._push(course, position, resident.key)
+        _, reader_plan, position = use
+        if (resident.reader_plan, resident.position) != (reader_plan, position):
+            resident.reader_plan, resident.position = reader_plan, position
+            self._push(reader_plan, position, resident.key)
 
-    def _push(self, course: Course, position: int, key: str) -> None:
-        queue = self._queues.setdefault(course, [])
+    def _push(self, reader_plan: ReaderPlan, position: int, key: str) -> None:
+        queue = self._queues.setdefault(reader_plan, [])
         heapq.heappush(queue, (-position, key))
         if len(queue) > 2 * len(self) + _SLACK:  # mostly stale entries
-            self._queues[course] = [entry for entry in set(queue) if self._is_true(course, entry)]
-            heapq.heapify(self._queues[course])
+            self._queues[reader_plan] = [entry for entry in set(queue) if self._is_true(reader_plan, entry)]
+            heapq.heapify(self._queues[reader_plan])
 
-    def _is_true(self, course: Course, entry: tuple[int, str]) -> bool:
+    def _is_true(self, reader_plan: ReaderPlan, entry: tuple[int, str]) -> bool:
         resident = self._residents.get(entry[1])
-        return resident is not None and resident.course is course and resident.position == -entry[0]
+        return resident is not None and resident.reader_plan is reader_plan and resident.position == -entry[0]
 
     # Victims
 
@@ -193,38 +193,38 @@ class Residents:
         yield from self._furthest_planned()
 
     def _furthest_planned(self) -> Iterator[tuple[Resident, float]]:
-        given: dict[str, tuple[Course, int]] = {}
+        given: dict[str, tuple[ReaderPlan, int]] = {}
         try:
             while (end := self._furthest_end()) is not None:
-                use_s, course = end
-                position, key = self._pop(course)
+                use_s, reader_plan = end
+                position, key = self._pop(reader_plan)
                 # Stale and duplicate entries are dropped when they reach the end of their queue.
-                if key in given or not self._is_true(course, (position, key)):
+                if key in given or not self._is_true(reader_plan, (position, key)):
                     continue
                 use = self._timeline.next_use(self._names(key))
                 if use is not None and use[0] < use_s:
                     self._queue(self._residents[key])
                     continue
-                given[key] = course, position
+                given[key] = reader_plan, position
                 yield self._residents[key], use_s
         finally:
-            for key, (course, position) in given.items():
-                heapq.heappush(self._queues.setdefault(course, []), (position, key))
+            for key, (reader_plan, position) in given.items():
+                heapq.heappush(self._queues.setdefault(reader_plan, []), (position, key))
 
-    def _furthest_end(self) -> tuple[float, Course] | None:
+    def _furthest_end(self) -> tuple[float, ReaderPlan] | None:
         """Return the furthest use among the ends of all queues, and the queue's course."""
-        furthest: tuple[float, Course] | None = None
-        for course, queue in self._queues.items():
-            use_s = course.start_s - course.pace_s * queue[0][0]
+        furthest: tuple[float, ReaderPlan] | None = None
+        for reader_plan, queue in self._queues.items():
+            use_s = reader_plan.start_s - reader_plan.pace_s * queue[0][0]
             if furthest is None or use_s > furthest[0]:
-                furthest = use_s, course
+                furthest = use_s, reader_plan
         return furthest
 
-    def _pop(self, course: Course) -> tuple[int, str]:
-        queue = self._queues[course]
+    def _pop(self, reader_plan: ReaderPlan) -> tuple[int, str]:
+        queue = self._queues[reader_plan]
         entry = heapq.heappop(queue)
         if not queue:
-            del self._queues[course]
+            del self._queues[reader_plan]
         return entry
 
 

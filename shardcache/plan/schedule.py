@@ -61,7 +61,7 @@ class Schedule:
             seconds_per_shard: its pace, if known in advance.
             job: its job, whose sessions are assumed to have the same pace.
         """
-        former = self._timeline.course(session)
+        former = self._timeline.reader_plan(session)
         self._timeline.declare(session, seconds_per_shard, job)
         if former is not None:
             self._residents.forget(former)
@@ -74,9 +74,9 @@ class Schedule:
 
     def forget(self, session: Hashable) -> None:
         """Drop a session and its plan."""
-        course = self._timeline.forget(session)
-        if course is not None:
-            self._residents.forget(course)
+        reader_plan = self._timeline.forget(session)
+        if reader_plan is not None:
+            self._residents.forget(reader_plan)
 
     def waits(self, session: Hashable, position: int, stalled_s: float = 0.0) -> None:
         """Record that a session has nothing to read until it gets the shard at `position`.
@@ -166,8 +166,8 @@ class Schedule:
 
     def shards_per_s(self, session: Hashable) -> float:
         """Return a session's pace, without stalls; 0 if it is unknown."""
-        course = self._timeline.course(session)
-        return 1 / course.pace_s if course is not None and course.measures else 0.0
+        reader_plan = self._timeline.reader_plan(session)
+        return 1 / reader_plan.pace_s if reader_plan is not None and reader_plan.measures else 0.0
 
     def victims(self, wanted_bytes: int, needed_at_s: float, lead_s: float) -> list[str] | None:
         """Return the keys to evict for a shard of `wanted_bytes` needed at `needed_at_s`, or None if it has to wait."""

@@ -12,16 +12,16 @@ from aiohttp import web
 
 from shardcache.cache.facade import Cache
 from shardcache.protocol import SESSION_PATH
-from shardcache.server.admin import LOOP_LAG, STARTED_AT_S, errors_as_json, routes
-from shardcache.server.audit import AUDIT, Audit, audit
 from shardcache.server.dashboard.files import STATIC_PATH, Files
 from shardcache.server.dashboard.live import LIVE, LIVE_PATH, Live, live
-from shardcache.server.drain import DRAIN, Drain, refuse_new_work
-from shardcache.server.listen import BACKLOG
-from shardcache.server.looplag import LoopLag
-from shardcache.server.metrics import add_metrics
-from shardcache.server.session import CACHE, handle_session
-from shardcache.server.tcp import LISTENER, Listener, guard, harden, serving_tcp
+from shardcache.server.http.admin import LOOP_LAG, STARTED_AT_S, errors_as_json, routes
+from shardcache.server.http.metrics import add_metrics
+from shardcache.server.http.tcp import LISTENER, Listener, guard, harden, serving_tcp
+from shardcache.server.process.drain import DRAIN, Drain, refuse_new_work
+from shardcache.server.process.listen import BACKLOG
+from shardcache.server.process.loop_lag import LoopLag
+from shardcache.server.sessions.audit import AUDIT, Audit, audit
+from shardcache.server.sessions.session import CACHE, handle_session
 
 # Grace period of connections that are still open after the drain.
 _CLOSE_S = 0.5
@@ -48,7 +48,7 @@ def make_app(cache: Cache, listener: Listener | None = None) -> web.Application:
 
 def _add_dashboard(app: web.Application) -> None:
     page = Files()
-    app[LIVE] = Live(app[CACHE], app[CACHE].glance)
+    app[LIVE] = Live(app[CACHE], app[CACHE].live_view)
     app.router.add_get("/", page.page)
     app.router.add_get(STATIC_PATH + "{version}/{name}", page.static)
     app.router.add_get(LIVE_PATH, live)

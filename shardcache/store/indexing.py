@@ -18,7 +18,7 @@ from typing import Any
 
 from shardcache import tarindex
 from shardcache.errors import ShardcacheError
-from shardcache.store.files import disk_errors
+from shardcache.store.disk.files import disk_errors
 
 _PR_SET_PDEATHSIG = 1
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from awscrt import checksums
 
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
-from shardcache.store.files import disk_errors
+from shardcache.store.disk.files import disk_errors
 from shardcache.units import size
 
 if TYPE_CHECKING:

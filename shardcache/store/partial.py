@@ -18,8 +18,8 @@ from shardcache.checksums import crc32c
 from shardcache.errors import DiskError
 from shardcache.origin.base import RemoteObject
 from shardcache.redact import redact
-from shardcache.store.files import disk_error, disk_errors, size_or_zero, unlink_quietly
-from shardcache.store.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
+from shardcache.store.disk.files import disk_error, disk_errors, size_or_zero, unlink_quietly
+from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 from shardcache.transport.parts import RECORD, Parts, PartSums
 
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask

@@ -15,8 +15,8 @@ from pathlib import Path
 import structlog
 
 from shardcache.errors import DiskError
-from shardcache.store.files import disk_errors, replace_file
-from shardcache.store.layout import Layout, is_key
+from shardcache.store.disk.files import disk_errors, replace_file
+from shardcache.store.folder.layout import Layout, is_key
 
 log = structlog.get_logger()
 

@@ -18,13 +18,13 @@ from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ShardError
 from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
-from shardcache.store.checksums import first_damaged_piece
-from shardcache.store.files import disk_errors, free_bytes, fsync_path, total_bytes, unlink_quietly
-from shardcache.store.folder import Folder
-from shardcache.store.layout import SIDECAR, TAR, Layout
-from shardcache.store.openfiles import is_open_elsewhere
+from shardcache.store.disk.checksums import first_damaged_piece
+from shardcache.store.disk.files import disk_errors, free_bytes, fsync_path, total_bytes, unlink_quietly
+from shardcache.store.disk.open_files import is_open_elsewhere
+from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.folder.layout import SIDECAR, TAR, Layout
+from shardcache.store.folder.recovery import Leftover, find_leftovers, find_shards, quarantined
 from shardcache.store.pinfile import Pin, read_pins
-from shardcache.store.recovery import Leftover, find_leftovers, find_shards, quarantined
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import Reservation, Space
 from shardcache.units import size

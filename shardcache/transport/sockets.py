@@ -13,7 +13,7 @@ from typing import TypeVar
 import aiohappyeyeballs
 from aiohappyeyeballs import AddrInfoType
 
-from shardcache.transport.addresses import is_near
+from shardcache.access.addresses import is_near
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.fallback import FallbackSession
 from shardcache_client.daemon.session import Patience
 from shardcache_client.order.plan import Plan
-from shardcache_client.reading.hands import Hands
+from shardcache_client.reading.shard_window import ShardWindow
 from support.daemon import Daemon
 from support.tars import random_samples, write_shards
 
@@ -70,10 +70,10 @@ def run(scale: float, folder: Path) -> Iterator[Result]:
 def _epoch(result: Result, daemon: Daemon, trouble: Trouble, plan: Plan, away: int, back: int) -> None:
     """Read an epoch; the daemon is in trouble between two of its samples."""
     how = f"{trouble.name}: order {plan.order}, between samples {away} and {back}"
-    lender = FallbackSession(
+    shard_source = FallbackSession(
         daemon.socket, Reader("job"), Patience(LIMIT_S), partial_reads=True, grace_s=GRACE_S, retry_s=GRACE_S
     )
-    samples = _samples(lender, plan)
+    samples = _samples(shard_source, plan)
     read = list(islice(samples, away + 1))
     trouble.begin(daemon)
     result.injected += 1
@@ -101,20 +101,20 @@ def _judge(result: Result, how: str, read: list[Pair], expected: list[Pair]) -> 
         result.fail("wrong", f"{how}: a sample has other bytes")
 
 
-def _samples(lender: FallbackSession, plan: Plan) -> Iterator[Pair]:
-    lender.declare(plan)
-    hands = Hands(lender, plan.reads, partial=None, handover=None)
+def _samples(shard_source: FallbackSession, plan: Plan) -> Iterator[Pair]:
+    shard_source.declare(plan)
+    shard_window = ShardWindow(shard_source, plan.reads, partial=None, handover=None)
     try:
         for _ in range(plan.reads):
-            passage = hands.take(SAMPLES, (0, None))
-            passage.open()
-            hands.ask(1)
-            for sample in passage.samples():
+            leased_shard = shard_window.take(SAMPLES, (0, None))
+            leased_shard.open()
+            shard_window.ask(1)
+            for sample in leased_shard.samples():
                 yield sample["__key__"], sample["jpg"]
-            hands.give_back(passage)
+            shard_window.give_back(leased_shard)
     finally:
-        hands.empty()
-        lender.close()
+        shard_window.empty()
+        shard_source.close()
 
 
 def _packed(shard: int) -> Iterator[Pair]:

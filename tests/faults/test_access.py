@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from campaign import access
-from shardcache.cache.allow import AllowList
+from shardcache.access.rules import AllowList
 from shardcache.config import AllowRule, OriginTable
 from shardcache.errors import NotAllowedError, OriginError, ShardcacheError
 from shardcache.origin.registry import Origins
@@ -42,7 +42,7 @@ def canary() -> Iterator[Canary]:
 @pytest.fixture
 async def fenced(server: Canary) -> AsyncIterator[Origins]:
     """Origins that may fetch from /data/ of the server."""
-    found = Origins((), max_connections=4, fence=AllowList([AllowRule(server.url("/data/"))]))
+    found = Origins((), max_connections=4, redirect_guard=AllowList([AllowRule(server.url("/data/"))]))
     yield found
     await found.close()
 
@@ -119,7 +119,7 @@ async def test_redirects_in_a_circle_end(server: Canary, fenced: Origins) -> Non
 
 async def test_by_default_a_redirect_does_not_lead_to_this_node(server: Canary, canary: Canary) -> None:
     """A server on the web cannot make the daemon ask the metadata service or what listens on the loopback."""
-    origins = Origins((), max_connections=4, fence=AllowList([]))
+    origins = Origins((), max_connections=4, redirect_guard=AllowList([]))
     # 127.0.0.1 and localhost are two hosts; the first stands for the server on the web.
     for target in (canary.url("/data/a.tar", "localhost"), "http://169.254.169.254/latest/meta-data/"):
         server.redirects["/data/r.tar"] = 302, target
@@ -151,7 +151,7 @@ async def test_a_name_that_leads_to_this_node_is_refused_by_default(
 ) -> None:
     """Judged are the addresses that are connected to, so that a name which changes in between gains nothing."""
     lead(monkeypatch, "innocent.example", "127.0.0.1")
-    origins = Origins((), max_connections=4, fence=AllowList([]))
+    origins = Origins((), max_connections=4, redirect_guard=AllowList([]))
     with pytest.raises(NotAllowedError, match=r"innocent\.example resolves to 127\.0\.0\.1"):
         await size_of(origins, canary.url("/data/a.tar", "innocent.example"))
     assert canary.connections == 0
@@ -166,7 +166,7 @@ async def test_s3_redirects_lead_nowhere_else(tmp_path: Path, server: Canary, ca
     for status in (301, 302, 307, 308):
         server.redirects["/bucket/a.tar"] = status, canary.url("/bucket/a.tar")
         server.redirects["/bucket?location"] = status, canary.url("/bucket")
-        origins = Origins([table], max_connections=4, fence=AllowList([]))
+        origins = Origins([table], max_connections=4, redirect_guard=AllowList([]))
         with pytest.raises(ShardcacheError):
             await size_of(origins, "s3://bucket/a.tar")
         await origins.close()
@@ -215,7 +215,7 @@ async def test_https_is_not_left_for_http(tmp_path: Path, canary: Canary, monkey
         server.redirects["/data/near.tar"] = 302, "/data/a.tar"
         server.redirects["/data/plain.tar"] = 302, canary.url("/data/a.tar")
         rules = AllowList([AllowRule(server.url("/data/")), AllowRule(canary.url("/data/"))])
-        origins = Origins((), max_connections=4, fence=rules)
+        origins = Origins((), max_connections=4, redirect_guard=rules)
         assert await size_of(origins, server.url("/data/near.tar")) == len(DATA)
         with pytest.raises(OriginError, match="from https to http"):
             await size_of(origins, server.url("/data/plain.tar"))

@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 from shardcache.errors import ConfigError, DaemonError
-from shardcache.server.limited import Limit
-from shardcache.server.tcp import listening
+from shardcache.server.http.connection_limit import Limit
+from shardcache.server.http.tcp import listening
 from support.cli import shardcache
 from support.daemon import Daemon, eventually
 from support.guard import GUARD_S

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.server.audit import Audit
+from shardcache.server.sessions.audit import Audit
 from support.canary import Canary
 from support.daemon import Daemon
 from support.other_user import OtherUser, needs_root, open_folder

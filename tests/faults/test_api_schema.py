@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from fuzz import api
-from shardcache.server.admin import routes
-from shardcache.server.openapi import document
+from shardcache.server.http.admin import routes
+from shardcache.server.http.openapi import document
 from support.daemon import Daemon
 from support.tars import write_shards
 from support.unix_http import BASE_URL, session

@@ -16,12 +16,12 @@ import pytest
 
 from campaign.disks import CALLS, FOLDERS, MOUNTS, Calls, failing_calls, without_room
 from campaign.result import Result
-from shardcache.cache.health import Health
+from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.signal import Signal
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
-from shardcache.store.files import disk_errors
-from shardcache.store.folder import Folder
-from shardcache.store.layout import SIDECAR, TAR, Layout
+from shardcache.store.disk.files import disk_errors
+from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.tarindex import Samples, write
 from support.cache_rig import CacheRig
 from support.daemon import eventually

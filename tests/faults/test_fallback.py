@@ -28,7 +28,7 @@ from shardcache_client.daemon.fallback import FallbackSession
 from shardcache_client.daemon.health import health
 from shardcache_client.daemon.session import Patience
 from shardcache_client.order.plan import Plan
-from shardcache_client.reading.hands import Hands
+from shardcache_client.reading.shard_window import ShardWindow
 from support.daemon import Daemon, eventually
 from support.mounts import Tmpfs, may_mount
 from support.peer import Peer, scripted
@@ -64,32 +64,32 @@ def session(
     )
 
 
-def keys(lender: FallbackSession, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
+def keys(shard_source: FallbackSession, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
     """Read the plan as a dataset does: one shard is asked for ahead, and each stays in hand for a while."""
-    lender.declare(plan)
-    hands = Hands(lender, plan.reads, partial=None, handover=None)
+    shard_source.declare(plan)
+    shard_window = ShardWindow(shard_source, plan.reads, partial=None, handover=None)
     held = []
     try:
         for _ in range(plan.reads):
-            passage = hands.take(SAMPLES, (0, None))
-            held.append(passage)
-            passage.open()
-            hands.ask(1)
-            yield from (sample["__key__"] for sample in passage.samples())
+            leased_shard = shard_window.take(SAMPLES, (0, None))
+            held.append(leased_shard)
+            leased_shard.open()
+            shard_window.ask(1)
+            yield from (sample["__key__"] for sample in leased_shard.samples())
             if len(held) == shards_in_hand:
-                hands.give_back(held.pop(0))
+                shard_window.give_back(held.pop(0))
     finally:
-        hands.empty()
-        lender.close()
+        shard_window.empty()
+        shard_source.close()
 
 
 @pytest.mark.parametrize("shards_in_hand", [1, 3])
 def test_away_and_back(root: Path, plan: Plan, shards_in_hand: int) -> None:
     """A daemon dies in the middle of each of two shards and comes back: every sample comes once, and it lends again."""
     with Daemon(root) as daemon:
-        lender = session(daemon.socket, retry_s=0.0)
+        shard_source = session(daemon.socket, retry_s=0.0)
         read = []
-        for key in keys(lender, plan, shards_in_hand):
+        for key in keys(shard_source, plan, shards_in_hand):
             read.append(key)
             if key == "000022":
                 assert daemon.leases()  # of the shard in hand, the first that it was asked for again
@@ -102,15 +102,15 @@ def test_away_and_back(root: Path, plan: Plan, shards_in_hand: int) -> None:
 
 def test_what_was_asked_for_ahead_of_a_daemon_that_is_gone(root: Path, plan: Plan) -> None:
     """Several shards are asked for, the daemon goes, another comes: each lease still gives the shard of its place."""
-    with Daemon(root) as daemon, closing(session(daemon.socket, retry_s=0.0)) as lender:
-        lender.declare(plan)
-        leases = [lender.lease(position) for position in range(4)]
-        given = [lender.wait(leases[0])["url"]]
+    with Daemon(root) as daemon, closing(session(daemon.socket, retry_s=0.0)) as shard_source:
+        shard_source.declare(plan)
+        leases = [shard_source.lease(position) for position in range(4)]
+        given = [shard_source.wait(leases[0])["url"]]
         daemon.kill()
-        given.append(lender.wait(leases[1])["url"])
+        given.append(shard_source.wait(leases[1])["url"])
         daemon.start()
-        leases.append(lender.lease(4))
-        given += [lender.wait(lease)["url"] for lease in leases[2:]]
+        leases.append(shard_source.lease(4))
+        given += [shard_source.wait(lease)["url"] for lease in leases[2:]]
         assert given == [shard.url for shard in plan.shards[:5]]
         assert daemon.leases() == 1
 

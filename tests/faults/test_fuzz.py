@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from fuzz import beside
 from fuzz.targets import TARGETS, kept
 from shardcache import shardlist
+from shardcache.access.urls import checked, join, store_of
 from shardcache.config import Settings
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.globs import glob_regex
 from shardcache.origin.listing import expand_braces
-from shardcache.origin.urls import checked, join, store_of
-from shardcache.store.layout import JOURNAL, Layout
+from shardcache.store.folder.layout import JOURNAL, Layout
 from shardcache.store.partial import Partial
 from shardcache_client.order.partition import Cut
 from shardcache_client.order.state import State, find_states, resume

@@ -8,7 +8,7 @@ import pytest
 
 from campaign.kills.life import Death, Story, die_and_recover
 from campaign.result import Result
-from shardcache.store.folder_format import FORMAT
+from shardcache.store.folder.format import FORMAT
 from support.cli import shardcache
 from support.shim import HAS_CC, Action
 from support.zygote import Zygote

@@ -32,7 +32,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.session = RawSession(self.daemon, job="machine")
         self.course: list[int] | None = None
-        self.hands: dict[int, tuple[str, bool]] = {}
+        self.shard_window: dict[int, tuple[str, bool]] = {}
         self.requests = 0
 
     def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -68,14 +68,14 @@ class Machine(RuleBasedStateMachine):
             assert self.course is not None
             url = self.urls[self.course[position]]
             assert (answer["type"], answer["url"]) == ("leased", url)
-            self.hands[answer["lease"]] = (url, False)
+            self.shard_window[answer["lease"]] = (url, False)
         else:
             assert answer["error"]["code"] == "protocol"
 
     @rule(number=numbers)
     def lease_again(self, number: int) -> None:
         """An id that has a lease already gets no other."""
-        if number in self.hands and self.course:
+        if number in self.shard_window and self.course:
             self.session.send(type="lease", id=number, position=0)
             assert self.session.receive()["error"]["code"] == "protocol"
 
@@ -83,14 +83,14 @@ class Machine(RuleBasedStateMachine):
     def need(self, number: int) -> None:
         """A lease that there is comes into the reader's hands; of any other nothing is said."""
         self.session.send(type="need", of=number)
-        if number in self.hands:
-            self.hands[number] = (self.hands[number][0], True)
+        if number in self.shard_window:
+            self.shard_window[number] = (self.shard_window[number][0], True)
 
     @rule(number=numbers, read=st.booleans())
     def release(self, number: int, read: bool) -> None:
         """A lease ends once; to end it again says nothing."""
         self.session.send(type="release", lease=number, read=read)
-        self.hands.pop(number, None)
+        self.shard_window.pop(number, None)
 
     @rule(kind=st.sampled_from(["plan", "extend", "lease", "more", "explain", "resolve", "dance"]), value=nonsense)
     def talk_nonsense(self, kind: str, value: Any) -> None:
@@ -105,7 +105,7 @@ class Machine(RuleBasedStateMachine):
         """Each shard is pinned as often as the model says, no more and no less."""
         self.session.send(type="explain", id=10**6, of=0)
         assert self.session.receive()["type"] == "waiting"
-        held = Counter(url for url, needed in self.hands.values() if needed)
+        held = Counter(url for url, needed in self.shard_window.values() if needed)
         assert {each["url"]: each["leases"] for each in self.daemon.shards() if each["leases"]} == held
 
     def teardown(self) -> None:

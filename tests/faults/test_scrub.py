@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from campaign.disks import flip
-from shardcache.cache.damage import Damage
-from shardcache.cache.health import Health
-from shardcache.cache.scrubbing import Progress, Scrubber
+from shardcache.cache.residency.disk_health import Health
+from shardcache.cache.residency.quarantine import Quarantine
+from shardcache.cache.residency.scrubbing import Progress, Scrubber
 from shardcache.cache.signal import Signal
 from shardcache.errors import CorruptShardError
-from shardcache.store.layout import Layout
-from shardcache.store.pagecache import let_go, resident_bytes
-from shardcache.store.scrub import Scrub
+from shardcache.store.disk.page_cache import let_go, resident_bytes
+from shardcache.store.disk.scrub import Scrub
+from shardcache.store.folder.layout import Layout
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 from shardcache_client import ShardDataset
@@ -37,7 +37,7 @@ def read_all(layout: Layout, shard: Shard) -> int:
     return scrub.read_bytes
 
 
-class Notes(Damage):
+class Notes(Quarantine):
     """Writes down what was found."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Notes(Damage):
         return True
 
 
-def scrubber(store: Store, damage: Damage, pause_s: float = 3600.0) -> Scrubber:
+def scrubber(store: Store, damage: Quarantine, pause_s: float = 3600.0) -> Scrubber:
     """Return one over a healthy disk, at any rate."""
     changed = Signal()
     return Scrubber(store, Health(store.folder, changed), damage, changed, RATE, pause_s)
@@ -65,7 +65,7 @@ async def run_until_it_rests(scrub: Scrubber) -> None:
         task.cancel()
 
 
-async def one_round(store: Store, damage: Damage) -> Scrubber:
+async def one_round(store: Store, damage: Quarantine) -> Scrubber:
     """Return a scrubber that has run until a round has ended."""
     scrub = scrubber(store, damage)
     await run_until_it_rests(scrub)

@@ -19,9 +19,9 @@ from shardcache.config import Settings
 from shardcache.daemon import _serve
 from shardcache.errors import ProtocolError
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
-from shardcache.server.handed import Handed
-from shardcache.server.manager import Manager
-from shardcache.server.messages import check_indices, parse, shard_of, take, take_strings
+from shardcache.server.process.sd_notify import ServiceNotifier
+from shardcache.server.process.socket_activation import ActivatedSockets
+from shardcache.server.sessions.messages import check_indices, parse, shard_of, take, take_strings
 from support.guard import GUARD_S
 from support.tars import write_shards
 
@@ -82,7 +82,7 @@ class World:
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(lambda _loop, context: self.mishaps.append(str(context)))
         logging.getLogger().addHandler(_Listener(self.mishaps))
-        self._serving = self.loop.create_task(_serve(self._settings(), Manager.take({}, 0), Handed()))
+        self._serving = self.loop.create_task(_serve(self._settings(), ServiceNotifier.take({}, 0), ActivatedSockets()))
         self.loop.run_until_complete(self._ready())
         # This loop runs now and then: in between, nobody would read what each signal writes to it, until it is full.
         for number in (signal.SIGTERM, signal.SIGINT):

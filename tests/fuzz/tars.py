@@ -22,7 +22,7 @@ from shardcache.tarindex.headers import BLOCK_BYTES, ZERO_BLOCK
 from shardcache.tarindex.members import Member
 from shardcache.tarindex.samples import group
 from shardcache_client.reading.arriving import ArrivingShard
-from shardcache_client.reading.cutting import Sample, as_bytes, cut
+from shardcache_client.reading.slicing import Sample, as_bytes, cut
 
 Given = Sample | str | None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from shardcache.cache.watching.mosaic import BANDS_S, IN_HAND, UNPLANNED
+from shardcache.cache.views.shard_map import BANDS_S, IN_HAND, UNPLANNED
 from shardcache_client import ShardDataset
 from support.daemon import Daemon
 from support.dashboard import LIVE_PATH, Page, events_of, live

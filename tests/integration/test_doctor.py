@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shardcache.cache.origin_probe.findings import Finding, State
+from shardcache.cache.operations.origin_probe.findings import Finding, State
 from shardcache.cli.app import app
-from shardcache.cli.doctor import case, runner
+from shardcache.cli.doctor import context as case
+from shardcache.cli.doctor import runner
 from shardcache.cli.doctor.blocking import in_thread
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION
-from shardcache.store.folder import Folder
-from shardcache.store.layout import Layout
+from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.folder.layout import Layout
 from support.cli import clean_environment
 from support.daemon import Daemon
 from support.guard import GUARD_S

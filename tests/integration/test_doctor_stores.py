@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from shardcache.cache.origin_probe.findings import Finding, State
-from shardcache.cli.doctor import case, stores
+from shardcache.cache.operations.origin_probe.findings import Finding, State
+from shardcache.cli.doctor import context as case
+from shardcache.cli.doctor import origins as stores
 from support.buckets import Bucket
 from support.daemon import Daemon
 from support.faulty_s3 import FaultyS3

@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavailableError, ShardChangedError
-from shardcache.fetch.bid import WAITING, Bid
-from shardcache.fetch.tap import Coming
+from shardcache.fetch.connections.priority import WAITING, Priority
+from shardcache.fetch.parts.pausable_read import Coming
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.store.partial import Partial
@@ -133,7 +133,9 @@ async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_r
         other.replace(file)  # at once: a file that is being written anew is short for a moment, which is another error
 
     with pytest.raises(ShardChangedError):
-        await rig.downloader.download(rig.origins.origin(obj.url), obj, partial, bid=lambda: PLANNED, progress=replace)
+        await rig.downloader.download(
+            rig.origins.origin(obj.url), obj, partial, priority=lambda: PLANNED, progress=replace
+        )
     assert (await rig.download(await rig.stat(str(file)))).path.read_bytes() == DATA[::-1]
 
 
@@ -199,7 +201,7 @@ async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requ
             sink = Partial.open(rig.layout, obj, PART)
             held = cast(Origin, origin)
             group.create_task(
-                rig.downloader.download(held, obj, sink, bid=lambda: PLANNED, progress=rig.progress.append)
+                rig.downloader.download(held, obj, sink, priority=lambda: PLANNED, progress=rig.progress.append)
             )
         for _ in range(20):
             await asyncio.sleep(0)
@@ -231,7 +233,7 @@ async def test_bytes_count_as_they_come(rig: Rig) -> None:
     sink, held = Partial.open(rig.layout, obj, PART), cast(Origin, origin)
     async with asyncio.TaskGroup() as group:
         group.create_task(
-            rig.downloader.download(held, obj, sink, bid=lambda: PLANNED, progress=told.append, coming=coming)
+            rig.downloader.download(held, obj, sink, priority=lambda: PLANNED, progress=told.append, coming=coming)
         )
         for _ in range(3):
             await origin.halves.acquire()
@@ -247,7 +249,7 @@ async def test_a_shard_that_is_waited_for_overtakes(rig: Rig, faulty: FaultyS3) 
     faulty.seen.clear()
     async with asyncio.TaskGroup() as group:
         group.create_task(rig.download(planned))
-        group.create_task(rig.download(urgent, Bid(WAITING)))
+        group.create_task(rig.download(urgent, Priority(WAITING)))
     keys = [key for _, key, *_ in faulty.seen]
     last_urgent = len(keys) - 1 - keys[::-1].index("urgent.tar")
     assert keys[: last_urgent + 1].count("planned.tar") <= 2

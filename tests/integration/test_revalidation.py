@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from fsspec import AbstractFileSystem, register_implementation
 
-from shardcache.cache.names import Names
-from shardcache.cache.revalidation import Revalidation
+from shardcache.cache.catalog.aliases import AliasTable
+from shardcache.cache.catalog.revalidation import Revalidation
 from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
-from shardcache.store.layout import shard_key
+from shardcache.store.folder.layout import shard_key
 from support.buckets import Bucket
 from support.daemon import Daemon, eventually
 from support.faulty_proxy import FaultyProxy
@@ -74,7 +74,7 @@ class Asking:
 
     def __init__(self, root: Path, faulty: FaultyS3, origins: Origins, group: asyncio.TaskGroup) -> None:
         self._store, self._root = open_store(root), root
-        self.names, self.faulty = Names(self._store.shards), faulty
+        self.names, self.faulty = AliasTable(self._store.shards), faulty
         self.revalidation = Revalidation(self._store, origins, self.names, Counters(), group, ttl_s=0.0)
         self.url = faulty.put("a.tar", shard(0))
 
@@ -188,7 +188,7 @@ async def test_an_error_that_nobody_expects_ends_no_daemon(tmp_path: Path) -> No
     register_implementation("odd", OddFileSystem, clobber=True)
     store, url, origins = open_store(tmp_path), "odd://host/a.tar", Origins((), max_connections=1)
     await publish(store, url, version="1")
-    names = Names(store.shards)
+    names = AliasTable(store.shards)
     names.learn(url, shard_key(url, "1"), float("-inf"))
     async with asyncio.TaskGroup() as group:
         await Revalidation(store, origins, names, Counters(), group, ttl_s=0.0).check(url, url)

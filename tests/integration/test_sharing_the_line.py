@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shardcache.fetch.bid import WAITING, Bid
-from shardcache.fetch.slots import StoreLoad
+from shardcache.fetch.connections.priority import WAITING, Priority
+from shardcache.fetch.connections.scheduler import StoreLoad
 from support.downloads import PART, PLANNED, Rig
 from support.gauged_s3 import GaugedS3
 
@@ -41,7 +41,7 @@ async def test_a_paused_part_stops_its_sender_and_loses_nothing(scheme: str, rig
     async with asyncio.TaskGroup() as group:
         paused = group.create_task(rig.download(planned, part_bytes=LARGE))
         await gauged.until(lambda: gauged.sent_bytes["planned"] >= MIB)
-        group.create_task(rig.download(waiting, Bid(WAITING), part_bytes=LARGE, progress=note))
+        group.create_task(rig.download(waiting, Priority(WAITING), part_bytes=LARGE, progress=note))
         await gauged.until(lambda: ("waiting", 0) in gauged.requests)
         gauged.go_on("planned")
         gauged.go_on("waiting")
@@ -60,7 +60,7 @@ async def test_a_cancelled_part_at_rest_gives_its_place_back(rig: Rig, gauged: G
     async with asyncio.TaskGroup() as group:
         paused = group.create_task(rig.download(planned))
         await gauged.until(lambda: gauged.at_once == 1)
-        urgent = group.create_task(rig.download(waiting, Bid(WAITING)))
+        urgent = group.create_task(rig.download(waiting, Priority(WAITING)))
         await gauged.until(lambda: gauged.at_once == 2)
         paused.cancel()
         del gauged.pauses["planned"], gauged.pauses["waiting"]
@@ -74,10 +74,10 @@ async def test_who_has_nothing_yet_begins_on_one_connection(rig: Rig, gauged: Ga
     rig.downloader = rig.make(max_connections=8, shard_connections=5)
     waiting = await rig.stat(gauged.put("waiting", 16 * PART, pause_after=0))
     planned = await rig.stat(gauged.put("planned", 16 * PART, pause_after=0))
-    for obj, bid, first in ((waiting, Bid(WAITING, alone=True), 1), (planned, Bid(1), 5)):
+    for obj, priority, first in ((waiting, Priority(WAITING, alone=True), 1), (planned, Priority(1), 5)):
         begun = len(gauged.requests)
         async with asyncio.TaskGroup() as group:
-            group.create_task(rig.download(obj, bid))
+            group.create_task(rig.download(obj, priority))
             await gauged.until(lambda begun=begun: len(gauged.requests) > begun)  # type: ignore[misc]
             assert rig.downloader.loads()[0].connections == first
             await gauged.until(lambda: gauged.at_once == 5)  # the others follow, though the first has not come
@@ -116,7 +116,7 @@ async def test_a_job_with_many_workers_gets_no_more_than_one_with_few(rig: Rig, 
     gauged.requests.clear()
     async with asyncio.TaskGroup() as group:
         for since_s, (name, obj) in enumerate(zip(names, objects, strict=True)):
-            group.create_task(rig.download(obj, Bid(WAITING, float(since_s), name.partition("-")[0])))
+            group.create_task(rig.download(obj, Priority(WAITING, float(since_s), name.partition("-")[0])))
     keys = [key.partition("-")[0] for key, _ in gauged.requests]
     until_few_are_done = keys[: len(keys) - keys[::-1].index("few")]
     assert until_few_are_done.count("few") == 16
@@ -148,5 +148,5 @@ async def test_waiting_readers_have_the_bandwidth_first(rig: Rig, gauged: Gauged
     waiting = await rig.stat(gauged.put("waiting", 2 * MIB))
     async with asyncio.TaskGroup() as group:
         group.create_task(rig.download(planned, PLANNED, part_bytes=MIB))
-        await group.create_task(rig.download(waiting, Bid(WAITING), part_bytes=MIB))
+        await group.create_task(rig.download(waiting, Priority(WAITING), part_bytes=MIB))
         assert rig.counters.origin_bytes - 2 * MIB <= MIB

@@ -28,9 +28,9 @@ OK = b"HTTP/1.0 200"
 TAKE = """
 import os
 from shardcache.errors import ConfigError
-from shardcache.server.handed import Handed
+from shardcache.server.process.socket_activation import ActivatedSockets
 try:
-    handed = Handed.take(os.environ, os.getpid())
+    handed = ActivatedSockets.take(os.environ, os.getpid())
     print(handed.unix is not None, len(handed.tcp), [name for name in os.environ if name.startswith("LISTEN")])
 except ConfigError as exn:
     print("refused:", exn.message, exn.remedy)

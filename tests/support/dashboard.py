@@ -84,7 +84,7 @@ class Page:
 
     @property
     def map(self) -> dict[str, int]:
-        """When each shard that is here is needed next, by url: see `shardcache.cache.watching.mosaic`."""
+        """When each shard that is here is needed next, by url: see `shardcache.cache.views.shard_map`."""
         return {url: band for _, band, url, *_ in self._cells.values()}
 
     @property

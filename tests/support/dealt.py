@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.partition import Cut
 from shardcache_client.order.progress import Phase
-from shardcache_client.order.share import Leg, Share
+from shardcache_client.order.share import Segment, Share
 from shardcache_client.topology import Topology
 
 Place = tuple[int, int]
@@ -16,12 +16,12 @@ Place = tuple[int, int]
 
 def walk(share: Share, counts: Sequence[int]) -> list[Place]:
     """Return the samples of a share in the order in which a reader gives them."""
-    return [place for leg in share.legs for place in _walk_leg(leg, counts)]
+    return [place for segment in share.segments for place in _walk_leg(segment, counts)]
 
 
-def _walk_leg(leg: Leg, counts: Sequence[int]) -> list[Place]:
-    mix, places = leg.mix, []
-    for beat, first, last in leg.beats():
+def _walk_leg(segment: Segment, counts: Sequence[int]) -> list[Place]:
+    mix, places = segment.mix, []
+    for beat, first, last in segment.beats():
         pieces = mix.in_hand(beat)
         parts = []
         for piece in pieces:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from shardcache.fetch.bid import Bid
+from shardcache.fetch.connections.priority import Priority
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.retry import Backoff
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
-from shardcache.store.layout import Layout
+from shardcache.store.folder.layout import Layout
 from shardcache.store.partial import Partial
 
 PART = 64 * 1024
-PLANNED = Bid(2)
+PLANNED = Priority(2)
 
 
 class Rig:
@@ -58,12 +58,14 @@ class Rig:
     async def download(
         self,
         obj: RemoteObject,
-        bid: Bid = PLANNED,
+        priority: Priority = PLANNED,
         *,
         part_bytes: int = PART,
         progress: Callable[[int], None] | None = None,
     ) -> Partial:
         """Download into a new partial, or into what an earlier one left."""
         partial, origin = Partial.open(self.layout, obj, part_bytes), self.origins.origin(obj.url)
-        await self.downloader.download(origin, obj, partial, bid=lambda: bid, progress=progress or self.progress.append)
+        await self.downloader.download(
+            origin, obj, partial, priority=lambda: priority, progress=progress or self.progress.append
+        )
         return partial

@@ -133,7 +133,7 @@ def _seccomp(capabilities: frozenset[str]) -> Json:
     """Return the engines' profile, cut to what holds for these capabilities on this processor."""
     profile = json.loads(SECCOMP_PROFILE.read_text())
     held = {f"CAP_{name}" for name in capabilities}
-    rules = [rule for rule in profile["syscalls"] if _holds(rule, held)]
+    rules = [rule for rule in profile["syscalls"] if _inventory(rule, held)]
     return {
         "defaultAction": profile["defaultAction"],
         "defaultErrnoRet": profile["defaultErrnoRet"],
@@ -142,7 +142,7 @@ def _seccomp(capabilities: frozenset[str]) -> Json:
     }
 
 
-def _holds(rule: Mapping[str, Any], held: set[str]) -> bool:
+def _inventory(rule: Mapping[str, Any], held: set[str]) -> bool:
     wanted, refused = rule.get("includes") or {}, rule.get("excludes") or {}
     if held & set(refused.get("caps", ())) or set(_ARCHES[:1]) & set(refused.get("arches", ())):
         return False

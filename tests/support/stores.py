@@ -8,8 +8,8 @@ from pathlib import Path
 from awscrt import checksums
 
 from shardcache.config import Amount
+from shardcache.store.folder.layout import SIDECAR, TAR, shard_key
 from shardcache.store.indexing import Request, index_shard
-from shardcache.store.layout import SIDECAR, TAR, shard_key
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 from support.tars import make_tar, random_samples

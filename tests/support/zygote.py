@@ -141,7 +141,10 @@ def main() -> None:
 def _import_all() -> None:
     from shardcache import daemon
     from shardcache.cli.app import app as commands
-    from shardcache.origin import fsspec, http, s3, s3_session
+    from shardcache.origin import fsspec
+    from shardcache.origin.http import origin as http
+    from shardcache.origin.s3 import origin as s3
+    from shardcache.origin.s3 import session as s3_session
 
     assert all((daemon, commands, fsspec, http, s3))
     s3_session.descriptions()

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from shardcache.config import Settings
 from shardcache.errors import ConfigError
-from shardcache.fetch.bandwidth import Bandwidth
-from shardcache.fetch.bid import WAITING, Bid
-from shardcache.fetch.rotation import Rotation
-from shardcache.fetch.slots import Claim
+from shardcache.fetch.connections.bandwidth import Bandwidth
+from shardcache.fetch.connections.priority import WAITING, Priority
+from shardcache.fetch.connections.round_robin import RoundRobin
+from shardcache.fetch.connections.scheduler import Claim
 from support.guard import GUARD_S
 
 RATE = 1_000_000
 GRANT = RATE // 50
-ANY = Claim(lambda: Bid(2))
+ANY = Claim(lambda: Priority(2))
 
 
 class Readers:
@@ -31,17 +31,17 @@ class Readers:
         self.granted: Counter[str] = Counter()
         self._total_bytes = total_bytes
 
-    async def run(self, *bids: tuple[str, Bid]) -> float:
+    async def run(self, *priorities: tuple[str, Priority]) -> float:
         """Let readers run, by name; return how long it took."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         async with asyncio.TaskGroup() as group:
-            for name, bid in bids:
-                group.create_task(self._read(name, bid))
+            for name, priority in priorities:
+                group.create_task(self._read(name, priority))
         return loop.time() - began_s
 
-    async def _read(self, name: str, bid: Bid) -> None:
-        claim = Claim(lambda: bid)
+    async def _read(self, name: str, priority: Priority) -> None:
+        claim = Claim(lambda: priority)
         while self.granted.total() < self._total_bytes:
             self.granted[name] += int(await self.bandwidth.grant(claim, 10**9))
             await asyncio.sleep(0)  # what a read does between two grants
@@ -50,7 +50,7 @@ class Readers:
 async def test_all_grants_together_keep_to_the_rate() -> None:
     """However many ask; a burst of a tenth of a second comes on top."""
     readers = Readers(RATE, 30 * GRANT)
-    elapsed_s = await readers.run(*((str(number), Bid(2)) for number in range(8)))
+    elapsed_s = await readers.run(*((str(number), Priority(2)) for number in range(8)))
     assert readers.granted.total() <= RATE * (elapsed_s + 0.1)
 
 
@@ -75,16 +75,16 @@ async def test_another_limit_holds_for_what_is_asked_from_then_on() -> None:
 async def test_who_waits_has_it_all() -> None:
     """One reader of a waiting job against four that fetch ahead: these get what was there before anyone waited."""
     readers = Readers(RATE, 40 * GRANT)
-    ahead = [(f"ahead{number}", Bid(2, 0.0)) for number in range(4)]
-    await readers.run(*ahead, ("waiting", Bid(WAITING, 5.0)))
+    ahead = [(f"ahead{number}", Priority(2, 0.0)) for number in range(4)]
+    await readers.run(*ahead, ("waiting", Priority(WAITING, 5.0)))
     assert readers.granted["waiting"] >= 20 * GRANT
 
 
 async def test_parties_have_equal_parts() -> None:
     """One with eight reads and one with a single one, when both are at it all the time."""
     readers = Readers(RATE, 40 * GRANT)
-    many = [(f"many{number}", Bid(WAITING, 0.0, "many")) for number in range(8)]
-    await readers.run(*many, ("few", Bid(WAITING, 5.0, "few")))
+    many = [(f"many{number}", Priority(WAITING, 0.0, "many")) for number in range(8)]
+    await readers.run(*many, ("few", Priority(WAITING, 5.0, "few")))
     assert readers.granted["few"] >= 12 * GRANT
 
 
@@ -117,10 +117,10 @@ async def test_a_cancelled_reader_leaves_the_payment_to_the_others() -> None:
 @given(st.lists(st.integers(0, 5)))
 def test_turns_go_round(parties: list[int]) -> None:
     """Of two parties that which was served last comes last; those never served come first."""
-    rotation = Rotation()
+    round_robin = RoundRobin()
     for party in parties:
-        rotation.serve(party)
-    order = sorted(range(6), key=rotation.last)
+        round_robin.serve(party)
+    order = sorted(range(6), key=round_robin.last)
     last = {party: index for index, party in enumerate(parties)}
     assert [last[party] for party in order if party in last] == sorted(last.values())
     assert all(party not in last for party in order[: 6 - len(last)])

@@ -11,8 +11,8 @@ from shardcache.errors import ConfigError
 from shardcache_client.order.partition import Cut
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.state import Place, Resumption, State, resume
-from shardcache_client.sharing.board import Board
 from shardcache_client.sharing.bookmark import Bookmark, Loader
+from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Topology
 
 CUT = Cut(1, 2)
@@ -22,7 +22,7 @@ EPOCH = 4
 @pytest.fixture
 def bookmark() -> Bookmark:
     """That of a dataset that was just made."""
-    return Bookmark(Board(), {True: "train", False: "train"})
+    return Bookmark(SharedState(), {True: "train", False: "train"})
 
 
 def saved(reader: int, **fields: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from shardcache.cli.cells import ahead, needed_in
-from shardcache.cli.frame import Moment, frame, share
-from shardcache.cli.rates import rates_between
+from shardcache.cli.display.cells import ahead, needed_in
+from shardcache.cli.display.frame import Moment, frame, share
+from shardcache.cli.display.rates import rates_between
 from shardcache.errors import NoDaemonError
 
 Page = dict[str, Any]

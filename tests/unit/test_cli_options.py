@@ -9,7 +9,7 @@ import click
 import pytest
 from pydantic.fields import FieldInfo
 
-from shardcache.cli.serve import serve
+from shardcache.cli.commands.serve import serve
 from shardcache.config import Settings
 
 README = Path(__file__).parents[2] / "README.md"

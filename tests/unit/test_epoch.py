@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from shardcache_client.sharing.board import Board
 from shardcache_client.sharing.epoch import Epochs
+from shardcache_client.sharing.shared_state import SharedState
 
 
 @pytest.fixture
 def epochs() -> Epochs:
     """The count of a dataset that was just made."""
-    return Epochs(Board())
+    return Epochs(SharedState())
 
 
 def iteration(epochs: Epochs, loader: int, order: list[int], number: int = 1) -> list[int]:
@@ -68,11 +68,11 @@ def test_a_dropped_loader_with_the_number_of_the_next(epochs: Epochs) -> None:
 
 def test_many_dropped_loaders_leave_no_heap() -> None:
     """What the board has to remember stays small."""
-    board = Board()
-    epochs = Epochs(board)
+    shared_state = SharedState()
+    epochs = Epochs(shared_state)
     for loader in range(1_000):
         assert epochs.join(loader, 0, 2) == loader
-    assert len(str(board.read())) < 5_000
+    assert len(str(shared_state.read())) < 5_000
 
 
 def test_what_was_set_holds_for_every_iteration(epochs: Epochs) -> None:
@@ -95,5 +95,5 @@ def test_going_on_counts_from_there(epochs: Epochs) -> None:
 
 def test_another_process_counts_on() -> None:
     """Epochs over one board are one count: that is how workers started later know of those before."""
-    board = Board()
-    assert [Epochs(board).begin() for _ in range(3)] == [0, 1, 2]
+    shared_state = SharedState()
+    assert [Epochs(shared_state).begin() for _ in range(3)] == [0, 1, 2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CacheDirError, CorruptShardError
-from shardcache.fetch.etags import Etags
+from shardcache.fetch.verification.etags import Etags
 from shardcache.origin.base import MD5, Checksum, RemoteObject
 
 DATA = b"some shard"

@@ -1,4 +1,4 @@
-"""handover.py, receipts.py: bytes cross to a relative as references, and the sender knows when they have arrived."""
+"""handover.py, acks.py: bytes cross to a relative as references, and the sender knows when they have arrived."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache.store.openfiles import is_open_elsewhere
+from shardcache.store.disk.open_files import is_open_elsewhere
 from shardcache.tarindex import Samples
 from shardcache_client.reading.reader import ShardGoneError
 from shardcache_client.sharing.buffers import Buffer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardcache.fetch.line import Line
+from shardcache.fetch.connections.line import Line
 
 PART = 8 * 1024 * 1024
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.store.memory import Memory, own_cgroup
+from shardcache.store.disk.memory import Memory, own_cgroup
 
 MIB = 1024**2
 GIB = 1024**3

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.rounds import Piece
-from shardcache_client.order.share import Leg
+from shardcache_client.order.share import Segment
 
 sizes = st.lists(st.integers(0, 50), max_size=12)
 windows = st.integers(0, 10)
@@ -51,10 +51,10 @@ def test_any_stretch_is_read_without_what_comes_before(sizes: list[int], window:
     assume(len(mix))
     start = data.draw(st.integers(0, len(mix) - 1))
     stop = data.draw(st.integers(start + 1, len(mix)))
-    leg = Leg.between(mix, start, stop)
-    picks = [pick for beat, first, last in leg.beats() for pick in beat_of(mix, beat)[first:last]]
+    segment = Segment.between(mix, start, stop)
+    picks = [pick for beat, first, last in segment.beats() for pick in beat_of(mix, beat)[first:last]]
     assert picks == picks_of(mix)[start:stop]
-    assert {piece for piece, _ in picks} <= set(leg.pieces)
+    assert {piece for piece, _ in picks} <= set(segment.pieces)
 
 
 @given(sizes, windows)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.names import Names
-from shardcache.cache.pins import Pins
+from shardcache.cache.catalog.aliases import AliasTable
+from shardcache.cache.loop_turns import Turns
 from shardcache.cache.planner import Planner
+from shardcache.cache.residency.pins import Pins
 from shardcache.cache.signal import Signal
-from shardcache.cache.turns import Turns
 from shardcache.config import Amount
 from shardcache.errors import CapacityError
-from shardcache.store.layout import shard_key
+from shardcache.store.folder.layout import shard_key
 from shardcache.store.pinfile import Pin
 from shardcache.store.store import Store
 from support.stores import open_store, publish
@@ -36,7 +36,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.fixture
 def planner(store: Store) -> Planner:
     """A schedule of nothing."""
-    return Planner(Names(store.shards))
+    return Planner(AliasTable(store.shards))
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from shardcache.errors import NotFoundError, OriginBusyError, OriginUnavailableError
-from shardcache.fetch.bandwidth import Bandwidth
-from shardcache.fetch.bid import Bid
-from shardcache.fetch.hedging import Hedging
-from shardcache.fetch.requests import Piece, Requests
-from shardcache.fetch.slots import Claim, Slots
+from shardcache.fetch.connections.bandwidth import Bandwidth
+from shardcache.fetch.connections.priority import Priority
+from shardcache.fetch.connections.scheduler import Claim, Scheduler
+from shardcache.fetch.parts.hedging import Hedging
+from shardcache.fetch.parts.requests import Piece, Requests
 from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow, Received
@@ -90,7 +90,7 @@ class Desk:
 
     def __init__(self, *reads: Read, slots: int = 4, seen: int = 200, stall_timeout_s: float = 60.0) -> None:
         self.origin = Script(*reads)
-        self.slots = Slots(slots)
+        self.slots = Scheduler(slots)
         self.hedging = Hedging(share=0.02)
         for _ in range(seen):
             self.hedging.took(STORE, OBJ.size_bytes, 0.001)
@@ -99,8 +99,8 @@ class Desk:
 
     async def fetch(self) -> int:
         """Fetch the only part, and return the number of the request that wrote it."""
-        claim = Claim(lambda: Bid(2), STORE)
-        (sums,) = await self.requests.fetch(Piece(self.origin, OBJ, PARTS, claim, lambda tap: None))
+        claim = Claim(lambda: Priority(2), STORE)
+        (sums,) = await self.requests.fetch(Piece(self.origin, OBJ, PARTS, claim, lambda pausable_read: None))
         return sums.crc32c
 
 
@@ -193,7 +193,7 @@ async def test_a_throttled_store_is_not_asked_twice() -> None:
     """Where 503 lowered the limit, a late part waits for its time to be over."""
     desk = Desk(hangs, answers, stall_timeout_s=0.5)
     with pytest.raises(OriginBusyError):
-        async with desk.slots.hold(Claim(lambda: Bid(2), STORE)):
+        async with desk.slots.hold(Claim(lambda: Priority(2), STORE)):
             raise OriginBusyError("too busy")
     with pytest.raises(OriginUnavailableError, match="only 40 bytes"):
         await desk.fetch()
@@ -232,4 +232,4 @@ async def test_slots_are_free_after_every_race() -> None:
     desk = Desk(hangs, answers, answers, hangs, answers)
     for _ in range(3):
         await desk.fetch()
-    assert repr(desk.slots) == "<Slots 0 of 4 held, 0 queued>"
+    assert repr(desk.slots) == "<Scheduler 0 of 4 held, 0 queued>"

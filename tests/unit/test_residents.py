@@ -41,9 +41,9 @@ def test_what_was_used_again_is_spared_once_nobody_plans_it() -> None:
     """A shard that several asked for outlives one that was read once."""
     timeline, residents = residents_of(["used", "once"], here=["used", "once"])
     residents.use_again("used")
-    course = timeline.forget(0)
-    assert course is not None
-    residents.forget(course)
+    reader_plan = timeline.forget(0)
+    assert reader_plan is not None
+    residents.forget(reader_plan)
     assert victims(residents, 20) == ["once", "used"]
 
 
@@ -74,9 +74,9 @@ def test_more_orphans_than_are_looked_at_at_once() -> None:
     timeline.waits(0, 1000)
     for shard in many[:1000]:
         residents.passed(shard)
-    course = timeline.forget(0)
-    assert course is not None
-    residents.forget(course)
+    reader_plan = timeline.forget(0)
+    assert reader_plan is not None
+    residents.forget(reader_plan)
     assert victims(residents, 10) == [many[0]]
     assert victims(residents, 20) == [many[0], many[-1]]
 

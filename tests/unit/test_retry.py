@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import AccessDeniedError, NotFoundError, OriginUnavailableError, ShardChangedError
+from shardcache.fetch.parts.stall_timeout import StallTimeout
 from shardcache.fetch.retry import Backoff, Retry
-from shardcache.fetch.stall import Watch
 from shardcache.metrics import Counters
 from shardcache.transport.flow import nothing
 
@@ -76,7 +76,7 @@ def test_pauses_lie_below_a_bound_that_doubles_up_to_the_cap(
 
 async def test_silence_ends_a_request() -> None:
     """A request that receives nothing fails in a way that a retry may mend."""
-    watch = Watch(0.01, "s3://b/a.tar", nothing)
+    watch = StallTimeout(0.01, "s3://b/a.tar", nothing)
     with pytest.raises(OriginUnavailableError, match="nothing was received") as failed:
         async with watch.limit():
             await asyncio.Event().wait()
@@ -86,7 +86,7 @@ async def test_silence_ends_a_request() -> None:
 async def test_slowness_does_not() -> None:
     """Every receipt starts the clock anew, so a request may take much longer than the limit; bytes are tallied."""
     counts: list[int] = []
-    watch, loop = Watch(0.25, "s3://b/a.tar", counts.append), asyncio.get_running_loop()
+    watch, loop = StallTimeout(0.25, "s3://b/a.tar", counts.append), asyncio.get_running_loop()
     began_s = loop.time()
     async with watch.limit():
         while loop.time() < began_s + 0.5:

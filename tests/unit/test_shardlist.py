@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache import shardlist
+from shardcache.access.urls import checked
 from shardcache.errors import ConfigError, OriginError
 from shardcache.origin.listing import parse_index
-from shardcache.origin.urls import checked
 from shardcache.protocol import ShardRef
 
 ETAG = "0123456789abcdef0123456789abcdef-12"

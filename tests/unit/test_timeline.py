@@ -175,17 +175,17 @@ def test_the_next_epoch_of_a_reader_that_mixes_shards_begins_at_the_pace_of_the_
 def test_a_loader_that_fills_its_queues_tells_no_pace() -> None:
     """Some short shards are read at once; until a second of reading was seen the pace is unknown, then that of all."""
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
-    course = timeline.course(0)
-    assert course is not None
+    reader_plan = timeline.reader_plan(0)
+    assert reader_plan is not None
     for position in range(3):
         timeline.reads(0, position)
         timeline.tick(0.01 * (position + 1))
         timeline.done(0, position)
-    assert course.measures == 0
+    assert reader_plan.measures == 0
     timeline.reads(0, 3)
     timeline.tick(2.0)
     timeline.done(0, 3)
-    assert course.measures == 1 and course.seconds_per_shard == pytest.approx(0.5)
+    assert reader_plan.measures == 1 and reader_plan.seconds_per_shard == pytest.approx(0.5)
 
 
 def test_sessions_of_a_job_share_what_is_known_of_its_pace() -> None:
@@ -203,9 +203,9 @@ def test_sessions_of_a_job_share_what_is_known_of_its_pace() -> None:
     timeline.forget("a")
     timeline.forget("b")
     for session, job in (("c", "job"), ("d", "other")):
-        course = timeline.declare(session, job=job)
-        assert (course.measures > 0) == (job == "job"), "that of the other job is unknown"
-        assert course.seconds_per_shard == (5.0 if job == "job" else pytest.approx(5.0))
+        reader_plan = timeline.declare(session, job=job)
+        assert (reader_plan.measures > 0) == (job == "job"), "that of the other job is unknown"
+        assert reader_plan.seconds_per_shard == (5.0 if job == "job" else pytest.approx(5.0))
 
 
 def test_the_pace_of_who_has_several_in_hand_is_that_of_taking_them() -> None:

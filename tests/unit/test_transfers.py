@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shardcache.cache.arriving import Arriving
-from shardcache.cache.names import Names
+from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
-from shardcache.cache.transfers import Class, PostponedError, Transfer, Transfers
-from shardcache.cache.waiting import Wait
+from shardcache.cache.transfers.arriving import Arrival
+from shardcache.cache.transfers.transfers import Class, PostponedError, Transfer, Transfers
+from shardcache.cache.transfers.waiting import Wait
 from shardcache.errors import NotFoundError, OriginUnavailableError, ShardcacheError
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
@@ -21,10 +21,10 @@ REF = ShardRef("s3://bucket/a.tar")
 SHARD = Shard("key", 1, 1, 0.0)
 
 
-async def waited(fetch: Callable[[Transfer], Awaitable[Shard]], *, ahead: bool = False) -> Shard | Arriving:
+async def waited(fetch: Callable[[Transfer], Awaitable[Shard]], *, ahead: bool = False) -> Shard | Arrival:
     """Return what a reader gets, of a transfer of its own or of one that was begun ahead of it."""
     async with asyncio.TaskGroup() as group:
-        transfers = Transfers(fetch, lambda: None, Planner(Names()), Signal(), group, lambda *_: None)
+        transfers = Transfers(fetch, lambda: None, Planner(AliasTable()), Signal(), group, lambda *_: None)
         if ahead:
             transfers.start("a", REF, Class.PLANNED)
         return await transfers.wait("a", REF, Class.PLANNED, Wait())
@@ -96,7 +96,7 @@ async def test_a_reader_that_leaves_cancels_nothing() -> None:
         return SHARD
 
     async with asyncio.TaskGroup() as group:
-        transfers = Transfers(fetch, lambda: None, Planner(Names()), Signal(), group, lambda *_: None)
+        transfers = Transfers(fetch, lambda: None, Planner(AliasTable()), Signal(), group, lambda *_: None)
         leaving = group.create_task(transfers.wait("a", REF, Class.PLANNED, Wait()))
         staying = group.create_task(transfers.wait("a", REF, Class.PLANNED, Wait()))
         await begun.wait()

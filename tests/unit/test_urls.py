@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardcache.access.urls import canonical, checked, glob_prefix, is_glob, join, protocol_of
 from shardcache.errors import ConfigError
 from shardcache.origin.globs import glob_regex
-from shardcache.origin.urls import canonical, checked, glob_prefix, is_glob, join, protocol_of
 
 
 @pytest.mark.parametrize(

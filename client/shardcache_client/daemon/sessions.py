@@ -12,8 +12,8 @@ from shardcache_client.daemon import connection
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.direct import load
 from shardcache_client.daemon.fallback import FallbackSession, resolve_past
-from shardcache_client.daemon.lender import Lender
 from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.daemon.source import ShardSource
 from shardcache_client.order.manifest import Manifest
 
 Fallback: TypeAlias = Literal["error", "direct"]
@@ -30,10 +30,10 @@ class Sessions:
         self._patience = patience
         self._partial_reads = partial_reads
         self._fallback: Fallback = fallback
-        self._kept: list[Lender] = []  # at most one
+        self._kept: list[ShardSource] = []  # at most one
 
     @contextmanager
-    def borrow(self, reader: Reader) -> Iterator[Lender]:
+    def borrow(self, reader: Reader) -> Iterator[ShardSource]:
         """Lend a session to an iterator. It is closed, and its plan dropped, if the iterator stops before its end."""
         session = self._take(reader)
         try:
@@ -46,7 +46,7 @@ class Sessions:
         else:
             self._kept.append(session)
 
-    def _take(self, reader: Reader) -> Lender:
+    def _take(self, reader: Reader) -> ShardSource:
         while self._kept:
             session = self._kept.pop()
             if session.reader == reader:

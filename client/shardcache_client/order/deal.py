@@ -15,7 +15,7 @@ from shardcache_client.order.mix import Mix
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.progress import Phase, first_span, what_is_left
 from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
-from shardcache_client.order.share import Leg, Share
+from shardcache_client.order.share import Segment, Share
 from shardcache_client.topology import Topology
 
 _what_is_left = lru_cache(maxsize=4)(what_is_left)
@@ -79,11 +79,13 @@ class SampleDeal:
         first = phases[0].cut if phases else cut
         rest = _what_is_left(self.epoch_samples, tuple(phases), cut)
         span = cut.span(len(rest), (topology.reader + time) % cut.readers)
-        legs = tuple(
-            Leg.between(self._mix(epoch, *first_span(self.epoch_samples, first, part.reader)), part.start, part.stop)
+        segments = tuple(
+            Segment.between(
+                self._mix(epoch, *first_span(self.epoch_samples, first, part.reader)), part.start, part.stop
+            )
             for part in rest.between(*span)
         )
-        return Share(legs, span[1] - span[0] if legs else 0)
+        return Share(segments, span[1] - span[0] if segments else 0)
 
     def _mix(self, epoch: int, start: int, stop: int) -> Mix:
         begin = epoch * self.epoch_samples
@@ -131,7 +133,7 @@ class ShardDeal:
         if not mine and self.samples_per_epoch is not None:
             mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same shard
         pieces = [Piece(shard, key) for shard in mine]
-        return Share((Leg(Mix(pieces, self.shuffle.window if self.shuffle else 0)),) if pieces else (), None)
+        return Share((Segment(Mix(pieces, self.shuffle.window if self.shuffle else 0)),) if pieces else (), None)
 
     def quota(self, topology: Topology, share: Share) -> int | None:
         """Return the reader's part of `samples_per_epoch`."""
@@ -148,7 +150,7 @@ class ShardDeal:
 
 
 @dataclass(frozen=True, slots=True)
-class Dealing:
+class Assignment:
     """Options of a dataset for its deal; see `SampleDeal` and `ShardDeal`."""
 
     shuffle: Shuffle | None = None

@@ -10,7 +10,7 @@ from shardcache_client.order.state import Place
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class Segment:
     """A range of beats in a mix.
 
     Attributes:
@@ -25,7 +25,7 @@ class Leg:
     span: tuple[int, int] = (0, 0)
 
     @classmethod
-    def between(cls, mix: Mix, start: int, stop: int) -> Leg:
+    def between(cls, mix: Mix, start: int, stop: int) -> Segment:
         """Build the leg from one place of the order of a mix of counted pieces to a later one."""
         first = mix.find(start) if start else (0, 0)
         if stop == len(mix):
@@ -38,9 +38,9 @@ class Leg:
         """Number of samples, if they are counted."""
         return self.span[1] - self.span[0]
 
-    def after(self, passed: int) -> Leg:
+    def after(self, passed: int) -> Segment:
         """Return the rest after `passed` samples, fewer than all."""
-        return Leg.between(self.mix, self.span[0] + passed, self.span[1]) if passed else self
+        return Segment.between(self.mix, self.span[0] + passed, self.span[1]) if passed else self
 
     def beats(self) -> Iterator[tuple[int, int, int | None]]:
         """Yield each beat with the range of its samples to read: (beat, start, stop), where stop None means the end."""
@@ -71,20 +71,22 @@ class Share:
         samples: total number of samples, bad ones included; None if they are not counted.
     """
 
-    legs: tuple[Leg, ...]
+    segments: tuple[Segment, ...]
     samples: int | None
 
     def shards(self) -> list[int]:
         """Return the shards by their numbers in the manifest, in reading order."""
-        return [shard for leg in self.legs for shard in leg.shards()]
+        return [shard for segment in self.segments for shard in segment.shards()]
 
     def behind(self, place: Place) -> Share:
         """Return the rest of this share after a place that a reader has reached in it."""
         if self.samples is None:
-            return Share(tuple(Leg(leg.mix, (place.beat, place.nth), leg.last) for leg in self.legs), None)
-        legs, passed = [], place.taken
-        for leg in self.legs:
-            if passed < leg.samples:
-                legs.append(leg.after(passed))
-            passed = max(0, passed - leg.samples)
-        return Share(tuple(legs), max(0, self.samples - place.taken))
+            return Share(
+                tuple(Segment(segment.mix, (place.beat, place.nth), segment.last) for segment in self.segments), None
+            )
+        segments, passed = [], place.taken
+        for segment in self.segments:
+            if passed < segment.samples:
+                segments.append(segment.after(passed))
+            passed = max(0, passed - segment.samples)
+        return Share(tuple(segments), max(0, self.samples - place.taken))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from shardcache.errors import CacheDirError, CorruptShardError
 from shardcache.tarindex import TarIndex
-from shardcache_client.reading.cutting import Column, Sample, as_bytes, cut, cutter
+from shardcache_client.reading.slicing import Column, Sample, as_bytes, cut, cutter
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover

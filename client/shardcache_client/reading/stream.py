@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from shardcache.errors import DecodeError, ShardError
 from shardcache_client.daemon.connection import Reader
-from shardcache_client.daemon.lender import Lender
 from shardcache_client.daemon.sessions import Sessions
+from shardcache_client.daemon.source import ShardSource
 from shardcache_client.order.deal import Deal
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.order.share import Share
 from shardcache_client.order.state import Resumption
-from shardcache_client.reading.cutting import Sample
-from shardcache_client.reading.hands import Hands
-from shardcache_client.reading.tally import StoppedError, Tally
-from shardcache_client.reading.walk import read
+from shardcache_client.reading.iteration import read
+from shardcache_client.reading.position import ReaderPosition, StoppedError
+from shardcache_client.reading.shard_window import ShardWindow
+from shardcache_client.reading.slicing import Sample
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -64,17 +64,17 @@ class EpochStream:
         read: True once the last sample has been yielded.
     """
 
-    def __init__(self, source: Source, reader: Reader, start: Resumption, tally: Tally) -> None:
+    def __init__(self, source: Source, reader: Reader, start: Resumption, reader_position: ReaderPosition) -> None:
         self.start = start
         self.read = False
-        self.tally = tally
+        self.reader_position = reader_position
         self._source = source
         self._reader = reader
         self._first = self._share(0)
         self._quota = source.deal.quota(reader.topology, self._first)
 
     def __repr__(self) -> str:
-        return f"EpochStream(epoch={self.start.epoch}, {self.tally.place!r}, quota={self._quota})"
+        return f"EpochStream(epoch={self.start.epoch}, {self.reader_position.place!r}, quota={self._quota})"
 
     def __iter__(self) -> Iterator[Any]:
         return self.samples()
@@ -88,9 +88,9 @@ class EpochStream:
             when_asked: called when the first sample is requested, with the requesting code on the call stack.
             when_read: called before the last sample is yielded, or when there are none left.
         """
-        tally, quota, decode = self.tally, self._quota, self._source.decode
+        reader_position, quota, decode = self.reader_position, self._quota, self._source.decode
         when_asked()
-        if quota == tally.given or not self._first.legs:
+        if quota == reader_position.given or not self._first.segments:
             self._end(when_read)
             return
         with self._source.sessions.borrow(self._reader) as session:
@@ -100,10 +100,10 @@ class EpochStream:
                         try:
                             sample = _decoded(decode, sample)
                         except DecodeError as exn:
-                            tally.skip(exn)
+                            reader_position.skip(exn)
                             continue
-                    tally.given += 1
-                    if tally.given == quota:
+                    reader_position.given += 1
+                    if reader_position.given == quota:
                         self._end(when_read)  # now, as a loop that knows the number of samples requests no more
                         yield sample
                         break
@@ -113,7 +113,7 @@ class EpochStream:
             except StoppedError:
                 self._end(when_read)
                 session.close()
-        tally.report(self.start.epoch, made_up=quota is not None)
+        reader_position.report(self.start.epoch, made_up=quota is not None)
 
     def _end(self, when_read: Callable[[], object]) -> None:
         self.read = True
@@ -132,30 +132,30 @@ class EpochStream:
     @property
     def samples_left(self) -> int:
         """Number of samples still to be yielded, if it is known."""
-        left = self._first.behind(self.tally.place).samples or 0
-        return left if self._quota is None else self._quota - self.tally.given
+        left = self._first.behind(self.reader_position.place).samples or 0
+        return left if self._quota is None else self._quota - self.reader_position.given
 
     def _share(self, time: int) -> Share:
         return self._source.deal.share(self.start.epoch, time, self._reader.topology, self.start.phases)
 
-    def _samples(self, session: Lender) -> Iterator[Sample]:
+    def _samples(self, session: ShardSource) -> Iterator[Sample]:
         """Yield the samples of the share, then replacements from other readers' shares for those that were skipped."""
         after = self._shards_after()
         fruitless = 0
         while True:
-            before, whole = self.tally.given, self.tally.taken == 0
-            share = self._share(self.tally.time) if self.tally.time else self._first
-            yield from self._once(session, share.behind(self.tally.place), after)
+            before, whole = self.reader_position.given, self.reader_position.taken == 0
+            share = self._share(self.reader_position.time) if self.reader_position.time else self._first
+            yield from self._once(session, share.behind(self.reader_position.place), after)
             if self._quota is None:
                 return
-            fruitless = fruitless + whole if self.tally.given == before else 0
+            fruitless = fruitless + whole if self.reader_position.given == before else 0
             if fruitless >= self._reader.topology.readers:
                 raise ShardError(
                     f"rank {self._reader.topology.rank}, worker {self._reader.topology.worker} cannot read any sample "
                     f"in epoch {self.start.epoch}, neither of its own share nor of others'",
                     remedy="see the errors that on_error skipped",
                 )
-            self.tally.begin_again()
+            self.reader_position.begin_again()
 
     def _shards_after(self) -> Sequence[int]:
         """Return the shards of the reader's next epoch; none after the last."""
@@ -164,16 +164,18 @@ class EpochStream:
             return ()
         return self._source.deal.share(after, 0, self._reader.topology).shards()
 
-    def _once(self, session: Lender, share: Share, after: Sequence[int]) -> Iterator[Sample]:
+    def _once(self, session: ShardSource, share: Share, after: Sequence[int]) -> Iterator[Sample]:
         plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after)
         session.declare(plan)
-        mixed = any(leg.mix.window for leg in share.legs)
-        hands = Hands(session, plan.reads, partial=False if mixed else None, handover=self._source.handover)
+        mixed = any(segment.mix.window for segment in share.segments)
+        shard_window = ShardWindow(
+            session, plan.reads, partial=False if mixed else None, handover=self._source.handover
+        )
         try:
-            for leg in share.legs:
-                yield from read(leg, self._source.counts, hands, self.tally)
+            for segment in share.segments:
+                yield from read(segment, self._source.counts, shard_window, self.reader_position)
         finally:
-            hands.empty()
+            shard_window.empty()
 
 
 def _decoded(decode: Decode, sample: Sample) -> Any:

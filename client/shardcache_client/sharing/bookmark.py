@@ -10,8 +10,8 @@ from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.state import State, find_states
-from shardcache_client.sharing.board import Board
 from shardcache_client.sharing.epoch import Agree, Epochs, by_own_count
+from shardcache_client.sharing.shared_state import SharedState
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Bookmark:
         datasets: identifiers in states of this dataset, for counted samples (True) and uncounted shards (False).
     """
 
-    def __init__(self, board: Board, datasets: Mapping[bool, str]) -> None:
+    def __init__(self, shared_state: SharedState, datasets: Mapping[bool, str]) -> None:
         self.datasets = datasets
-        self._board = board
-        self._epochs = Epochs(board)
+        self._shared_state = shared_state
+        self._epochs = Epochs(shared_state)
         self._loaded_here: Sequence[State] = ()  # loaded by this worker, for its next iteration
         # Pid, and the states from which that process began its current iteration; a forked child has begun none.
         self._begun: tuple[int, Sequence[State]] | None = None
@@ -50,7 +50,7 @@ class Bookmark:
     @property
     def next_epoch(self) -> int:
         """The epoch that an iteration would read if it began now."""
-        chosen = self._board.read().get("chosen")
+        chosen = self._shared_state.read().get("chosen")
         if self._loaded_here and chosen is None:
             return self._loaded_here[0].epoch
         return self._epochs.next
@@ -58,13 +58,13 @@ class Bookmark:
     @property
     def workers(self) -> int:
         """Number of workers of the loader that began the last iteration; 0 if it was begun without workers."""
-        workers: int = self._board.read().get("workers", 0)
+        workers: int = self._shared_state.read().get("workers", 0)
         return workers
 
     @property
     def epoch_begun(self) -> int:
         """The epoch begun last, or else the next one."""
-        epoch: int = self._board.read().get("begun_epoch", self.next_epoch)
+        epoch: int = self._shared_state.read().get("begun_epoch", self.next_epoch)
         return epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -82,7 +82,7 @@ class Bookmark:
         """
         own, self._loaded_here = self._loaded_here, ()
         self._iterations += loader is not None
-        chosen = self._board.read().get("chosen")
+        chosen = self._shared_state.read().get("chosen")
         if own and chosen in (None, own[0].epoch):
             epoch = own[0].epoch
             self._epochs.passed(agree, epoch, *((loader.number, loader.workers) if loader else ()))
@@ -94,7 +94,7 @@ class Bookmark:
                 epoch = self._epochs.join(
                     loader.number, loader.worker, loader.workers, agree, iteration=self._iterations
                 )
-        with self._board.edit() as notes:
+        with self._shared_state.edit() as notes:
             notes |= {
                 "begun_epoch": epoch,
                 "loader": loader and loader.number,
@@ -110,13 +110,13 @@ class Bookmark:
     @property
     def batching(self) -> tuple[int, bool] | None:
         """Batch size and drop_last of the loader that reads; None if unknown."""
-        found = self._board.read().get("batching")
+        found = self._shared_state.read().get("batching")
         return None if found is None else (found[0], found[1])
 
     def note_batching(self, batching: tuple[int, bool] | None) -> None:
         """Note the batch size and drop_last of the loader that has begun to read."""
         if batching != self.batching:
-            with self._board.edit() as notes:
+            with self._shared_state.edit() as notes:
                 notes["batching"] = batching
 
     def load(self, data: object, *, worker: bool) -> None:
@@ -142,7 +142,7 @@ class Bookmark:
         over = all(state.over for state in states)
         next_epoch = epoch + over
         self._epochs.go_on(next_epoch)
-        with self._board.edit() as notes:
+        with self._shared_state.edit() as notes:
             loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states]}
             notes |= {"workers": 0, "begun_epoch": next_epoch, "loaded": loaded}
 
@@ -156,7 +156,7 @@ class Bookmark:
     @property
     def states_of_workers(self) -> Sequence[State]:
         """States from which the loader's workers read the epoch that they have begun, or would read the next one."""
-        notes = self._board.read()
+        notes = self._shared_state.read()
         loaded = notes.get("loaded")
         if loaded is None or loaded.get("loader", notes.get("loader")) != notes.get("loader"):
             return ()

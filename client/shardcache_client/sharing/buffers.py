@@ -44,7 +44,7 @@ class Buffer(np.ndarray[tuple[int], np.dtype[np.uint8]]):
     Pickled, it becomes a Buffer over a copy of its bytes, unless `handover` can pass a reference to the other process.
     """
 
-    lender: object = None
+    shard_source: object = None
     """For a whole shard's Buffer: the loan that its slices reference when pickled, instead of carrying their bytes."""
     address: int | None = None
     """For a whole shard's Buffer: its start address in memory, once computed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shardcache_client.sharing.board import Board
+from shardcache_client.sharing.shared_state import SharedState
 
 # Limit on remembered iterations that not all workers have begun; abandoned loaders leave some behind.
 _REMEMBERED = 64
@@ -27,8 +27,8 @@ class Epochs:
         board: shared by a trainer and its workers.
     """
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, shared_state: SharedState) -> None:
+        self._shared_state = shared_state
 
     def __repr__(self) -> str:
         return f"Epochs(next={self.next})"
@@ -36,35 +36,35 @@ class Epochs:
     @property
     def next(self) -> int:
         """The epoch that an iteration would read if it began now."""
-        notes = self._board.read()
+        notes = self._shared_state.read()
         epoch: int = notes["chosen"] if "chosen" in notes else notes.get("next", 0)
         return epoch
 
     def set(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
-        with self._board.edit() as notes:
+        with self._shared_state.edit() as notes:
             notes["chosen"] = epoch
 
     def go_on(self, epoch: int) -> None:
         """Continue counting with this epoch as the next."""
-        with self._board.edit() as notes:
+        with self._shared_state.edit() as notes:
             notes.pop("chosen", None)
             notes |= {"next": epoch, "last": None}
 
     def passed(self, agree: Agree, epoch: int, loader: int | None = None, workers: int = 1) -> None:
         """Continue counting after this epoch, which an iteration resumes from its own state."""
-        with self._board.turn():
-            last = self._board.read().get("last")
+        with self._shared_state.turn():
+            last = self._shared_state.read().get("last")
             if last is None or [last["loader"], last["epoch"]] != [loader, epoch]:
                 agree(epoch, None)
                 self._note(epoch, loader, workers)
 
     def begin(self, agree: Agree = by_own_count) -> int:
         """Return the epoch for an iteration in a process without workers."""
-        chosen: int | None = self._board.read().get("chosen")
+        chosen: int | None = self._shared_state.read().get("chosen")
         if chosen is not None:
             return chosen
-        with self._board.turn():
+        with self._shared_state.turn():
             return self._count(agree, None, 1)
 
     def join(self, loader: int, worker: int, workers: int, agree: Agree = by_own_count, *, iteration: int = 1) -> int:
@@ -75,21 +75,21 @@ class Epochs:
             iteration: number of this worker process's iteration, from 1. A persistent worker that starts late may begin
                 its first iteration after the others have begun their second.
         """
-        chosen: int | None = self._board.read().get("chosen")
+        chosen: int | None = self._shared_state.read().get("chosen")
         if chosen is not None:
             return chosen
-        with self._board.turn():  # the first worker may wait for other ranks, the others for the first
+        with self._shared_state.turn():  # the first worker may wait for other ranks, the others for the first
             epoch = self._take_part([loader, iteration], worker, workers)
             if epoch is None:
                 epoch = self._count(agree, loader, workers)
-                with self._board.edit() as notes:
+                with self._shared_state.edit() as notes:
                     begun = [*notes.setdefault("begun", []), [[loader, iteration], epoch, [worker]]]
                     notes["begun"] = [each for each in begun if len(each[2]) < workers][-_REMEMBERED:]
             return epoch
 
     def _take_part(self, iteration: list[int], worker: int, workers: int) -> int | None:
         """Add the worker to the iteration that its loader has begun, and return the epoch; None if there is none."""
-        with self._board.edit() as notes:
+        with self._shared_state.edit() as notes:
             begun: list[list[Any]] = notes.setdefault("begun", [])
             for each in reversed(begun):  # an abandoned loader may have had the same number as this one
                 if each[0] == iteration and worker not in each[2]:
@@ -100,20 +100,20 @@ class Epochs:
         return None
 
     def _count(self, agree: Agree, loader: int | None, workers: int) -> int:
-        notes = self._board.read()
+        notes = self._shared_state.read()
         last = notes.get("last")
         epoch = agree(notes.get("next", 0), last["epoch"] if last and last["unread"] else None)
         self._note(epoch, loader, workers)
         return epoch
 
     def _note(self, epoch: int, loader: int | None, workers: int) -> None:
-        with self._board.edit() as notes:
+        with self._shared_state.edit() as notes:
             notes["next"] = epoch + 1
             notes["last"] = {"epoch": epoch, "loader": loader, "unread": list(range(workers))}
 
     def finish(self, epoch: int, loader: int | None = None, worker: int = 0) -> None:
         """Note that a worker has yielded the last sample of its part of an iteration."""
-        with self._board.edit() as notes:
+        with self._shared_state.edit() as notes:
             last = notes.get("last")
             if last and [last["epoch"], last["loader"]] == [epoch, loader] and worker in last["unread"]:
                 last["unread"].remove(worker)

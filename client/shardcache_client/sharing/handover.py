@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.tarindex import Tables
-from shardcache_client.reading.cutting import Column, Slices, as_bytes
 from shardcache_client.reading.reader import map_file, unreadable
+from shardcache_client.reading.slicing import Column, Slices, as_bytes
+from shardcache_client.sharing.acks import Ack, Acks
 from shardcache_client.sharing.buffers import WORTH_IT_BYTES, Buffer, Form, Values, forms, span
-from shardcache_client.sharing.receipts import Receipt, Receipts
 
 _BY_VALUE = 4  # first pickle protocol that handles large bytes well; out-of-band buffers of 5 do not suit pipes
 
@@ -43,11 +43,11 @@ class Handover:
 
     def __init__(self, extensions: Collection[str] | None = None) -> None:
         self.extensions = extensions
-        self.receipts = Receipts()
+        self.acks = Acks()
         self._lent: set[Loan] = set()
 
     def __repr__(self) -> str:
-        return f"Handover({self.receipts!r})"
+        return f"Handover({self.acks!r})"
 
     def lend(self, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> Loan:
         """Return the loan of a mapped file, which slices its bytes and tracks when it may be unmapped.
@@ -80,10 +80,10 @@ class Loan:
         self._handover = handover
         self._map = mapped
         self._file = (os.fspath(path or ""), inode, len(mapped), url)
-        self._expected: list[Receipt] = []
+        self._expected: list[Ack] = []
         self._whole: weakref.ref[Buffer] | None = None
         self._forms: list[Form] | None = None
-        self._sender_pid = os.getpid() if handover.receipts.inherited and path is not None else None
+        self._sender_pid = os.getpid() if handover.acks.inherited and path is not None else None
 
     def __repr__(self) -> str:
         return f"Loan({self._file[0]!r}, expected={len(self._expected)})"
@@ -93,7 +93,7 @@ class Loan:
         whole = self._living()
         if whole is None:
             whole = Buffer.over(self._map)
-            whole.lender = self
+            whole.shard_source = self
             self._whole = weakref.ref(whole)
             if self.refers:
                 self._handover.keep(self)
@@ -125,7 +125,7 @@ class Loan:
         # In this order, as a Buffer may be sent as long as it lives.
         if self._living() is not None:
             return False
-        self._expected = [receipt for receipt in self._expected if not self._handover.receipts.came(receipt)]
+        self._expected = [ack for ack in self._expected if not self._handover.acks.came(ack)]
         return not self._expected
 
     def _living(self) -> Buffer | None:
@@ -133,17 +133,17 @@ class Loan:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Called once per message, as all Buffers in it share the pickled form of their loan.
-        receipt = self._handover.receipts.expect()
-        self._expected.append(receipt)
-        return _receive, (receipt, *self._file)
+        ack = self._handover.acks.expect()
+        self._expected.append(ack)
+        return _receive, (ack, *self._file)
 
 
 def _reduce(value: Buffer) -> tuple[Any, ...]:
     place = span(value) if value.size >= WORTH_IT_BYTES else None
     if place is not None:
         whole, start, stop = place
-        if isinstance(whole.lender, Loan) and whole.lender.refers:
-            return _cut, (whole.lender, start, stop)
+        if isinstance(whole.shard_source, Loan) and whole.shard_source.refers:
+            return _cut, (whole.shard_source, start, stop)
     by_value: tuple[Any, ...] = value.__reduce_ex__(_BY_VALUE)
     return by_value
 
@@ -152,7 +152,7 @@ def _cut(whole: Buffer, start: int, stop: int) -> Any:
     return whole[start:stop]
 
 
-def _receive(receipt: Receipt, path: str, inode: int, size_bytes: int, url: str) -> Buffer:
+def _receive(ack: Ack, path: str, inode: int, size_bytes: int, url: str) -> Buffer:
     """Map the file, unless it is mapped already, hand in the receipt, and return the whole file.
 
     Raises ShardGoneError if the file does not exist, CacheDirError if it may not be read, ConfigError if the receipt
@@ -165,7 +165,7 @@ def _receive(receipt: Receipt, path: str, inode: int, size_bytes: int, url: str)
         except OSError as exn:
             raise unreadable(exn, Path(path), url) from exn
         _WHOLES[path, inode] = whole
-    receipt.hand_in()
+    ack.hand_in()
     return whole
 
 

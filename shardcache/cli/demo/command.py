@@ -39,7 +39,7 @@ def demo(as_json: bool) -> None:
     """
     _require_packages()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the same orderly shutdown
-    from shardcache.cli.output import make_console
+    from shardcache.cli.display.output import make_console
 
     console = make_console()
     with tempfile.TemporaryDirectory(prefix="shardcache-demo-") as folder:
@@ -111,7 +111,7 @@ async def _in_turn(node: Node, urls: str, runs: Sequence[Run]) -> list[list[Any]
 
 
 def _show(console: Console, outcome: Outcome) -> None:
-    from shardcache.cli.output import make_table
+    from shardcache.cli.display.output import make_table
     from shardcache.units import duration, size
 
     dataset = outcome.dataset

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardcache.cli.commands.serve import SettingsCommand
 from shardcache.cli.common import FAILED, NO_DAEMON, json_option, print_json
-from shardcache.cli.serve import SettingsCommand
 from shardcache.protocol import from_here
 
 if TYPE_CHECKING:
-    from shardcache.cache.origin_probe.findings import Finding
-    from shardcache.cli.doctor.case import Case
+    from shardcache.cache.operations.origin_probe.findings import Finding
+    from shardcache.cli.doctor.context import Case
 
 
 @click.command(
@@ -51,7 +51,8 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
 async def _examine(
     flags: dict[str, Any], config: Path | None, urls: tuple[str, ...], *, quick: bool, quiet: bool
 ) -> tuple[Case, list[Finding]]:
-    from shardcache.cli.doctor import case, runner
+    from shardcache.cli.doctor import context as case
+    from shardcache.cli.doctor import runner
 
     taken = await case.take(flags, config, urls, quick=quick)
     with _progress(quiet=quiet) as began:
@@ -60,7 +61,7 @@ async def _examine(
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[str], object]]:
-    from shardcache.cli.output import make_console
+    from shardcache.cli.display.output import make_console
 
     console = make_console(stderr=True)
     if quiet or not console.is_terminal:
@@ -72,7 +73,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str], object]]:
 
 def _show(case: Case, findings: list[Finding], *, as_json: bool) -> None:
     from shardcache import __version__
-    from shardcache.cache.origin_probe.findings import State
+    from shardcache.cache.operations.origin_probe.findings import State
     from shardcache.cli.doctor.runner import count
 
     if as_json:
@@ -80,14 +81,14 @@ def _show(case: Case, findings: list[Finding], *, as_json: bool) -> None:
         head = {"version": __version__, "socket": str(case.socket), "daemon": case.running is not None}
         print_json(head | {"counts": sums, "findings": [finding.to_json() for finding in findings]})
         return
+    from shardcache.cli.display.output import make_console
     from shardcache.cli.doctor.page import show
-    from shardcache.cli.output import make_console
 
     show(make_console(), findings)
 
 
 def _exit_code(case: Case, findings: list[Finding]) -> int:
-    from shardcache.cache.origin_probe.findings import State
+    from shardcache.cache.operations.origin_probe.findings import State
 
     if any(finding.state is State.FAILED for finding in findings):
         return FAILED

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardcache.cache.origin_probe.findings import Finding, failed, ok, skipped, warning
-from shardcache.cli.doctor.case import Case
+from shardcache.cache.operations.origin_probe.findings import Finding, failed, ok, skipped, warning
+from shardcache.cli.doctor.context import Case
 from shardcache.config import unknown_variables
 
 # Variables that select object stores, credentials and proxies.

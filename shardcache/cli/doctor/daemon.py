@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardcache import __version__
-from shardcache.cache.origin_probe.findings import Finding, failed, of_error, ok, skipped
+from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok, skipped
 from shardcache.cli.doctor.blocking import in_thread
-from shardcache.cli.doctor.case import Case
+from shardcache.cli.doctor.context import Case
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import SPOKEN
 from shardcache.units import duration

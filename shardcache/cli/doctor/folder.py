@@ -7,14 +7,14 @@ import re
 import shlex
 from pathlib import Path
 
-from shardcache.cache.origin_probe.findings import Finding, failed, of_error, ok, skipped, warning
+from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.blocking import in_thread
-from shardcache.cli.doctor.case import Case
+from shardcache.cli.doctor.context import Case
 from shardcache.cli.doctor.mounts import mount_of, nearest
-from shardcache.cli.doctor.people import barrier, me, user_name, way_in, who_may
+from shardcache.cli.doctor.users import barrier, me, user_name, way_in, who_may
 from shardcache.errors import CacheFormatError
-from shardcache.store import folder_format
-from shardcache.store.layout import Layout
+from shardcache.store.folder import format as folder_format
+from shardcache.store.folder.layout import Layout
 
 _NETWORK = re.compile("nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)")
 _MEMORY = ("tmpfs", "ramfs")

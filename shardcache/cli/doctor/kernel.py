@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardcache.cache.origin_probe.findings import Finding, failed, ok, skipped, warning
+from shardcache.cache.operations.origin_probe.findings import Finding, failed, ok, skipped, warning
 from shardcache.cli.doctor.blocking import in_thread
-from shardcache.cli.doctor.case import Case
+from shardcache.cli.doctor.context import Case
 from shardcache.config import Settings
 from shardcache.units import size
 

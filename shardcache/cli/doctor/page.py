@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from shardcache.cache.origin_probe.findings import Finding, State
+from shardcache.cache.operations.origin_probe.findings import Finding, State
+from shardcache.cli.display.output import count as counted
 from shardcache.cli.doctor.runner import count
-from shardcache.cli.output import count as counted
 
 # A sign and a word: not everybody sees colours.
 _SIGNS = {State.OK: "✓", State.WARNING: "!", State.FAILED: "✗", State.SKIPPED: "-"}

@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from shardcache.cache.origin_probe.findings import Finding, State, failed, of_error
-from shardcache.cli.doctor import config, daemon, door, folder, kernel, room, speed, stores
-from shardcache.cli.doctor.case import Case
+from shardcache.cache.operations.origin_probe.findings import Finding, State, failed, of_error
+from shardcache.cli.doctor import config, daemon, folder, kernel, speed
+from shardcache.cli.doctor import origins as stores
+from shardcache.cli.doctor import socket as door
+from shardcache.cli.doctor import space as room
+from shardcache.cli.doctor.context import Case
 from shardcache.errors import ShardcacheError
 
 

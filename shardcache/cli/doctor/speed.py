@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from shardcache.cache.origin_probe.findings import Finding, failed, ok, skipped, warning
+from shardcache.cache.operations.origin_probe.findings import Finding, failed, ok, skipped, warning
 from shardcache.cli.doctor.blocking import in_thread
-from shardcache.cli.doctor.case import Case
+from shardcache.cli.doctor.context import Case
 from shardcache.cli.doctor.mounts import nearest
 from shardcache.config import Settings
 from shardcache.units import size

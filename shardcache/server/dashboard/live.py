@@ -10,13 +10,13 @@ from typing import Any
 from aiohttp import web
 
 from shardcache import __version__
-from shardcache.cache.allow import Peer
+from shardcache.access.peer import peer_of
+from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
-from shardcache.cache.watching.glance import Glance
-from shardcache.server.admin import LOOP_LAG, STARTED_AT_S
-from shardcache.server.drain import DRAIN
-from shardcache.server.peer import peer_of
-from shardcache.server.writing import written
+from shardcache.cache.views.live import LiveView
+from shardcache.server.http.admin import LOOP_LAG, STARTED_AT_S
+from shardcache.server.http.json_stream import written
+from shardcache.server.process.drain import DRAIN
 
 LIVE_PATH = "/dashboard/live"
 
@@ -33,16 +33,16 @@ _HEADERS = {
 class Live:
     """The page's contents as JSON text, serialized once for all users who may see the same."""
 
-    def __init__(self, cache: Cache, glance: Glance) -> None:
+    def __init__(self, cache: Cache, live_view: LiveView) -> None:
         self.cache = cache
-        self.glance = glance
+        self.live_view = live_view
         self._look = 0
         self._moments: dict[Peer, str] = {}
         self._changes: dict[tuple[Peer, str], tuple[str, str]] = {}
 
     async def moment(self, app: web.Application, peer: Peer) -> str:
         """Return the daemon's current state as JSON, at most a second old."""
-        look = await self.glance.look()
+        look = await self.live_view.look()
         if look != self._look:
             self._look = look
             self._moments.clear()
@@ -58,13 +58,13 @@ class Live:
             "draining": app[DRAIN].began,
             "loop_lag": app[LOOP_LAG].to_json(),
         }
-        return head | self.cache.status(peer) | self.glance.outlook(self.cache.sight(peer))
+        return head | self.cache.status(peer) | self.live_view.outlook(self.cache.sight(peer))
 
     async def changes(self, mark: str, peer: Peer) -> tuple[str, str]:
         """Return the changes of the map since `mark` as JSON, and the current mark."""
         found = self._changes.get((peer, mark))
         if found is None:
-            look, changes = self._look, await self.glance.changes(mark, self.cache.sight(peer))
+            look, changes = self._look, await self.live_view.changes(mark, self.cache.sight(peer))
             found = await written(changes, self.cache.turns), changes["mark"]
             if look == self._look:
                 self._changes[peer, mark] = found

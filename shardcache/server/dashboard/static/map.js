@@ -3,7 +3,7 @@
 import { brush, byId, colour, make, say, sync } from "./dom.js";
 import { number, size } from "./words.js";
 
-// The daemon's bands, see shardcache/cache/watching/mosaic.py: -1 is leased.
+// The daemon's bands, see shardcache/cache/views/shard_map.py: -1 is leased.
 const BANDS = [
   [-1, "being read", "--band-hand"],
   [0, "within a minute", "--band-0"],

@@ -1,0 +1,174 @@
+"""Iteration over the samples of the shards that a reader holds: in file order, or mixed."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from shardcache.errors import (
+    CapacityError,
+    DiskFullError,
+    OriginError,
+    SampleError,
+    ShardError,
+    ShardTimeoutError,
+)
+from shardcache_client.order.share import Segment
+from shardcache_client.reading.leased_shard import LeasedShard
+from shardcache_client.reading.position import ReaderPosition
+from shardcache_client.reading.shard_window import ShardWindow
+from shardcache_client.reading.slicing import Sample
+
+# Errors of a single shard. Any other would affect the next shard as well, so the handler is not called.
+_SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTimeoutError)
+
+
+def read(
+    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
+) -> Iterator[Sample]:
+    """Yield the samples of a leg; errors go to the tally's handler.
+
+    Args:
+        counts: number of samples in each shard of the manifest, if samples are dealt; else None.
+    """
+    if segment.mix.window:
+        return iter(Mixture(segment, counts, shard_window, reader_position))
+    return read_in_order(segment, counts, shard_window, reader_position)
+
+
+def read_in_order(
+    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
+) -> Iterator[Sample]:
+    """Read a leg whose pieces come one after another in file order; also from files that are still arriving."""
+    for beat, first, last in segment.beats():
+        piece = segment.mix.pieces[beat]
+        reader_position.begin_beat(beat, first)
+        stop = piece.stop if last is None else piece.start + last
+        leased_shard = shard_window.take(None if counts is None else counts[piece.shard], (piece.start + first, stop))
+        try:
+            leased_shard.open()
+            shard_window.ask(1)
+            yield from _samples(leased_shard, reader_position)
+        except _SHARD_ERRORS as exn:
+            reader_position.skip(exn)
+            reader_position.taken += 0 if stop is None else stop - leased_shard.number
+        finally:
+            shard_window.give_back(leased_shard)
+
+
+def _samples(leased_shard: LeasedShard, reader_position: ReaderPosition) -> Iterator[Sample]:
+    while True:
+        try:
+            for sample in leased_shard.samples():
+                reader_position.taken += 1
+                yield sample
+            return
+        except SampleError as exn:
+            reader_position.taken += 1
+            reader_position.skip(exn)
+
+
+# Limit on open requests: the daemon stops reading from a session with too many, and a wide window needs many shards.
+_AT_ONCE = 8
+
+
+class _LostError(Exception):
+    """The sample's shard could not be opened, and the handler has been called for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InHand:
+    """A piece that the reader holds.
+
+    Attributes:
+        numbers: the piece's samples, as numbers in the shard, in the order in which they are spread over beats.
+        cut: returns a sample by its number.
+    """
+
+    leased_shard: LeasedShard
+    numbers: Sequence[int]
+    cut: Callable[[int], Sample]
+
+
+class Mixture:
+    """The samples of a leg whose pieces are each permuted, then mixed. Iterable once."""
+
+    def __init__(
+        self, segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
+    ) -> None:
+        self._leg = segment
+        self._counts = counts
+        self._shard_window = shard_window
+        self._reader_position = reader_position
+        self._in_hand: dict[int, _InHand] = {}
+
+    def __repr__(self) -> str:
+        return f"Mixture(in_hand={sorted(self._in_hand)}, {self._shard_window!r})"
+
+    def __iter__(self) -> Iterator[Sample]:
+        for beat, first, last in self._leg.beats():
+            self._reader_position.begin_beat(beat, first)
+            self._enter(beat)
+            yield from self._samples(self._draws(beat, first, last))
+            self._leave(beat)
+        self._leave(self._leg.mix.beats)
+
+    def _samples(self, draws: Sequence[Callable[[], Sample]]) -> Iterator[Sample]:
+        reader_position = self._reader_position
+        for draw in draws:
+            reader_position.taken += 1
+            try:
+                sample = draw()
+            except SampleError as exn:
+                reader_position.skip(exn)
+            except _LostError:
+                pass
+            else:
+                yield sample
+
+    def _enter(self, beat: int) -> None:
+        """Open the pieces of this beat that are not held yet, and request the next one ahead."""
+        new = [piece for piece in self._leg.mix.in_hand(beat) if piece not in self._in_hand]
+        for waiting, piece in zip(range(len(new), 0, -1), new, strict=True):
+            self._shard_window.ask(min(waiting, _AT_ONCE))
+            self._in_hand[piece] = self._open(piece)
+        self._shard_window.ask(1)
+
+    def _open(self, number: int) -> _InHand:
+        piece = self._leg.mix.pieces[number]
+        count = None if self._counts is None else self._counts[piece.shard]
+        leased_shard = self._shard_window.take(count)
+        try:
+            leased_shard.open()
+            count, cut = len(leased_shard), leased_shard.cutter()
+        except _SHARD_ERRORS as exn:
+            self._reader_position.skip(exn)
+            cut = _cut_lost
+        # Four bytes per number, so that held pieces take hardly any memory, however wide the window.
+        return _InHand(leased_shard, array("I", piece.numbers(count or 0, permuted=True)), cut)
+
+    def _draws(self, beat: int, first: int, last: int | None) -> list[Callable[[], Sample]]:
+        """Return the samples of a beat in order, as functions to be called once each."""
+        mix = self._leg.mix
+        in_hand = [(piece, self._in_hand[piece]) for piece in mix.in_hand(beat)]
+        parts = [mix.part(piece, beat, held.numbers) for piece, held in in_hand]
+        order = mix.interleaved(beat, [len(part) for part in parts])
+        passed = Counter(order[:first])
+        # Unlike a generator, `map` continues after an exception of its function.
+        draws = [
+            map(held.cut, part[passed[place] :]).__next__
+            for place, ((_, held), part) in enumerate(zip(in_hand, parts, strict=True))
+        ]
+        return [draws[place] for place in order[first:last]]
+
+    def _leave(self, beat: int) -> None:
+        """Release the pieces that are in no later beat."""
+        staying = self._leg.mix.in_hand(beat + 1)
+        for piece in [piece for piece in self._in_hand if piece not in staying]:
+            self._shard_window.give_back(self._in_hand.pop(piece).leased_shard)
+
+
+def _cut_lost(_number: int) -> Sample:
+    raise _LostError

@@ -1,0 +1,231 @@
+"""The reading of one leased shard to its last sample, across changes of its file and of the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from shardcache.errors import (
+    CacheDirError,
+    CorruptShardError,
+    CountMismatchError,
+    OriginUnavailableError,
+    SampleError,
+    ShardcacheError,
+    ShardChangedError,
+)
+from shardcache.protocol import Arriving, Leased
+from shardcache_client.daemon.session import Grant, Lease
+from shardcache_client.daemon.source import ShardSource
+from shardcache_client.reading.arriving import ArrivingShard
+from shardcache_client.reading.reader import ShardReader
+from shardcache_client.reading.slicing import Sample
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
+
+# A shard leased ahead may be evicted for one that is needed sooner, but hardly again while the reader waits for it. A
+# process that cannot see the cache, or finds damage, will fail each time, unless there is another way to the shard.
+_TRIES = 5
+
+
+class LeasedShard:
+    """Reads a shard from the sample it has reached, each time from the current grant: of an arriving file, of the whole
+    one, or of either from the next daemon.
+
+    Every error names the samples of the shard that had already been yielded.
+
+    Args:
+        lease: a lease of the session, owned by the passage from here on.
+        count: number of samples according to the manifest; None if unknown.
+        span: range of samples to read in order, with None as the end for all; no span to read samples by number.
+        handover: passes samples to other processes without a copy.
+
+    Attributes:
+        number: number of the next sample.
+    """
+
+    def __init__(
+        self,
+        session: ShardSource,
+        lease: Lease,
+        *,
+        count: int | None = None,
+        span: tuple[int, int | None] | None = None,
+        handover: Handover | None = None,
+    ) -> None:
+        self._session = session
+        self._lease = lease
+        self._count = count
+        self._start, self._stop = span or (0, None)
+        self._in_order = span is not None
+        self._handover = handover
+        self._shard: ShardReader | ArrivingShard | None = None
+        self._version: str | None = None
+        self.number = self._start
+        self._bad = 0  # number of samples that could not be yielded
+        self._last_key = ""
+        self._tried_again = False
+        self._was_arriving = False
+
+    def __repr__(self) -> str:
+        return f"LeasedShard(position={self._lease.position}, yielded={self._yielded}, {self._shard!r})"
+
+    @property
+    def _yielded(self) -> int:
+        return self.number - self._start - self._bad
+
+    def open(self) -> None:
+        """Wait for the shard, or its beginning, and map it.
+
+        Raises what `Session.wait` and `ShardReader` raise, and ShardChangedError if the origin has replaced the shard
+        after some of its samples were yielded.
+        """
+        with self._naming_what_was_given():
+            self._open()
+
+    def close(self) -> None:
+        """Unmap the shard and release the lease."""
+        self._close_shard()
+        self._session.release(self._lease)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the remaining samples of the span, in file order. The passage must be open.
+
+        Raises SampleError in place of a bad sample; call again for those after it. Any other error concerns the shard.
+        """
+        with self._naming_what_was_given():
+            while True:
+                try:
+                    yield from self._samples_here()
+                except ShardcacheError as exn:
+                    if not self._may_try_again(exn):
+                        raise
+                    self._ask_again()
+                else:
+                    if isinstance(self._shard, ShardReader) or self.number == self._stop:
+                        return
+                self._open()
+
+    def cutter(self) -> Callable[[int], Sample]:
+        """Return a function that returns any sample by its number, or raises SampleError.
+
+        The passage must be open, and its lease not partial.
+        """
+        return self._whole.cutter()
+
+    def __len__(self) -> int:
+        """Return the number of samples of the shard. The passage must be open, and its lease not partial."""
+        return len(self._whole)
+
+    @property
+    def settled(self) -> bool:
+        """True if every other process has mapped the files of the samples sent to it."""
+        return not isinstance(self._shard, ShardReader) or self._shard.settled
+
+    @property
+    def _whole(self) -> ShardReader:
+        assert isinstance(self._shard, ShardReader)
+        return self._shard
+
+    def _open(self) -> None:
+        self._close_shard()
+        try:
+            self._shard = self._opened()
+        except ShardcacheError as exn:
+            if not self._may_try_again(exn):
+                raise
+            self._ask_again()
+            self._shard = self._opened()
+
+    def _may_try_again(self, exn: ShardcacheError) -> bool:
+        """Return True if the shard should be requested again after an error; only once, as the daemon retries once.
+
+        The next version, or the next try, may be whole, which helps as long as no sample of this one was yielded; a
+        shard that merely did not arrive can be read on. The caller raises: an exception referenced from a frame of its
+        own traceback would keep the whole iteration alive, session included, until the garbage collector runs.
+        """
+        anew = isinstance(exn, ShardChangedError | CorruptShardError) and self.number == self._start
+        late = isinstance(exn, OriginUnavailableError)
+        if self._tried_again or not self._was_arriving or not (anew or late):
+            return False
+        self._tried_again = True
+        return True
+
+    def _samples_here(self) -> Iterator[Sample]:
+        assert self._shard is not None
+        try:
+            for sample in self._shard.samples(self.number, self._stop):
+                self.number += 1
+                self._last_key = sample["__key__"]
+                yield sample
+        except SampleError:
+            self.number += 1
+            self._bad += 1
+            raise
+
+    def _opened(self) -> ShardReader | ArrivingShard:
+        tries_left = _TRIES
+        while True:
+            grant = self._session.wait(self._lease)
+            self._check_version(grant)
+            try:
+                return self._map(grant)
+            except (CacheDirError, CorruptShardError):
+                tries_left -= 1
+                if not tries_left:
+                    raise
+            if grant["type"] == "arriving":  # published or given up since: the daemon knows which
+                self._session.more(self._lease, grant["size_bytes"])
+            else:
+                self._ask_again()
+
+    def _ask_again(self) -> None:
+        self._session.release(self._lease, read=False)
+        self._lease = self._session.lease(self._lease.position, partial=self._lease.partial)
+
+    def _map(self, grant: Grant) -> ShardReader | ArrivingShard:
+        if grant["type"] == "arriving":
+            self._was_arriving = True
+            last = None if self._count is None else self._count - 1
+            return ArrivingShard(cast(Arriving, grant), self._more, last)
+        leased = cast(Leased, grant)
+        if self._count is not None and self._count != leased["samples"]:
+            raise CountMismatchError(
+                f"it holds {leased['samples']} samples, but the manifest says {self._count}", url=leased["url"]
+            )
+        paths = Path(leased["path"]), Path(leased["index_path"])
+        return ShardReader(*paths, leased["url"], in_order=self._in_order, handover=self._handover)
+
+    def _more(self, beyond: int) -> Arriving | None:
+        grant = self._session.more(self._lease, beyond)
+        return cast(Arriving, grant) if grant is not None and grant["type"] == "arriving" else None
+
+    def _check_version(self, grant: Grant) -> None:
+        """Start over with another version, unless samples of this one were yielded."""
+        if self._version not in (None, grant["version"]):
+            if self._yielded:
+                raise ShardChangedError("the shard was replaced in the object store while being read", url=grant["url"])
+            self.number, self._bad = self._start, 0
+        self._version = grant["version"]
+
+    @contextmanager
+    def _naming_what_was_given(self) -> Iterator[None]:
+        try:
+            yield
+        except SampleError:
+            raise
+        except ShardcacheError as exn:
+            if self._yielded:
+                exn.yielded = self._yielded
+                exn.message += (
+                    f"; its first {self._yielded} samples, up to key {self._last_key!r}, had already been yielded"
+                )
+            raise
+
+    def _close_shard(self) -> None:
+        if self._shard is not None:
+            self._shard.close()
+            self._shard = None

@@ -1,0 +1,1 @@
+"""Access rules: urls that users may have fetched, addresses that only the node reaches, users at a socket."""

@@ -1,0 +1,46 @@
+"""Identity of the user at the other end of a socket."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from aiohttp import web
+
+from shardcache.access.rules import Peer
+
+_UCRED = struct.Struct("iII")
+_GID = struct.Struct("I")
+_GROUPS_BYTES = 1024  # the maximum of Python's getsockopt: 256 groups
+_SO_PEERGROUPS = getattr(socket, "SO_PEERGROUPS", 59)  # asm-generic/socket.h; Python has no name for it
+
+# Request key: the peer as determined by a check of the server's own, where the kernel cannot identify it.
+PEER = "shardcache.peer"
+
+
+def peer_of(request: web.Request) -> Peer:
+    """Return the user who sent the request, as the kernel reports it for the connected process.
+
+    The ids are those at the time of connecting (SO_PEERCRED and SO_PEERGROUPS, unix(7)).
+    """
+    known: Peer | None = request.get(PEER)
+    if known is not None:
+        return known
+    transport = request.transport
+    if transport is None:
+        raise ConnectionResetError("the client disconnected")
+    return peer_at(transport.get_extra_info("socket"))
+
+
+def peer_at(sock: socket.socket) -> Peer:
+    """Return the user at the other end of a connected Unix socket."""
+    _pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return Peer(uid, frozenset({gid, *_groups(sock)}))
+
+
+def _groups(sock: socket.socket) -> tuple[int, ...]:
+    try:
+        data = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+    except OSError:
+        return ()  # a kernel before 4.13, or a user in more groups: group rules then grant nothing
+    return tuple(gid for (gid,) in _GID.iter_unpack(data))

@@ -1,0 +1,1 @@
+"""Knowledge about shards: names and versions, manifests, sample counts."""

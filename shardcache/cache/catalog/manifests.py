@@ -1,0 +1,176 @@
+"""Resolution of a user's patterns, prefixes and index files to a list of shards, with one listing for all callers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
+
+import structlog
+
+from shardcache.access.rules import AllowList, Peer
+from shardcache.access.urls import INDEX_SUFFIX
+from shardcache.cache.catalog.history import History
+from shardcache.cache.loop_turns import Turns
+from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
+from shardcache.fetch.download import Downloader
+from shardcache.origin.listing import asks_store, expand, expand_braces
+from shardcache.origin.registry import Origins
+from shardcache.protocol import ShardRef
+from shardcache.redact import redact
+from shardcache.shardlist import MAX_SHARDS
+from shardcache.store.catalogue import Catalogue
+
+log = structlog.get_logger()
+
+_KIND = "listing"
+
+# Sample counts are looked up for this many shards at a time: larger batches would block the event loop.
+_FILLED = 1_000
+
+# All ranks of a job ask within seconds of each other.
+_INDEX_TTL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The shards that a list of patterns matches.
+
+    Attributes:
+        refs: the shards, in the order of the patterns.
+        remembered: number of sample counts that come from this daemon's own catalogue; other nodes may lack them.
+    """
+
+    refs: list[ShardRef]
+    remembered: int
+
+
+class Manifests:
+    """Resolves patterns; reuses a listing for `ttl_s`, and beyond that while the origin is unavailable."""
+
+    def __init__(
+        self,
+        origins: Origins,
+        downloader: Downloader,
+        catalogue: Catalogue,
+        history: History,
+        allow: AllowList,
+        turns: Turns,
+        ttl_s: float,
+    ) -> None:
+        self._origins = origins
+        self._downloader = downloader
+        self._catalogue = catalogue
+        self._history = history
+        self._allow = allow
+        self._turns = turns
+        self._ttl_s = ttl_s
+        self._listed: dict[str, tuple[float, list[ShardRef]]] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def resolve(self, patterns: Sequence[str], peer: Peer, *, fresh: bool = False) -> Resolved:
+        """Return the shards of every pattern, in the order given, with the sample counts that are known.
+
+        Args:
+            fresh: list again, ignoring remembered listings.
+
+        Raises NotAllowedError before any request to an origin, NotFoundError if no shard matches, and the origin's
+        errors.
+        """
+        await asyncio.to_thread(self.check, patterns, peer)
+        for pattern in patterns if fresh else ():
+            self._listed.pop(pattern, None)
+        refs: list[ShardRef] = []
+        for pattern in patterns:
+            refs += await self._resolve(pattern)
+            if len(refs) > MAX_SHARDS:
+                raise ConfigError(
+                    f"the patterns match more than {MAX_SHARDS:,} shards",
+                    remedy="write larger shards, or read the dataset in several parts",
+                )
+        if not refs:
+            raise NotFoundError("no urls given", remedy="name at least one shard")
+        # An index file may name any url.
+        await self._turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
+        pieces = [refs[first : first + _FILLED] for first in range(0, len(refs), _FILLED)]
+        filled = [ref for piece in pieces for ref in await self._history.fill(piece)]
+        return Resolved(filled, _counted(filled) - _counted(refs))
+
+    def check(self, patterns: Sequence[str], peer: Peer) -> None:
+        """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
+        for pattern in patterns:
+            head = pattern[: pattern.find("/", pattern.find("://") + 3)]
+            # A brace before the path expands to several hosts: each of them must be allowed.
+            self._allow.check_all([pattern, *expand_braces(pattern)] if "{" in head else [pattern], peer)
+
+    async def _resolve(self, pattern: str) -> list[ShardRef]:
+        lock = self._locks.setdefault(pattern, asyncio.Lock())
+        async with lock:  # hundreds of workers start at the same moment; only one lists
+            self._drop_stale()
+            if pattern not in self._listed:
+                refs = await self._list(pattern)
+                self._listed[pattern] = (time.monotonic(), refs)
+                self._bound()
+                return refs
+            return self._listed[pattern][1]
+
+    async def _list(self, pattern: str) -> list[ShardRef]:
+        try:
+            refs = await self._downloader.ask(pattern, lambda received: expand(pattern, self._origins, received))
+        except OriginUnavailableError as exn:
+            rows = None if _is_secret(pattern) else await self._catalogue.get(_KIND, pattern)
+            if rows is None:
+                raise
+            log.warning("origin unavailable; using the last known listing", url=pattern, cause=exn.message)
+            return await asyncio.to_thread(_read_rows, rows)
+        rows = await asyncio.to_thread(_rows, pattern, refs)
+        if rows is not None:
+            await self._catalogue.put(rows, _KIND, pattern)
+        return refs
+
+    def _drop_stale(self) -> None:
+        now_s = time.monotonic()
+        self._listed = {
+            pattern: entry for pattern, entry in self._listed.items() if entry[0] > now_s - self._lifetime_s(pattern)
+        }
+
+    def _bound(self) -> None:
+        """Forget the oldest listings while their total exceeds twice the limit for one manifest."""
+        total = sum(len(refs) for _, refs in self._listed.values())
+        while total > 2 * MAX_SHARDS:
+            total -= len(self._listed.pop(next(iter(self._listed)))[1])
+
+    def _lifetime_s(self, pattern: str) -> float:
+        """Return how long a listing may be reused.
+
+        An index file costs one request, and may just have been updated for the job that asks.
+        """
+        return min(self._ttl_s, _INDEX_TTL_S) if pattern.endswith(INDEX_SUFFIX) else self._ttl_s
+
+
+def _counted(refs: list[ShardRef]) -> int:
+    return sum(ref.samples is not None for ref in refs)
+
+
+def _rows(pattern: str, refs: list[ShardRef]) -> str | None:
+    """Return a listing as JSON lines for the catalogue; None if the origin was not asked or a url is secret. Blocks.
+
+    A single `json.dumps` of a million rows would hold the interpreter for a second.
+    """
+    if not asks_store(pattern) or _is_secret(pattern) or any(_is_secret(ref.url) for ref in refs):
+        return None
+    return "\n".join(json.dumps(ref.to_json()) for ref in refs)
+
+
+def _read_rows(rows: str | list[list[Any]]) -> list[ShardRef]:
+    """Return a listing from the catalogue, in this release's format or the older one (a list)."""
+    return [ShardRef.from_json(row) for row in (map(json.loads, rows.split("\n")) if isinstance(rows, str) else rows)]
+
+
+def _is_secret(url: str) -> bool:
+    """Return whether a url contains secrets, and so must not be stored."""
+    return redact(url) != url

@@ -1,0 +1,111 @@
+"""Counting of the samples in each shard of a dataset, for its index file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardcache.cache.catalog.aliases import AliasTable
+from shardcache.cache.catalog.history import History
+from shardcache.cache.operations.rounds import Outcome, Round, Tell, ask_all
+from shardcache.cache.readers.leasing import Leasing, Published
+from shardcache.cache.transfers.transfers import Class, Transfers
+from shardcache.cache.transfers.waiting import Wait
+from shardcache.fetch.download import Downloader
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.protocol import ShardRef
+from shardcache.store.shard import Facts, Shard
+from shardcache.store.store import Store
+
+
+class Counting:
+    """Counts the samples of lists of shards, `max_transfers` at a time.
+
+    The shards pass through the cache, which may be smaller than the dataset: each may be evicted once it is counted.
+    A shard is fetched only if the count of its present version is unknown.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        transfers: Transfers,
+        leasing: Leasing,
+        history: History,
+        origins: Origins,
+        downloader: Downloader,
+        max_transfers: int,
+    ) -> None:
+        self._store = store
+        self._transfers = transfers
+        self._leasing = leasing
+        self._history = history
+        self._origins = origins
+        self._downloader = downloader
+        self._max_transfers = max_transfers
+
+    async def count(self, refs: Sequence[ShardRef], tell: Tell, *, listed: bool) -> None:
+        """Report version, size and samples of each shard's present version to `tell`; an exception from it aborts.
+
+        A repeated url is counted once, at its first place; `number` is that place.
+
+        Args:
+            listed: whether the versions in the refs come from a fresh listing of the origin.
+        """
+        present = await self._present(refs, listed=listed)
+        numbers = {ref.url: number for number, ref in enumerate(present)}
+        samples = 0
+
+        async def visit(ref: ShardRef) -> Outcome:
+            nonlocal samples
+            counted, hit = await self._counted(ref)
+            assert counted.samples is not None and counted.size_bytes is not None
+            samples += counted.samples
+            details = {
+                "number": numbers[ref.url],
+                "version": counted.version,
+                "size_bytes": counted.size_bytes,
+                "samples": counted.samples,
+            }
+            if hit:
+                return Outcome("known", counted.size_bytes, details=details)
+            return Outcome("fetched", counted.size_bytes, counted.size_bytes, details)
+
+        sums = await Round(present, ("fetched", "known"), self._transfers, tell).run(visit, self._max_transfers)
+        await tell({"event": "done", **sums, "samples": samples})
+
+    async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> list[ShardRef]:
+        """Return each url once, in its present version, with that version's sample count if it is known."""
+        unsure = dict.fromkeys(ref.url for ref in refs if not listed or ref.version is None)
+        found = await ask_all(unsure, self._origins, self._downloader)
+        counts = {(ref.url, ref.version): ref.samples for ref in refs if ref.samples is not None}
+        present: dict[str, ShardRef] = {}
+        for ref in refs:
+            obj = found.get(ref.url)
+            now = _ref(obj, counts.get((obj.url, obj.version))) if obj else ShardRef(ref.url)
+            present.setdefault(ref.url, now if ref.url in unsure else ref)
+        return await self._history.fill(list(present.values()))
+
+    async def _counted(self, ref: ShardRef) -> tuple[ShardRef, bool]:
+        """Return the shard's ref with every field set, and True if no fetch was needed."""
+        if ref.version is None:
+            ref = _ref(await self._downloader.stat(self._origins.origin(ref.url), ref.url))
+        if ref.samples is not None and ref.size_bytes is not None:
+            return ref, True
+        facts, hit = await self._facts(ref)
+        return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples), hit
+
+    async def _facts(self, ref: ShardRef) -> tuple[Facts, bool]:
+        name = AliasTable.of(ref)
+        if name in self._store.shards:
+            found = await self._leasing.acquire(ref, Class.WARM, Wait())
+            assert isinstance(found, Published)  # this wait does not accept a partial shard
+            await self._leasing.release(found.shard)
+            return found.facts, found.hit
+        # No lease: if the shard has already been evicted for the next one, a lease would re-fetch it.
+        shard = await self._transfers.wait(name, ref, Class.WARM, Wait())
+        assert isinstance(shard, Shard)
+        return await self._store.facts(shard), False
+
+
+def _ref(obj: RemoteObject, samples: int | None = None) -> ShardRef:
+    return ShardRef(obj.url, obj.version, obj.size_bytes, samples)

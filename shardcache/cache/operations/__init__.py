@@ -1,0 +1,1 @@
+"""Operations that users ask for: warm, pin, list, evict, verify, probe, change settings."""

@@ -1,0 +1,1 @@
+"""Reading processes: their sessions, leases and jobs."""

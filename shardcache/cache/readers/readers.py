@@ -1,0 +1,397 @@
+"""Connected readers: their plans, their leases and their waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shardcache.cache.catalog.aliases import AliasTable
+from shardcache.cache.catalog.interning import Planned, PlannedShards
+from shardcache.cache.loop_turns import Turns
+from shardcache.cache.planner import Planner
+from shardcache.cache.readers.jobs import Job, Jobs, Loader, StallClock
+from shardcache.cache.readers.leasing import Leasing, Published
+from shardcache.cache.residency.inventory import Inventory
+from shardcache.cache.signal import Signal
+from shardcache.cache.transfers.arriving import Arrival
+from shardcache.cache.transfers.transfers import Class, Transfer, Transfers
+from shardcache.cache.transfers.waiting import Stage, Wait
+from shardcache.errors import CapacityError, ProtocolError, ShardcacheError
+from shardcache.metrics import Counters
+from shardcache.protocol import ShardRef
+from shardcache.store.shard import Shard
+from shardcache.units import size
+
+_OF_A_FORMER_PLAN = -1
+
+# Memory taken by a position of a plan, and by a shard that no other plan names.
+_POSITION_BYTES = 64
+_SHARD_BYTES = 512
+# More than any reader needs: each is an open file.
+_MOST_LEASES = 4096
+_FORGOTTEN_AT_ONCE = 1024
+
+# More batches than a loader requests from one worker before it needs another's (`prefetch_factor` defaults to 2).
+_BATCHES_AHEAD = 4
+# A worker that has neither taken nor released a shard for this long counts as idle.
+_STILL_S = 3.0
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A reader's lease on a shard, from its request on.
+
+    Once granted and needed, the shard is held and cannot be evicted. A lease granted before it is needed is only an
+    early answer: the plan protects the shard, unless a stalled reader needs the space; the reader then finds no file
+    and asks again.
+
+    Attributes:
+        number: id of the request.
+        position: position in the reader's plan.
+        wait: the reader's wait until the lease is granted.
+        needed: True once the reader has reached the shard.
+        shard: None until the lease is granted, and while the shard is still arriving.
+        arriving: the download, if the lease was granted before its end.
+        held: True while the complete shard is held for the reader.
+        task: task waiting for the shard, cancelled if the reader withdraws the request.
+    """
+
+    number: int
+    position: int
+    wait: Wait
+    needed: bool = False
+    shard: Shard | None = None
+    arriving: Arrival | None = None
+    held: bool = False
+    task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
+
+    def look(self) -> None:
+        """Check whether the arriving shard is now complete, and held for this reader."""
+        if self.shard is None and self.arriving is not None and self.arriving.shard is not None:
+            self.shard, self.held = self.arriving.shard, True
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """One connected reader.
+
+    Attributes:
+        loader: the data loader that it is a worker of, if any.
+    """
+
+    job: Job
+    owner: Readers
+    loader: Loader | None = None
+    _shards: list[Planned] = field(default_factory=list)  # the shards that the plan names
+    _course: array[int] = field(default_factory=lambda: array("I"))  # for each position, an index into `_shards`
+    _asked: dict[int, Lease] = field(default_factory=dict)  # requested, not granted yet
+    _leases: dict[int, Lease] = field(default_factory=dict)  # granted
+    _clock: StallClock = field(init=False)
+    _moved_s: float = field(default_factory=time.monotonic)  # when it last took or released a shard
+
+    def __post_init__(self) -> None:
+        self._clock = StallClock(self.job, self.owner.waited)
+
+    # The plan
+
+    @property
+    def shard_count(self) -> int:
+        """Number of shards that the plan's positions can index."""
+        return len(self._shards)
+
+    async def declare(self, reads: int) -> None:
+        """Begin a new, empty plan; `reads` is the number of its positions that belong to the present epoch."""
+        if self._asked:
+            raise ProtocolError("cannot declare a new plan while lease requests are pending")
+        for lease in self._leases.values():
+            lease.position = _OF_A_FORMER_PLAN
+        self.job.shards_planned += reads
+        self.owner.planner.now.declare(self, job=self.job.key)
+        await self._forget_plan()
+
+    def planned(self, ref: ShardRef) -> Planned:
+        """Return the shared plan entry for a shard."""
+        return self.owner.shards.of(ref)
+
+    async def extend(self, shards: Sequence[Planned], order: Sequence[int]) -> None:
+        """Extend the plan by shards, and by positions that index into all of its shards.
+
+        Raises CapacityError if this plan, or all plans together, would exceed the memory limit.
+        """
+        self.owner.check_memory(len(self._shards) + len(shards), len(self._course) + len(order), len(order))
+        await self.owner.leasing.recall(planned.ref for planned in shards)
+        self._shards += shards
+        await self.owner.turns.take(order, self._add_positions)
+        self.owner.changed.notify()
+
+    def _add_positions(self, order: Sequence[int]) -> None:
+        self._course.extend(order)
+        self.owner.positions += len(order)
+        self.owner.planner.now.extend(self, [self._shards[index].name for index in order])
+
+    # Leases
+
+    async def lease(self, number: int, position: int, *, partial: bool) -> Lease:
+        """Lease the shard at a position of the plan. Raises every error that fetching it can raise."""
+        ref = self.ref(position)
+        if number in self._asked or number in self._leases:
+            raise ProtocolError(f"request {number} has already asked for a lease")
+        if len(self._asked) + len(self._leases) >= _MOST_LEASES:
+            raise ProtocolError(f"a reader may have at most {_MOST_LEASES} leases")
+        lease = Lease(number, position, Wait(self.job.key, partial=partial, holder=self, url=ref.url))
+        self._asked[number] = lease
+        try:
+            found = await self.owner.leasing.acquire(ref, Class.PLANNED, lease.wait)
+        finally:
+            self._clock.stop(lease.wait)
+            self._asked.pop(number, None)
+        self._grant(lease, found)
+        return lease
+
+    def _grant(self, lease: Lease, found: Published | Arrival) -> None:
+        if isinstance(found, Arrival):
+            lease.arriving = found
+        else:
+            lease.shard, lease.held = found.shard, True
+        self.owner.count(hit=isinstance(found, Published) and found.hit)
+        self._leases[lease.number] = lease
+        self._moved_s = time.monotonic()
+        if lease.needed:
+            self._take(lease)
+        elif lease.shard is not None:
+            lease.held = False
+            self.owner.inventory.drop(lease.shard)
+
+    def need(self, number: int) -> None:
+        """Hold the shard for the reader; if the lease is not granted yet, count the reader as stalled.
+
+        No-op if the request has failed since.
+        """
+        lease = self._asked.get(number) or self._leases.get(number)
+        if lease is None or lease.needed:
+            return
+        lease.needed = True
+        if number in self._leases:
+            self._take(lease)
+        else:
+            self._stand_still(lease.wait, self.transfer(lease.position))
+            self.owner.planner.now.waits(self, lease.position, self._clock.stalled_s)
+            self.owner.changed.notify()
+
+    def _take(self, lease: Lease) -> None:
+        if lease.shard is not None and not lease.held:
+            shard = self.owner.inventory.try_take(lease.shard.key)  # it may have been evicted and re-fetched since
+            lease.held, lease.shard = shard is not None, shard or lease.shard
+        if lease.held or lease.shard is None:
+            self.owner.planner.now.reads(self, lease.position, self._clock.stalled_s)
+        else:  # evicted for a stalled reader: this one will ask again
+            self.owner.planner.now.waits(self, lease.position, self._clock.stalled_s)
+        self.owner.changed.notify()
+
+    def _stand_still(self, wait: Wait, transfer: Transfer | None) -> None:
+        self._clock.start(wait)
+        if transfer is not None:
+            self.owner.transfers.hurry(transfer)
+
+    async def more(self, number: int, beyond_bytes: int) -> Lease:
+        """Wait until more than `beyond_bytes` of an arriving shard are ready, or all of it; return its lease.
+
+        Raises the transfer's error, which ends the lease.
+        """
+        lease = self._lease(number)
+        if lease.arriving is None or lease.position == _OF_A_FORMER_PLAN:
+            raise ProtocolError(f"lease {number} is not on a shard that is still arriving")
+        transfer, url = self.transfer(lease.position), lease.wait.url
+        stages = None if transfer is None else transfer.stages
+        wait = Wait(self.job.key, stages=stages, holder=self, url=url)
+        self._stand_still(wait, transfer)
+        try:
+            await lease.arriving.beyond(beyond_bytes, wait)
+        except ShardcacheError:
+            if self._leases.pop(number, None) is not None:
+                await self._let_go(lease)
+            raise
+        finally:
+            self._clock.stop(wait)
+        lease.look()
+        return lease
+
+    async def release(self, number: int, *, read: bool) -> None:
+        """Release a lease, or withdraw the request for one; no-op if it has ended already.
+
+        Args:
+            read: True if the reader has finished the shard. That does not imply a hold: the reader may have opened the
+                file just before it was evicted.
+        """
+        asked = self._asked.pop(number, None)
+        if asked is not None and asked.task is not None:
+            self._clock.stop(asked.wait)
+            asked.task.cancel()
+        lease = self._leases.pop(number, None)
+        if lease is None:
+            return
+        lease.look()
+        if lease.held or (lease.needed and read):
+            self.job.shards_done += 1
+            self.owner.planner.now.done(self, lease.position, self._clock.stalled_s)
+        await self._let_go(lease)
+
+    async def close(self) -> None:
+        """Disconnect the reader: end its leases and drop its plan."""
+        self.owner.remove(self)
+        while self._leases:
+            await self._let_go(self._leases.popitem()[1])
+        await self._forget_plan()
+
+    async def _forget_plan(self) -> None:
+        """Free the plan in small steps; explicitly, as an error's traceback may keep a disconnected reader alive."""
+        self.owner.positions -= len(self._course)
+        del self._course[:]
+        while self._shards:
+            del self._shards[-_FORGOTTEN_AT_ONCE:]
+            await self.owner.turns.wait()
+
+    async def _let_go(self, lease: Lease) -> None:
+        self._moved_s = time.monotonic()
+        lease.look()
+        if lease.held and lease.shard is not None:
+            await self.owner.leasing.release(lease.shard)
+        elif lease.arriving is not None and lease.shard is None:
+            lease.arriving.leave(self.job.key)
+
+    def position(self, number: int) -> int:
+        """Return the plan position of a lease."""
+        return self._lease(number).position
+
+    def _lease(self, number: int) -> Lease:
+        lease = self._leases.get(number)
+        if lease is None:
+            raise ProtocolError(f"no lease has number {number}")
+        return lease
+
+    def ref(self, position: int) -> ShardRef:
+        """Return the shard at a position of the plan. Raises ProtocolError if there is no such position."""
+        if not 0 <= position < len(self._course):
+            raise ProtocolError(f"the plan has no position {position}")
+        return self._shards[self._course[position]].ref
+
+    # State
+
+    def in_hand(self) -> int:
+        """Return the number of shards held for the reader."""
+        for lease in self._leases.values():
+            lease.look()
+        return sum(lease.held for lease in self._leases.values())
+
+    def kept_waiting(self) -> Collection[Reader]:
+        """Return the workers of the same loader that keep their shards until this one gets its own.
+
+        The loader waits for this worker's batch and asks the others for only a few more batches in the meantime: too
+        few for them to finish a shard with many samples.
+        """
+        if self.loader is None:
+            return ()
+        return [reader for reader in self.job.workers.get(self.loader, ()) if reader._keeps_for(self.loader)]
+
+    def _keeps_for(self, loader: Loader) -> bool:
+        held = [lease.shard for lease in self._leases.values() if lease.held and lease.shard is not None]
+        least = loader.batch_size * _BATCHES_AHEAD
+        return (
+            not self._clock.waits
+            and time.monotonic() - self._moved_s > _STILL_S
+            and all(shard.facts is not None and shard.facts.samples > least for shard in held)
+        )
+
+    def transfer(self, position: int) -> Transfer | None:
+        """Return the transfer of the shard at a position, if there is one."""
+        return self.owner.transfers.get(AliasTable.of(self.ref(position)))
+
+    def charge(self) -> None:
+        """Bring its job's stall statistics up to date."""
+        self._clock.charge()
+
+    @property
+    def waiting_for(self) -> Stage | None:
+        """Stage of the transfer that the reader waits for; None while it reads."""
+        wait = next(iter(self._clock.waits), None)
+        return None if wait is None else wait.stages.present if wait.stages else Stage.ASKING
+
+
+class Readers:
+    """All connected readers."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        leasing: Leasing,
+        inventory: Inventory,
+        transfers: Transfers,
+        counters: Counters,
+        changed: Signal,
+        turns: Turns,
+        waited: Callable[[Wait, Job], None],
+        plan_memory_bytes: int,
+    ) -> None:
+        self.planner = planner
+        self.leasing = leasing
+        self.inventory = inventory
+        self.transfers = transfers
+        self.changed = changed
+        self.turns = turns
+        self.waited = waited
+        self.shards = PlannedShards()
+        self.positions = 0  # in all plans
+        self._plan_memory_bytes = plan_memory_bytes
+        self._counters = counters
+        self._readers: set[Reader] = set()
+        self._jobs = Jobs()
+
+    def __iter__(self) -> Iterator[Reader]:
+        return iter(self._readers)
+
+    def add(self, job_name: str, uid: int, loader: Loader | None = None) -> Reader:
+        """Add a reader to a user's job and return the reader."""
+        reader = Reader(self._jobs.join(job_name, uid), self, loader)
+        self._readers.add(reader)
+        if loader is not None:
+            reader.job.workers.setdefault(loader, set()).add(reader)
+        return reader
+
+    def check_memory(self, shards: int, positions: int, added: int) -> None:
+        """Raise CapacityError if a plan of this size is too large, alone or with all others.
+
+        Args:
+            shards: number of shards in the plan.
+            positions: number of positions in the plan.
+            added: number of those positions that are new.
+        """
+        own_bytes = _SHARD_BYTES * shards + _POSITION_BYTES * positions
+        all_bytes = _SHARD_BYTES * len(self.shards) + _POSITION_BYTES * (self.positions + added)
+        for who, taken_bytes, most_bytes in (
+            ("the plan takes", own_bytes, self._plan_memory_bytes // 2),
+            ("all plans together take", all_bytes, self._plan_memory_bytes),
+        ):
+            if taken_bytes > most_bytes:
+                raise CapacityError(
+                    f"{who} {size(taken_bytes)} of the daemon's memory; the limit is {size(most_bytes)}",
+                    remedy="start the daemon with more --plan-memory, or write fewer and larger shards",
+                )
+
+    def remove(self, reader: Reader) -> None:
+        """Forget a reader and its plan."""
+        self._readers.discard(reader)
+        reader.job.leave(reader)
+        self.planner.now.forget(reader)
+        self.changed.notify()
+
+    def count(self, *, hit: bool) -> None:
+        """Count a lease."""
+        self._counters.hits += hit
+        self._counters.misses += not hit
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs, oldest first."""
+        return list(self._jobs)

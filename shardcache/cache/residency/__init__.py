@@ -1,0 +1,1 @@
+"""Shards on disk: reserving space, publishing, evicting, pinning, checking."""

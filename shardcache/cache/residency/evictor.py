@@ -1,0 +1,288 @@
+"""Cache space: reserves space for shards, evicting others if necessary, or waits until that is possible."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+
+import structlog
+
+from shardcache.cache.catalog.aliases import AliasTable
+from shardcache.cache.planner import Planner
+from shardcache.cache.residency.deadlock import check_progress
+from shardcache.cache.residency.disk_health import Health
+from shardcache.cache.residency.inventory import Inventory
+from shardcache.cache.residency.page_cache import Pages
+from shardcache.cache.residency.pins import Pins
+from shardcache.cache.signal import Signal
+from shardcache.cache.transfers.transfers import Claim, PostponedError
+from shardcache.errors import CapacityError, DiskFullError
+from shardcache.metrics import Counters
+from shardcache.store.shard import Shard
+from shardcache.store.store import Store
+from shardcache.units import size
+
+log = structlog.get_logger()
+
+# Times of need: of a shard that a reader waits for, and of one that is only warmed; the latter comes after all planned
+# shards and before those in no plan.
+NOW = float("-inf")
+AFTER_ALL_PLANS = sys.float_info.max
+
+LOOK_AGAIN_S = 1.0
+# A claim waiting for space wakes at every change; a deadlock check examines all readers, and so runs less often.
+_CHECK_AGAIN_S = 0.5
+# Number of evicted shards remembered, to count re-fetches.
+_REMEMBERED = 100_000
+
+
+class Evictor:
+    """Allocator and evictor for the space of one store, following the plan.
+
+    Attributes:
+        changed: notified when the set of evictable shards may have changed.
+        claims: the shards being fetched, by key.
+        short_bytes: shortfall of free space on the filesystem below --min-free, at the last check.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        planner: Planner,
+        pages: Pages,
+        aliases: AliasTable,
+        counters: Counters,
+        health: Health,
+        pins: Pins,
+        inventory: Inventory,
+        changed: Signal,
+    ) -> None:
+        self.changed = changed
+        self.claims: dict[str, Claim] = {}
+        self._store = store
+        self._planner = planner
+        self._pages = pages
+        self._aliases = aliases
+        self._counters = counters
+        self._health = health
+        self._pins = pins
+        self._inventory = inventory
+        self._lock = asyncio.Lock()
+        self.short_bytes = 0
+        self._evicted: dict[str, None] = {}
+        self._still_open: dict[str, float] = {}  # shards that an open file kept from eviction, and since when
+        now = planner.now
+        for shard in store.shards.values():
+            now.arrived(shard.key, shard.kept_bytes)
+        pins.recall()
+
+    async def reserve(
+        self, claim: Claim, size_bytes: int, needed_at_s: Callable[[], float], *, ahead_waits: bool = True
+    ) -> None:
+        """Grow a claim's reservation by `size_bytes` as soon as there is space, evicting if necessary.
+
+        Args:
+            claim: the claim of the shard.
+            size_bytes: the space to add.
+            needed_at_s: returns when the shard is needed.
+            ahead_waits: wait for space even if no reader waits for the shard.
+
+        Raises:
+            CapacityError, DiskFullError: there will never be enough space, or there is a deadlock over it.
+            PostponedError: no reader waits for the shard, and it may not wait for space or blocks others.
+        """
+        if await self._try_reserve(claim, size_bytes, needed_at_s()):
+            return
+        with claim.waiting(size_bytes):
+            while True:
+                self._check_possible(claim.reserved_bytes + size_bytes, claim.transfers[0].ref.url)
+                if not (ahead_waits or claim.waits):
+                    raise PostponedError
+                await self.change(claim)
+                if await self._try_reserve(claim, size_bytes, needed_at_s()):
+                    return
+
+    async def _try_reserve(self, claim: Claim, size_bytes: int, needed_at_s: float) -> bool:
+        assert claim.reservation is not None
+        async with self._lock:
+            self._look_again()
+            while shortfall := self._store.shortfall_bytes(size_bytes):
+                if not await self._free(shortfall, needed_at_s):
+                    return False
+            claim.reservation.grow(size_bytes)
+            return True
+
+    async def keep_free(self) -> None:
+        """Evict until --min-free is met, as other files take space, too; if that cannot be met, only log it, once."""
+        async with self._lock:
+            self._look_again()
+            while shortfall := self._store.crowding_bytes():
+                if not await self._free(shortfall, NOW):
+                    break
+        if bool(shortfall) != bool(self.short_bytes):
+            state = "cannot be met: other files fill the disk" if shortfall else "is met again"
+            log.warning(f"--min-free {state}", short=size(shortfall))
+        self.short_bytes = shortfall
+
+    async def change(self, claim: Claim) -> None:
+        """Wait until more may be evictable, or a short while: closing a file in another process notifies nobody.
+
+        Raises as `check_progress` does for a waiting claim.
+        """
+        now_s = time.monotonic()
+        if now_s - claim.checked_s >= _CHECK_AGAIN_S:
+            claim.checked_s = now_s
+            check_progress(claim, self.claims.values(), self._inventory.shards, self._store.space)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_AGAIN_S):
+                await self.changed.wait()
+
+    async def resize(self, capacity_bytes: int) -> int:
+        """Change the cache's capacity and return the number of bytes freed.
+
+        Raises CapacityError if the shards that cannot be evicted would not fit; the capacity is then unchanged.
+        """
+        async with self._lock:
+            self._look_again()
+            self._pins.check_capacity(capacity_bytes)
+            self._check_holds(capacity_bytes)
+            space, former_bytes = self._store.space, self._store.space.capacity_bytes
+            kept_bytes, space.capacity_bytes = space.kept_bytes, capacity_bytes
+            try:
+                while (excess_bytes := space.used_bytes - capacity_bytes) > 0:
+                    if not await self._free(excess_bytes, NOW):
+                        self._check_holds(capacity_bytes)
+                        raise CapacityError(
+                            f"shards of {size(excess_bytes)} are still open in another process",
+                            remedy="end the process that reads them (lsof shows it), or try again",
+                        )
+            except BaseException:
+                space.capacity_bytes = former_bytes
+                raise
+        self.changed.notify()
+        return kept_bytes - space.kept_bytes
+
+    def _check_holds(self, capacity_bytes: int) -> None:
+        """Raise CapacityError unless pinned, leased and arriving shards fit in the given capacity."""
+        space, shards = self._store.space, self._store.shards.values()
+        read_bytes = sum(shard.kept_bytes for shard in shards if shard.leases and not shard.pinned)
+        if read_bytes + space.pinned_bytes + space.promised_bytes > capacity_bytes:
+            sizes = (capacity_bytes, space.pinned_bytes, read_bytes, space.promised_bytes)
+            wanted, pinned, read, arriving = map(size, sizes)
+            raise CapacityError(
+                f"{wanted} cannot hold the shards that must stay: {pinned} pinned, {read} leased, {arriving} reserved "
+                "by transfers",
+                remedy="choose a larger capacity, unpin shards, or try again when jobs have ended",
+            )
+
+    def _look_again(self) -> None:
+        """Make shards that were still open a while ago evictable again."""
+        limit_s = time.monotonic() - LOOK_AGAIN_S
+        for key in [key for key, since_s in self._still_open.items() if since_s <= limit_s]:
+            del self._still_open[key]
+            shard = self._store.shards.get(key)
+            if shard is not None and not shard.stays:
+                self._planner.now.freed(key)
+
+    def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
+        """Return whether `_try_reserve` would succeed now; evict nothing."""
+        if self._health.error is not None:
+            return False
+        self._look_again()
+        shortfall = self._store.shortfall_bytes(size_bytes)
+        leftovers = sum(leftover.size_bytes for leftover in self._store.leftovers.values())
+        return self._victims(shortfall - leftovers, needed_at_s) is not None
+
+    def due_s(self, key: str) -> float:
+        """Return the time of need of an unplanned shard; a pinned one follows those needed within the lead time."""
+        return self._planner.now.now_s + self._planner.lead_s if self._pins.names(key) else AFTER_ALL_PLANS
+
+    def arrived(self, shard: Shard) -> None:
+        """Register a newly published shard."""
+        if shard.key in self._evicted:
+            del self._evicted[shard.key]
+            self._counters.regrets += 1
+        self._planner.now.arrived(shard.key, shard.kept_bytes)
+        self._pins.arrived(shard)
+        self._pages.idle(shard)
+
+    async def evict(self, shard: Shard) -> bool:
+        """Remove a shard; False if it is leased, pinned, or still open in a process.
+
+        No space can be reserved during the removal, so the same shard cannot be re-fetched and lose its new files.
+        """
+        async with self._lock:
+            if shard.stays or self._store.shards.get(shard.key) is not shard:
+                return False
+            return await self._evict(shard)
+
+    async def _evict(self, shard: Shard) -> bool:
+        self._planner.now.held(shard.key)  # so that it is not chosen again while being removed
+        removed = False
+        try:
+            removed = await self._store.remove(shard)
+        finally:
+            if not removed:
+                self._still_open[shard.key] = time.monotonic()
+        if removed:
+            log.debug("evicted", shard=shard.key if shard.facts is None else shard.facts.url)
+            self._counters.evictions += 1
+            self.forget(shard.key)
+        return removed
+
+    def _remember(self, key: str) -> None:
+        self._evicted[key] = None
+        if len(self._evicted) > _REMEMBERED:
+            del self._evicted[next(iter(self._evicted))]
+
+    def forget(self, key: str) -> None:
+        """Drop a shard that is no longer cached from plan, pins, pages and names."""
+        self._still_open.pop(key, None)
+        self._planner.now.gone(key)
+        self._pins.gone(key)
+        self._pages.gone(key)
+        self._aliases.forget(key)
+        self.changed.notify()
+
+    async def _free(self, wanted_bytes: int, needed_at_s: float) -> bool:
+        for key in list(self._store.leftovers):
+            if key in self._store.leftovers and await self._store.remove_leftover(key):
+                return True
+        victims = self._victims(wanted_bytes, needed_at_s)
+        for key in victims or ():
+            await self._evict_if_idle(key)
+        return victims is not None  # a shard that could not be removed is no longer a candidate: try again
+
+    async def _evict_if_idle(self, key: str) -> None:
+        shard = self._store.shards.get(key)  # it may have been leased while another victim was removed
+        if shard is not None and not shard.stays and await self._evict(shard):
+            self._remember(key)
+
+    def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:
+        return self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
+
+    def _check_possible(self, size_bytes: int, url: str) -> None:
+        """Raise CapacityError or DiskFullError if `size_bytes` would not fit even with all unpinned shards evicted."""
+        space = self._store.space
+        if size_bytes > space.capacity_bytes:
+            raise CapacityError(
+                f"the shard takes {size(size_bytes)}; the cache's capacity is {size(space.capacity_bytes)}", url=url
+            )
+        if size_bytes > space.unpinned_bytes:
+            raise CapacityError(
+                f"the shard takes {size(size_bytes)}; only {size(space.unpinned_bytes)} of the cache's "
+                f"{size(space.capacity_bytes)} is not pinned",
+                url=url,
+                remedy="remove pins with `shardcache unpin`, or enlarge the cache with `shardcache set capacity`",
+            )
+        on_disk_bytes = space.used_bytes - space.unwritten_bytes - space.pinned_bytes
+        if self._store.shortfall_bytes(size_bytes) > on_disk_bytes + space.promised_bytes:
+            raise DiskFullError(
+                f"the filesystem of {self._store.layout.root} cannot provide {size(size_bytes)} and keep "
+                f"{size(space.min_free_bytes)} free, even with all unpinned shards evicted",
+                url=url,
+                remedy="free space there, or lower --min-free",
+            )

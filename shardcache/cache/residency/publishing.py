@@ -1,0 +1,120 @@
+"""Ingestion of a completely downloaded shard: inflate, index, publish."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardcache.cache.catalog.history import History
+from shardcache.cache.residency.evictor import NOW, Evictor
+from shardcache.cache.transfers.transfers import Claim
+from shardcache.config import OriginTable
+from shardcache.redact import redact
+from shardcache.store.folder.layout import SIDECAR, TAR
+from shardcache.store.indexers import Indexers
+from shardcache.store.indexing import Request
+from shardcache.store.inflate import codec_of, inflate
+from shardcache.store.partial import Partial
+from shardcache.store.shard import Facts, Shard
+from shardcache.store.space import footprint_bytes
+from shardcache.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class _Tar:
+    """A complete uncompressed tar on disk, with the CRC32C of each of its parts."""
+
+    path: Path
+    size_bytes: int
+    crcs: list[int]
+
+
+class Ingester:
+    """Publishes downloaded shards."""
+
+    def __init__(self, store: Store, evictor: Evictor, history: History, indexers: Indexers) -> None:
+        self._store = store
+        self._evictor = evictor
+        self._history = history
+        self._indexers = indexers
+        self._inflating: Claim | None = None
+
+    async def publish(self, partial: Partial, claim: Claim, rule: OriginTable) -> Shard:
+        """Turn a complete partial into a published shard; this closes the claim's reservation.
+
+        Raises ShardError if it is not a sound tar, CapacityError and DiskFullError if there is no space to inflate it,
+        PostponedError if others need that space and no reader waits for the shard.
+        """
+        tar = await self._plain_tar(partial, claim)
+        facts = await self._index(partial, tar, claim, rule)
+        await self._history.remember(facts)
+        sidecar_path = self._store.layout.in_progress(partial.key, SIDECAR)
+        shard = await self._store.publish(partial.key, tar.path, sidecar_path, facts)
+        # Nothing is awaited between here and the caller's receipt of the shard, so it cannot be evicted before.
+        assert claim.reservation is not None
+        claim.reservation.close(kept_bytes=shard.kept_bytes)
+        self._evictor.arrived(shard)
+        return shard
+
+    async def _plain_tar(self, partial: Partial, claim: Claim) -> _Tar:
+        codec = codec_of(partial.obj.url)
+        if codec is None:
+            return _Tar(partial.path, partial.obj.size_bytes, partial.crcs())
+        path = self._store.layout.in_progress(partial.key, TAR)
+        loop = asyncio.get_running_loop()
+
+        def reserve(size_bytes: int) -> None:
+            asyncio.run_coroutine_threadsafe(self._grow(claim, size_bytes), loop).result()
+
+        async with self._turn(claim):
+            size_bytes, crcs = await asyncio.to_thread(
+                inflate, partial.path, path, codec, partial.part_bytes, reserve, partial.obj.url
+            )
+        return _Tar(path, size_bytes, crcs)
+
+    @asynccontextmanager
+    async def _turn(self, claim: Claim) -> AsyncIterator[None]:
+        """Inflate one shard at a time: two growing together could wait for each other's space."""
+        while self._inflating is not None:
+            with claim.waiting(behind=self._inflating):
+                await self._evictor.change(claim)
+        self._inflating = claim
+        try:
+            yield
+        finally:
+            self._inflating = None
+            self._evictor.changed.notify()
+
+    async def _grow(self, claim: Claim, size_bytes: int) -> None:
+        await self._evictor.reserve(claim, size_bytes, lambda: NOW)
+        assert claim.reservation is not None
+        claim.reservation.written(size_bytes)
+
+    async def _index(self, partial: Partial, tar: _Tar, claim: Claim, rule: OriginTable) -> Facts:
+        obj = partial.obj
+        facts = Facts(
+            url=redact(obj.url),
+            version=obj.version,
+            size_bytes=tar.size_bytes,
+            origin_bytes=obj.size_bytes,
+            part_bytes=partial.part_bytes,
+            part_crcs=tuple(tar.crcs),
+            samples=0,
+        )
+        request = Request(
+            tar=str(tar.path),
+            sidecar=str(self._store.layout.in_progress(partial.key, SIDECAR)),
+            header=facts.to_json(),
+            url=obj.url,
+            require_end=rule.require_end,
+            allowed_bytes=footprint_bytes(obj.size_bytes) - obj.size_bytes,
+            ignore_trailing_data=rule.ignore_trailing_data,
+        )
+        indexed = await self._indexers.index(request)
+        if not indexed.written:  # an index this large, of many tiny samples, is rare enough to scan twice
+            await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)
+            indexed = await self._indexers.index(replace(request, allowed_bytes=indexed.sidecar_bytes))
+        return replace(facts, samples=indexed.samples)

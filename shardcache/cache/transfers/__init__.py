@@ -1,0 +1,1 @@
+"""Shards being fetched: priorities, prefetch, retries, waiting readers."""

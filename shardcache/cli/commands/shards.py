@@ -1,0 +1,94 @@
+"""`shardcache ls` and `shardcache evict`: list and evict cached shards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardcache.cli.common import fail, json_option, print_json, socket_option
+from shardcache.protocol import from_here
+
+
+@click.command()
+@click.argument("prefix", default="")
+@json_option
+@socket_option
+def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
+    """List the cached shards whose url starts with PREFIX.
+
+    With --json, prints one line of JSON per shard.
+    """
+    asyncio.run(_ls(prefix, socket, as_json))
+
+
+async def _ls(prefix: str, socket: Path | None, as_json: bool) -> None:
+    from shardcache.cli.client import AdminClient
+
+    async with AdminClient(socket) as daemon, aclosing(daemon.shards(prefix)) as rows:
+        if as_json:
+            async for row in rows:
+                print_json(row)
+        else:
+            _show_shards([row async for row in rows])
+
+
+def _show_shards(rows: list[dict[str, Any]]) -> None:
+    import humanize
+    from rich.text import Text
+
+    from shardcache.cli.display.output import make_console, make_table
+    from shardcache.units import size
+
+    numbers = ("size", "samples", "leases")
+    table = make_table("url", *numbers, "pinned", "last used", numbers=numbers)
+    now_s = time.time()
+    for row in sorted(rows, key=itemgetter("url")):
+        used = humanize.naturaltime(max(0.0, now_s - row["used_at_s"]))
+        counts = (size(row["size_bytes"]), f"{row['samples']:,}", f"{row['leases']:,}")
+        table.add_row(Text(row["url"]), *counts, "pinned" if row.get("pinned") else "", used)
+    make_console().print(table)
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@json_option
+@socket_option
+def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Evict shards from the cache; the object store is never modified.
+
+    URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the cached shards. Leased and
+    pinned shards are kept. Exits 1 if a shard was kept or nothing matched.
+    """
+    answer = asyncio.run(_evict([from_here(url) for url in urls], socket))
+    if as_json:
+        print_json(answer)
+    else:
+        _show_evicted(answer)
+    if answer["kept"] or not answer["evicted"]:
+        fail()
+
+
+async def _evict(urls: list[str], socket: Path | None) -> dict[str, Any]:
+    from shardcache.cli.client import AdminClient
+
+    async with AdminClient(socket) as daemon:
+        return await daemon.evict(urls)
+
+
+def _show_evicted(answer: dict[str, Any]) -> None:
+    from shardcache.cli.display.output import count, make_console
+    from shardcache.units import size
+
+    console = make_console()
+    if not answer["evicted"] and not answer["kept"]:
+        console.print("no cached shard matches; see `shardcache ls`", markup=False)
+        return
+    for row in answer["kept"]:
+        console.print(f"kept  {row['url']}: {row['reason']}", markup=False)
+    console.print(f"{count(len(answer['evicted']), 'shard')} evicted, {size(answer['freed_bytes'])} freed")

@@ -1,0 +1,130 @@
+"""`shardcache top`: live view of this node's daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from shardcache.cli.common import json_option, print_json, socket_option
+from shardcache.errors import DaemonError, NoDaemonError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shardcache.cli.client import AdminClient
+    from shardcache.cli.display.frame import Moment
+    from shardcache.cli.display.rates import Page
+
+_ANSWER_LIMIT_S = 10.0
+_SHORTEST_INTERVAL_S = 0.1
+
+
+@click.command()
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=_SHORTEST_INTERVAL_S),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between updates.",
+)
+@click.option("--once", is_flag=True, help="Show one frame, with the rates of one interval, and exit.")
+@json_option
+@socket_option
+def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
+    """Show the cache, jobs and transfers live.
+
+    Press q or Ctrl-C to quit. If the output is not a terminal, prints one frame, as with --once. With --json, prints
+    one line of JSON per interval: the status page and its "rates", or "error" while no daemon answers.
+    """
+    asyncio.run(_top(interval_s, once, as_json, socket))
+
+
+async def _top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
+    from shardcache.cli.client import AdminClient
+    from shardcache.cli.display.output import make_console
+
+    console = make_console()
+    async with AdminClient(socket) as daemon, aclosing(_watch(daemon, interval_s)) as moments:
+        if once or not (as_json or console.is_terminal):
+            _print_moment(await _first_with_rates(moments), console, as_json)
+        elif as_json:
+            await _print_lines(moments)
+        else:
+            await _show_until_q(moments, console)
+
+
+async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Moment, None]:
+    """Yield a moment now and after each interval, even while the daemon is down.
+
+    Raises DaemonError if it is down at the start.
+    """
+    from shardcache.cli.display.frame import Moment
+    from shardcache.cli.display.rates import rates_between
+
+    page = await _look(daemon)
+    yield Moment(page)
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            former, page = page, await _look(daemon)
+        except DaemonError as exn:
+            yield Moment(page, trouble=exn)
+        else:
+            yield Moment(page, rates_between(former, page))
+
+
+async def _look(daemon: AdminClient) -> Page:
+    try:
+        async with asyncio.timeout(_ANSWER_LIMIT_S):
+            return await daemon.status()
+    except TimeoutError as exn:
+        raise NoDaemonError(f"the daemon has not responded for {_ANSWER_LIMIT_S:g} s", url=str(daemon.socket)) from exn
+
+
+async def _first_with_rates(moments: AsyncIterator[Moment]) -> Moment:
+    while True:
+        moment = await anext(moments)
+        if moment.trouble:
+            raise moment.trouble
+        if moment.rates:
+            return moment
+
+
+def _print_moment(moment: Moment, console: Console, as_json: bool) -> None:
+    from shardcache.cli.display.frame import frame
+
+    if as_json:
+        print_json(moment.to_json())
+    else:
+        console.print(frame(moment))
+
+
+async def _print_lines(moments: AsyncIterator[Moment]) -> None:
+    async for moment in moments:
+        if moment.rates or moment.trouble:
+            print_json(moment.to_json())
+
+
+async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> None:
+    from rich.live import Live
+
+    from shardcache.cli.display.frame import frame
+    from shardcache.cli.display.keys import on_key
+
+    try:
+        async with asyncio.timeout(None) as limit:  # pressing the key makes it expire
+            end = partial(limit.reschedule, 0.0)
+            with Live(console=console, screen=True, auto_refresh=False) as live, on_key("q", end):
+                async for moment in moments:
+                    live.update(frame(moment, console.height), refresh=True)
+    except TimeoutError:
+        if not limit.expired():
+            raise

@@ -1,0 +1,64 @@
+"""`shardcache verify`: check cached shards against their checksums."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardcache.cli.common import fail, json_option, print_json, socket_option
+
+
+@click.command()
+@click.argument("prefix", default="")
+@json_option
+@socket_option
+def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
+    """Read every cached shard and check it against its checksums.
+
+    With PREFIX, checks only the shards whose url starts with it. A damaged shard is quarantined, and re-fetched when it
+    is needed next. Exits 1 if one was found. With --json, prints one line of JSON per event.
+    """
+    if asyncio.run(_verify(prefix, socket, as_json)):
+        fail()
+
+
+async def _verify(prefix: str, socket: Path | None, as_json: bool) -> int:
+    """Return the number of damaged shards."""
+    from shardcache.cli.client import AdminClient
+
+    show = _print_events if as_json else _show_events
+    async with AdminClient(socket) as daemon, aclosing(daemon.verify(prefix)) as events:
+        return await show(events)
+
+
+async def _print_events(events: AsyncIterator[dict[str, Any]]) -> int:
+    corrupt = 0
+    async for event in events:
+        print_json(event)
+        corrupt += event["event"] == "shard" and not event["ok"]
+    return corrupt
+
+
+async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
+    from shardcache.cli.display.output import ByteProgress, FailureList, count, make_console
+    from shardcache.units import size
+
+    console = make_console()
+    failures = FailureList(console)
+    with ByteProgress(console, "verifying") as bar:
+        async for event in events:
+            match event["event"]:
+                case "start" | "progress":
+                    bar.update(event)
+                case "shard" if not event["ok"]:
+                    failures.add(event["error"], url=event["url"])
+                case "done":
+                    done = event
+    failures.explain()
+    console.print(f"{count(done['shards'], 'shard')} verified ({size(done['bytes'])}), {done['corrupt']:,} damaged")
+    return len(failures)

@@ -1,0 +1,51 @@
+"""`shardcache warm`: fetch shards into the cache ahead of time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardcache.cli.common import fail, json_option, print_events, socket_option
+from shardcache.protocol import from_here
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@json_option
+@socket_option
+def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Fetch shards into the cache, and wait until they are cached.
+
+    URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard. With --json,
+    prints one line of JSON per event. Ctrl-C stops waiting.
+    """
+    failed = asyncio.run(_warm([from_here(url) for url in urls], socket, as_json))
+    if failed:
+        fail()
+
+
+async def _warm(urls: list[str], socket: Path | None, as_json: bool) -> int:
+    """Return how many shards failed."""
+    from shardcache.cli.client import AdminClient
+
+    show = print_events if as_json else _show_events
+    async with AdminClient(socket) as daemon, aclosing(daemon.warm(urls)) as events:
+        return await show(events)
+
+
+async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
+    from shardcache.cli.display.output import count, follow, make_console
+    from shardcache.units import size
+
+    console = make_console()
+    done, failed = await follow(events, console, "warming", each_shard=True)
+    console.print(
+        f"{count(done['shards'], 'shard')}: {done['fetched']:,} fetched, {done['cached']:,} already cached, "
+        f"{done['failed']:,} failed; {size(done['origin_bytes'])} from the origin"
+    )
+    return failed

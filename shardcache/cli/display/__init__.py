@@ -1,0 +1,1 @@
+"""Output for people and as JSON: tables, pages, frames."""

@@ -1,0 +1,141 @@
+"""Texts of the status page's facts, shared by `status` and `top`.
+
+Fields that an older daemon does not report are left blank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from shardcache.cli.display.output import count
+from shardcache.units import duration, size
+
+Row = Mapping[str, Any]
+
+# A job that needs its next missing shard sooner than this is highlighted: it may have to wait.
+_SOON_S = 10.0
+
+_HELD = {"pinned_bytes": "leased", "arriving_bytes": "arriving"}
+_COUNTERS = {
+    "evictions": "evictions",
+    "regrets": "re-fetched",
+    "paused": "parts paused",
+    "retries": "retries",
+    "hedges": "hedged",
+    "corrupt": "damaged",
+}
+
+
+def bar(done: float, total: float | None, width: int = 40) -> ProgressBar | str:
+    """Return a progress bar; empty if the total is unknown."""
+    return ProgressBar(total=total, completed=min(done, total), width=width) if total else ""
+
+
+def fill(cache: Row) -> str:
+    """Describe how full the cache is, and with what."""
+    parts = [f"{size(cache['used_bytes'])} of {size(cache['capacity_bytes'])}", count(cache["shards"], "shard")]
+    parts += [f"{size(cache[key])} {what}" for key, what in _HELD.items() if cache.get(key)]
+    if cache["free_bytes"] is not None:
+        parts.append(f"{size(cache['free_bytes'])} free on disk")
+    return " · ".join(parts)
+
+
+def disk(page: Row) -> Text | None:
+    """Describe what is wrong with the cache disk; None while it is healthy."""
+    state = page.get("disk") or {"error": None}
+    if error := state["error"]:
+        return Text(f"{error['message']}, for {duration(state['since_s'])}: {error['remedy']}", "red")
+    if short_bytes := state.get("short_bytes"):
+        return Text(f"free space is {size(short_bytes)} below --min-free, and nothing can be evicted", "yellow")
+    return None
+
+
+def pins(page: Row) -> str | None:
+    """Describe how much is pinned; None if nothing is."""
+    state = page.get("pins")
+    if not state or not state["shards"]:
+        return None
+    missing = f", {state['missing']:,} of them missing" if state["missing"] else ""
+    held = f"{size(state['size_bytes'])} of at most {size(state['limit_bytes'])}"
+    return f"{count(state['shards'], 'shard')}{missing} · {held}"
+
+
+def scrub(page: Row) -> str | None:
+    """Describe the scrubber's progress; None if it is turned off."""
+    state = page.get("scrub")
+    if not state or not state["rate_bytes_per_s"]:
+        return None
+    found = f", {state['damaged']:,} damaged" if state["damaged"] else ""
+    return f"{size(state['scrubbed_bytes'])} checked since start{found} · {state['round_share']:.0%} of this round"
+
+
+def troubles(counters: Row) -> str:
+    """List the counters since start that may be worth a look."""
+    return " · ".join(f"{what} {counters[key]:,}" for key, what in _COUNTERS.items() if key in counters)
+
+
+def leases(counters: Row) -> str:
+    """Describe how many leases found their shard cached."""
+    hits, misses = counters["hits"], counters["misses"]
+    ratio = f" ({hits / (hits + misses):.0%})" if hits + misses else ""
+    return f"{hits:,} hits{ratio} · {misses:,} misses"
+
+
+def amount(transfer: Row) -> str:
+    """Describe how much of a shard has arrived."""
+    total = transfer["total_bytes"]
+    return f"{size(transfer['done_bytes'])} of {size(total) if total else '?'}"
+
+
+def speed(bytes_per_s: float | None) -> str:
+    """Return `312.0 MB/s`."""
+    return "" if bytes_per_s is None else f"{size(bytes_per_s)}/s"
+
+
+def needed_in(transfer: Row) -> str:
+    """Return the time until a shard is needed; empty if no plan contains it."""
+    needed_in_s = transfer.get("needed_in_s")
+    if needed_in_s is None:
+        return ""
+    return duration(needed_in_s) if needed_in_s > 0 else "now"
+
+
+def progress(job: Row) -> str:
+    """Describe how many shards of its plan a job has read."""
+    return f"{job['shards_done']:,} of {job['shards_planned']:,}"
+
+
+def pace(job: Row) -> str:
+    """Return a job's shards per second as text."""
+    return f"{job['shards_per_s']:.2g}" if job.get("shards_per_s") else ""
+
+
+def ahead(job: Row) -> Text:
+    """Return the time until a job needs a missing shard, coloured by urgency."""
+    if "ahead_s" not in job or not job["sessions"]:
+        return Text()
+    ahead_s = job["ahead_s"]
+    if ahead_s is None:
+        return Text("all cached", "green")
+    if ahead_s > 0:
+        return Text(duration(ahead_s), "yellow" if ahead_s < _SOON_S else "green")
+    return Text("0 s", "red" if job["waiting"] else "yellow")
+
+
+def waited(job: Row) -> str:
+    """Describe how long a job's readers waited, and for what: `2.5 s: network 2.0 s, disk 500 ms`."""
+    causes = {cause.removesuffix("_s"): seconds for cause, seconds in job.get("waited", {}).items() if seconds > 0}
+    parts = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes.items())
+    return f"{duration(job['stall_s'])}{': ' if parts else ''}{parts}"
+
+
+def waiting_now(job: Row) -> str:
+    """Describe how many readers are waiting now, and for what."""
+    readers = job.get("waiting", 0)
+    if not readers:
+        return ""
+    return f"{count(readers, 'reader')}: {job['waiting_for']}" if job["waiting_for"] else count(readers, "reader")

@@ -1,0 +1,342 @@
+"""Scheduler for the node's connections: grants them by priority, preempts the least urgent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from operator import itemgetter
+from typing import Protocol, TypeAlias
+from weakref import WeakKeyDictionary
+
+from shardcache.errors import OriginBusyError
+from shardcache.fetch.connections.aimd import Aimd
+from shardcache.fetch.connections.line import Line
+from shardcache.fetch.connections.priority import Priority
+from shardcache.fetch.connections.queue import Group, Queue
+
+
+class Pausable(Protocol):
+    """Work that runs while its claim holds a slot, and pauses otherwise."""
+
+    def halt(self) -> None:
+        """Pause."""
+
+    def resume(self) -> None:
+        """Continue after `halt`."""
+
+
+# A download whose parts do not arrive holds up the others for no longer than this.
+_ALONE_S = 1.0
+# Bids change with every step of a reader; asking all downloads at each part would take longer than some parts do.
+ASK_AGAIN_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLoad:
+    """Load on one origin.
+
+    Attributes:
+        name: protocol and bucket or host.
+        connections: requests in flight; paused ones do not count.
+        limit: current estimate of the concurrent requests that it accepts.
+        busy: number of times the limit was lowered.
+    """
+
+    name: str
+    connections: int
+    limit: int
+    busy: int
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One part's claim on a connection slot; reused for each attempt, so that retries keep their place among equals.
+
+    Attributes:
+        bid: returns the current priority.
+        store: origin under whose concurrency limit it falls.
+        work: can be paused while the slot is held; None where nothing can.
+        paused: True if it was preempted during the current attempt.
+        company: slots held on its origin when it was granted one, including its own.
+        arrival: a number that grows from claim to claim.
+    """
+
+    priority: Callable[[], Priority]
+    store: str = ""
+    work: Pausable | None = None
+    arrival: int = field(default_factory=count().__next__)
+    _granted: asyncio.Future[None] | None = None
+    _generation: int = 0
+    paused: bool = False
+    company: int = 0
+
+    def again(self) -> Claim:
+        """Return a claim for a hedged request, with the same place among equals."""
+        return Claim(self.priority, self.store, arrival=self.arrival)
+
+    @property
+    def _begun(self) -> bool:
+        return self._granted is not None and self._granted.done()
+
+
+_Group: TypeAlias = "Group[Claim]"
+
+
+class Scheduler:
+    """Fixed number of connection slots; a waiting reader's claim preempts one that no reader waits for.
+
+    `Queue` decides which queued claim goes first. Bids change with time: they are read again by `deal`, and whenever a
+    claim comes or goes if `ASK_AGAIN_S` has passed.
+
+    While a claim is `alone`, only as many claims on its origin run as saturate the link, the most urgent ones: more
+    would delay each of its parts. Until the link is measured, claims that no reader waits for do not run at all.
+
+    A preempted claim pauses, and queues for another slot with its own bid. At most as many claims are paused as there
+    are slots, so at most twice as many claims as slots occupy memory.
+
+    Args:
+        count: slots of all origins together, and the initial limit of each origin.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._groups: dict[tuple[Callable[[], Priority], str], _Group] = {}
+        self._queue = Queue[Claim]()
+        self._holding: dict[Claim, _Group] = {}
+        self._waiting: dict[Claim, _Group] = {}
+        self._paused: dict[Claim, _Group] = {}  # those of `_waiting` that were preempted
+        self._held: Counter[str] = Counter()  # slots by origin
+        self._lesser: Counter[str] = Counter()  # those of `_held` that no reader waits for
+        self._clearing: Counter[str] = Counter()  # groups that others are paused for, by origin
+        self._limits: dict[str, Aimd] = {}
+        self._lines: defaultdict[str, Line] = defaultdict(Line)
+        self._alone_until_s: WeakKeyDictionary[Callable[[], Priority], float] = WeakKeyDictionary()  # by download
+        self._ask_again_s = 0.0
+        self._pauses = 0
+
+    def __repr__(self) -> str:
+        return f"<Scheduler {len(self._holding)} of {self._count} held, {len(self._waiting)} queued>"
+
+    @property
+    def pauses(self) -> int:
+        """Number of times a claim was preempted or paused for one that is `alone`."""
+        return self._pauses
+
+    def loads(self) -> list[StoreLoad]:
+        """Return the load on every origin used so far."""
+        return [StoreLoad(name, self._held[name], aimd.limit, aimd.generation) for name, aimd in self._limits.items()]
+
+    def is_throttled(self, store: str) -> bool:
+        """Return whether an origin currently accepts fewer requests than there are slots."""
+        return store in self._limits and self._limits[store].limit < self._count
+
+    def took(self, claim: Claim, size_bytes: int, time_s: float) -> None:
+        """Record the size and read time of a part that arrived while `claim` held its slot."""
+        self._lines[claim.store].took(size_bytes, time_s, (claim.company + self._held[claim.store]) / 2)
+        if claim.priority in self._alone_until_s:
+            if not self._is_alone(claim.priority):
+                self._ask_again_s = 0.0  # its precedence had expired, and begins again
+            self._prolong(claim.priority)
+
+    @asynccontextmanager
+    async def hold(self, claim: Claim) -> AsyncIterator[None]:
+        """Hold a slot during the block; it may be preempted while `claim.work` is set.
+
+        A block that ends with OriginBusyError lowers the origin's limit; one that succeeds may raise it.
+        """
+        limit = self._limits.setdefault(claim.store, Aimd(self._count))
+        claim._granted, claim.paused = asyncio.get_running_loop().create_future(), False
+        self._join(claim)
+        try:
+            self._deal()
+            await claim._granted
+            yield
+            limit.succeeded(claim._generation)
+        except OriginBusyError:
+            limit.refused(claim._generation)
+            raise
+        finally:
+            self._leave(claim)
+            self._deal()
+
+    @contextmanager
+    def expect(self, priority: Callable[[], Priority], store: str) -> Iterator[None]:
+        """Respect the bid of a download that has not claimed a slot yet: if it is `alone`, no planned part begins."""
+        group = self._group(priority, store)
+        group.expected = True
+        self._deal()
+        try:
+            yield
+        finally:
+            group.expected = False
+            self._disband(group)
+            self._deal()
+
+    def deal(self) -> None:
+        """Re-evaluate all bids and reassign slots; call it when a bid has become more urgent."""
+        self._ask_all()
+        self._deal()
+
+    def _deal(self) -> None:
+        if asyncio.get_running_loop().time() >= self._ask_again_s:
+            self._ask_all()
+        self._clear()
+        while (claim := self._next()) is not None:
+            self._grant(claim)
+        while (claim := self._usurper()) is not None:
+            group = self._waiting[claim]
+            self._pause(max(self._victims(group.store), key=self._urgency))
+            self._grant(claim)
+
+    def _ask_all(self) -> None:
+        self._ask_again_s = asyncio.get_running_loop().time() + ASK_AGAIN_S
+        priorities: dict[Callable[[], Priority], Priority] = {}
+        for (ask, _), group in self._groups.items():
+            if ask not in priorities:
+                priorities[ask] = ask()
+            self._take_priority(group, priorities[ask])
+
+    def _take_priority(self, group: _Group, priority: Priority) -> None:
+        if priority.waiting != group.priority.waiting:
+            self._lesser[group.store] += -len(group.holding) if priority.waiting else len(group.holding)
+        self._queue.change(group, priority)
+        clears = priority.alone and self._is_alone(group.ask)
+        self._clearing[group.store] += clears - group.clears
+        group.clears = clears
+
+    def _is_alone(self, ask: Callable[[], Priority]) -> bool:
+        """Return whether a download has precedence: for `_ALONE_S` from the first call, and from each of its parts."""
+        if ask not in self._alone_until_s:
+            self._prolong(ask)
+        return asyncio.get_running_loop().time() < self._alone_until_s[ask]
+
+    def _prolong(self, ask: Callable[[], Priority]) -> None:
+        loop = asyncio.get_running_loop()
+        self._alone_until_s[ask] = loop.time() + _ALONE_S
+        loop.call_later(_ALONE_S, self.deal)
+
+    def _clear(self) -> None:
+        """Pause claims that no reader waits for, as far as they would slow down a claim that is `alone`."""
+        for store in [store for store, groups in self._clearing.items() if groups and self._lesser[store]]:
+            least = self._lines[store].connections or 0
+            while self._held[store] > least and self._may_pause_more and (victims := self._victims_in(store)):
+                self._pause(max(victims, key=self._urgency))
+
+    def _next(self) -> Claim | None:
+        """Return the claim that gets the next free slot."""
+        if len(self._holding) >= self._count:
+            return None
+        return self._first(store for store in self._queue.stores() if not self._is_full(store))
+
+    def _first(self, stores: Iterable[str], *, waiting: bool = False) -> Claim | None:
+        """Return the first claim on some origins: only a waiting reader's, if `waiting` or if no others may run."""
+        bests = map(self._queue.best, stores)
+        fit = [
+            (rank, group)
+            for rank, group in bests
+            if group.priority.waiting or not (waiting or self._rests(group.store))
+        ]
+        return min(fit, key=itemgetter(0))[1].queued[0] if fit else None
+
+    @property
+    def _may_pause_more(self) -> bool:
+        return len(self._paused) < self._count
+
+    def _usurper(self) -> Claim | None:
+        """Return the claim that preempts another, which no reader waits for."""
+        if not any(self._lesser.values()):
+            return None
+        victims = {group.store for holder, group in self._holding.items() if _may_rest(holder, group)}
+        stores = [store for store in self._queue.stores() if store in victims or (victims and not self._is_full(store))]
+        if self._may_pause_more:
+            return self._first(stores, waiting=True)
+        begun = [
+            (claim, group) for claim, group in self._paused.items() if group.priority.waiting and group.store in stores
+        ]
+        ranked = [(self._queue.rank(group, claim), claim) for claim, group in begun]
+        return min(ranked, key=itemgetter(0))[1] if ranked else None
+
+    def _victims(self, store: str) -> list[Claim]:
+        return self._victims_in(store if self._is_full(store) else None)
+
+    def _victims_in(self, store: str | None) -> list[Claim]:
+        """Return the claims that may be paused, of one origin or of all."""
+        resting = [(holder, group) for holder, group in self._holding.items() if _may_rest(holder, group)]
+        return [holder for holder, group in resting if store in (None, group.store)]
+
+    def _urgency(self, holder: Claim) -> tuple[int, float, int]:
+        priority = self._holding[holder].priority
+        return priority.klass, priority.deadline_s, holder.arrival
+
+    def _join(self, claim: Claim) -> None:
+        group = self._waiting[claim] = self._group(claim.priority, claim.store)
+        self._queue.put(group, claim)
+
+    def _group(self, ask: Callable[[], Priority], store: str) -> _Group:
+        priority, group = ask(), self._groups.get((ask, store))
+        if group is None:
+            group = self._groups[ask, store] = Group(ask, store, priority)
+        self._take_priority(group, priority)
+        return group
+
+    def _grant(self, claim: Claim) -> None:
+        group = self._waiting.pop(claim)
+        self._paused.pop(claim, None)
+        self._queue.take(group, claim)
+        self._queue.hold(group, claim)
+        self._holding[claim] = group
+        self._held[claim.store] += 1
+        self._lesser[claim.store] += not group.priority.waiting
+        assert claim._granted is not None
+        if not claim._begun:
+            claim._generation = self._limits[claim.store].generation
+            claim.company = self._held[claim.store]
+            claim._granted.set_result(None)
+        elif claim.work is not None:
+            claim.work.resume()
+
+    def _pause(self, claim: Claim) -> None:
+        assert claim.work is not None
+        claim.work.halt()
+        claim.paused = True
+        group = self._release(claim)
+        self._waiting[claim] = self._paused[claim] = group
+        self._queue.put(group, claim)
+        self._pauses += 1
+
+    def _release(self, claim: Claim) -> _Group:
+        group = self._holding.pop(claim)
+        self._queue.release(group, claim)
+        self._held[claim.store] -= 1
+        self._lesser[claim.store] -= not group.priority.waiting
+        return group
+
+    def _leave(self, claim: Claim) -> None:
+        if claim in self._holding:
+            group = self._release(claim)
+        else:
+            group = self._waiting.pop(claim)
+            self._paused.pop(claim, None)
+            self._queue.take(group, claim)
+        self._disband(group)
+
+    def _disband(self, group: _Group) -> None:
+        if not (group.queued or group.holding or group.expected):
+            self._clearing[group.store] -= group.clears
+            del self._groups[group.ask, group.store]
+
+    def _rests(self, store: str) -> bool:
+        """Return whether only claims that readers wait for run: one is `alone` and the link is not measured yet."""
+        return bool(self._clearing[store]) and self._lines[store].connections is None
+
+    def _is_full(self, store: str) -> bool:
+        most, line = self._limits[store].limit, self._lines[store].connections
+        return self._held[store] >= (min(most, line) if self._clearing[store] and line else most)
+
+
+def _may_rest(holder: Claim, group: _Group) -> bool:
+    return holder.work is not None and not group.priority.waiting

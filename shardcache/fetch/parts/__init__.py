@@ -1,0 +1,1 @@
+"""Requests for parts: limits of time, pausing, hedging."""

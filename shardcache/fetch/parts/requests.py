@@ -1,0 +1,153 @@
+"""Requests for object bodies: each with a connection slot and a stall timeout, and hedged if late."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from shardcache.errors import OriginError
+from shardcache.fetch.connections.bandwidth import Bandwidth
+from shardcache.fetch.connections.scheduler import Claim, Scheduler
+from shardcache.fetch.parts.hedging import Hedging, race
+from shardcache.fetch.parts.pausable_read import PausableRead
+from shardcache.fetch.parts.stall_timeout import LEAST_BYTES_PER_S, StallTimeout
+from shardcache.metrics import Counters
+from shardcache.origin.base import Origin, RemoteObject
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit
+
+# While the other parts are as slow as a late one, check again after a tenth more of its time.
+_LOOK_AGAIN = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes fetched by one request: a part, or the whole of an object without ranges.
+
+    Attributes:
+        begun: called with the tap of each attempt, except those of hedged requests.
+    """
+
+    origin: Origin
+    obj: RemoteObject
+    parts: Parts
+    claim: Claim
+    begun: Callable[[PausableRead], None]
+
+
+class Requests:
+    """Sends requests as slots, bandwidth and hedging allow, and counts received bytes."""
+
+    def __init__(
+        self, slots: Scheduler, bandwidth: Bandwidth, hedging: Hedging, counters: Counters, stall_timeout_s: float
+    ) -> None:
+        self._scheduler = slots
+        self._bandwidth = bandwidth
+        self._hedging = hedging
+        self._pausable_reads: defaultdict[str, set[PausableRead]] = defaultdict(set)  # by store
+        self._counters = counters
+        self._stall_timeout_s = stall_timeout_s
+
+    async def fetch(self, piece: Piece) -> list[PartSums]:
+        """Fetch a piece, hedged if late, and return its parts' checksums once it is written.
+
+        Raises what the origin raises for the first request, and PartFileError.
+        """
+        async with self._scheduler.hold(piece.claim):
+            with self._pausable_read(piece, piece.claim) as pausable_read:
+                piece.begun(pausable_read)
+                sums, is_first = await self._first_of_two(piece, pausable_read)
+            self._scheduler.took(piece.claim, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
+        self._hedging.took(piece.claim.store, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
+        if not is_first:
+            self._counters.hedged_bytes += pausable_read.received_bytes
+        assert sums is not None
+        return sums
+
+    @contextmanager
+    def _pausable_read(self, piece: Piece, claim: Claim) -> Iterator[PausableRead]:
+        """Provide the tap of one request; during the block its claim can be paused."""
+        self._counters.origin_requests += 1
+        stall_timeout = StallTimeout(self._stall_timeout_s, piece.obj.url, self._count, LEAST_BYTES_PER_S)
+        pausable_read = claim.work = PausableRead(
+            stall_timeout, piece.parts.size_bytes, partial(self._bandwidth.grant, claim)
+        )
+        self._pausable_reads[claim.store].add(pausable_read)
+        try:
+            yield pausable_read
+        finally:
+            claim.work = None
+            self._pausable_reads[claim.store].discard(pausable_read)
+            self._bandwidth.settle(pausable_read.leave_bytes)
+
+    async def _first_of_two(self, piece: Piece, pausable_read: PausableRead) -> tuple[list[PartSums] | None, bool]:
+        """Return the checksums of the answer that was written, and True if it is the first request's."""
+        size_bytes = piece.parts.size_bytes
+        patience_s = self._hedging.patience_s(piece.claim.store, size_bytes) if piece.obj.ranges else None
+        reading = self._read(piece, pausable_read, None)
+        if patience_s is not None:
+            return await race(reading, patience_s, partial(self._second, piece, pausable_read, patience_s))
+        return await reading, True
+
+    async def _second(
+        self, piece: Piece, first: PausableRead, patience_s: float, end_first: Commit
+    ) -> list[PartSums] | None:
+        await self._is_late(piece, first, patience_s)
+        if self._scheduler.is_throttled(piece.claim.store) or not self._hedging.spend(piece.claim.store):
+            return None
+        first_has_ended = False
+
+        async def commit() -> bool:
+            nonlocal first_has_ended
+            first_has_ended = await end_first()
+            return first_has_ended
+
+        claim = piece.claim.again()
+        try:
+            async with self._scheduler.hold(claim):
+                return await self._read_in_time(piece, claim, commit)
+        except OriginError:
+            if first_has_ended:
+                raise
+        return None  # the first may still arrive; its outcome counts
+
+    async def _is_late(self, piece: Piece, first: PausableRead, patience_s: float) -> None:
+        """Return once a second request is likely to bring a piece sooner than the first."""
+        await first.worked.reaches(patience_s)
+        while (due_s := self._due_s(piece, first, patience_s)) > (elapsed_s := first.worked.elapsed_s):
+            await first.worked.reaches(max(due_s, _LOOK_AGAIN * elapsed_s))
+
+    def _due_s(self, piece: Piece, first: PausableRead, patience_s: float) -> float:
+        store = piece.claim.store
+        rates = [
+            pausable_read.rate_bytes_per_s
+            for pausable_read in self._pausable_reads[store]
+            if pausable_read is not first and pausable_read.received_bytes
+        ]
+        return self._hedging.due_s(store, piece.parts.size_bytes, patience_s, first.received_bytes, rates)
+
+    async def _read_in_time(self, piece: Piece, claim: Claim, end_first: Commit) -> list[PartSums] | None:
+        self._counters.hedges += 1
+        sums = None
+        with self._pausable_read(piece, claim) as pausable_read:
+            try:
+                sums = await self._read(piece, pausable_read, end_first)
+            finally:
+                self._counters.hedged_bytes += pausable_read.received_bytes if sums is None else 0
+        return sums
+
+    async def _read(self, piece: Piece, pausable_read: PausableRead, commit: Commit | None) -> list[PartSums] | None:
+        async with pausable_read.limit():
+            sums = await piece.origin.fetch(piece.obj, piece.parts, pausable_read, commit)
+        measures, store, took_s = self._counters.measures, piece.claim.store, pausable_read.worked.elapsed_s
+        measures.part.of(store).observe(took_s)
+        measures.first_byte.of(store).observe(
+            took_s if pausable_read.first_byte_s is None else pausable_read.first_byte_s
+        )
+        return sums
+
+    def _count(self, received_bytes: int) -> None:
+        self._counters.origin_bytes += received_bytes

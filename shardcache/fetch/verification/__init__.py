@@ -1,0 +1,1 @@
+"""Checks of a download against the origin's checksums and ETags."""

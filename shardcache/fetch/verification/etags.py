@@ -1,0 +1,79 @@
+"""Check of received bytes against the origin's ETag, if that is an MD5 and there is no better checksum.
+
+An ETag may be the MD5 of the object, but does not say so: in S3 it is for objects uploaded in one piece and not
+encrypted with a KMS or customer key; other object stores vary. So a mismatch alone proves nothing:
+
+- It means damage if another object of the same origin matched its ETag: 128 bits do not match by chance.
+- Otherwise the object is fetched once more. If the bytes differ from the first attempt's, they were damaged in transit;
+  if they are the same, the origin's ETags are not MD5s and are ignored from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+
+import structlog
+
+from shardcache.access.urls import store_of
+from shardcache.errors import CacheDirError, CorruptShardError
+from shardcache.origin.base import MD5, RemoteObject
+
+log = structlog.get_logger()
+
+_REMEMBERED = 1024
+
+
+class Etags:
+    """Knowledge of which origins' ETags are MD5s."""
+
+    def __init__(self) -> None:
+        self._digests: set[str] = set()  # origins where an object matched its ETag
+        self._other: set[str] = set()  # origins whose ETags are not MD5s
+        self._doubted: dict[tuple[str, str], int] = {}  # MD5s that did not match, by url and version
+
+    def __repr__(self) -> str:
+        return f"<Etags MD5 at {sorted(self._digests)}, something else at {sorted(self._other)}>"
+
+    async def verify(self, obj: RemoteObject, path: Path) -> None:
+        """Compare a file with its object's ETag, if that may be an MD5.
+
+        Raises CorruptShardError; CacheDirError when the file cannot be read.
+        """
+        if obj.checksum is None or obj.checksum.algorithm != MD5 or store_of(obj.url) in self._other:
+            return
+        try:
+            found = await asyncio.to_thread(_md5, path)
+        except OSError as exn:
+            raise CacheDirError(f"cannot read back {path} ({exn.strerror})", url=obj.url) from exn
+        self.judge(obj, obj.checksum.value, found)
+
+    def judge(self, obj: RemoteObject, wanted: int, found: int) -> None:
+        """Compare an object's ETag with the MD5 of the received bytes, and learn from it. Raises CorruptShardError."""
+        store, name = store_of(obj.url), (obj.url, obj.version)
+        if found == wanted:
+            self._digests.add(store)
+            self._doubted.pop(name, None)
+        elif store not in self._digests and self._doubted.get(name) == found:
+            self._other.add(store)
+            log.warning("the origin's ETags are not MD5s; no longer comparing them", store=store)
+        else:
+            self._doubt(name, found)
+            raise CorruptShardError(
+                f"the MD5 of the received bytes is {found:032x}, the origin's ETag is {wanted:032x}",
+                url=obj.url,
+                remedy="upload the shard again; if the ETag is not meant to be its MD5, set `verify_etag = false` "
+                "in its [[origin]] table",
+            )
+
+    def _doubt(self, name: tuple[str, str], found: int) -> None:
+        self._doubted[name] = found
+        if len(self._doubted) > _REMEMBERED:
+            del self._doubted[next(iter(self._doubted))]
+
+
+def _md5(path: Path) -> int:
+    with path.open("rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False))
+    return int.from_bytes(digest.digest(), "big")

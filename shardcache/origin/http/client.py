@@ -1,0 +1,144 @@
+"""Client for plain web servers that checks each redirect against a fence before following it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from http.cookies import SimpleCookie
+from typing import Any
+from urllib.request import getproxies, proxy_bypass
+
+from yarl import URL
+
+from shardcache.errors import ConfigError, OriginError
+from shardcache.origin.redirect_guard import RedirectGuard
+from shardcache.transport.flow import Flow
+from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.workers import Commit, Workers
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MOST_HOPS = 5
+_OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
+_CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+# Characters that can be sent without encoding.
+_SENDABLE = re.compile(r"[!-~]*")
+
+
+class InvalidUrlError(ValueError):
+    """Not a valid web url."""
+
+
+class HttpClient:
+    """Client with one set of options.
+
+    Args:
+        options: `headers`, `cookies`, `params` and `proxy`, also inside `client_kwargs` as in fsspec's HTTPFileSystem.
+            All but the proxy are sent only to the url's own server, never to the target of a redirect.
+        fence: checks redirects.
+
+    Raises ConfigError for other options.
+    """
+
+    def __init__(self, options: Mapping[str, Any], redirect_guard: RedirectGuard, workers: Workers) -> None:
+        merged = {**options, **options.get("client_kwargs", {})}
+        merged.pop("client_kwargs", None)
+        if unknown := sorted(merged.keys() - _OPTIONS):
+            raise ConfigError(
+                f"unsupported storage_options for web servers: {', '.join(unknown)}",
+                remedy=f"the [[origin]] table of a web server supports {', '.join(sorted(_OPTIONS))}",
+            )
+        self._headers = _merged("headers", options) | _cookie_header(_merged("cookies", options))
+        self._params = _merged("params", options)
+        self._proxy: str | None = merged.get("proxy")
+        self._redirect_guard = redirect_guard
+        self._workers = workers
+
+    async def get(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        body: Body | None = None,
+        flow: Flow | None = None,
+        commit: Commit | None = None,
+    ) -> Answer | None:
+        """Return the answer to a GET, after all redirects; None if `commit` refused its body.
+
+        Raises NotAllowedError for a redirect outside the fence, OriginError for an invalid one, InvalidUrlError, and
+        what `Workers` raise.
+        """
+        home = target = _parsed(url)
+        for _ in range(_MOST_HOPS + 1):
+            request = self._request(target, headers, at_home=target.origin() == home.origin())
+            if body is None or flow is None:
+                answer: Answer | None = await self._workers.ask(request)
+            else:
+                answer = await self._workers.fetch(request, body, flow, commit)
+            location = answer.headers.get("location") if answer and answer.status in _REDIRECTS else None
+            if location is None:
+                return answer
+            target = _next(url, target, location)
+            self._redirect_guard.check_hop(url, str(target))
+        raise OriginError(f"the server redirects more than {_MOST_HOPS} times", url=url)
+
+    def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
+        own = self._headers if at_home else {}
+        if at_home and self._params:
+            target = target.extend_query(self._params)
+        ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
+        proxy = self._proxy or _proxy_of(target)
+        if proxy is not None and not proxy.startswith("http://"):
+            raise ConfigError(
+                f"unsupported proxy for web servers: {proxy}",
+                remedy="use a proxy that speaks plain HTTP, as http://host:port",
+            )
+        return Request("GET", str(target), {**own, **headers}, proxy, ca_file, self._redirect_guard.far_only)
+
+
+def _merged(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return an option's values, given for the session or for each request."""
+    given: dict[str, str] = {**options.get("client_kwargs", {}).get(name, {}), **options.get(name, {})}
+    return given
+
+
+def _cookie_header(cookies: Mapping[str, str]) -> dict[str, str]:
+    if not cookies:
+        return {}
+    return {"Cookie": SimpleCookie(cookies).output(header="", sep=";", attrs=[]).strip()}
+
+
+def _proxy_of(target: URL) -> str | None:
+    """Return the proxy that the environment sets for a url."""
+    proxy = getproxies().get(target.scheme)
+    if proxy is None or proxy_bypass(target.host or ""):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _parsed(url: str) -> URL:
+    try:
+        return _with_host(URL(url))
+    except ValueError as exn:
+        raise InvalidUrlError(url) from exn
+
+
+def _next(url: str, target: URL, location: str) -> URL:
+    try:
+        # Verbatim if possible: the path of a presigned url must not be re-encoded.
+        following = _with_host(target.join(URL(location, encoded=_SENDABLE.fullmatch(location) is not None)))
+    except ValueError as exn:
+        raise OriginError(f"the server redirects to an invalid url ({exn})", url=url) from None
+    if following.scheme not in ("http", "https") or (target.scheme, following.scheme) == ("https", "http"):
+        raise OriginError(
+            f"redirects from {target.scheme} to {following.scheme} are not followed",
+            url=url,
+            remedy="have the server redirect to https, or use the target's url",
+        )
+    return following
+
+
+def _with_host(url: URL) -> URL:
+    """Return the url. Raises ValueError if it has no host or port, which yarl checks only on access."""
+    if url.host is None or url.port is None:
+        raise ValueError("no host")
+    return url

@@ -1,0 +1,171 @@
+"""Plain web servers: ranged reads if the server supports them, else the whole file in one body."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from email.utils import parsedate
+from http import HTTPStatus
+
+from shardcache.config import OriginTable
+from shardcache.errors import OriginError, OriginUnavailableError, ShardcacheError, ShardChangedError
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.http.client import HttpClient, InvalidUrlError
+from shardcache.origin.http.ranges import (
+    check_range,
+    content_ranges,
+    range_header,
+    span_bytes,
+    total_bytes,
+    wrong_length,
+)
+from shardcache.origin.redirect_guard import RedirectGuard
+from shardcache.origin.status import certificate_error, error_of
+from shardcache.transport.flow import Flow, Received
+from shardcache.transport.messages import Answer, Body
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit, Workers
+
+
+class HttpOrigin:
+    """Web servers with one set of options; `storage_options` are those of `HttpClient`."""
+
+    def __init__(self, table: OriginTable, redirect_guard: RedirectGuard, workers: Workers) -> None:
+        self._client = HttpClient(table.storage_options, redirect_guard, workers)
+
+    async def stat(self, url: str) -> RemoteObject:
+        """As `Origin.stat`.
+
+        Requests one byte instead of HEAD: this also shows whether ranges work, and urls presigned for GET refuse HEAD.
+        """
+        with _translated(url):
+            answer = await self._client.get(url, {"Range": "bytes=0-0"})
+        assert answer is not None
+        _check(answer, url)
+        size_bytes = _size_bytes(answer, url)
+        version = _version(answer.headers, size_bytes)
+        guarded = not version.startswith("size=")
+        return RemoteObject(url, version, size_bytes, ranges=answer.status != 200, guarded=guarded)
+
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`; one GET with If-Match or If-Unmodified-Since."""
+        headers, expected = _condition(obj.version), _expected_version(obj.version)
+        if obj.ranges:
+            headers["Range"] = range_header(parts.start, parts.stop)
+            expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
+        body = Body(parts, 206 if obj.ranges else 200, expected, held=commit is not None, encoded_chunks=False)
+        with _translated(obj.url):
+            answer = await self._client.get(obj.url, headers, body, flow, commit)
+        if answer is None or answer.sums is not None:
+            return None if answer is None else answer.sums
+        _check(answer, obj.url)
+        if obj.ranges:
+            check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
+        if _version(answer.headers, obj.size_bytes) != obj.version:
+            raise ShardChangedError("the server sent a different version than requested", url=obj.url)
+        raise wrong_length(parts.size_bytes, obj.url)
+
+    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+        """Raise OriginError: HTTP has no listings."""
+        raise OriginError(
+            "web servers cannot list files",
+            url=prefix,
+            remedy="use a brace pattern such as {000..099}, or an index file (.json)",
+        )
+
+    async def close(self) -> None:
+        """Do nothing: the connections belong to the transport workers."""
+
+
+@contextmanager
+def _translated(url: str) -> Iterator[None]:
+    """Translate the client's exceptions into shardcache's."""
+    try:
+        yield
+    except InvalidUrlError as exn:
+        raise OriginError("not a valid web url", url=url) from exn
+    except ssl.SSLCertVerificationError as exn:
+        raise certificate_error(exn, url) from exn
+    except ShardcacheError as exn:  # NotFoundError is also an OSError
+        exn.url = exn.url or url
+        raise
+    except OSError as exn:
+        raise OriginUnavailableError(f"the connection to the server failed: {exn}", url=url) from exn
+
+
+def _check(answer: Answer, url: str) -> None:
+    """Raise the error for an answer without bytes of the file."""
+    if answer.status >= 300 and not _is_of_empty_file(answer):
+        raise error_of(answer.status, f"the server answered {answer.status} {_reason(answer.status)}", url)
+    _check_encoding(answer, url)
+
+
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""
+
+
+def _is_of_empty_file(answer: Answer) -> bool:
+    """Return whether the requested byte is missing because the file is empty."""
+    return answer.status == 416 and total_bytes(answer.headers.get("content-range")) == 0
+
+
+def _check_encoding(answer: Answer, url: str) -> None:
+    """Raise OriginError if the server encodes the stored bytes as it sends them.
+
+    A file may also be stored encoded, with the same header. Then its length is known, whereas the length of a body
+    encoded on the fly is unknown or differs from the range's.
+    """
+    encoding, length = answer.headers.get("content-encoding", "identity"), _length(answer)
+    span = span_bytes(answer.headers.get("content-range")) if answer.status == 206 else length
+    if encoding != "identity" and (length is None or length != span):
+        raise OriginError(
+            f"the server encodes the file on the fly ({encoding}), although asked not to",
+            url=url,
+            remedy="turn off on-the-fly compression for these files (nginx: gzip off; Apache: SetEnv no-gzip 1)",
+        )
+
+
+def _length(answer: Answer) -> int | None:
+    """Return the body's length, if the server states it."""
+    said = answer.headers.get("content-length", "")
+    return int(said) if said.isdecimal() and "transfer-encoding" not in answer.headers else None
+
+
+def _size_bytes(answer: Answer, url: str) -> int:
+    """Return the whole file's size. Raises OriginError if the server does not state it."""
+    size = _length(answer) if answer.status == 200 else total_bytes(answer.headers.get("content-range"))
+    if size is None:
+        raise OriginError(
+            "the server does not state the file's size, so a truncated download could not be detected",
+            url=url,
+            remedy="serve it with a Content-Length header, as any file server does",
+        )
+    return size
+
+
+def _version(headers: Mapping[str, str], size_bytes: int) -> str:
+    """Return the ETag verbatim, else Last-Modified; failing both, the size, which says little."""
+    said = (headers.get("etag", ""), headers.get("last-modified", ""))
+    # A value that cannot be sent back, such as one with undecodable bytes, cannot pin a version.
+    return next((version for version in said if version and version.isprintable()), f"size={size_bytes}")
+
+
+def _condition(version: str) -> dict[str, str]:
+    if version.startswith('"'):
+        return {"If-Match": version}
+    # A weak ETag never satisfies If-Match (RFC 9110, 13.1.1); the answer's own headers are compared instead.
+    return {} if version.startswith(("W/", "size=")) else {"If-Unmodified-Since": version}
+
+
+def _expected_version(version: str) -> dict[str, Sequence[str | None]]:
+    """Return the headers required of an answer with this version."""
+    if version.startswith("size="):
+        return {}
+    is_date = not version.startswith(("W/", '"')) and parsedate(version) is not None
+    return {"last-modified": (version,)} if is_date else {"etag": (version,)}

@@ -1,0 +1,174 @@
+"""S3 and compatible object stores, through s3fs: ranged reads of one version."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from shardcache.config import OriginTable
+from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
+from shardcache.origin.base import MD5, Checksum, RemoteObject
+from shardcache.origin.http.ranges import check_range, fill, no_version, range_header
+from shardcache.origin.memory import Buffers
+from shardcache.origin.s3.direct import DirectRequests, RefusedError
+from shardcache.origin.s3.session import Sessions
+from shardcache.transport.flow import Flow, Received
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit, Workers
+
+_CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
+
+Headers = Mapping[str, str]
+"""Headers of an answer; names in lower case."""
+
+
+class S3Origin:
+    """Buckets with one set of options."""
+
+    def __init__(self, table: OriginTable, max_connections: int, workers: Workers) -> None:
+        self._sessions = Sessions(table, max_connections)
+        self._direct = DirectRequests(table, workers)
+        self._buffers = Buffers()
+        self._verify_etag = table.verify_etag
+
+    async def stat(self, url: str) -> RemoteObject:
+        """As `Origin.stat`; one HEAD."""
+        bucket, key = split(url)
+        if not key:
+            raise NotFoundError(
+                "this is a bucket", url=url, remedy="end the url with / to take every shard in the bucket"
+            )
+        where = {"Bucket": bucket, "Key": key}
+        async with self._sessions.use(url) as fs:
+            try:
+                head = await self._direct.head(fs, where, url)
+            except RefusedError:
+                head = await _head_by_sdk(fs, where)
+                self._direct.refused(url, bucket)
+            version = _etag(head.get("etag"), url)
+            checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
+            return RemoteObject(url, version, int(head["content-length"]), checksum)
+
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`; one GET with If-Match."""
+        bucket, key = split(obj.url)
+        where = {"Bucket": bucket, "Key": key}
+        async with self._sessions.use(obj.url) as fs:
+            try:
+                return await self._direct.fetch(fs, where, obj, parts, flow, commit)
+            except RefusedError:
+                sums = await self._buffers.fetch(
+                    parts, partial(_read_by_sdk, fs, where, obj, parts.start, flow), commit
+                )
+            self._direct.refused(obj.url, bucket)
+            return sums
+
+    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+        """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""
+        bucket, key = split(prefix)
+        root = prefix[: len(prefix) - len(key)]
+        found: list[RemoteObject] = []
+        more: dict[str, str] = {}
+        async with self._sessions.use(prefix) as fs:
+            while True:
+                page = await fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=key, **more)
+                entries = page.get("Contents", [])
+                found += (
+                    RemoteObject(root + entry["Key"], _version(entry, prefix), int(entry["Size"])) for entry in entries
+                )
+                received(len(entries))
+                if not page["IsTruncated"]:
+                    return sorted(found, key=lambda obj: obj.url)
+                before, more = more, {"ContinuationToken": page["NextContinuationToken"]}
+                if more == before:
+                    raise OriginUnavailableError("the origin repeats a page of its listing endlessly", url=prefix)
+
+    async def close(self) -> None:
+        """As `Origin.close`."""
+        await self._sessions.close()
+
+
+def split(url: str) -> tuple[str, str]:
+    """Return bucket and key; an access point's ARN counts as the bucket. Raises OriginError without a bucket."""
+    path = url.partition("://")[2]
+    bucket, _, key = path.partition("/")
+    if bucket.startswith("arn:"):
+        name, _, key = key.partition("/")
+        bucket += f"/{name}"
+    if not bucket:
+        raise OriginError("no bucket in the url", url=url, remedy="write s3://bucket/key")
+    return bucket, key
+
+
+async def _read_by_sdk(
+    fs: Any, where: Mapping[str, str], obj: RemoteObject, start: int, flow: Flow, buffer: memoryview
+) -> None:
+    stop = start + len(buffer)
+    answer = await fs._call_s3("get_object", **where, Range=range_header(start, stop), IfMatch=f'"{obj.version}"')
+    async with answer["Body"] as body:
+        check_range(obj, start, stop, _status(answer), answer.get("ContentRange"))
+        if _version(answer, obj.url) != obj.version:
+            raise ShardChangedError("the origin sent a different version than requested", url=obj.url)
+        await fill(buffer, body.read, flow, obj.url)
+
+
+async def _head_by_sdk(fs: Any, where: Mapping[str, str]) -> Headers:
+    try:
+        answer = await fs._call_s3("head_object", ChecksumMode="ENABLED", **where)
+    except OSError as exn:
+        if not isinstance(exn.__cause__, ClientError):
+            raise
+        # An answer to HEAD has no body, hence no reason; a GET that fails the same way states it.
+        answer = await fs._call_s3("get_object", Range="bytes=0-0", **where)
+        answer["Body"].close()
+        raise
+    headers: Headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    return headers
+
+
+def _version(answer: Mapping[str, Any], url: str) -> str:
+    return _etag(answer.get("ETag"), url)
+
+
+def _etag(field: str | None, url: str) -> str:
+    etag = (field or "").strip('"')
+    if not etag:
+        raise no_version(url)
+    return etag
+
+
+def _status(answer: Mapping[str, Any]) -> int:
+    return int(answer["ResponseMetadata"]["HTTPStatusCode"])
+
+
+def _checksum(head: Headers) -> Checksum | None:
+    """Return the object's checksum, unless it is, or may be, a composite of its uploaded parts' checksums."""
+    in_parts = "-" in head["etag"]
+    if head.get("x-amz-checksum-type", "COMPOSITE" if in_parts else "FULL_OBJECT") != "FULL_OBJECT":
+        return None
+    for algorithm in _CHECKSUMS:
+        value = head.get(f"x-amz-checksum-{algorithm}", "")
+        if value and "-" not in value:
+            return Checksum(algorithm, int.from_bytes(base64.b64decode(value), "big"))
+    return None
+
+
+def _presumed_md5(head: Headers) -> Checksum | None:
+    """Return the ETag as an MD5, unless the headers rule that out.
+
+    See "Object" in the S3 API reference: the ETag is an MD5 if the object was neither uploaded in parts, which shows in
+    its form, nor encrypted with a KMS or customer key; in a directory bucket it never is.
+    """
+    etag = head["etag"].strip('"')
+    own_key = "x-amz-server-side-encryption-customer-algorithm" in head
+    encrypted = own_key or head.get("x-amz-server-side-encryption", "AES256") != "AES256"
+    if encrypted or head.get("x-amz-storage-class") == "EXPRESS_ONEZONE" or not re.fullmatch("[0-9a-f]{32}", etag):
+        return None
+    return Checksum(MD5, int(etag, 16))

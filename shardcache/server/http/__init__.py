@@ -1,0 +1,1 @@
+"""The admin API over HTTP, on the Unix socket and over TCP."""

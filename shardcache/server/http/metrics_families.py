@@ -1,0 +1,197 @@
+"""Metric families: the status page and the daemon's measures as Prometheus names and types. Counts nothing itself.
+
+Cardinality is bounded: a limited number of origins, and of jobs with readers plus some that ended. No label is a url,
+and none contains anything that `status` hides.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from shardcache import __version__
+from shardcache.cache.transfers.transfers import Class
+from shardcache.cache.transfers.waiting import Stage
+from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
+from shardcache.metrics import Histogram, Measures
+
+Json = dict[str, Any]
+Labels = Sequence[str]
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
+
+_PREFIX = "shardcache_"
+_MOST_STORES = 64
+_MOST_JOBS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number of the status page and its metric. Counters get their `_total` suffix on output."""
+
+    kind: Kind
+    key: str
+    name: str
+    text: str
+
+
+_DAEMON = (
+    Row(GAUGE, "draining", "draining", "1 once the daemon has been told to stop."),
+    Row(GAUGE, "tasks", "asyncio_tasks", "Tasks on the daemon's event loop."),
+    Row(GAUGE, "threads", "threads", "Threads of the daemon."),
+)
+_CACHE = (
+    Row(GAUGE, "capacity_bytes", "cache_capacity_bytes", "Maximum size of the cache."),
+    Row(GAUGE, "used_bytes", "cache_used_bytes", "Space used by the cache, including space reserved for transfers."),
+    Row(GAUGE, "arriving_bytes", "cache_arriving_bytes", "Space reserved for transfers, part of the used space."),
+    Row(GAUGE, "pinned_bytes", "cache_in_hand_bytes", "Size of the leased shards, which cannot be evicted."),
+    Row(GAUGE, "free_bytes", "cache_disk_free_bytes", "Free space of the cache's filesystem."),
+    Row(GAUGE, "shards", "cache_shards", "Published shards."),
+    Row(GAUGE, "leases", "cache_leases", "Leases held by readers; a shard leased by two readers counts twice."),
+)
+_COUNTERS = (
+    Row(COUNTER, "hits", "hits", "Leases granted from published shards."),
+    Row(COUNTER, "misses", "misses", "Leases that had to wait for a transfer."),
+    Row(COUNTER, "evictions", "evictions", "Published shards evicted, to free space or by command."),
+    Row(COUNTER, "regrets", "regrets", "Shards re-fetched after having been evicted to free space."),
+    Row(COUNTER, "corrupt", "corrupt_shards", "Shards found damaged: on arrival, by verify, or by the scrubber."),
+    Row(COUNTER, "origin_bytes", "origin_received_bytes", "Bytes received from origins, failed attempts included."),
+    Row(COUNTER, "origin_requests", "origin_requests", "Requests sent to origins."),
+    Row(COUNTER, "retries", "origin_retries", "Requests retried after a transient failure."),
+    Row(COUNTER, "hedges", "hedges", "Hedged requests: parts requested a second time because the first was late."),
+    Row(COUNTER, "hedged_bytes", "hedged_bytes", "Bytes received by the losing request of a hedged pair."),
+    Row(COUNTER, "paused", "paused_parts", "Parts paused to give their connection to a more urgent one."),
+)
+_DISK = (
+    Row(GAUGE, "healthy", "disk_healthy", "1 if the cache disk is healthy; while 0, nothing new is fetched."),
+    Row(GAUGE, "silent_s", "disk_silent_seconds", "Time for which the disk has not responded; 0 if it responds."),
+    Row(GAUGE, "short_bytes", "disk_short_bytes", "Shortfall of free disk space below --min-free."),
+)
+_PINS = (
+    Row(GAUGE, "shards", "pinned_shards", "Pinned shards."),
+    Row(GAUGE, "missing", "pinned_missing_shards", "Pinned shards that are not cached."),
+    Row(GAUGE, "size_bytes", "pinned_bytes", "Total size of the pinned shards, missing ones included."),
+    Row(GAUGE, "limit_bytes", "pinned_limit_bytes", "Maximum total size of the pinned shards."),
+)
+_SCRUB = (
+    Row(COUNTER, "scrubbed_bytes", "scrubbed_bytes", "Bytes of cached shards read by the scrubber."),
+    Row(COUNTER, "scrubbed_shards", "scrubbed_shards", "Cached shards that the scrubber found intact."),
+    Row(COUNTER, "damaged", "scrub_damaged_shards", "Cached shards that the scrubber found damaged."),
+    Row(GAUGE, "round_share", "scrub_round_ratio", "Completed fraction of the current scrub round."),
+    Row(GAUGE, "last_round_ended_at_s", "scrub_last_round_timestamp_seconds", "End of the last complete scrub round."),
+)
+_STORE = (
+    Row(GAUGE, "connections", "store_connections", "Part requests in progress."),
+    Row(GAUGE, "limit", "store_connections_limit", "Current limit on concurrent requests, adapted to the origin."),
+    Row(COUNTER, "busy", "store_throttled", "Requests that the origin throttled (503, 429)."),
+)
+_JOB = (
+    Row(GAUGE, "sessions", "job_sessions", "Connected readers."),
+    Row(GAUGE, "waiting", "job_waiting_sessions", "Readers that are waiting for data now."),
+    Row(GAUGE, "ahead_s", "job_ahead_seconds", "Time until a reader needs a missing shard; +Inf if none is missing."),
+    Row(COUNTER, "shards_planned", "job_planned_shards", "Shards in the epochs that readers have started."),
+    Row(COUNTER, "shards_done", "job_done_shards", "Shards read and released."),
+)
+
+
+def told(page: Json) -> Iterator[Metric]:
+    """Yield the metrics made from the status page."""
+    stores = [((store["name"],), store) for store in page["origins"][:_MOST_STORES]]
+    # Not `job`: that is Prometheus' own label for its scrape targets.
+    jobs = [((job["name"], str(job["uid"])), _with_ahead(job)) for job in page["jobs"][-_MOST_JOBS:]]
+    yield _family(GAUGE, "build_info", "Release and Python version.", [(_build(), 1)], ("version", "python"))
+    yield from _table(_DAEMON, [((), page["process"] | {"draining": page["draining"]})])
+    yield from _table(_CACHE, [((), page["cache"])])
+    yield from _table(_COUNTERS, [((), page["counters"])])
+    yield from _table(_DISK, [((), page["disk"] | {"healthy": page["disk"]["state"] == "ok"})])
+    yield from _table(_PINS, [((), page["pins"])])
+    yield from _table(_SCRUB, [((), page["scrub"])])
+    yield from _table(_STORE, stores, ("store",))
+    yield from _table(_JOB, jobs, ("job_name", "uid"))
+    yield _waits(jobs)
+    yield _transfers(page["transfers"])
+
+
+def _build() -> Labels:
+    return __version__, platform.python_version()
+
+
+def _with_ahead(job: Json) -> Json:
+    """Return a job whose `ahead_s` is infinite if nothing is missing, and None if it has no readers."""
+    never = math.inf if job["sessions"] else None
+    return job | {"ahead_s": never if job["ahead_s"] is None else job["ahead_s"]}
+
+
+def _table(rows: Iterable[Row], things: Sequence[tuple[Labels, Json]], names: Labels = ()) -> Iterator[Metric]:
+    for row in rows:
+        yield _family(row.kind, row.name, row.text, ((labels, thing[row.key]) for labels, thing in things), names)
+
+
+def _waits(jobs: Iterable[tuple[Labels, Json]]) -> Metric:
+    return _family(
+        COUNTER,
+        "job_wait_seconds",
+        "Time that readers spent waiting for data, summed over readers, by cause.",
+        (
+            ((*labels, cause.removesuffix("_s")), spent_s)
+            for labels, job in jobs
+            for cause, spent_s in job["waited"].items()
+        ),
+        ("job_name", "uid", "cause"),
+    )
+
+
+def _transfers(transfers: Iterable[Json]) -> Metric:
+    found = Counter((transfer["class"], transfer["stage"]) for transfer in transfers)
+    kinds = [(klass.name.lower(), stage) for klass in Class for stage in Stage]
+    counts = [((klass, stage.name.lower()), found[klass, stage.value]) for klass, stage in kinds]
+    return _family(GAUGE, "transfers", "Shards being fetched.", counts, ("class", "stage"))
+
+
+def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
+    """Yield the metrics that are not on the status page. Call on the event loop, which updates the measures."""
+    whole, stages = [((), measures.transfer)], measures.stage.by_label()
+    yield _histogram("transfer_seconds", "Duration of a transfer, from its first request to publication.", whole)
+    yield _histogram("transfer_stage_seconds", "Time that a transfer spent in each stage.", stages, ("stage",))
+    first, last = measures.first_byte.by_label(), measures.part.by_label()
+    yield _histogram("first_byte_seconds", "Time from requesting a part to its first byte.", first, ("store",))
+    yield _histogram("part_seconds", "Time from requesting a part to its last byte.", last, ("store",))
+    waits = [((), measures.wait)]
+    yield _histogram("lease_wait_seconds", "Duration of each wait of a reader for data.", waits)
+    given_up = _by_code(measures.given_up, OriginError)
+    failed = _by_code(measures.failed, OriginError, ShardError, CacheError)
+    yield _family(COUNTER, "origin_errors", "Requests to origins that failed permanently.", given_up, ("code",))
+    yield _family(COUNTER, "failed_transfers", "Shards that could not be fetched.", failed, ("code",))
+    yield _histogram("event_loop_lag_seconds", "Lag of the event loop's timers.", [((), loop_lag)])
+
+
+def _by_code(counts: Counter[str], *kinds: type[ShardcacheError]) -> list[tuple[Labels, float]]:
+    # Include codes that never occurred: Prometheus misses a counter's first increment if its series begins with it.
+    return [((code,), counts[code]) for code in sorted(counts.keys() | set().union(*map(codes, kinds)))]
+
+
+def _family(
+    kind: Kind, name: str, text: str, samples: Iterable[tuple[Labels, float | None]], names: Labels = ()
+) -> Metric:
+    """Return a metric family; values that are None get no sample."""
+    family = kind(_PREFIX + name, text, labels=names)
+    for labels, value in samples:
+        if value is not None:
+            family.add_metric(labels, value)
+    return family
+
+
+def _histogram(name: str, text: str, samples: Iterable[tuple[Labels, Histogram]], names: Labels = ()) -> Metric:
+    family = HistogramMetricFamily(_PREFIX + name, text, labels=names)
+    for labels, histogram in samples:
+        bounds = (*map(floatToGoString, histogram.bounds), "+Inf")
+        family.add_metric(labels, list(zip(bounds, histogram.cumulative(), strict=True)), histogram.total)
+    return family

@@ -1,0 +1,1 @@
+"""Sessions of reading processes over WebSocket."""

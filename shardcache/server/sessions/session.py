@@ -1,0 +1,312 @@
+"""A reader's session over a WebSocket: requests in, answers out; its plan and leases end with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import structlog
+from aiohttp import WSMsgType, web
+
+from shardcache import __version__
+from shardcache.access.peer import peer_of
+from shardcache.access.rules import Peer
+from shardcache.cache.catalog.interning import Planned
+from shardcache.cache.facade import Cache
+from shardcache.cache.readers.jobs import Loader
+from shardcache.cache.readers.readers import Lease, Reader
+from shardcache.errors import ProtocolError, ShardcacheError
+from shardcache.logs import about
+from shardcache.protocol import MAX_REQUEST_BYTES, SPOKEN, Release, Spoken, agree
+from shardcache.redact import redact
+from shardcache.server.http.json_stream import written
+from shardcache.server.process.drain import DRAIN
+from shardcache.server.sessions.audit import AUDIT
+from shardcache.server.sessions.damage_notices import DamageNotices
+from shardcache.server.sessions.messages import check_indices, parse, shard_of, take, take_strings
+
+log = structlog.get_logger()
+
+Json = dict[str, Any]
+
+# Requests of one session handled concurrently, and requests waiting for a shard.
+_MOST_AT_ONCE = 32
+_MOST_AWAITED = 8192
+
+# Parsing a longer message blocks the event loop noticeably: such messages take turns.
+_LONG_CHARS = 16 * 1024
+
+_UNANSWERED = ("need", "release")
+
+# A reader sends its hello immediately; a client that never does would hold its connection indefinitely.
+_HELLO_S = 10.0
+
+# A reader busy with a shard does not answer the close handshake; its next request fails instead.
+_CLOSE_S = 1.0
+
+
+async def handle_session(request: web.Request) -> web.WebSocketResponse:
+    """Serve one session until either side closes it."""
+    socket = web.WebSocketResponse(timeout=_CLOSE_S, max_msg_size=MAX_REQUEST_BYTES, compress=False)
+    await socket.prepare(request)
+    peer, cache, notes = peer_of(request), request.app[CACHE], request.app[AUDIT]
+    sessions = request.app[DRAIN].sessions
+    sessions.add(socket)
+    try:
+        hello = await _hello(socket)
+        protocol, job = _agreed(hello), take(hello, "job", str)
+        with about(job=job, uid=peer.uid), notes.session(peer.uid):
+            reader = cache.join(job, peer.uid, _loader(hello))
+            try:
+                await _welcome(socket, protocol, str(cache.layout.root))
+                await Session(socket, cache, reader, peer).run()
+            finally:
+                await reader.close()
+    except ShardcacheError as exn:
+        notes.note("session refused", peer.uid, cause=exn.message)
+        await _send(socket, {"type": "error", "id": None, "error": exn.to_json()})
+        await socket.close()
+    finally:
+        sessions.discard(socket)
+    return socket
+
+
+CACHE = web.AppKey("CACHE", Cache)
+
+
+async def _hello(socket: web.WebSocketResponse) -> Json:
+    try:
+        first = await socket.receive(_HELLO_S)
+    except (TimeoutError, ConnectionError):
+        raise ProtocolError(f"no 'hello' within {_HELLO_S:g} s") from None
+    hello = parse(first.data) if first.type is WSMsgType.TEXT else {}
+    if hello.get("type") != "hello":
+        raise ProtocolError("a session must begin with 'hello'")
+    return hello
+
+
+def _agreed(hello: Json) -> int:
+    """Return the session's protocol version. Raises VersionMismatchError, ProtocolError."""
+    client = Release(str(hello.get("client_version")), Spoken.of(take(hello, "protocol", int), hello))
+    return agree(daemon=Release(__version__, SPOKEN), client=client)
+
+
+def _loader(hello: Json) -> Loader | None:
+    """Return the DataLoader that the reader says it is a worker of. Raises ProtocolError."""
+    if "loader" not in hello:
+        return None
+    return Loader(take(hello, "loader", str), take(hello, "rank", int), take(hello, "batch_size", int))
+
+
+async def _welcome(socket: web.WebSocketResponse, protocol: int, cache_dir: str) -> None:
+    await _send(socket, {"type": "welcome", "protocol": protocol, "version": __version__, "cache_dir": cache_dir})
+
+
+async def _texts(socket: web.WebSocketResponse) -> AsyncIterator[str]:
+    with suppress(ConnectionError):  # the reader disconnected between its ping and our pong
+        async for message in socket:
+            if message.type is WSMsgType.TEXT:
+                yield message.data
+
+
+class Session:
+    """Answers one reader's requests. Leases are waited for concurrently, so that `explain` is answered meantime."""
+
+    def __init__(self, socket: web.WebSocketResponse, cache: Cache, reader: Reader, peer: Peer) -> None:
+        self._socket = socket
+        self._cache = cache
+        self._reader = reader
+        self._peer = peer
+        self._awaited: dict[int, int] = {}  # position waited for, by request id
+        self._planned = False
+        self._planning = asyncio.Lock()
+        self._resolving = asyncio.Lock()
+        self._room = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._gone = False
+        self._news = DamageNotices()
+
+    async def run(self) -> None:
+        """Handle messages until the connection ends; requests still waiting are cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            running: set[asyncio.Task[None]] = set()
+            async for text in _texts(self._socket):
+                if self._gone:
+                    break  # the reader has disconnected: nobody needs its remaining requests
+                # Backpressure: a client with too many unanswered requests is not read any further.
+                await self._room.acquire()
+                if len(text) > _LONG_CHARS:
+                    await self._cache.turns.wait()
+                task = tasks.create_task(self._handle(text))
+                running.add(task)
+                task.add_done_callback(running.discard)
+                # Buffered messages arrive without a pause: let other sessions run in between.
+                await asyncio.sleep(0)
+            for task in running:
+                task.cancel()
+
+    async def _handle(self, text: str) -> None:
+        request_id: int | None = None
+        try:
+            try:
+                message = parse(text)
+                if message.get("type") not in _UNANSWERED:
+                    request_id = take(message, "id", int)
+                async with self._in_order(message):
+                    answer = await self._answer(message, request_id or 0)
+            except ShardcacheError as exn:
+                answer = {"type": "error", "error": exn.to_json()}
+            if answer is not None:
+                await self._say({**answer, "id": request_id})
+        finally:
+            self._room.release()  # not earlier: answers that the client does not read would pile up in memory
+
+    async def _say(self, answer: Json) -> None:
+        if not (self._gone or self._socket.closed):
+            text = await written(answer, self._cache.turns)
+            self._gone = not await _say(self._socket, text)
+
+    @asynccontextmanager
+    async def _in_order(self, message: Json) -> AsyncIterator[None]:
+        """Make other requests wait for the plan that was sent before them."""
+        if message.get("type") in ("plan", "extend"):
+            async with self._planning:
+                yield
+        else:
+            async with self._planning:
+                pass
+            yield
+
+    async def _answer(self, message: Json, request_id: int) -> Json | None:
+        match message.get("type"):
+            case "resolve":
+                urls = take_strings(message, "urls")
+                async with self._resolving:  # one at a time: each may be millions of shards
+                    found = await self._cache.resolve(urls, self._peer)
+                    return {"type": "manifest", "shards": found.refs, "remembered": found.remembered}
+            case "plan" | "extend" as kind:
+                return await self._plan(message, new=kind == "plan")
+            case "lease":
+                return await self._lease(message, request_id)
+            case "need":
+                self._reader.need(take(message, "of", int))
+                return None
+            case "more":
+                return await self._more(message, request_id)
+            case "explain":
+                return self._explain(take(message, "of", int))
+            case "release":
+                number = take(message, "lease", int)
+                self._news.over(number)
+                await self._reader.release(number, read=message.get("read") is not False)
+                return None
+            case other:
+                raise ProtocolError(f"unknown message {other!r}")
+
+    async def _plan(self, message: Json, *, new: bool) -> Json:
+        if not (new or self._planned):
+            raise ProtocolError("'extend' without a plan to extend")
+        shards, order = await self._piece(message, 0 if new else self._reader.shard_count)
+        if new:
+            await self._reader.declare(take(message, "reads", int))
+            self._planned = True
+        await self._reader.extend(shards, order)
+        return {"type": "ok"}
+
+    async def _piece(self, message: Json, known_shards: int) -> tuple[list[Planned], list[int]]:
+        """Return the shards added to a plan, and the positions added as indices into all of its shards."""
+        rows, order = take(message, "shards", list), take(message, "order", list)
+        shards: list[Planned] = []
+        planned = self._reader.planned
+        await self._cache.turns.take(rows, lambda some: shards.extend(planned(shard_of(row)) for row in some))
+        rows.clear()  # free memory early: the plans of many readers may be waiting for their turn
+        await self._cache.turns.take(order, lambda some: check_indices(some, known_shards + len(shards)))
+        await self._cache.check_allowed([shard.ref for shard in shards], self._peer)
+        return shards, order
+
+    async def _lease(self, message: Json, request_id: int) -> Json:
+        position = take(message, "position", int)
+        async with self._waiting(request_id, position):
+            lease = await self._reader.lease(request_id, position, partial=message.get("partial") is True)
+            self._news.lent(lease)
+            return self._told(lease) | self._news.take()
+
+    async def _more(self, message: Json, request_id: int) -> Json:
+        number = take(message, "lease", int)
+        beyond_bytes = take(message, "beyond", int)
+        async with self._waiting(request_id, self._reader.position(number)):
+            try:
+                lease = await self._reader.more(number, beyond_bytes)
+            except ShardcacheError:
+                self._news.over(number)
+                raise
+            return self._told(lease) | self._news.take()
+
+    @asynccontextmanager
+    async def _waiting(self, request_id: int, position: int) -> AsyncIterator[None]:
+        """Free the request's slot while it waits for a shard, so that `need` and `release` can be handled."""
+        if request_id in self._awaited:
+            raise ProtocolError(f"request {request_id} has not been answered yet")
+        if len(self._awaited) >= _MOST_AWAITED:
+            raise ProtocolError(f"a reader may wait for at most {_MOST_AWAITED} shards at a time")
+        self._awaited[request_id] = position
+        self._room.release()
+        try:
+            yield
+        finally:
+            del self._awaited[request_id]
+            await self._room.acquire()
+
+    def _told(self, lease: Lease) -> Json:
+        layout, shard, arriving = self._cache.layout, lease.shard, lease.arriving
+        if shard is not None and shard.facts is not None:
+            facts = shard.facts
+            return {
+                "type": "leased",
+                "lease": lease.number,
+                "url": facts.url,
+                "version": facts.version,
+                "path": str(layout.tar(shard.key)),
+                "index_path": str(layout.sidecar(shard.key)),
+                "size_bytes": facts.size_bytes,
+                "samples": facts.samples,
+            }
+        assert arriving is not None  # a lease is for a published or an arriving shard
+        return {
+            "type": "arriving",
+            "lease": lease.number,
+            "url": redact(arriving.partial.obj.url),
+            "version": arriving.partial.obj.version,
+            "path": str(arriving.partial.path),
+            "size_bytes": arriving.partial.obj.size_bytes,
+            "inode": arriving.partial.inode,
+            "ready_bytes": arriving.ready_bytes,
+        }
+
+    def _explain(self, of: int) -> Json:
+        position = self._awaited.get(of)
+        if position is None:
+            return {"type": "waiting", "of": of, "reason": "the daemon has just answered"}
+        transfer = self._reader.transfer(position)
+        if transfer is None:
+            return {"type": "waiting", "of": of, "reason": "checking with the origin for a newer version"}
+        answer: Json = {"type": "waiting", "of": of, "reason": self._cache.reason(transfer)}
+        if transfer.total_bytes is not None:
+            answer |= {"done_bytes": transfer.arrived_bytes, "total_bytes": transfer.total_bytes}
+        return answer
+
+
+async def _send(socket: web.WebSocketResponse, message: Json) -> None:
+    await _say(socket, json.dumps(message, separators=(",", ":")))
+
+
+async def _say(socket: web.WebSocketResponse, text: str) -> bool:
+    """Send a message; return False if the reader has disconnected."""
+    try:
+        await socket.send_str(text)
+    except ConnectionError:
+        log.debug("reader disconnected before its answer")
+        return False
+    return True

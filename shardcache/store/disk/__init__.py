@@ -1,0 +1,1 @@
+"""Files and memory: errors of the cache disk, checksums, open files, page cache."""

@@ -1,0 +1,1 @@
+"""The cache folder: format, layout, lock, recovery."""

@@ -1,0 +1,113 @@
+"""Recovery of the cache folder's contents at start-up.
+
+Names and sizes are enough to serve: no file is opened, so start-up takes only as long as listing the folders, however
+many bytes they hold. A shard's sidecar is read and compared with the file when the shard is first requested.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+
+from shardcache.errors import CacheDirError
+from shardcache.store.disk.files import size_or_zero, unlink_quietly
+from shardcache.store.disk.open_files import ask_openness
+from shardcache.store.folder.layout import JOURNAL, KEY_CHARS, PART, SIDECAR, TAR, Layout, is_key
+from shardcache.store.shard import Shard
+
+_OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """The files of an interrupted download or a quarantined shard; removed first when space is needed."""
+
+    key: str
+    paths: tuple[Path, ...]
+    size_bytes: int
+
+
+def find_shards(layout: Layout) -> list[Shard]:
+    """Return every published shard, least recently used first; remove tars and sidecars without counterpart. Blocks.
+
+    Raises CacheDirError if shards belong to another user, so that they could never be evicted.
+    """
+    found: list[Shard] = []
+    with os.scandir(layout.shards) as buckets:
+        names = [bucket.name for bucket in buckets if bucket.is_dir(follow_symlinks=False)]
+    for name in names:
+        found += _scan_bucket(layout.shards / name)
+    found.sort(key=attrgetter("used_at_s"))
+    return found
+
+
+def _scan_bucket(folder: Path) -> list[Shard]:
+    stats: dict[str, dict[str, os.stat_result]] = {TAR: {}, SIDECAR: {}}
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for name in os.listdir(fd):  # noqa: PTH208  # Path cannot list a file descriptor
+            if named := _OURS.fullmatch(name):
+                key, suffix = named.groups()
+                stats[suffix][key] = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    finally:
+        os.close(fd)
+    tars, sidecars = stats[TAR], stats[SIDECAR]
+    for key in tars.keys() ^ sidecars.keys():
+        _sweep_away(folder / (key + TAR), folder / (key + SIDECAR))
+        tars.pop(key, None)
+    _check_owner([folder / (key + TAR) for key, tar in tars.items() if tar.st_uid != os.geteuid()])
+    return [Shard(key, tar.st_size, sidecars[key].st_size, sidecars[key].st_mtime) for key, tar in tars.items()]
+
+
+def _check_owner(others: Sequence[Path]) -> None:
+    """Raise CacheDirError if files with another owner, to judge by the first, do not reveal if they are open."""
+    for path in others[:1]:
+        try:
+            told = ask_openness(path)
+        except PermissionError:
+            told = None
+        if told is None:
+            raise CacheDirError(
+                f"{path} belongs to another user, so the kernel does not reveal whether a process has it mapped",
+                remedy=f"change the owner of the cache folder's files to this user (chown -R {os.geteuid()}), remove "
+                "them, or choose another --cache-dir",
+            )
+
+
+def find_leftovers(layout: Layout) -> list[Leftover]:
+    """Return resumable downloads and quarantined shards; remove other unpublished files. Blocks."""
+    _sweep_away(layout.probe, layout.unfinished(layout.pins), layout.unfinished(layout.format))
+    parts = _sweep(layout.partial, whole=PART, beside=JOURNAL)
+    tars = _sweep(layout.quarantine, whole=TAR, beside=SIDECAR)
+    return [interrupted(path) for path in parts] + [quarantined(path) for path in tars]
+
+
+def _sweep(folder: Path, *, whole: str, beside: str) -> list[Path]:
+    """Return the files with suffix `whole`; remove other cache files, except their companions with suffix `beside`."""
+    ours = [path for path in folder.iterdir() if is_key(path.stem)]
+    for path in ours:
+        if path.suffix != whole and not (path.suffix == beside and path.with_suffix(whole).exists()):
+            _sweep_away(path)
+    return [path for path in ours if path.suffix == whole]
+
+
+def _sweep_away(*paths: Path) -> None:
+    with contextlib.suppress(OSError):  # a read-only disk can still be served from; a later start cleans up
+        unlink_quietly(*paths)
+
+
+def interrupted(part: Path) -> Leftover:
+    """Return the leftover of a resumable download. Blocks."""
+    paths = (part, part.with_suffix(JOURNAL))
+    return Leftover(part.stem, paths, sum(map(size_or_zero, paths)))
+
+
+def quarantined(tar: Path) -> Leftover:
+    """Return the leftover of a quarantined shard. Blocks."""
+    paths = (tar, tar.with_suffix(SIDECAR))
+    return Leftover(f"quarantine/{tar.stem}", paths, sum(map(size_or_zero, paths)))

@@ -1,0 +1,247 @@
+"""What users may have fetched with the daemon's rights, and see."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.access.rules import AllowList, Peer
+from shardcache.config import AllowRule
+from shardcache.errors import ConfigError, NotAllowedError
+
+ME = Peer(os.getuid())
+SOMEBODY = Peer(54321, frozenset({600}))
+
+
+def allow(*entries: str | dict[str, Any]) -> AllowList:
+    """Return the rules that a config file's `allow` makes."""
+    return AllowList([AllowRule.parse(entry) for entry in entries])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://data/a.tar",
+        "s3://data",
+        "s3://other/train-000.tar",
+        "S3://data/a.tar",
+        "s3a://data/a.tar",
+        "HTTPS://Host:443/x/a.tar",
+        "https://host/x/a b.tar?versionId=1",
+    ],
+)
+def test_urls_below_a_prefix_are_allowed(url: str) -> None:
+    """A bucket opens what is in it, a longer prefix what begins so; schemes and hosts have no case."""
+    allow("s3://data", "s3://other/train-", "https://host/x/").check(url, SOMEBODY)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://data-private/a.tar",
+        "s3://other/val-000.tar",
+        "http://data/a.tar",
+        "s3://Data/a.tar",
+        "http://host/x/a.tar",
+        "https://host:8443/x/a.tar",
+        "https://host.evil/x/a.tar",
+        "https://host/X/a.tar",
+        "ftp://files.evil/a",
+    ],
+)
+def test_everything_else_is_refused(url: str) -> None:
+    """A bucket's name is no prefix of another bucket's, nor a host's of another host's or port's."""
+    with pytest.raises(NotAllowedError) as caught:
+        allow("s3://data", "s3://other/train-", "https://host/x/", "ftp://files").check(url, ME)
+    assert caught.value.url == url
+
+
+@given(st.sampled_from(["s3://data", "s3://data/", "https://host", "https://host/data/"]), st.text(max_size=30))
+def test_what_is_allowed_lies_below_the_prefix(prefix: str, rest: str) -> None:
+    """Whatever comes behind a prefix: it is refused, or still names the same bucket or host and no way up."""
+    url = prefix + rest
+    try:
+        allow(prefix).check(url, SOMEBODY)
+    except (NotAllowedError, ConfigError):
+        return
+    authority = url.partition("://")[2].partition("/")[0]
+    assert authority == prefix.partition("://")[2].partition("/")[0]
+    assert ".." not in url.split("/")
+
+
+@pytest.mark.parametrize("url", ["file:///etc/secret.tar", "/etc/secret.tar", "LOCAL:///etc/secret.tar"])
+def test_other_users_get_no_local_files_by_default(url: str) -> None:
+    """The daemon may read what its users may not; only an explicit prefix opens local files to them."""
+    allow().check(url, ME)
+    with pytest.raises(NotAllowedError):
+        allow().check(url, SOMEBODY)
+    allow("/etc/").check(url, SOMEBODY)
+
+
+@pytest.mark.parametrize("protocol", ["sftp", "ftp", "smb", "webhdfs", "git", "memory", "nonsense"])
+def test_what_is_no_object_store_needs_a_rule(protocol: str) -> None:
+    """Filesystems that reach any host, or this one, with the daemon's keys are not for everyone by default."""
+    url = f"{protocol}://host/a.tar"
+    with pytest.raises(NotAllowedError):
+        allow().check(url, SOMEBODY)
+    allow(f"{protocol}://host/").check(url, SOMEBODY)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "169.254.169.254",
+        "127.0.0.1",
+        "127.9.9.9:8000",
+        "localhost",
+        "LOCALHOST",
+        "a.localhost",
+        "0.0.0.0",
+        "0",
+        "2130706433",
+        "0x7f000001",
+        "0177.0.0.1",
+        "127.1",
+        "2852039166",
+        "[::1]",
+        "[::]",
+        "[::ffff:169.254.169.254]",
+        "[64:ff9b::a9fe:a9fe]",
+        "[2002:7f00:1::]",
+        "[fe80::1]",
+        "[fd00:ec2::254]",
+        "168.63.129.16",
+        "100.100.100.200",
+        "metadata.google.internal",
+        "metadata",
+    ],
+)
+def test_no_rule_opens_the_node_itself_to_others(host: str) -> None:
+    """Instance metadata hands out the machine's credentials; the loopback trusts whoever reaches it."""
+    for scheme in ("http", "https"):
+        with pytest.raises(NotAllowedError):
+            allow().check(f"{scheme}://{host}/latest/a.tar", SOMEBODY)
+    allow().check(f"http://{host}/latest/a.tar", ME)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "example.com",
+        "10.1.2.3",
+        "192.168.1.5:9000",
+        "[2606:4700::1111]",
+        "minio",
+        "nas.local",
+        "files.localdomain",
+        "ip-10-0-0-5.ec2.internal",
+        "files.corp.internal:8080",
+    ],
+)
+def test_other_hosts_need_no_rule(host: str) -> None:
+    """A file server in the cluster's own network works as it is."""
+    allow().check(f"http://{host}/a.tar", SOMEBODY)
+
+
+def test_a_rule_for_users_and_groups_is_for_them_alone() -> None:
+    """By number or name; root and the daemon's user have its rights anyway."""
+    rules = allow({"prefix": "s3://a/", "users": [54321, "nobody"]}, {"prefix": "s3://b/", "groups": [601, "root"]})
+    for url, peer in [
+        ("s3://a/x", SOMEBODY),
+        ("s3://a/x", Peer(65534)),
+        ("s3://b/x", Peer(7, frozenset({600, 601}))),
+        ("s3://b/x", Peer(7, frozenset({0}))),
+        ("s3://a/x", ME),
+        ("s3://b/x", Peer(0)),
+    ]:
+        rules.check(url, peer)
+    for url, peer in [("s3://a/x", Peer(54322)), ("s3://b/x", SOMEBODY), ("s3://c/x", SOMEBODY), ("s3://c/x", ME)]:
+        with pytest.raises(NotAllowedError):
+            rules.check(url, peer)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "",
+        7,
+        {},
+        {"prefix": ""},
+        {"prefix": "s3://a/", "user": [1]},
+        {"prefix": "s3://a/", "users": "alice"},
+        {"prefix": "s3://a/", "users": []},
+        {"prefix": "s3://a/", "users": ["no such user"]},
+        {"prefix": "s3://a/", "groups": [-1]},
+        {"prefix": "s3://a/", "users": [True]},
+    ],
+)
+def test_a_rule_that_says_something_else_is_refused(entry: object) -> None:
+    """A misspelt key or an unknown name must not open a prefix to everyone."""
+    with pytest.raises(ValueError):
+        AllowRule.parse(entry)
+
+
+def test_what_may_not_be_fetched_is_not_seen() -> None:
+    """Except by whoever runs the daemon, who must be able to tidy up after a rule is gone."""
+    rules = allow({"prefix": "s3://a/", "users": [54321]})
+    assert rules.shows("s3://a/x", SOMEBODY) and not rules.shows("s3://a/x", Peer(7))
+    assert rules.shows("s3://gone/x", ME) and not rules.shows("s3://gone/x", SOMEBODY)
+
+
+@pytest.mark.parametrize(
+    ("entries", "target", "passes"),
+    [
+        ([], "https://cdn.example.com/a.tar", True),
+        ([], "http://169.254.169.254/a.tar", False),
+        ([], "http://localhost:8000/a.tar", False),
+        (["http://host/"], "http://host/b.tar", True),
+        (["http://host/"], "http://cdn/b.tar", False),
+        (["http://host/", "http://cdn/"], "http://cdn/b.tar", True),
+        (["http://host/", {"prefix": "http://cdn/", "users": [1]}], "http://cdn/b.tar", False),
+        ([{"prefix": "http://host/", "users": [1]}], "http://host/b.tar", True),
+        ([{"prefix": "http://host/", "users": [1]}, {"prefix": "http://host/a", "users": [2]}], "http://host/b", False),
+        (
+            [{"prefix": "http://host/", "users": [1]}, {"prefix": "http://host/a", "groups": [1]}],
+            "http://host/b",
+            False,
+        ),
+        (
+            [{"prefix": "http://host/", "users": [1, 2]}, {"prefix": "http://host/a", "users": [2]}],
+            "http://host/b",
+            True,
+        ),
+        (["http://host/", {"prefix": "http://host/a", "users": [2]}], "http://host/b", True),
+    ],
+)
+def test_a_hop_leads_no_further_than_its_source_is_allowed(entries: list[Any], target: str, passes: bool) -> None:
+    """Where a server or link leads, everybody may go who may ask for where it starts."""
+    rules = allow(*entries)
+    if passes:
+        rules.check_hop("http://host/a.tar", target)
+    else:
+        with pytest.raises(NotAllowedError):
+            rules.check_hop("http://host/a.tar", target)
+
+
+def test_a_link_into_an_allowed_folder_that_is_a_link_is_allowed(tmp_path: Path) -> None:
+    """A rule for a folder is one for the place that it leads to, and for no other."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "real")
+    for prefix in (f"{tmp_path}/data/", f"{tmp_path}/data", f"{tmp_path}/data/a"):
+        rules = allow(prefix)
+        rules.check_hop(f"file://{tmp_path}/data/a.tar", f"file://{tmp_path.resolve()}/real/a.tar")
+        with pytest.raises(NotAllowedError):
+            rules.check_hop(f"file://{tmp_path}/data/a.tar", "file:///etc/a.tar")
+
+
+def test_a_rule_for_a_protocol_covers_all_of_it() -> None:
+    """There is no bucket's name in it that another could begin with."""
+    rules = allow("s3://")
+    rules.check("s3://any/a.tar", SOMEBODY)
+    with pytest.raises(NotAllowedError):
+        rules.check("gs://any/a.tar", SOMEBODY)

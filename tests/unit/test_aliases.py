@@ -1,0 +1,71 @@
+"""From names to keys and back."""
+
+from __future__ import annotations
+
+from shardcache.cache.catalog.aliases import AliasTable
+from shardcache.protocol import ShardRef
+
+
+def test_a_known_version_names_its_own_key() -> None:
+    """Two jobs whose manifests know the same version mean the same file."""
+    ref = ShardRef("s3://b/a.tar", '"v1"')
+    assert AliasTable().key(AliasTable.of(ref)) == AliasTable.of(ref)
+
+
+def test_a_name_without_a_version_leads_to_what_the_store_had() -> None:
+    """Once asked for, a bare url leads to the version found, and that key knows the url."""
+    names, name = AliasTable(), AliasTable.of(ShardRef("s3://b/a.tar"))
+    names.learn(name, "key1", 10.0)
+    assert names.key(name) == "key1"
+    assert names.names("key1") == {"key1", name}
+    assert names.checked_at_s(name) == 10.0
+
+
+def test_a_replaced_object_moves_its_name() -> None:
+    """After the store's object changed, the old key is known by no url any more."""
+    names = AliasTable()
+    names.learn("url", "key1", 1.0)
+    names.learn("url", "key2", 2.0)
+    assert names.key("url") == "key2"
+    assert names.names("key1") == {"key1"}
+
+
+def test_an_evicted_shard_is_forgotten() -> None:
+    """What leads to a file ends with the file."""
+    names = AliasTable()
+    names.learn("url", "key1", 1.0)
+    names.forget("key1")
+    assert names.key("url") == "url"
+    assert names.checked_at_s("url") == float("-inf")
+
+
+def test_a_version_that_comes_back_is_its_own_again() -> None:
+    """After the store went from v1 to v2 and back, the name of v1 leads to v1."""
+    names = AliasTable()
+    names.learn("v1", "v2", 1.0)
+    names.learn("v1", "v1", 2.0)
+    assert names.key("v1") == "v1"
+    assert names.names("v2") == {"v2"}
+
+
+def test_names_of_what_never_came_are_forgotten_one_day() -> None:
+    """However many shards are asked for, only so many answers are kept, the newest."""
+    names = AliasTable(remembered=10)
+    for number in range(1000):
+        names.learn(f"url{number}", f"key{number}", 1.0)
+        names.learn_size(f"url{number}", 5)
+    assert len(names) == 10
+    assert names.key("url0") == "url0"
+    assert names.names("key0") == {"key0"}
+    assert (names.key("url999"), names.size_bytes("url999")) == ("key999", 5)
+
+
+def test_names_of_what_is_here_are_kept() -> None:
+    """A shard in the cache is found by its url, however many others were asked for since."""
+    here = {"key0"}
+    names = AliasTable(here, remembered=10)
+    for number in range(1000):
+        names.learn(f"url{number}", f"key{number}", 1.0)
+    assert names.key("url0") == "key0"
+    assert names.names("key0") == {"key0", "url0"}
+    assert len(names) <= 11
