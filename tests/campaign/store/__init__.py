@@ -119,19 +119,10 @@ def replaced(place: StorePlace, least: int) -> Result:
             place.replace(number, shard(number, edition=edition), before=2 * PART_BYTES, result=result)
         place.recover(result, place.read(result))
         place.settle()
-        try:
-            eventually(lambda: _is_current(place), limit_s=HANG_S)
-        except TimeoutError:
-            result.fail("wrong", f"{result.fault}: {HANG_S:g} s later, a former edition is served")
+        place.recover(result, place.read(result))  # the new edition, and nothing else
         if result.injected >= least:
             break
     return result
-
-
-def _is_current(place: StorePlace) -> bool:
-    """Read all shards; return whether each is the new edition. A store that hung a moment ago is not waited for."""
-    look = Result(PART, "nothing")
-    return not place.read(look) and not look.wrong
 
 
 def trailing(place: StorePlace, least: int) -> Result:
@@ -153,7 +144,7 @@ def trailing(place: StorePlace, least: int) -> Result:
 
 
 def hanging(place: StorePlace, least: int) -> Result:
-    """Let the store answer nothing while all shards are cached: they are served, and promptly."""
+    """Let the store answer nothing while all shards are cached: they are served promptly, and later as they are then."""
     result = Result(PART, "a store that hangs while all shards are cached")
     before = place.proxy.done[Mischief.HEAD_SILENCE]
     while result.injected < least:
@@ -165,8 +156,28 @@ def hanging(place: StorePlace, least: int) -> Result:
         if (took_s := time.monotonic() - begun_s) > _PROMPT_S:
             result.fail("hangs", f"{len(place.urls)} cached shards took {took_s:.0f} s")
         place.proxy.heal()
+        _notice(place, result)
         result.injected = place.proxy.done[Mischief.HEAD_SILENCE] - before
     return result
+
+
+def _notice(place: StorePlace, result: Result) -> None:
+    """Replace a cached shard, and take the time until the daemon, once it has an answer again, serves the new edition."""
+    former, healed_s = place.bodies[0], time.monotonic()
+    for body in (shard(0, edition=1), former):
+        place.bodies[0] = body
+        place.put(0, body)
+        try:
+            eventually(lambda: _is_current(place, 0), limit_s=HANG_S)
+        except TimeoutError:
+            result.fail("hangs", f"{result.fault}: a healed store is not asked for {place.urls[0]}")
+    result.recovery_s.append(time.monotonic() - healed_s)
+
+
+def _is_current(place: StorePlace, number: int) -> bool:
+    """Read a shard; return whether it is the store's."""
+    look = Result(PART, "nothing")
+    return not place.read(look, [number]) and not look.wrong
 
 
 def forgotten(place: StorePlace, least: int) -> Result:

@@ -137,10 +137,12 @@ class StorePlace:
         self.proxy.before(act, key=self.keys[number], start=before)
 
     def settle(self) -> None:
-        """Replace what was in the cache, so that nobody asked for it, and take the new shards alone for right."""
+        """Replace the shards of which nobody asked for that part, and take the new ones alone for right."""
         self.proxy.heal()
         for number in self._due:
             self.put(number, self.bodies[number])
+        if self._due:
+            self.evict()  # a cached one may be served until the store has answered
         self._due.clear()
         self._former.clear()
 
