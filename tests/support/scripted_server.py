@@ -17,6 +17,8 @@ from support.mischief import Ending
 
 _LIMIT_S = 60.0
 _HEAD_BYTES = 64 * 1024
+# The head of a TLS record of 16 KiB of ciphertext, and less of it than that.
+_HALF_A_RECORD = b"\x17\x03\x03\x40\x00" + bytes(100)
 _LINGER = struct.pack("ii", 1, 0)  # close by a reset
 
 
@@ -43,6 +45,7 @@ class ScriptedServer:
         connections: number of connections.
         heads: of all requests, as they came.
         closed: how many of the connections are no more.
+        refused: number of failed TLS handshakes.
     """
 
     def __init__(self, *replies: Reply | bytes, context: ssl.SSLContext | None = None) -> None:
@@ -54,6 +57,7 @@ class ScriptedServer:
         self.connections = 0
         self.heads: list[str] = []
         self.closed = 0
+        self.refused = 0
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -65,6 +69,10 @@ class ScriptedServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close all connections, without an end of TLS."""
         for sock in list(self._open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -113,7 +121,17 @@ class ScriptedServer:
             self._changed.notify_all()
 
     def _encrypted(self, sock: socket.socket) -> socket.socket:
-        return sock if self._context is None else self._context.wrap_socket(sock, server_side=True)
+        if self._context is None:
+            return sock
+        try:
+            return self._context.wrap_socket(sock, server_side=True)
+        except ssl.SSLError:
+            self.refused += 1
+            raise
+
+    def reply(self, head: str, number: int) -> Reply:
+        """Return what is sent to a request, the first of which has number 0."""
+        return self._replies[min(number, len(self._replies) - 1)]
 
     def _answer(self, stream: socket.socket, plain: socket.socket) -> bool:
         """Answer a request; return whether there may be another."""
@@ -124,9 +142,10 @@ class ScriptedServer:
                 return False
             head += data
         with self._changed:
+            number = len(self.heads)
             self.heads.append(head.decode("latin-1"))
             self._changed.notify_all()
-            reply = self._replies[min(len(self.heads), len(self._replies)) - 1]
+        reply = self.reply(head.decode("latin-1"), number)
         stream.sendall(reply.data)
         if reply.then is not None:
             reply.then(plain)
@@ -154,3 +173,8 @@ def chunked(body: bytes, *headers: str, chunk_bytes: int = 10_000) -> bytes:
     pieces = [body[at : at + chunk_bytes] for at in range(0, len(body), chunk_bytes)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
     return head("Transfer-Encoding: chunked", *headers) + chunks
+
+
+def cut_record(plain: socket.socket) -> None:
+    """Send the beginning of a TLS record; for `Reply.then`, before the connection is closed."""
+    plain.sendall(_HALF_A_RECORD)

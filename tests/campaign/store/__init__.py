@@ -10,13 +10,13 @@ from itertools import count
 from pathlib import Path
 
 from campaign.result import Result
-from campaign.store.place import HANG_S, PART_BYTES, SAMPLES, StorePlace, shard
+from campaign.store.place import HANG_S, PART, PART_BYTES, SAMPLES, StorePlace, shard
 from campaign.store.reading import Reading
+from campaign.store.secure import behind_tls
 from support.daemon import eventually
 from support.mischief import Mischief
 from support.shim import HAS_CC
 
-PART = "store"
 MOST_SHARDS = 24
 _EACH = 125  # of every kind at scale 1
 _MIXED = 600
@@ -59,6 +59,7 @@ def run(scale: float, folder: Path) -> Iterator[Result]:
         yield hanging(place, _scaled(_HANGING, scale))
         yield replaced(place, _scaled(_REPLACED, scale))
         yield forgotten(place, _scaled(_FORGOTTEN, scale))
+        yield from behind_tls(place, folder / "authorities", _scaled(_EACH, scale))
         if HAS_CC:
             yield silent_first(place, _scaled(_SILENT, scale))
 
@@ -144,7 +145,7 @@ def trailing(place: StorePlace, least: int) -> Result:
 
 
 def hanging(place: StorePlace, least: int) -> Result:
-    """Let the store answer nothing while all shards are cached: they are served promptly, and later as they are then."""
+    """Let the store answer nothing while all shards are cached: they are served promptly, and new editions later."""
     result = Result(PART, "a store that hangs while all shards are cached")
     before = place.proxy.done[Mischief.HEAD_SILENCE]
     while result.injected < least:
@@ -162,7 +163,7 @@ def hanging(place: StorePlace, least: int) -> Result:
 
 
 def _notice(place: StorePlace, result: Result) -> None:
-    """Replace a cached shard, and take the time until the daemon, once it has an answer again, serves the new edition."""
+    """Replace a cached shard, and take the time until the daemon has an answer again and serves the new edition."""
     former, healed_s = place.bodies[0], time.monotonic()
     for body in (shard(0, edition=1), former):
         place.bodies[0] = body
