@@ -21,6 +21,13 @@ _FORMATS_FOR_THE_TRAINER = "torch._utils"  # the module of ExceptionWrapper
 _TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
 
 
+NO_PROCESS_REMEDY = (
+    "look for limits on memory and processes (ulimit -a, the container's); where Python was replaced under the running "
+    "daemon, restart it"
+)
+"""For a `CacheError` where the daemon cannot start one of its processes."""
+
+
 class ShardcacheError(Exception):
     """Base of everything that shardcache raises.
 

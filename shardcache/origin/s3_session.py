@@ -50,7 +50,8 @@ class Sessions:
         try:
             session = await self._borrow()
             yield session.fs
-        except ShardcacheError:  # a NotFoundError is an OSError, too
+        except ShardcacheError as exn:  # a NotFoundError is an OSError, too
+            exn.url = exn.url or url
             raise
         except FOREIGN as exn:
             verdict = judge(exn, url)
