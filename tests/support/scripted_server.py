@@ -36,10 +36,11 @@ class Reply:
 
 
 class ScriptedServer:
-    """Listens on a free port of 127.0.0.1; a context manager. The last reply is given again and again.
+    """Listens on a free port of an address; a context manager. The last reply is given again and again.
 
     Args:
         context: for https.
+        address: of this machine, of IPv4 or IPv6.
 
     Attributes:
         connections: number of connections.
@@ -48,10 +49,14 @@ class ScriptedServer:
         refused: number of failed TLS handshakes.
     """
 
-    def __init__(self, *replies: Reply | bytes, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, *replies: Reply | bytes, context: ssl.SSLContext | None = None, address: str = "127.0.0.1"
+    ) -> None:
         self._replies = [Reply(reply) if isinstance(reply, bytes) else reply for reply in replies]
         self._context = context
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._address = f"[{address}]" if ":" in address else address
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family)
         self._open: set[socket.socket] = set()
         self._changed = threading.Condition()
         self.connections = 0
@@ -98,9 +103,9 @@ class ScriptedServer:
         with self._changed:
             assert self._changed.wait_for(condition, _LIMIT_S)
 
-    def url(self, path: str = "/a.tar", host: str = "127.0.0.1") -> str:
-        """Return the url of a path."""
-        return f"{'http' if self._context is None else 'https'}://{host}:{self.port}{path}"
+    def url(self, path: str = "/a.tar", host: str | None = None) -> str:
+        """Return the url of a path, by the server's address or by another name of it."""
+        return f"{'http' if self._context is None else 'https'}://{host or self._address}:{self.port}{path}"
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
