@@ -21,6 +21,13 @@ _FORMATS_FOR_THE_TRAINER = "torch._utils"  # the module of ExceptionWrapper
 _TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
 
 
+NO_PROCESS_REMEDY = (
+    "check the limits on memory and processes (ulimit -a, the container's); "
+    "if Python was replaced while the daemon was running, restart it"
+)
+"""Remedy of a `CacheError` if the daemon cannot start one of its processes."""
+
+
 class ShardcacheError(Exception):
     """Base class of all shardcache exceptions.
 

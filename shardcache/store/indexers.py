@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 import structlog
 
-from shardcache.errors import CacheError, from_json
+from shardcache.errors import NO_PROCESS_REMEDY, CacheError, from_json
 from shardcache.store.indexing import Indexed, Request
 
 log = structlog.get_logger()
@@ -37,7 +37,7 @@ class Indexers:
         """
         async with self._slots:
             for _ in range(_TRIES):
-                process = self._idle.pop() if self._idle else await _start()
+                process = await self._process(request.url)
                 try:
                     answer = await _ask(process, json.dumps(asdict(request)))
                 except BaseException:  # cancelled: the pending answer would be taken for that of the next request
@@ -52,6 +52,16 @@ class Indexers:
             "the indexing process was killed twice", url=request.url, remedy="look for the OOM killer in dmesg"
         )
 
+    async def _process(self, url: str) -> Process:
+        """Return an idle process that is still running, or a new one."""
+        while self._idle:
+            process = self._idle.pop()
+            if _runs(process):
+                return process
+            await _end(process)
+            log.warning("idle indexing process killed")
+        return await _start(url)
+
     async def prepare(self) -> None:
         """Start one process before the first shard needs it."""
         with contextlib.suppress(CacheError):  # `index` will report it
@@ -63,14 +73,19 @@ class Indexers:
             await _end(self._idle.pop())
 
 
-async def _start() -> Process:
+async def _start(url: str | None = None) -> Process:
     # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
     command = (sys.executable, "-P", "-m", "shardcache.store.indexing", str(os.getpid()))
     try:
         return await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, start_new_session=True)
     except OSError as exn:
-        remedy = "check limits on memory and processes (ulimit -a, the container's limits)"
-        raise CacheError(f"cannot start a process to index shards ({exn.strerror})", remedy=remedy) from exn
+        message = f"cannot start a process to index shards ({exn.strerror})"
+        raise CacheError(message, url=url, remedy=NO_PROCESS_REMEDY) from exn
+
+
+def _runs(process: Process) -> bool:
+    # uvloop raises a RuntimeError on writes to a pipe that it knows to be closed.
+    return process.returncode is None and process.stdin is not None and not process.stdin.is_closing()
 
 
 async def _ask(process: Process, request: str) -> bytes:

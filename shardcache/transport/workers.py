@@ -17,7 +17,7 @@ from typing import TypeAlias, cast
 
 import structlog
 
-from shardcache.errors import CacheError, NotAllowedError
+from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError
 from shardcache.transport.flow import Flow, Free
 from shardcache.transport.messages import Answer, Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.parts import PartFileError
@@ -306,6 +306,6 @@ async def _start(silent: Callable[[float], None]) -> _Worker:
             stderr=None, start_new_session=True,
         )  # fmt: skip
     except OSError as exn:
-        remedy = "check the limits on memory and processes (ulimit -a, the container's)"
-        raise CacheError(f"cannot start a transport worker ({exn.strerror})", remedy=remedy) from exn
+        message = f"cannot start a transport worker ({exn.strerror})"
+        raise CacheError(message, remedy=NO_PROCESS_REMEDY) from exn
     return worker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,12 @@ def test_idle_connections_that_died_silently_cost_no_shard(place: StorePlace) ->
     """All of them at once, between two readings."""
     result = store.forgotten(place, 1)
     assert result.passed, result.first_failure
+
+
+def test_what_is_asked_over_tls_comes_so_or_not_at_all(place: StorePlace, tmp_path: Path) -> None:
+    """Certificates that nobody trusts, connections cut within a record, redirects to plain HTTP."""
+    for result in store.behind_tls(place, tmp_path, 1):
+        assert result.passed, result.first_failure
 
 
 @pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")

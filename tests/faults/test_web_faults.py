@@ -6,10 +6,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
 from shardcache.errors import OriginError
+from support.daemon import eventually
 from support.downloads import PART, Rig
 from support.faulty_proxy import FaultyProxy
 from support.faulty_s3 import BUCKET, FaultyS3
@@ -58,3 +60,24 @@ async def right_or_typed(rig: Rig, url: str) -> bool:
     assert partial.path.read_bytes() == DATA
     partial.path.unlink()
     return True
+
+
+async def test_no_request_overtakes_what_the_proxy_does_before_it(faulty: FaultyS3) -> None:
+    """An object that is replaced before a part is asked for comes in its new edition, also at a hedged request."""
+    faulty.put("a.tar", b"former")
+    with FaultyProxy(faulty.endpoint_url) as proxy:
+
+        def replace() -> None:
+            eventually(lambda: proxy.requests == 4)
+            faulty.put("a.tar", b"new")
+
+        proxy.before(replace, key="a.tar")
+        reads = (asyncio.to_thread(read, f"{proxy.endpoint_url}/{BUCKET}/a.tar") for _ in range(4))
+        assert await asyncio.gather(*reads) == [b"new"] * 4
+
+
+def read(url: str) -> bytes:
+    """Return what is at a url."""
+    with urlopen(url) as answer:
+        body: bytes = answer.read()
+    return body

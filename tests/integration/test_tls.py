@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
-from socket import socket
 
 import pytest
 
@@ -15,12 +14,10 @@ from support.certificates import Authority
 from support.downloads import Rig
 from support.faulty_s3 import FaultyS3, aws_env
 from support.mischief import Ending
-from support.scripted_server import Reply, ScriptedServer, answer, head
+from support.scripted_server import Reply, ScriptedServer, answer, cut_record, head
 
 DATA = bytes(range(256)) * 1000
 PASSED = timedelta(days=-1)
-# The head of a record of 16 KiB of ciphertext, and less of it than that.
-HALF_A_RECORD = b"\x17\x03\x03\x40\x00" + bytes(100)
 
 
 @pytest.fixture
@@ -123,17 +120,13 @@ async def test_a_cut_within_a_record_is_a_lost_connection(
     scheme: str, trusting: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Another try may help; the last one's error names the url."""
-
-    def cut(plain: socket) -> None:
-        plain.sendall(HALF_A_RECORD)
-
     size, version = f"bytes 0-{len(DATA) - 1}/{len(DATA)}", 'ETag: "1"'
     known = {
         "s3": head(f"Content-Length: {len(DATA)}", version, status="200 OK"),
         "https": answer(DATA[:1], f"Content-Range: bytes 0-0/{len(DATA)}", version),
     }
     half = answer(DATA[: len(DATA) // 2], f"Content-Range: {size}", version, length=len(DATA))
-    with ScriptedServer(known[scheme], Reply(half, Ending.CLOSE, cut), context=trusting.server()) as server:
+    with ScriptedServer(known[scheme], Reply(half, Ending.CLOSE, cut_record), context=trusting.server()) as server:
         lead_aws(monkeypatch, server)
         url = "s3://bucket/a.tar" if scheme == "s3" else server.url()
         rig = Rig(tmp_path / "cache")

@@ -26,7 +26,7 @@ class Rule:
 
     Attributes:
         times: how many at most; None for all.
-        action: called, in a thread, before the request is passed on.
+        action: called once, in a thread, before any of the requests is passed on.
     """
 
     mischief: Mischief | None
@@ -36,6 +36,7 @@ class Rule:
     share: float
     times: int | None
     action: Callable[[], object] | None = None
+    _acting: asyncio.Task[object] | None = None
 
     def takes(self, request: _Request, rng: random.Random) -> bool:
         """Tell whether a request falls under the rule, and count it."""
@@ -44,6 +45,12 @@ class Rule:
             return False
         self.times = None if self.times is None else self.times - 1
         return True
+
+    async def act(self) -> None:
+        """Return once the action is done, whichever request caused it: a late part may be asked for twice."""
+        if self.action is not None:
+            self._acting = self._acting or asyncio.create_task(asyncio.to_thread(self.action))
+            await self._acting
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +152,8 @@ class FaultyProxy:
         self._rules += (Rule(mischief, method or mischief.method, key, start, share, times),)
 
     def before(self, action: Callable[[], object], *, key: str, start: int | None = None, method: str = "GET") -> None:
-        """Call something before the next request for a key is passed on."""
-        self._rules += (Rule(None, method, key, start, 1.0, 1, action),)
+        """Call something once, before any further request for a key is passed on."""
+        self._rules += (Rule(None, method, key, start, 1.0, None, action),)
 
     def heal(self) -> None:
         """Spoil nothing more; what hangs goes on to hang."""
@@ -196,8 +203,8 @@ class FaultyProxy:
     async def _answer(self, request: _Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether the connection can take another."""
         rules = [rule for rule in self._rules if rule.takes(request, self._rng)]
-        for action in (rule.action for rule in rules if rule.action):
-            await asyncio.to_thread(action)
+        for rule in rules:
+            await rule.act()
         answer = await self._ask(request)
         mischief = next((rule.mischief for rule in rules if rule.mischief and _can_spoil(rule.mischief, answer)), None)
         if mischief:

@@ -19,7 +19,12 @@ def children(pid: int) -> list[int]:
 
 def transport_workers(pid: int) -> set[int]:
     """Return those of them that are transport workers by now."""
-    return {child for child in children(pid) if b"shardcache.transport.worker" in _command(child)}
+    return running(pid, "shardcache.transport.worker")
+
+
+def running(pid: int, module: str) -> set[int]:
+    """Return those of them that are programs of a module by now."""
+    return {child for child in children(pid) if module.encode() in _command(child)}
 
 
 def wait_until_ended(pid: int, limit_s: float = 60.0) -> None:

@@ -17,6 +17,8 @@ from support.mischief import Ending
 
 _LIMIT_S = 60.0
 _HEAD_BYTES = 64 * 1024
+# The head of a TLS record of 16 KiB of ciphertext, and less of it than that.
+_HALF_A_RECORD = b"\x17\x03\x03\x40\x00" + bytes(100)
 _LINGER = struct.pack("ii", 1, 0)  # close by a reset
 
 
@@ -34,26 +36,33 @@ class Reply:
 
 
 class ScriptedServer:
-    """Listens on a free port of 127.0.0.1; a context manager. The last reply is given again and again.
+    """Listens on a free port of an address; a context manager. The last reply is given again and again.
 
     Args:
         context: for https.
+        address: of this machine, of IPv4 or IPv6.
 
     Attributes:
         connections: number of connections.
         heads: of all requests, as they came.
         closed: how many of the connections are no more.
+        refused: number of failed TLS handshakes.
     """
 
-    def __init__(self, *replies: Reply | bytes, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, *replies: Reply | bytes, context: ssl.SSLContext | None = None, address: str = "127.0.0.1"
+    ) -> None:
         self._replies = [Reply(reply) if isinstance(reply, bytes) else reply for reply in replies]
         self._context = context
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._address = f"[{address}]" if ":" in address else address
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family)
         self._open: set[socket.socket] = set()
         self._changed = threading.Condition()
         self.connections = 0
         self.heads: list[str] = []
         self.closed = 0
+        self.refused = 0
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -65,6 +74,10 @@ class ScriptedServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close all connections, without an end of TLS."""
         for sock in list(self._open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -90,9 +103,9 @@ class ScriptedServer:
         with self._changed:
             assert self._changed.wait_for(condition, _LIMIT_S)
 
-    def url(self, path: str = "/a.tar", host: str = "127.0.0.1") -> str:
-        """Return the url of a path."""
-        return f"{'http' if self._context is None else 'https'}://{host}:{self.port}{path}"
+    def url(self, path: str = "/a.tar", host: str | None = None) -> str:
+        """Return the url of a path, by the server's address or by another name of it."""
+        return f"{'http' if self._context is None else 'https'}://{host or self._address}:{self.port}{path}"
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -113,7 +126,17 @@ class ScriptedServer:
             self._changed.notify_all()
 
     def _encrypted(self, sock: socket.socket) -> socket.socket:
-        return sock if self._context is None else self._context.wrap_socket(sock, server_side=True)
+        if self._context is None:
+            return sock
+        try:
+            return self._context.wrap_socket(sock, server_side=True)
+        except ssl.SSLError:
+            self.refused += 1
+            raise
+
+    def reply(self, head: str, number: int) -> Reply:
+        """Return what is sent to a request, the first of which has number 0."""
+        return self._replies[min(number, len(self._replies) - 1)]
 
     def _answer(self, stream: socket.socket, plain: socket.socket) -> bool:
         """Answer a request; return whether there may be another."""
@@ -124,9 +147,10 @@ class ScriptedServer:
                 return False
             head += data
         with self._changed:
+            number = len(self.heads)
             self.heads.append(head.decode("latin-1"))
             self._changed.notify_all()
-            reply = self._replies[min(len(self.heads), len(self._replies)) - 1]
+        reply = self.reply(head.decode("latin-1"), number)
         stream.sendall(reply.data)
         if reply.then is not None:
             reply.then(plain)
@@ -154,3 +178,8 @@ def chunked(body: bytes, *headers: str, chunk_bytes: int = 10_000) -> bytes:
     pieces = [body[at : at + chunk_bytes] for at in range(0, len(body), chunk_bytes)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
     return head("Transfer-Encoding: chunked", *headers) + chunks
+
+
+def cut_record(plain: socket.socket) -> None:
+    """Send the beginning of a TLS record; for `Reply.then`, before the connection is closed."""
+    plain.sendall(_HALF_A_RECORD)

@@ -1,4 +1,4 @@
-"""shared_state.py: notes that a trainer shares with its workers alone, whole at any moment, and that leave nothing behind."""
+"""shared_state.py: notes that a trainer shares with its workers alone, whole at any moment; nothing is left behind."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ class Sessions:
         try:
             session = await self._borrow()
             yield session.fs
-        except ShardcacheError:  # NotFoundError is also an OSError
+        except ShardcacheError as exn:  # NotFoundError is also an OSError
+            exn.url = exn.url or url
             raise
         except FOREIGN as exn:
             verdict = judge(exn, url)

@@ -10,13 +10,13 @@ from itertools import count
 from pathlib import Path
 
 from campaign.result import Result
-from campaign.store.place import HANG_S, PART_BYTES, SAMPLES, StorePlace, shard
+from campaign.store.place import HANG_S, PART, PART_BYTES, SAMPLES, StorePlace, shard
 from campaign.store.reading import Reading
+from campaign.store.secure import behind_tls
 from support.daemon import eventually
 from support.mischief import Mischief
 from support.shim import HAS_CC
 
-PART = "store"
 MOST_SHARDS = 24
 _EACH = 125  # of every kind at scale 1
 _MIXED = 600
@@ -59,6 +59,7 @@ def run(scale: float, folder: Path) -> Iterator[Result]:
         yield hanging(place, _scaled(_HANGING, scale))
         yield replaced(place, _scaled(_REPLACED, scale))
         yield forgotten(place, _scaled(_FORGOTTEN, scale))
+        yield from behind_tls(place, folder / "authorities", _scaled(_EACH, scale))
         if HAS_CC:
             yield silent_first(place, _scaled(_SILENT, scale))
 
@@ -119,19 +120,10 @@ def replaced(place: StorePlace, least: int) -> Result:
             place.replace(number, shard(number, edition=edition), before=2 * PART_BYTES, result=result)
         place.recover(result, place.read(result))
         place.settle()
-        try:
-            eventually(lambda: _is_current(place), limit_s=HANG_S)
-        except TimeoutError:
-            result.fail("wrong", f"{result.fault}: {HANG_S:g} s later, a former edition is served")
+        place.recover(result, place.read(result))  # the new edition, and nothing else
         if result.injected >= least:
             break
     return result
-
-
-def _is_current(place: StorePlace) -> bool:
-    """Read all shards; return whether each is the new edition. A store that hung a moment ago is not waited for."""
-    look = Result(PART, "nothing")
-    return not place.read(look) and not look.wrong
 
 
 def trailing(place: StorePlace, least: int) -> Result:
@@ -153,7 +145,7 @@ def trailing(place: StorePlace, least: int) -> Result:
 
 
 def hanging(place: StorePlace, least: int) -> Result:
-    """Let the store answer nothing while all shards are cached: they are served, and promptly."""
+    """Let the store answer nothing while all shards are cached: they are served promptly, and new editions later."""
     result = Result(PART, "a store that hangs while all shards are cached")
     before = place.proxy.done[Mischief.HEAD_SILENCE]
     while result.injected < least:
@@ -165,8 +157,28 @@ def hanging(place: StorePlace, least: int) -> Result:
         if (took_s := time.monotonic() - begun_s) > _PROMPT_S:
             result.fail("hangs", f"{len(place.urls)} cached shards took {took_s:.0f} s")
         place.proxy.heal()
+        _notice(place, result)
         result.injected = place.proxy.done[Mischief.HEAD_SILENCE] - before
     return result
+
+
+def _notice(place: StorePlace, result: Result) -> None:
+    """Replace a cached shard, and take the time until the daemon has an answer again and serves the new edition."""
+    former, healed_s = place.bodies[0], time.monotonic()
+    for body in (shard(0, edition=1), former):
+        place.bodies[0] = body
+        place.put(0, body)
+        try:
+            eventually(lambda: _is_current(place, 0), limit_s=HANG_S)
+        except TimeoutError:
+            result.fail("hangs", f"{result.fault}: a healed store is not asked for {place.urls[0]}")
+    result.recovery_s.append(time.monotonic() - healed_s)
+
+
+def _is_current(place: StorePlace, number: int) -> bool:
+    """Read a shard; return whether it is the store's."""
+    look = Result(PART, "nothing")
+    return not place.read(look, [number]) and not look.wrong
 
 
 def forgotten(place: StorePlace, least: int) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +22,17 @@ from shardcache.protocol import ShardRef
 from shardcache_client.daemon.connection import Reader, resolve
 from shardcache_client.daemon.session import Patience, Session
 from shardcache_client.order.plan import Plan
+from support.certificates import Authority
 from support.daemon import Daemon, eventually, spawn
 from support.faulty_proxy import FaultyProxy
 from support.guard import GUARD_S
 from support.lead import Lead
 from support.seaweedfs import REGION, SeaweedFS
+from support.secure_front import SecureFront
 from support.silent_address import SILENT, SilentAddress
 from support.tars import make_tar, random_samples
 
+PART = "store"
 PART_BYTES = 64 * 1024
 SAMPLES = 10
 HANG_S = GUARD_S
@@ -107,15 +111,34 @@ class StorePlace:
     @contextmanager
     def silent_first(self) -> Iterator[Lead]:
         """Let another daemon take the place of this one, to which the store is a name whose first address is silent."""
-        folder, port = self._folder / "silent", urlsplit(self.proxy.endpoint_url).port
-        folder.mkdir(exist_ok=True)
+        folder, port = self._folder_of("silent"), urlsplit(self.proxy.endpoint_url).port
         assert port is not None
         lead = Lead("store", SILENT, "127.0.0.1", folder / "attempts")
         env = {**self._server.env(), **lead.env, "AWS_ENDPOINT_URL": f"http://store:{port}"}
+        with SilentAddress(port), self._instead(Daemon(folder, *_FLAGS, env=env, spawn=spawn)):
+            yield lead
+
+    @contextmanager
+    def behind_tls(self, authority: Authority) -> Iterator[SecureFront]:
+        """Let another daemon take the place of this one, which reaches the store over TLS and trusts an authority."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with SecureFront(self.proxy.endpoint_url, authority.server(context=context)) as front:
+            trust = {"AWS_CA_BUNDLE": str(authority.ca_file), "AWS_ENDPOINT_URL": front.url("")}
+            env = {**self._server.env(), **trust}
+            with self._instead(Daemon(self._folder_of("tls"), *_FLAGS, env=env)):
+                yield front
+
+    def _folder_of(self, name: str) -> Path:
+        folder = self._folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    @contextmanager
+    def _instead(self, other: Daemon) -> Iterator[None]:
         usual = self.daemon
         try:
-            with SilentAddress(port), Daemon(folder, *_FLAGS, env=env, spawn=spawn) as self.daemon:
-                yield lead
+            with other as self.daemon:
+                yield
         finally:
             self.daemon = usual
 
@@ -137,10 +160,12 @@ class StorePlace:
         self.proxy.before(act, key=self.keys[number], start=before)
 
     def settle(self) -> None:
-        """Replace what was in the cache, so that nobody asked for it, and take the new shards alone for right."""
+        """Replace the shards of which nobody asked for that part, and take the new ones alone for right."""
         self.proxy.heal()
         for number in self._due:
             self.put(number, self.bodies[number])
+        if self._due:
+            self.evict()  # a cached one may be served until the store has answered
         self._due.clear()
         self._former.clear()
 
