@@ -91,5 +91,5 @@ def test_a_job_is_called_something_that_can_be_shown(daemon: Daemon) -> None:
     """Names are kept and shown after their job has gone, so they are no place for megabytes."""
     session = RawSession(daemon, "j" * 1_000_000)
     assert session.welcome["error"]["code"] == "protocol"
-    assert "255 characters" in session.welcome["error"]["message"]
+    assert "the limit is 255" in session.welcome["error"]["message"]
     assert daemon.status()["jobs"] == []
