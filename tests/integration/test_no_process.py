@@ -39,14 +39,14 @@ def test_a_process_that_is_killed_while_idle_costs_no_shard(module: str, moto: B
 
 
 @pytest.mark.parametrize(
-    ("module", "purpose", "schemes"),
+    ("module", "process", "schemes"),
     [
-        (FETCHING, "to fetch shards", ["s3", "http"]),
-        (INDEXING, "to index shards", ["s3"]),
+        (FETCHING, "a transport worker", ["s3", "http"]),
+        (INDEXING, "a process to index shards", ["s3"]),
     ],
 )
 def test_a_process_that_cannot_be_started_is_an_error_that_says_so(
-    module: str, purpose: str, schemes: list[str], moto: Bucket, tmp_path: Path
+    module: str, process: str, schemes: list[str], moto: Bucket, tmp_path: Path
 ) -> None:
     """It names the shard and the remedy; once processes can be started again, shards come without a restart."""
     python, real = tmp_path / "python", Path(sys.executable).resolve()
@@ -63,6 +63,6 @@ def test_a_process_that_cannot_be_started_is_an_error_that_says_so(
         for position, url in enumerate(urls):
             error = session.ask("lease", position=position)["error"]
             assert (error["code"], error["url"], error["remedy"]) == (CacheError.code, url, NO_PROCESS_REMEDY)
-            assert f"cannot start a process {purpose}" in error["message"]
+            assert f"cannot start {process}" in error["message"]
         python.symlink_to(real)
         assert Path(session.take(0)["path"]).read_bytes() == body
