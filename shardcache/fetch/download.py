@@ -115,7 +115,7 @@ class Downloader:
         """Fetch every part missing from the sink, in order, and check the whole object.
 
         Args:
-            bid: returns the current priority for connections and bandwidth.
+            priority: returns the current priority for connections and bandwidth.
             progress: called with the number of bytes on disk, including those of an earlier run.
             coming: counts the bytes that have arrived but are not on disk yet.
 

@@ -23,7 +23,7 @@ _DEFAULT = OriginTable.model_validate({"match": ""})
 
 
 class Origins:
-    """One origin per protocol and `[[origin]]` table in use; `fence` checks their redirects and links."""
+    """One origin per protocol and `[[origin]]` table in use; `redirect_guard` checks their redirects and links."""
 
     def __init__(
         self, tables: Sequence[OriginTable], *, max_connections: int, redirect_guard: RedirectGuard | None = None

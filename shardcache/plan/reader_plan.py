@@ -16,8 +16,8 @@ from collections.abc import Hashable, Iterator
 _NEWEST = 0.3
 # Less reading time than this does not show the pace: a loader that fills its queues reads as fast as it can.
 _ENOUGH_S = 1.0
-_POSITIONS: list[int] = []  # int objects shared by all courses, to save a million of them per course
-_LEAST_S = 1e-6  # minimum pace, so that the positions of a course are at distinct times
+_POSITIONS: list[int] = []  # int objects shared by all plans, to save a million of them per plan
+_LEAST_S = 1e-6  # minimum pace, so that the positions of a plan are at distinct times
 
 
 class ReaderPlan:
@@ -32,7 +32,7 @@ class ReaderPlan:
         measures: number of measurements behind it; 0 while it is a guess.
         job: the session's job, whose sessions are assumed to have the same pace.
         start_s, pace_s: position p will be read at `start_s + pace_s * p`, as of the last `tick`; attributes rather
-            than a method, since each decision looks at every course several times. `start_s` is NEVER after `end`.
+            than a method, since each decision looks at every plan several times. `start_s` is NEVER after `end`.
         steady_until_s: time until which another `tick` changes nothing.
     """
 
@@ -75,7 +75,7 @@ class ReaderPlan:
         self.tick(now_s)
 
     def __repr__(self) -> str:
-        return f"Course({self.cursor}/{len(self.names)}, {self.seconds_per_shard:.3g} s a shard)"
+        return f"ReaderPlan({self.cursor}/{len(self.names)}, {self.seconds_per_shard:.3g} s a shard)"
 
     def tick(self, now_s: float) -> None:
         """Update the prediction to the time `now_s`.
@@ -93,7 +93,7 @@ class ReaderPlan:
         self.start_s = since_s - self.cursor * pace_s
 
     def end(self) -> None:
-        """End the course: nothing more of it will be read."""
+        """End the plan: nothing more of it will be read."""
         self.start_s = math.inf
 
     @property

@@ -2,8 +2,8 @@
 
 The order is that of L. Belady's MIN ("A study of replacement algorithms for a virtual-storage computer", IBM Systems
 Journal 1966). Next uses shift all the time, with each session's pace and progress, yet no queue is ever re-sorted:
-every resident is in the queue of one course that plans it, by position, and the order within a course never changes.
-The use by that course is no sooner than the resident's soonest use by any course. So the furthest among the ends of all
+every resident is in the queue of one plan that names it, by position, and the order within a plan never changes.
+The use by that plan is no sooner than the resident's soonest use by any plan. So the furthest among the ends of all
 queues is the furthest resident of all, if its soonest use is the one it is queued for; if not, it moves to the queue of
 that use, and the next is examined.
 """
@@ -30,7 +30,7 @@ class Resident:
         size_bytes: bytes that its eviction frees.
         held: True while it is in use; it is in no queue then.
         used_again: True if it was requested while cached, since it last left the queue of unplanned shards.
-        course, position: the queue that it is in, and its position there; no course while it is held or unplanned.
+        reader_plan, position: the queue that it is in, and its position there; no plan while it is held or unplanned.
     """
 
     key: str
@@ -54,7 +54,7 @@ class Residents:
         self._residents: dict[str, Resident] = {}
         self._unplanned = Sieve()
         self._queues: dict[ReaderPlan, list[tuple[int, str]]] = {}  # heaps: the furthest position first
-        self._orphans: list[tuple[int, str]] = []  # queue entries of courses that have ended
+        self._orphans: list[tuple[int, str]] = []  # queue entries of plans that have ended
 
     def __repr__(self) -> str:
         return f"Residents(shards={len(self)}, unplanned={len(self._unplanned)})"
@@ -103,7 +103,7 @@ class Residents:
     def planned(self, key: str) -> None:
         """Queue a shard, if it is cached, that one more plan contains."""
         resident = self._residents.get(key)
-        # It may stay in another course's queue: its place there is no sooner than its soonest use.
+        # It may stay in another plan's queue: its place there is no sooner than its soonest use.
         if resident is not None and not resident.held and (resident.reader_plan is None or resident.reader_plan.ended):
             self._queue(resident)
 
@@ -114,13 +114,13 @@ class Residents:
             self._queue(resident)
 
     def forget(self, reader_plan: ReaderPlan) -> None:
-        """Drop the queue of a course that has ended; `settle` requeues its shards."""
+        """Drop the queue of a plan that has ended; `settle` requeues its shards."""
         self._orphans += self._queues.pop(reader_plan, ())
         if len(self._orphans) > 2 * len(self) + _SLACK:  # no victim was needed for a long time
             self._orphans = [entry for entry in set(self._orphans) if self._is_lost(entry[1])]
 
     def settle(self) -> None:
-        """Requeue a batch of shards whose course has ended: all at once would block the event loop."""
+        """Requeue a batch of shards whose plan has ended: all at once would block the event loop."""
         for _, key in self._orphans[-_BATCH:]:
             if self._is_lost(key):
                 self._queue(self._residents[key])
@@ -212,7 +212,7 @@ class Residents:
                 heapq.heappush(self._queues.setdefault(reader_plan, []), (position, key))
 
     def _furthest_end(self) -> tuple[float, ReaderPlan] | None:
-        """Return the furthest use among the ends of all queues, and the queue's course."""
+        """Return the furthest use among the ends of all queues, and the queue's plan."""
         furthest: tuple[float, ReaderPlan] | None = None
         for reader_plan, queue in self._queues.items():
             use_s = reader_plan.start_s - reader_plan.pace_s * queue[0][0]

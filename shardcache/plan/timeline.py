@@ -22,7 +22,7 @@ _NO_USES: dict[ReaderPlan, int] = {}
 _BATCH = 64
 
 Use = tuple[float, ReaderPlan, int]
-"""A use of a shard: the time, the course, and the position on it."""
+"""A use of a shard: the time, the plan, and the position on it."""
 
 
 class Missing(NamedTuple):
@@ -39,7 +39,7 @@ class Missing(NamedTuple):
 
 
 class Timeline:
-    """The courses of all sessions at the current time.
+    """The plans of all sessions at the current time.
 
     Attributes:
         now_s: the time of the last `tick`.
@@ -48,9 +48,9 @@ class Timeline:
     def __init__(self) -> None:
         self.now_s = -math.inf
         self._reader_plans: dict[Hashable, ReaderPlan] = {}
-        self._uses: dict[str, dict[ReaderPlan, int]] = {}  # each shard's next position on each course
+        self._uses: dict[str, dict[ReaderPlan, int]] = {}  # each shard's next position on each plan
         self._paces_s: dict[Hashable, float] = {}  # last measured pace of each job
-        self._ended: list[ReaderPlan] = []  # ended courses that still have entries in `_uses`, all at NEVER
+        self._ended: list[ReaderPlan] = []  # ended plans that still have entries in `_uses`, all at NEVER
 
     def __repr__(self) -> str:
         return f"Timeline(sessions={len(self._reader_plans)}, shards={len(self._uses)})"
@@ -68,7 +68,7 @@ class Timeline:
     # Events of sessions
 
     def reader_plan(self, session: Hashable) -> ReaderPlan | None:
-        """Return the course of a session that has declared a plan."""
+        """Return the plan of a session that has declared a plan."""
         return self._reader_plans.get(session)
 
     def declare(
@@ -122,7 +122,7 @@ class Timeline:
                 uses.setdefault(reader_plan, position)
 
     def forget(self, session: Hashable) -> ReaderPlan | None:
-        """Drop a session's plan; return its course, now ended, or None if it had none."""
+        """Drop a session's plan; return its plan, now ended, or None if it had none."""
         reader_plan = self._reader_plans.pop(session, None)
         if reader_plan is not None:
             reader_plan.end()
@@ -130,7 +130,7 @@ class Timeline:
         return reader_plan
 
     def _sweep(self) -> None:
-        """Drop a batch of an ended course's uses: all at once would block the event loop."""
+        """Drop a batch of an ended plan's uses: all at once would block the event loop."""
         reader_plan = self._ended[-1]
         for name, _ in reader_plan.move(reader_plan.cursor + _BATCH):
             self._drop(name, reader_plan)
@@ -197,7 +197,7 @@ class Timeline:
         """Return the missing shard that is needed soonest, or None if all are present."""
         soonest, soonest_s = None, NEVER
         for session, reader_plan in self._reader_plans.items():
-            # The first gap is at the frontier or after it, so most courses can be ruled out without `present`.
+            # The first gap is at the frontier or after it, so most plans can be ruled out without `present`.
             if reader_plan.start_s + reader_plan.pace_s * reader_plan.frontier < soonest_s:
                 need_s = self._first_gap(reader_plan, present)
                 if need_s is not None and need_s < soonest_s:

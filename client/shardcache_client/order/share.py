@@ -26,7 +26,7 @@ class Segment:
 
     @classmethod
     def between(cls, mix: Mix, start: int, stop: int) -> Segment:
-        """Build the leg from one place of the order of a mix of counted pieces to a later one."""
+        """Build the segment from one place of the order of a mix of counted pieces to a later one."""
         first = mix.find(start) if start else (0, 0)
         if stop == len(mix):
             return cls(mix, first, None, (start, stop))
@@ -67,7 +67,7 @@ class Share:
     """A contiguous assignment for one reader.
 
     Attributes:
-        legs: read one after another.
+        segments: read one after another.
         samples: total number of samples, bad ones included; None if they are not counted.
     """
 

@@ -28,7 +28,7 @@ _SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTim
 def read(
     segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
 ) -> Iterator[Sample]:
-    """Yield the samples of a leg; errors go to the tally's handler.
+    """Yield the samples of a segment; errors go to the position's handler.
 
     Args:
         counts: number of samples in each shard of the manifest, if samples are dealt; else None.
@@ -41,7 +41,7 @@ def read(
 def read_in_order(
     segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
 ) -> Iterator[Sample]:
-    """Read a leg whose pieces come one after another in file order; also from files that are still arriving."""
+    """Read a segment whose pieces come one after another in file order; also from files that are still arriving."""
     for beat, first, last in segment.beats():
         piece = segment.mix.pieces[beat]
         reader_position.begin_beat(beat, first)
@@ -93,7 +93,7 @@ class _InHand:
 
 
 class Mixture:
-    """The samples of a leg whose pieces are each permuted, then mixed. Iterable once."""
+    """The samples of a segment whose pieces are each permuted, then mixed. Iterable once."""
 
     def __init__(
         self, segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition

@@ -38,7 +38,7 @@ class LeasedShard:
     Every error names the samples of the shard that had already been yielded.
 
     Args:
-        lease: a lease of the session, owned by the passage from here on.
+        lease: a lease of the session, owned by this object from here on.
         count: number of samples according to the manifest; None if unknown.
         span: range of samples to read in order, with None as the end for all; no span to read samples by number.
         handover: passes samples to other processes without a copy.
@@ -92,7 +92,7 @@ class LeasedShard:
         self._session.release(self._lease)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the remaining samples of the span, in file order. The passage must be open.
+        """Yield the remaining samples of the span, in file order. This object must be open.
 
         Raises SampleError in place of a bad sample; call again for those after it. Any other error concerns the shard.
         """
@@ -112,12 +112,12 @@ class LeasedShard:
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number, or raises SampleError.
 
-        The passage must be open, and its lease not partial.
+        This object must be open, and its lease not partial.
         """
         return self._whole.cutter()
 
     def __len__(self) -> int:
-        """Return the number of samples of the shard. The passage must be open, and its lease not partial."""
+        """Return the number of samples of the shard. This object must be open, and its lease not partial."""
         return len(self._whole)
 
     @property

@@ -37,7 +37,7 @@ class ReaderPosition:
 
     @classmethod
     def at(cls, place: Place, on_error: Handler) -> ReaderPosition:
-        """Build the tally of a reader that resumes from a place."""
+        """Build the position of a reader that resumes from a place."""
         return cls(on_error, place.time, place.taken, place.given, place.beat, _before=place.taken - place.nth)
 
     @property

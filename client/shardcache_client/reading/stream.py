@@ -56,11 +56,11 @@ def _unheard() -> None:
 class EpochStream:
     """The samples that one reader reads in an epoch. Iterable once.
 
-    Errors of a shard or a sample go to the tally's handler. Raises NoDaemonError if the daemon stays away for longer
+    Errors of a shard or a sample go to the position's handler. Raises NoDaemonError if the daemon stays away for longer
     than the session's patience.
 
     Attributes:
-        start: the point from which the stream resumes; the tally tracks progress after it.
+        start: the point from which the stream resumes; the position tracks progress after it.
         read: True once the last sample has been yielded.
     """
 

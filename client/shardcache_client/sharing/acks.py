@@ -1,9 +1,9 @@
 """Acknowledgements between related processes that messages have arrived, whatever channel they took.
 
 Sender and receiver share a memfd, an unnamed file that vanishes with the last process that holds it. The sender chooses
-a cell of it and a random number; the receiver of the message writes the number into the cell. Handing in a receipt
-twice has no effect, several receivers need no lock, and a late receipt for a sender that is gone does not confuse the
-next one.
+a cell of it and a random number; the receiver of the message writes the number into the cell. Handing in an
+acknowledgement twice has no effect, several receivers need no lock, and a late acknowledgement for a sender that is
+gone does not confuse the next one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OFFICES: weakref.WeakValueDictionary[int, Acks] = weakref.WeakValueDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The receipt sent along with one message: id of its `Acks`, cell, and the number to write there."""
+    """The acknowledgement sent along with one message: id of its `Acks`, cell, and the number to write there."""
 
     office: int
     cell: int
@@ -73,7 +73,7 @@ class Acks:
         _OFFICES[name] = self
 
     def receive_here(self) -> None:
-        """Make this process the receiver, whichever process created the receipts."""
+        """Make this process the receiver, whichever process created the acknowledgements."""
         self._maker_pid = os.getpid()
 
     @property
@@ -82,7 +82,7 @@ class Acks:
         return os.getpid() != self._maker_pid
 
     def expect(self) -> Ack:
-        """Return a receipt to be sent along with a message. Thread-safe."""
+        """Return an acknowledgement to be sent along with a message. Thread-safe."""
         desk = self._desk_here()
         try:
             cell = desk.free.pop()
@@ -91,14 +91,14 @@ class Acks:
         return Ack(self._name, cell, randbits(64))
 
     def came(self, ack: Ack) -> bool:
-        """Return True if a receipt that this process expects was handed in; do not ask for it again after that."""
+        """Return True if an acknowledgement that this process expects was handed in; do not ask for it again."""
         if os.pread(self._fd, _NUMBER.size, ack.cell * _NUMBER.size) != _NUMBER.pack(ack.number):
             return False
         self._desk_here().free.append(ack.cell)
         return True
 
     def write(self, ack: Ack) -> None:
-        """Record a receipt, in the process that received the message."""
+        """Record an acknowledgement, in the process that received the message."""
         os.pwrite(self._fd, _NUMBER.pack(ack.number), ack.cell * _NUMBER.size)
 
     def _desk_here(self) -> _Desk:

@@ -31,7 +31,7 @@ class Bookmark:
     """Position of a dataset, shared by a trainer and its workers, except for states that a worker loads itself.
 
     Args:
-        board: the shared state.
+        shared_state: the shared state.
         datasets: identifiers in states of this dataset, for counted samples (True) and uncounted shards (False).
     """
 

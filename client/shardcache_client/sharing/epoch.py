@@ -24,7 +24,7 @@ class Epochs:
     """Counts the iterations over a dataset, until `set` fixes the epoch.
 
     Args:
-        board: shared by a trainer and its workers.
+        shared_state: shared by a trainer and its workers.
     """
 
     def __init__(self, shared_state: SharedState) -> None:

@@ -2,8 +2,8 @@
 
 Between processes, a Buffer is pickled as a reference to a range of a file. The receiver maps the same file, once for as
 long as any Buffer of it lives there. Until then the file must stay cached, so the worker keeps its own map until it
-holds no Buffer of the shard any more, in any queue, and has a receipt for every message in which one was sent. The
-cache does not evict files mapped by any process; keeping the lease for as long saves it the attempt.
+holds no Buffer of the shard any more, in any queue, and has an acknowledgement for every message in which one was sent.
+The cache does not evict files mapped by any process; keeping the lease for as long saves it the attempt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Handover:
         extensions: extensions of the members passed without a copy; None for all.
 
     Attributes:
-        receipts: receipts sent along with messages.
+        acks: acknowledgements sent along with messages.
     """
 
     def __init__(self, extensions: Collection[str] | None = None) -> None:
@@ -74,7 +74,7 @@ class Handover:
 
 
 class Loan:
-    """One mapped shard, and the receipts still expected for its Buffers sent to other processes."""
+    """One mapped shard, and the acknowledgements still expected for its Buffers sent to other processes."""
 
     def __init__(self, handover: Handover, mapped: mmap.mmap, path: Path | None, inode: int, url: str) -> None:
         self._handover = handover
@@ -153,10 +153,10 @@ def _cut(whole: Buffer, start: int, stop: int) -> Any:
 
 
 def _receive(ack: Ack, path: str, inode: int, size_bytes: int, url: str) -> Buffer:
-    """Map the file, unless it is mapped already, hand in the receipt, and return the whole file.
+    """Map the file, unless it is mapped already, hand in the acknowledgement, and return the whole file.
 
-    Raises ShardGoneError if the file does not exist, CacheDirError if it may not be read, ConfigError if the receipt
-    cannot be handed in.
+    Raises ShardGoneError if the file does not exist, CacheDirError if it may not be read, ConfigError if the
+    acknowledgement cannot be handed in.
     """
     whole = _WHOLES.get((path, inode))
     if whole is None:

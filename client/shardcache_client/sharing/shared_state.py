@@ -39,15 +39,15 @@ class SharedState:
     """A dict of JSON values, shared by the process that created it and the DataLoader workers that it starts.
 
     Any other process that receives it by fork or spawn is a trainer in its own right: at its first use it gets its own
-    board, with the notes as they were when the process was started. A copy pickled for any other purpose begins with
-    the current notes.
+    shared state, with the notes as they were when the process was started. A copy pickled for any other purpose begins
+    with the current notes.
 
     The notes live in a memfd, an unnamed file that vanishes with the last process that holds it, however that process
     ends. Threads and processes may read and edit at any time, and may be killed while doing so.
 
     Args:
         notes: initial notes.
-        in_worker: returns True in a DataLoader worker. Pickled with the board.
+        in_worker: returns True in a DataLoader worker. Pickled with the shared state.
     """
 
     def __init__(self, notes: Notes | None = None, in_worker: Callable[[], bool] = _nowhere) -> None:

@@ -17,9 +17,10 @@ class Priority:
     Attributes:
         klass: a lower class always goes first; `WAITING` may also preempt any other class.
         deadline_s: within a class and a party, the earlier goes first: the time when a reader began to wait, or will
-            need the shard. All bids of a class use one clock.
+            need the shard. All priorities of a class use one clock.
         party: the job, or other client, that needs the part. The parties of a class get equal numbers of connections,
-            however many parts each of them wants; bids of the same party, or of None, are ordered by deadline alone.
+            however many parts each of them wants; priorities of the same party, or of None, are ordered by deadline
+            alone.
         alone: True if a reader reads the shard as it arrives, so that order matters more than throughput: parts that no
             reader waits for are paused as far as they would slow it down. Lasts as long as parts arrive.
     """

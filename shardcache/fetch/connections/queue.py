@@ -1,7 +1,7 @@
 """Queue of claims waiting for a connection slot, in the order in which they are served. Pure.
 
-Each decision looks at only a few claims: those that share a bid form a group, groups of one origin, class and party
-form a line, and lines are sorted by rank.
+Each decision looks at only a few claims: those that share a priority form a group, groups of one origin, class and
+party form a line, and lines are sorted by rank.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Group(Generic[W]):
     """Claims of one download on one origin.
 
     Attributes:
-        ask: returns their current bid.
-        bid: the bid returned last.
+        ask: returns their current priority.
+        priority: the priority returned last.
         queued: claims that wait, first come first.
         holding: claims that hold a slot.
         clears: True while other claims on the origin are paused for it.
@@ -121,7 +121,7 @@ class Queue(Generic[W]):
         self._count(group.priority, -1)
 
     def change(self, group: Group[W], priority: Priority) -> None:
-        """Change the bid of a group's claims."""
+        """Change the priority of a group's claims."""
         if priority == group.priority:
             return
         self._unfile(group)

@@ -31,7 +31,7 @@ class Pausable(Protocol):
 
 # A download whose parts do not arrive holds up the others for no longer than this.
 _ALONE_S = 1.0
-# Bids change with every step of a reader; asking all downloads at each part would take longer than some parts do.
+# Priorities change with every step of a reader; asking all downloads at each part would take longer than some parts do.
 ASK_AGAIN_S = 0.02
 
 
@@ -57,7 +57,7 @@ class Claim:
     """One part's claim on a connection slot; reused for each attempt, so that retries keep their place among equals.
 
     Attributes:
-        bid: returns the current priority.
+        priority: returns the current priority.
         store: origin under whose concurrency limit it falls.
         work: can be paused while the slot is held; None where nothing can.
         paused: True if it was preempted during the current attempt.
@@ -89,14 +89,14 @@ _Group: TypeAlias = "Group[Claim]"
 class Scheduler:
     """Fixed number of connection slots; a waiting reader's claim preempts one that no reader waits for.
 
-    `Queue` decides which queued claim goes first. Bids change with time: they are read again by `deal`, and whenever a
-    claim comes or goes if `ASK_AGAIN_S` has passed.
+    `Queue` decides which queued claim goes first. Priorities change with time: they are read again by `deal`, and
+    whenever a claim comes or goes if `ASK_AGAIN_S` has passed.
 
     While a claim is `alone`, only as many claims on its origin run as saturate the link, the most urgent ones: more
     would delay each of its parts. Until the link is measured, claims that no reader waits for do not run at all.
 
-    A preempted claim pauses, and queues for another slot with its own bid. At most as many claims are paused as there
-    are slots, so at most twice as many claims as slots occupy memory.
+    A preempted claim pauses, and queues for another slot with its own priority. At most as many claims are paused as
+    there are slots, so at most twice as many claims as slots occupy memory.
 
     Args:
         count: slots of all origins together, and the initial limit of each origin.
@@ -165,7 +165,7 @@ class Scheduler:
 
     @contextmanager
     def expect(self, priority: Callable[[], Priority], store: str) -> Iterator[None]:
-        """Respect the bid of a download that has not claimed a slot yet: if it is `alone`, no planned part begins."""
+        """Respect the priority of a download without claims yet: if it is `alone`, no planned part begins."""
         group = self._group(priority, store)
         group.expected = True
         self._deal()
@@ -177,7 +177,7 @@ class Scheduler:
             self._deal()
 
     def deal(self) -> None:
-        """Re-evaluate all bids and reassign slots; call it when a bid has become more urgent."""
+        """Re-evaluate all priorities and reassign slots; call it when a priority has become more urgent."""
         self._ask_all()
         self._deal()
 

@@ -25,7 +25,7 @@ class Coming:
         return sum(pausable_read.received_bytes - before_bytes for pausable_read, before_bytes in self._parts.values())
 
     def begin(self, part: int, pausable_read: PausableRead) -> None:
-        """Count a tap's bytes from now on as those of a part, in place of an earlier attempt's."""
+        """Count a read's bytes from now on as those of a part, in place of an earlier attempt's."""
         self._parts[part] = pausable_read, pausable_read.received_bytes
 
     def end(self, part: int) -> None:

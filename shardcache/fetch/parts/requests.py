@@ -28,7 +28,7 @@ class Piece:
     """Bytes fetched by one request: a part, or the whole of an object without ranges.
 
     Attributes:
-        begun: called with the tap of each attempt, except those of hedged requests.
+        begun: called with each attempt's read, except those of hedged requests.
     """
 
     origin: Origin
@@ -69,7 +69,7 @@ class Requests:
 
     @contextmanager
     def _pausable_read(self, piece: Piece, claim: Claim) -> Iterator[PausableRead]:
-        """Provide the tap of one request; during the block its claim can be paused."""
+        """Provide the pausable read of one request; during the block its claim can be paused."""
         self._counters.origin_requests += 1
         stall_timeout = StallTimeout(self._stall_timeout_s, piece.obj.url, self._count, LEAST_BYTES_PER_S)
         pausable_read = claim.work = PausableRead(

@@ -1,4 +1,4 @@
-"""Client for plain web servers that checks each redirect against a fence before following it."""
+"""Client for plain web servers that checks each redirect against a redirect guard before following it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HttpClient:
     Args:
         options: `headers`, `cookies`, `params` and `proxy`, also inside `client_kwargs` as in fsspec's HTTPFileSystem.
             All but the proxy are sent only to the url's own server, never to the target of a redirect.
-        fence: checks redirects.
+        redirect_guard: checks redirects.
 
     Raises ConfigError for other options.
     """
@@ -64,8 +64,8 @@ class HttpClient:
     ) -> Answer | None:
         """Return the answer to a GET, after all redirects; None if `commit` refused its body.
 
-        Raises NotAllowedError for a redirect outside the fence, OriginError for an invalid one, InvalidUrlError, and
-        what `Workers` raise.
+        Raises NotAllowedError for a redirect that the guard rejects, OriginError for an invalid one, InvalidUrlError,
+        and what `Workers` raise.
         """
         home = target = _parsed(url)
         for _ in range(_MOST_HOPS + 1):
