@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Epilog in slurm.conf: remove what a job's own daemon left on this node, should it have been killed.
+# Epilog in slurm.conf: remove the files that a job's own daemon left on this node if it was killed.
 #
-# Of the site's daemon there is nothing to clean up: leases and plans ended with the job's processes, and what is cached
-# is for the next job. It always succeeds, for an epilog that fails drains its node.
+# The site's daemon needs no cleanup: leases and plans ended with the job's processes, and cached shards serve the next
+# job. The script always succeeds, because a failing epilog drains its node.
 
 . "${BASH_SOURCE[0]%/*}/site.sh"
 
-# With the user's rights, for the user chose what lies there. A link in its place is removed and not followed.
+# With the user's rights, because the user controls the path. A symbolic link there is removed, not followed.
 runuser --user "$SLURM_JOB_USER" -- rm --recursive --force -- "$job_folder" ||
     tell "cannot remove $job_folder"
 exit 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One node's daemon for as long as a step of own-daemon.sbatch lasts, and the end of its files.
+# Runs one node's daemon for the duration of a step of own-daemon.sbatch, then removes its files.
 
 set -euo pipefail
 umask 077
@@ -15,8 +15,8 @@ trap remove EXIT
 shardcache serve &
 daemon=$!
 
-# By its plugins Slurm signals this script alone or every process of the step. A daemon that is told twice ends at once,
-# which loses nothing that is cached.
+# Depending on its plugins, Slurm signals only this script or every process of the step. A daemon that is signalled twice
+# ends immediately, which loses no cached shard.
 trap 'kill "$daemon" 2>/dev/null || true' TERM INT
 
 status=0

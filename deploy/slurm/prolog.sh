@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Prolog in slurm.conf: see to it that this node's daemon answers before a job begins.
+# Prolog in slurm.conf: makes sure that this node's daemon responds before a job starts.
 #
-# It always succeeds, for a prolog that fails drains its node, and jobs can do without a cache. Nor does it look at the
-# store: health says how the daemon and its disk are, so an outage of the store restarts nothing and delays nobody.
+# It always succeeds, because a failing prolog drains its node, and jobs can run without a cache. It does not check the
+# object store: health covers the daemon and its disk, so an outage of the object store neither restarts nor delays
+# anything.
 
 . "${BASH_SOURCE[0]%/*}/site.sh"
 

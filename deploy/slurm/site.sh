@@ -1,16 +1,16 @@
 # shellcheck shell=bash disable=SC2034
-# What prolog.sh, epilog.sh and task-prolog.sh beside this file know of the site: the one file to edit.
+# Site settings of prolog.sh, epilog.sh and task-prolog.sh: the only file to edit.
 
-# Where the daemon of this node listens: its --socket. Where nodes share a machine, name it by $SLURMD_NODENAME.
+# Socket of this node's daemon (its --socket). If nodes share a machine, include $SLURMD_NODENAME in the name.
 socket=/run/shardcache/shardcache.sock
 
-# Where a user's own daemon has its files on this node, as own-daemon.sbatch lays them out.
+# Folder of a user's own daemon on this node, as laid out by own-daemon.sbatch.
 job_folder=/tmp/shardcache-$SLURM_JOB_ID
 
-# What starts a daemon that does not answer; (true) to leave that to others.
+# Command that starts a daemon that does not respond; (true) to start none.
 start_daemon=(systemctl start shardcache.service)
 
-# Write a line of the node's log.
+# Write a line to the node's log.
 tell() {
     logger --tag shardcache "job $SLURM_JOB_ID: $*"
 }

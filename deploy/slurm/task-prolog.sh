@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# TaskProlog in slurm.conf: tell each task where its node's daemon is. What it prints becomes the task's environment.
+# TaskProlog in slurm.conf: tells each task where its node's daemon is. Its output becomes the task's environment.
 #
-# A job that brings its own daemon has said so already. Rank, number of tasks and job name are Slurm's own variables,
-# which the dataset reads.
+# A job that brings its own daemon has set the variable already. The dataset reads rank, number of tasks and job name
+# from Slurm's own variables.
 
 . "${BASH_SOURCE[0]%/*}/site.sh"
 
