@@ -32,6 +32,8 @@ _SHORT_BYTES = 64 * 1024
 _DRAIN_S = 1.0
 # Bytes read, summed and written at a time: they stay in the processor's cache.
 _BLOCK_BYTES = 256 * 1024
+# A reader that has nothing else to read is told of this many bytes at a time.
+_PROMPT_BYTES = 4 * _BLOCK_BYTES
 _CHUNK_BYTES = 16 * 1024
 _memory = threading.local()
 
@@ -46,16 +48,25 @@ class Exchange:
     Args:
         held: called when a held body has arrived.
         progress: called when the body begins and when its byte credit is used up.
+        prompt: call it for every MiB that is written, too.
     """
 
     def __init__(
-        self, request: Request, body: Body | None, gate: Gate, held: Callable[[], None], progress: Callable[[], None]
+        self,
+        request: Request,
+        body: Body | None,
+        gate: Gate,
+        held: Callable[[], None],
+        progress: Callable[[], None],
+        *,
+        prompt: bool = False,
     ) -> None:
         self._request = request
         self._body = body
         self._gate = gate
         self._held = held
         self._progress = progress
+        self._prompt = prompt
 
     def run(self, pool: Pool) -> Answer:
         """Return the answer; its body is in the file if the answer is as expected.
@@ -206,6 +217,9 @@ class Exchange:
             left_bytes -= len(block)
             with self._gate.writing():
                 writer.write(block)
+            self._gate.written_bytes += len(block)
+            if self._prompt and self._gate.written_bytes % _PROMPT_BYTES == 0:
+                self._progress()
 
     def _fill(self, memory: memoryview, read: _Reader | _ChunksReader) -> None:
         filled = 0

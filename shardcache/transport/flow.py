@@ -16,6 +16,7 @@ class Flow(Protocol):
 
     Attributes:
         leave_bytes: byte credit of the read; exceeding it is harmless, but makes a bandwidth limit uneven.
+        prompt: True if somebody is waiting for the first bytes, so that `written` should be called often.
 
     A read that pulls its bytes chunk by chunk awaits `ready` before each. One to which bytes are pushed is
     `interruptible`: its callback stops the read until `ready` returns. TCP flow control then stops the origin as well,
@@ -25,8 +26,14 @@ class Flow(Protocol):
     @property
     def leave_bytes(self) -> float: ...  # noqa: D102
 
+    @property
+    def prompt(self) -> bool: ...  # noqa: D102
+
     def received(self, count: int) -> None:
         """Count received bytes."""
+
+    def written(self, size_bytes: int) -> None:
+        """Record the size of the body's beginning that is in the file; not called for every read, nor at its end."""
 
     async def ready(self) -> None:
         """Return when the next bytes may be read."""
@@ -43,9 +50,13 @@ class Free:
     """A flow without limits."""
 
     leave_bytes = math.inf
+    prompt = False
 
     def __init__(self, received: Received = nothing) -> None:
         self.received = received
+
+    def written(self, size_bytes: int) -> None:
+        """As `Flow.written`: ignored."""
 
     async def ready(self) -> None:
         """As `Flow.ready`: immediately."""

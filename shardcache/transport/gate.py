@@ -22,6 +22,7 @@ class Gate:
 
     Attributes:
         received_bytes: bytes of the body received so far.
+        written_bytes: those that are in the file.
         asked_idle_s: time when the request was sent over a reused connection; None once that has answered.
     """
 
@@ -30,7 +31,7 @@ class Gate:
         self._paused = self._cancelled = self._committed = self._writes = False
         self._socket: AnySocket | None = None
         self._changed = threading.Condition()
-        self.received_bytes = 0
+        self.received_bytes = self.written_bytes = 0
         self.asked_idle_s: float | None = None
 
     def ready(self, wanted_bytes: int) -> int:

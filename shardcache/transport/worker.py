@@ -42,7 +42,7 @@ class Worker:
         self._pool = Pool(lambda asked_s: self._send({"is": "silent", "asked_s": asked_s}))
         self._threads = ThreadPoolExecutor(_MOST_THREADS)
         self._gates: dict[int, Gate] = {}
-        self._reported_bytes: dict[int, int] = {}
+        self._reported: dict[int, tuple[int, int]] = {}  # bytes received and written
         self._sending = threading.Lock()
 
     def run(self) -> None:
@@ -85,7 +85,7 @@ class Worker:
         gate = self._gates[number] = Gate(_limit(message))
         request, body = request_from_json(message)
         held = partial(self._send, {"id": number, "is": "held"})
-        exchange = Exchange(request, body, gate, held, self._report_progress)
+        exchange = Exchange(request, body, gate, held, self._report_progress, prompt=message["prompt"])
         self._threads.submit(self._work, number, exchange)
 
     def _work(self, number: int, exchange: Exchange) -> None:
@@ -93,7 +93,7 @@ class Worker:
 
     def _end(self, number: int, outcome: Message) -> None:
         gate = self._gates.pop(number, None)
-        self._reported_bytes.pop(number, None)
+        self._reported.pop(number, None)
         if gate is not None:
             self._send({"id": number, "received_bytes": gate.received_bytes, **outcome})
 
@@ -111,11 +111,11 @@ class Worker:
         return self._gates.get(message["id"]) or Gate(0)  # the request may just have ended
 
     def _report_progress(self) -> None:
-        received = {number: gate.received_bytes for number, gate in list(self._gates.items())}
-        news = {number: count for number, count in received.items() if count != self._reported_bytes.get(number, 0)}
+        counts = {number: (gate.received_bytes, gate.written_bytes) for number, gate in list(self._gates.items())}
+        news = {number: count for number, count in counts.items() if count != self._reported.get(number, (0, 0))}
         if news:
-            self._reported_bytes |= news
-            self._send({"is": "progress", "received": list(news.items())})
+            self._reported |= news
+            self._send({"is": "progress", "counts": [(number, *count) for number, count in news.items()]})
 
     def _send(self, message: Message) -> None:
         line = memoryview(encoded(message))

@@ -115,6 +115,7 @@ class _Running:
     flow: Flow
     path: str | None
     received_bytes: int = 0
+    _written_bytes: int = 0
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _rests: bool = False
     _held: bool = False
@@ -164,16 +165,19 @@ class _Running:
         if message["is"] == "held":
             self._held = True
         else:
-            self.progress(message.get("received_bytes", self.received_bytes))
+            self.progress(message.get("received_bytes", self.received_bytes), self._written_bytes)
             self._end = message
         self._news.set()
 
-    def progress(self, received_bytes: int) -> None:
-        """Record the number of bytes of the body received so far."""
+    def progress(self, received_bytes: int, written_bytes: int) -> None:
+        """Record the numbers of bytes of the body received and written so far."""
         news_bytes = received_bytes - self.received_bytes
         if news_bytes > 0:  # two threads' reports may come in the wrong order
             self.received_bytes = received_bytes
             self.flow.received(news_bytes)
+        if written_bytes > self._written_bytes:
+            self._written_bytes = written_bytes
+            self.flow.written(written_bytes)
 
 
 class _Worker(asyncio.SubprocessProtocol):
@@ -207,8 +211,8 @@ class _Worker(asyncio.SubprocessProtocol):
         self.requests[running.number] = running
         if running.path is not None:
             self._paths[running.path] += 1
-        what = request_to_json(request, body)
-        self._send({"do": "ask", "id": running.number, "limit_bytes": running.limit_bytes(), **what})
+        what = {"limit_bytes": running.limit_bytes(), "prompt": flow.prompt, **request_to_json(request, body)}
+        self._send({"do": "ask", "id": running.number, **what})
         return running
 
     def distrust(self, before_s: float) -> None:
@@ -256,9 +260,9 @@ class _Worker(asyncio.SubprocessProtocol):
 
     def _take(self, message: Message) -> None:
         if message["is"] == "progress":
-            for number, received_bytes in message["received"]:
+            for number, *counts in message["counts"]:
                 if number in self.requests:
-                    self.requests[number].progress(received_bytes)
+                    self.requests[number].progress(*counts)
             return
         if message["is"] == "silent":
             self._silent(message["asked_s"])

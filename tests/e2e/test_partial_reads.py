@@ -66,6 +66,21 @@ def test_the_first_samples_come_with_the_first_parts(daemon: Daemon, store: Gate
     assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
 
 
+def test_the_first_samples_come_with_the_beginning_of_the_first_part(store: GatedStore) -> None:
+    """A part that is larger than a batch is read as it is written; the rest follows when it comes, every byte right."""
+    written = random_samples(60, {"bin": 100_000})
+    url = store.put("a.tar", make_tar(written))
+    store.bytewise = True
+    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name, Daemon(Path(name), "--attempts", "1") as daemon:
+        samples = iter(ShardDataset(url, socket=daemon.socket))
+        store.let("a.tar", 3 * 1024 * 1024)
+        assert keys_of(samples, 20) == KEYS[:20]
+        assert transfer(daemon)["done_bytes"] < 3.1 * 1024 * 1024
+        store.let("a.tar")
+        assert [sample["bin"] for sample in samples] == [sample["bin"] for sample in written[20:]]
+        assert daemon.status()["counters"]["origin_bytes"] == len(make_tar(written))
+
+
 def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_reference(
     daemon: Daemon, store: GatedStore, tmp_path: Path
 ) -> None:

@@ -55,7 +55,7 @@ class Program:
         for line in self._output:
             message = decoded(line)
             assert message["is"] == "progress"
-            if dict(message["received"]).get(number, 0) >= received_bytes:
+            if {each: received for each, received, _ in message["counts"]}.get(number, 0) >= received_bytes:
                 return
         pytest.fail("no report")
 
@@ -85,7 +85,7 @@ def test_progress_is_reported_while_messages_keep_coming(tmp_path: Path) -> None
     with ScriptedServer(Reply(whole[:first_bytes], Ending.HANG, send_more)) as server, Program() as program:
         body = Body(Parts(str(path), None, len(DATA), 0, len(DATA)), 206, {})
         request = request_to_json(Request("GET", server.url(), {}), body)
-        program.send({"do": "ask", "id": 7, "limit_bytes": None, **request})
+        program.send({"do": "ask", "id": 7, "limit_bytes": None, "prompt": False, **request})
         program.wait_received(7, FIRST)
         with program.flooded():
             more.set()

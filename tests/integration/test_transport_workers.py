@@ -43,12 +43,15 @@ class Credit:
     Attributes:
         leave_bytes: as `Flow.leave_bytes`.
         received_bytes: that came.
+        prompt: as `Flow.prompt`.
+        written_bytes: last reported.
         rests: set when the read has to wait for `go_on`.
     """
 
-    def __init__(self, leave_bytes: float = math.inf) -> None:
+    def __init__(self, leave_bytes: float = math.inf, *, prompt: bool = False) -> None:
         self.leave_bytes = leave_bytes
-        self.received_bytes = 0
+        self.prompt = prompt
+        self.received_bytes = self.written_bytes = 0
         self.rests = asyncio.Event()
         self.came = asyncio.Event()
         self._may_read = asyncio.Event()
@@ -74,6 +77,11 @@ class Credit:
         if self.leave_bytes <= 0:
             self.halt()
 
+    def written(self, size_bytes: int) -> None:
+        """As `Flow.written`."""
+        assert size_bytes > self.written_bytes
+        self.written_bytes = size_bytes
+
     async def ready(self) -> None:
         """As `Flow.ready`."""
         self.rests.set()
@@ -95,6 +103,11 @@ class Rig:
         self.workers = Workers(MOST)
         self.path = folder / "a.part"
         self.path.write_bytes(BLANK)
+        self._others = transport_workers(os.getpid())  # those of datasets that read without a daemon before
+
+    def pids(self) -> set[int]:
+        """Return the processes that these workers have started."""
+        return transport_workers(os.getpid()) - self._others
 
     @property
     def written(self) -> bytes:
@@ -119,7 +132,7 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     made = Rig(tmp_path)
     yield made
     await made.workers.close()
-    assert not transport_workers(os.getpid())
+    assert not made.pids()
 
 
 async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) -> None:
@@ -127,10 +140,10 @@ async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) 
     with ScriptedServer(HANGS) as server:
         tasks = [asyncio.create_task(rig.ask(server))]
         await server.asked(1)
-        assert len(transport_workers(os.getpid())) == 1
+        assert len(rig.pids()) == 1
         tasks += [asyncio.create_task(rig.ask(server)) for _ in range(20)]
         await server.asked(21)
-        assert len(transport_workers(os.getpid())) == MOST
+        assert len(rig.pids()) == MOST
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -142,7 +155,7 @@ async def test_requests_for_one_file_share_a_worker(rig: Rig) -> None:
     with ScriptedServer(HANGS) as server:
         tasks = [asyncio.create_task(rig.fetch(server)) for _ in range(20)]
         await server.asked(20)
-        assert len(transport_workers(os.getpid())) == 1
+        assert len(rig.pids()) == 1
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -153,25 +166,25 @@ async def test_a_killed_worker_fails_its_requests_and_is_replaced(rig: Rig) -> N
     with ScriptedServer(HANGS, HANGS, HANGS, answer(DATA)) as server:
         tasks = [asyncio.create_task(rig.fetch(server)) for _ in range(3)]
         await server.asked(3)
-        (pid,) = transport_workers(os.getpid())
+        (pid,) = rig.pids()
         os.kill(pid, signal.SIGKILL)
         for failed in await asyncio.gather(*tasks, return_exceptions=True):
             assert isinstance(failed, TransportError)
             assert "killed" in str(failed)
         assert await rig.fetch(server)
         assert rig.written == DATA
-        assert transport_workers(os.getpid()) != {pid}
+        assert rig.pids() != {pid}
 
 
 async def test_a_download_goes_on_after_its_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another one, which asks again for the parts under way, and for these alone."""
     async with GaugedS3() as server:
         use_aws(monkeypatch, tmp_path, server.env())
-        downloads = Downloads(tmp_path / "cache")
+        downloads, others = Downloads(tmp_path / "cache"), transport_workers(os.getpid())
         obj = await downloads.stat(server.put("a.tar", 8 * PART, pause_after=PART // 2))
         task = asyncio.create_task(downloads.download(obj))
         await server.until(lambda: server.sent_bytes["a.tar"] == 3 * (PART // 2))
-        for pid in transport_workers(os.getpid()):
+        for pid in transport_workers(os.getpid()) - others:
             os.kill(pid, signal.SIGKILL)
         del server.pauses["a.tar"]
         server.go_on("a.tar")
@@ -254,12 +267,12 @@ async def test_what_fails_in_a_worker_is_raised_here(rig: Rig) -> None:
         rig.path = Path("/dev/full")
         with pytest.raises(PartFileError, match="No space left"):
             await rig.fetch(server)
-    pids = transport_workers(os.getpid())
+    pids = rig.pids()
     with pytest.raises(TransportError, match="Connect"):
         await rig.workers.ask(Request("GET", gone, {}))
     with pytest.raises(TransportError):
         await rig.workers.ask(Request("GET", "http://nobody.invalid/a.tar", {}))
-    assert transport_workers(os.getpid()) == pids
+    assert rig.pids() == pids
 
 
 async def test_a_name_that_leads_to_this_machine_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +291,7 @@ async def test_a_silent_idle_connection_is_told_of_to_every_process(rig: Rig) ->
     first = [answer(b"", status="200 OK")] * 8
     with ScriptedServer(*first, *last) as server:
         await asyncio.gather(*(rig.ask(server) for _ in range(8)))
-        assert len(transport_workers(os.getpid())) == MOST
+        assert len(rig.pids()) == MOST
         connections = server.connections
         task = asyncio.create_task(rig.ask(server))
         await server.asked(9)

@@ -19,10 +19,12 @@ class GatedStore:
 
     Attributes:
         etags: whether answers tell the object's version.
+        bytewise: begin each answer at once, and send its bytes as they are let go.
         asked: the first byte of every ranged read, in order.
     """
 
     etags: bool = True
+    bytewise: bool = False
     asked: list[int] = field(default_factory=list)
     _objects: dict[str, bytes] = field(default_factory=dict)
     _open_until: dict[str, int] = field(default_factory=dict)
@@ -79,7 +81,8 @@ class GatedStore:
             start, stop = (int(found[1]), int(found[2]) + 1) if found else (0, 0)
             if found:
                 self.asked.append(start)
-            self._changed.wait_for(lambda: self._open_until[name] >= stop, GUARD_S)
+            if not self.bytewise:
+                self._changed.wait_for(lambda: self._open_until[name] >= stop, GUARD_S)
             body = self._objects[name]
         etag = f'"{hashlib.md5(body).hexdigest()}"'
         headers = {"ETag": etag} if self.etags else {}
@@ -88,15 +91,34 @@ class GatedStore:
         elif found:
             stop = min(stop, len(body))
             content_range = f"bytes {start}-{stop - 1}/{len(body)}"
-            self._send(request, 206, headers | {"Content-Range": content_range}, body[start:stop])
+            headers |= {"Content-Range": content_range}
+            if self.bytewise:
+                self._send_bytewise(request, name, headers, start, body[:stop])
+            else:
+                self._send(request, 206, headers, body[start:stop])
         else:
             self._send(request, 200, headers | {"Accept-Ranges": "bytes"}, body)
 
-    @staticmethod
-    def _send(request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes) -> None:
-        request.send_response(status)
-        for field_name, value in {**headers, "Content-Length": str(len(body))}.items():
-            request.send_header(field_name, value)
-        request.end_headers()
+    def _send_bytewise(
+        self, request: BaseHTTPRequestHandler, name: str, headers: dict[str, str], start: int, body: bytes
+    ) -> None:
+        self._send_head(request, 206, headers, len(body) - start)
+        while start < len(body):
+            with self._changed:
+                self._changed.wait_for(lambda: self._open_until[name] > start, GUARD_S)  # noqa: B023
+                stop = self._open_until[name]
+            request.wfile.write(body[start:stop])
+            start = stop
+
+    @classmethod
+    def _send(cls, request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes) -> None:
+        cls._send_head(request, status, headers, len(body))
         if request.command == "GET":
             request.wfile.write(body)
+
+    @staticmethod
+    def _send_head(request: BaseHTTPRequestHandler, status: int, headers: dict[str, str], content_bytes: int) -> None:
+        request.send_response(status)
+        for field_name, value in {**headers, "Content-Length": str(content_bytes)}.items():
+            request.send_header(field_name, value)
+        request.end_headers()

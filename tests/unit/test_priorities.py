@@ -31,7 +31,7 @@ def arriving(transfer: Transfer, tmp_path_factory: pytest.TempPathFactory) -> Ar
     layout.partial.mkdir(parents=True)
     partial = Partial.open(layout, RemoteObject(URL, "1", 4096), 1024)
     transfer.stages.enter(Stage.NETWORK)
-    transfer.arriving = Arrival(partial, transfer.moved, transfer.waits)
+    transfer.arriving = Arrival(partial, transfer.coming, transfer.moved, transfer.waits)
     return transfer.arriving
 
 

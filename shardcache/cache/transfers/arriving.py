@@ -1,9 +1,10 @@
 """Early access to a shard while it is still being downloaded, for readers with nothing else to read.
 
 Offered only for origins that check the version on every read: a version checked once, at the end, could be a mixture.
-Readers see the contiguous finished parts from the first byte on. Each part was fetched with If-Match, its length
-checked and its CRC32C recorded. Whether the whole shard is sound is known only at the end, so a reader may learn then
-that the beginning it read belongs to a damaged shard.
+Readers see the contiguous finished parts from the first byte on, and the beginning of the part after them. Each part is
+fetched with If-Match, and nothing of it is written before the answer's header proves to be the expected one. Whether
+the whole shard is sound is known only at the end, so a reader may learn then that the beginning it read belongs to a
+damaged shard.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Hashable
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers.waiting import Wait
 from shardcache.errors import ShardcacheError
+from shardcache.fetch.parts.pausable_read import Coming
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard
 
@@ -26,18 +28,21 @@ class Arrival:
         shard: the published shard; None until then.
 
     Args:
-        moved: notified after every part and at the end.
+        coming: the bytes of unfinished parts.
+        moved: notified when more bytes are in the file, and at the end.
         waits: the transfer's waits, which set its priority.
     """
 
-    def __init__(self, partial: Partial, moved: Signal, waits: set[Wait]) -> None:
+    def __init__(self, partial: Partial, coming: Coming, moved: Signal, waits: set[Wait]) -> None:
         self.partial = partial
         self.readers: list[Hashable] = []
         self.shard: Shard | None = None
         self._moved = moved
         self._waits = waits
         self._failure: ShardcacheError | None = None
+        self._coming = coming
         self._parts = 0
+        self._ready_bytes = 0
         self._when_left: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -48,7 +53,10 @@ class Arrival:
         """Number of bytes, from the first on, that may be read."""
         while self._parts in self.partial.done:
             self._parts += 1
-        return min(self._parts * self.partial.part_bytes, self.partial.obj.size_bytes)
+        finished_bytes = min(self._parts * self.partial.part_bytes, self.partial.obj.size_bytes)
+        # A part that has to be fetched again writes the same bytes to the same place.
+        self._ready_bytes = max(self._ready_bytes, finished_bytes + self._coming.written_bytes(self._parts))
+        return self._ready_bytes
 
     @property
     def is_worth_reading(self) -> bool:

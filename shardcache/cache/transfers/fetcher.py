@@ -137,7 +137,11 @@ class Fetcher:
             if present is not None:
                 return present
             self._health.check(obj.url)
-            transfer.total_bytes, transfer.done_bytes, transfer.coming = obj.size_bytes, 0, Coming()
+            transfer.total_bytes, transfer.done_bytes, transfer.coming = (
+                obj.size_bytes,
+                0,
+                Coming(transfer.moved.notify),
+            )
             return await self._into(transfer, claim, origin, obj)
 
     @asynccontextmanager
@@ -196,7 +200,7 @@ class Fetcher:
         begun_s = time.monotonic()
         transfer.stages.enter(Stage.NETWORK)
         if codec_of(partial.obj.url) is None and partial.obj.guarded and partial.obj.ranges:
-            transfer.arriving = Arrival(partial, transfer.moved, transfer.waits)
+            transfer.arriving = Arrival(partial, transfer.coming, transfer.moved, transfer.waits)
         await self._downloader.download(
             origin,
             partial.obj,

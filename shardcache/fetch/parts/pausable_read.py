@@ -11,9 +11,14 @@ from shardcache.fetch.parts.stopwatch import Stopwatch
 
 
 class Coming:
-    """Bytes of one download that have arrived but are not on disk yet."""
+    """Bytes of one download that belong to unfinished parts.
 
-    def __init__(self) -> None:
+    Args:
+        written: called when more of them are in the file.
+    """
+
+    def __init__(self, written: Callable[[], object] = lambda: None) -> None:
+        self._written = written
         self._parts: dict[int, tuple[PausableRead, int]] = {}
 
     def __repr__(self) -> str:
@@ -21,12 +26,17 @@ class Coming:
 
     @property
     def size_bytes(self) -> int:
-        """Current number of such bytes."""
+        """Number of such bytes received so far."""
         return sum(pausable_read.received_bytes - before_bytes for pausable_read, before_bytes in self._parts.values())
 
     def begin(self, part: int, pausable_read: PausableRead) -> None:
         """Count a read's bytes from now on as those of a part, in place of an earlier attempt's."""
         self._parts[part] = pausable_read, pausable_read.received_bytes
+        pausable_read.when_written = self._written
+
+    def written_bytes(self, part: int) -> int:
+        """Return the size of a part's beginning that is in the file already; 0 once it is finished."""
+        return self._parts[part][0].written_bytes if part in self._parts else 0
 
     def end(self, part: int) -> None:
         """Stop counting a part: it is on disk."""
@@ -39,16 +49,24 @@ class PausableRead:
     Args:
         size_bytes: number of bytes to read.
         grant: waits for byte credit and returns it, given the number of bytes wanted.
+        prompt: as `Flow.prompt`.
 
     Attributes:
         leave_bytes: unused byte credit; negative after bytes without credit.
         received_bytes: bytes received so far.
+        written_bytes: size of the body's beginning that is in the file, as far as known.
+        when_written: called when that grows.
         first_byte_s: reading time before the first byte; None until it arrives.
         worked: reading time, pauses excluded.
     """
 
     def __init__(
-        self, stall_timeout: StallTimeout, size_bytes: int, grant: Callable[[float], Awaitable[float]]
+        self,
+        stall_timeout: StallTimeout,
+        size_bytes: int,
+        grant: Callable[[float], Awaitable[float]],
+        *,
+        prompt: bool = False,
     ) -> None:
         self._stall_timeout = stall_timeout
         self._left_bytes = size_bytes
@@ -57,7 +75,9 @@ class PausableRead:
         self._has_slot = asyncio.Event()
         self._has_slot.set()
         self.leave_bytes: float = 0
-        self.received_bytes = 0
+        self.prompt = prompt
+        self.received_bytes = self.written_bytes = 0
+        self.when_written: Callable[[], object] = lambda: None
         self.first_byte_s: float | None = None
         self.worked = Stopwatch()
 
@@ -103,6 +123,11 @@ class PausableRead:
         self.leave_bytes -= count
         if self._wants_leave:
             self._interrupt()
+
+    def written(self, size_bytes: int) -> None:
+        """As `Flow.written`."""
+        self.written_bytes = size_bytes
+        self.when_written()
 
     async def ready(self) -> None:
         """Return once the next bytes may be read."""

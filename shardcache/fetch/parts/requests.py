@@ -72,9 +72,8 @@ class Requests:
         """Provide the pausable read of one request; during the block its claim can be paused."""
         self._counters.origin_requests += 1
         stall_timeout = StallTimeout(self._stall_timeout_s, piece.obj.url, self._count, LEAST_BYTES_PER_S)
-        pausable_read = claim.work = PausableRead(
-            stall_timeout, piece.parts.size_bytes, partial(self._bandwidth.grant, claim)
-        )
+        grant, prompt = partial(self._bandwidth.grant, claim), claim.priority().alone
+        pausable_read = claim.work = PausableRead(stall_timeout, piece.parts.size_bytes, grant, prompt=prompt)
         self._pausable_reads[claim.store].add(pausable_read)
         try:
             yield pausable_read

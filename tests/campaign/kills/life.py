@@ -203,15 +203,23 @@ def _served(daemon: Daemon, source: Source) -> list[tuple[str, str]]:
 def _bookkeeping(daemon: Daemon, when: str) -> list[tuple[str, str]]:
     """Return how what the daemon believes differs from what lies on the disk."""
     cache = daemon.cache_dir
-    files = [path for folder in ("shards", "partial", "quarantine") for path in (cache / folder).rglob("*.*")]
-    on_disk_bytes = sum(path.stat().st_size for path in files)
+    files = _sizes_bytes(cache)
+    on_disk_bytes = sum(files.values())
     used_bytes = daemon.status()["cache"]["used_bytes"]
     problems = []
     if used_bytes != on_disk_bytes:
-        names = sorted(f"{path.relative_to(cache)} {path.stat().st_size}" for path in files)
+        names = sorted(f"{path.relative_to(cache)} {size_bytes}" for path, size_bytes in files.items())
         problems.append(("wrong", f"{when}, used_bytes is {used_bytes}, {on_disk_bytes} lie on the disk: {names}"))
     strays = [path for path in cache.rglob("*") if _is_stray(path.relative_to(cache), path)]
     return problems + [("wrong", f"{when}, {path} lies about") for path in strays]
+
+
+def _sizes_bytes(cache: Path) -> dict[Path, int]:
+    """Return the sizes of all files that take space of the cache."""
+    while True:
+        with suppress(FileNotFoundError):  # one was moved to quarantine between the listing and this: look again
+            files = [path for folder in ("shards", "partial", "quarantine") for path in (cache / folder).rglob("*.*")]
+            return {path: path.stat().st_size for path in files}
 
 
 def _is_stray(name: Path, path: Path) -> bool:
