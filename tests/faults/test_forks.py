@@ -29,7 +29,8 @@ def look():  # registered first, this runs last before the fork
             at_work.update(file for file in files if "/shardcache/" in file)
 
 def ours():
-    return {thread.ident for thread in threading.enumerate() if thread.name.startswith("shardcache-direct")}
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("shardcache-direct")]
+    return {thread.ident for thread in threads} - {None}  # which stands for one that is being started
 
 def child():
     first_use = threading.Thread(target=ssl.SSLContext, args=(ssl.PROTOCOL_TLS_CLIENT,), daemon=True)

@@ -24,7 +24,7 @@ pytestmark = [
 TOKEN = "0123456789abcdef0123456789abcdef"
 VARIABLES = {"$__rate_interval": f"{60 * SCRAPE_INTERVAL_S}s", "$node": ".*", "$job_name": ".*"}
 # What has nothing to show where all is well.
-SILENT = {"Errors and repeats", "Transfers under way"}
+SILENT = {"Errors and retries", "Transfers in progress"}
 LIMIT_S = 120.0
 
 
