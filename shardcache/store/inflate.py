@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 from urllib.parse import urlsplit
 
-from awscrt import checksums
-
+from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.store.disk.files import disk_errors
 from shardcache.units import size
@@ -152,7 +151,7 @@ def inflate(
             reserve(len(piece))
             file.write(piece)
             size_bytes += len(piece)
-            crcs.append(checksums.crc32c(piece))
+            crcs.append(crc32c(piece, 0))
     return size_bytes, crcs
 
 

@@ -20,28 +20,24 @@ from shardcache.origin.base import RemoteObject
 from shardcache.redact import redact
 from shardcache.store.disk.files import disk_error, disk_errors, size_or_zero, unlink_quietly
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
-from shardcache.transport.parts import RECORD, Parts, PartSums
+from shardcache.store.part_list import PartList
+from shardcache.transport.parts import RECORD, Parts
 
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
 
 
 @dataclass(slots=True)
-class Partial:
+class Partial(PartList):
     """A partially fetched version of a shard.
 
     Attributes:
         key: cache key of the shard.
-        part_bytes: size of every part but the last.
-        done: CRC32C of each finished part, by part number.
         inode: inode of the file at `path`; changes if the download is restarted.
     """
 
     key: str
-    obj: RemoteObject
-    part_bytes: int
     path: Path
     journal_path: Path
-    done: dict[int, int]
     inode: int = 0
 
     @classmethod
@@ -52,7 +48,7 @@ class Partial:
         """
         key = shard_key(obj.url, obj.version)
         path, journal = layout.in_progress(key, PART), layout.in_progress(key, JOURNAL)
-        partial = cls(key, obj, part_bytes, path, journal, {})
+        partial = cls(obj, part_bytes, key, path, journal)
         with disk_errors(path):
             if not partial._resume():
                 partial._create()
@@ -60,32 +56,13 @@ class Partial:
             partial.inode = path.stat().st_ino
         return partial
 
-    @property
-    def count(self) -> int:
-        """Number of parts; 0 for an empty object."""
-        return -(-self.obj.size_bytes // self.part_bytes)
-
-    def missing(self) -> list[int]:
-        """Return the numbers of the parts still to be fetched, in order."""
-        return [index for index in range(self.count) if index not in self.done]
-
     def parts(self, first: int, count: int) -> Parts:
         """Return the description of `count` consecutive parts, for the process that writes them."""
-        start = first * self.part_bytes
-        stop = min(start + count * self.part_bytes, self.obj.size_bytes)
-        return Parts(str(self.path), str(self.journal_path), self.part_bytes, start, stop - start)
-
-    def record(self, sums: PartSums) -> None:
-        """Mark a part as finished."""
-        self.done[sums.index] = sums.crc32c
+        return Parts(str(self.path), str(self.journal_path), self.part_bytes, *self.span(first, count))
 
     def disk_error(self, exn: OSError) -> DiskError:
         """Return the error for a failed write."""
         return disk_error(exn, self.path)
-
-    def crcs(self) -> list[int]:
-        """Return the CRC32C of every part, in order; all parts must be finished."""
-        return [self.done[index] for index in range(self.count)]
 
     def _create(self) -> None:
         unlink_quietly(self.path, self.journal_path)

@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from awscrt import checksums
+from shardcache.checksums import crc32c
 
 
 def first_damaged_piece(path: Path, piece_bytes: int, crcs: Sequence[int]) -> int | None:
     """Return the index of the first piece whose CRC32C differs, or None. Blocks; reads the whole file."""
     with open(path, "rb", buffering=0) as file:
         for number, crc in enumerate(crcs):
-            if checksums.crc32c(os.pread(file.fileno(), piece_bytes, number * piece_bytes)) != crc:
+            if crc32c(os.pread(file.fileno(), piece_bytes, number * piece_bytes), 0) != crc:
                 return number
     return None

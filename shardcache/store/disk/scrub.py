@@ -11,9 +11,8 @@ import mmap
 import os
 from pathlib import Path
 
-from awscrt import checksums
-
 from shardcache import tarindex
+from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError
 from shardcache.store.folder.layout import Layout
 from shardcache.store.shard import Facts
@@ -53,7 +52,7 @@ class Scrub:
             raise self._damaged(f"cannot be read ({exn.strerror})") from exn
         if len(block) < wanted_bytes:
             raise self._damaged(f"ends at byte {self.read_bytes + len(block)}")
-        self._crc = checksums.crc32c(block, self._crc)
+        self._crc = crc32c(block, self._crc)
         self.read_bytes += wanted_bytes
         self._check_piece()
         return wanted_bytes
