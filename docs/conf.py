@@ -1,4 +1,4 @@
-"""How `make docs` builds the site; see CONTRIBUTING.md."""
+"""Sphinx configuration for `make docs`; see CONTRIBUTING.md."""
 
 from __future__ import annotations
 

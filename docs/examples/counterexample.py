@@ -1,4 +1,4 @@
-"""What `with_lightning.py` is there to avoid: the same training, by webdataset alone, over shards of uneven sizes.
+"""The fault that `with_lightning.py` avoids: the same training by webdataset alone, over shards of uneven sizes.
 
 python counterexample.py '/data/train-{000000..000006}.tar'
 

@@ -1,4 +1,4 @@
-"""What the examples share: the command line, a toy model of any images, and a line an epoch about what was read."""
+"""Shared by the examples: the command line, a toy model for any images, and a log line per epoch about the samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the example's Job runs on each GPU; without GPUs it trains on processors."""
+"""The program that the example's Job runs on each GPU; without GPUs it trains on CPUs."""
 
 from __future__ import annotations
 
