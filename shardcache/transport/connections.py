@@ -7,21 +7,20 @@ import base64
 import http.client
 import select
 import socket
+import ssl
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from functools import cache
+from typing import NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from shardcache.transport import tls
 from shardcache.transport.messages import Request
 from shardcache.transport.sockets import IDLE_S, SILENCE_S, connect
-from shardcache.transport.tls import TlsSocket
 
 _CONNECT_TIMEOUT_S = 10.0
-AnySocket: TypeAlias = socket.socket | TlsSocket
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -51,7 +50,7 @@ class Connection:
         heard_s: time when its last answer ended; None before the first.
     """
 
-    socket: AnySocket
+    socket: socket.socket
     heard_s: float | None = None
 
     def close(self) -> None:
@@ -63,7 +62,8 @@ class Connection:
         """True if bytes or the stream's end have arrived, after which an idle connection is unusable."""
         poller = select.poll()
         poller.register(self.socket, select.POLLIN)
-        return (isinstance(self.socket, TlsSocket) and self.socket.pending) or bool(poller.poll(0))
+        has_plaintext = isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
+        return has_plaintext or bool(poller.poll(0))
 
 
 class Pool:
@@ -170,16 +170,15 @@ def open_connection(server: Server) -> Connection:
     else:
         sock = _connected(proxy.hostname or "", proxy.port or _PORTS["http"], far_only=False)
     try:
-        secured: AnySocket = sock
         if url.scheme == "https":
             if proxy is not None:
                 _open_tunnel(sock, f"{host}:{port}" if ":" not in host else f"[{host}]:{port}", proxy)
-            secured = TlsSocket(sock, tls.context(server.ca_file), host)
+            sock = _tls(server.ca_file).wrap_socket(sock, server_hostname=host)
         sock.settimeout(None)  # the daemon decides how long to wait for an answer
     except BaseException:
         sock.close()
         raise
-    return Connection(secured)
+    return Connection(sock)
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:
@@ -209,3 +208,9 @@ def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> None:
         answer.begin()
         if answer.status != 200:
             raise ProxyError(answer.status, f"the proxy {proxy.hostname} answered {answer.status} {answer.reason}")
+
+
+@cache
+def _tls(ca_file: str | None) -> ssl.SSLContext:
+    """Return a context that trusts a file's certificates, or the system's for None. Raises OSError, ssl.SSLError."""
+    return ssl.create_default_context(cafile=ca_file)

@@ -14,7 +14,6 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from shardcache.transport.connections import (
-    AnySocket,
     Connection,
     Pool,
     ProxyError,
@@ -103,7 +102,7 @@ class Exchange:
         return answer
 
     @contextmanager
-    def _cancellable(self, sock: AnySocket) -> Iterator[None]:
+    def _cancellable(self, sock: socket.socket) -> Iterator[None]:
         self._gate.connected(sock)
         try:
             yield
@@ -126,7 +125,7 @@ class Exchange:
         answer = Answer(response.status, {} if sums else headers, sums)
         return answer, whole and not response.will_close
 
-    def _drain(self, response: http.client.HTTPResponse, sock: AnySocket) -> bool:
+    def _drain(self, response: http.client.HTTPResponse, sock: socket.socket) -> bool:
         """Read a short unwanted body, such as an error's, and return whether its end was reached."""
         if response.length is None or response.length > _SHORT_BYTES:
             return False
@@ -154,7 +153,7 @@ class Exchange:
         return response
 
     def _asked(self, connection: Connection, patience_s: float | None) -> http.client.HTTPResponse:
-        response = http.client.HTTPResponse(cast(socket.socket, connection.socket), method=self._request.method)
+        response = http.client.HTTPResponse(connection.socket, method=self._request.method)
         try:
             connection.socket.sendall(_head(self._request))
             connection.socket.settimeout(patience_s)
@@ -180,7 +179,7 @@ class Exchange:
         )
 
     def _take(
-        self, body: Body, response: http.client.HTTPResponse, sock: AnySocket
+        self, body: Body, response: http.client.HTTPResponse, sock: socket.socket
     ) -> tuple[list[PartSums] | None, bool]:
         """Write the body. Return its checksums, and whether the connection is at the answer's end.
 
@@ -194,7 +193,7 @@ class Exchange:
         return writer.finished, not read.has_more
 
     def _take_held(
-        self, body: Body, response: http.client.HTTPResponse, sock: AnySocket
+        self, body: Body, response: http.client.HTTPResponse, sock: socket.socket
     ) -> tuple[list[PartSums] | None, bool]:
         memory = memoryview(bytearray(body.parts.size_bytes))
         read = _ChunksReader(response) if response.chunked else _Reader(response, sock)
@@ -268,7 +267,7 @@ class _HeadLines:
 class _Reader:
     """Reads a body of known length: first the bytes that arrived with the head, then from the socket."""
 
-    def __init__(self, response: http.client.HTTPResponse, sock: AnySocket) -> None:
+    def __init__(self, response: http.client.HTTPResponse, sock: socket.socket) -> None:
         ahead_bytes, length = len(response.fp.peek()), response.length or 0
         self._fp = response.fp
         self._ahead_bytes = min(ahead_bytes, length)

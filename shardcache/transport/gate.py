@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from shardcache.transport.connections import AnySocket
-
 
 class CancelledError(Exception):
     """The request was cancelled."""
@@ -29,7 +27,7 @@ class Gate:
     def __init__(self, limit_bytes: float) -> None:
         self._limit_bytes = limit_bytes
         self._paused = self._cancelled = self._committed = self._writes = False
-        self._socket: AnySocket | None = None
+        self._socket: socket.socket | None = None
         self._changed = threading.Condition()
         self.received_bytes = self.written_bytes = 0
         self.asked_idle_s: float | None = None
@@ -64,7 +62,7 @@ class Gate:
             self._changed.wait_for(lambda: self._cancelled or self._committed)
             self.check()
 
-    def connected(self, sock: AnySocket | None) -> None:
+    def connected(self, sock: socket.socket | None) -> None:
         """Set the socket that a cancellation shuts down. Raises CancelledError."""
         with self._changed:
             self._socket = sock
@@ -96,11 +94,19 @@ class Gate:
             self._cancelled = True
             self._changed.notify_all()
             if self._socket is not None:
-                with suppress(OSError):  # the peer closed it first
-                    self._socket.shutdown(socket.SHUT_RDWR)  # ends a blocking read in any thread
+                _end_reads(self._socket)
             return not self._writes
 
     def check(self) -> None:
         """Raise CancelledError if the request was cancelled."""
         if self._cancelled:
             raise CancelledError
+
+
+def _end_reads(sock: socket.socket) -> None:
+    """End a blocking read in any thread.
+
+    Through the base class: after SSLSocket.shutdown the reading thread would take ciphertext for the body.
+    """
+    with suppress(OSError):  # the peer closed it first
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -26,6 +26,7 @@ PERIOD = 3
 # Room for what is in hand and a little more: every epoch needs the daemon, and most of it the store.
 CAPACITY = "4MB"
 FLAGS = ("--part-size", "65536", "--shard-connections", "2")
+# Without disturbance at most, unless a start of the daemon takes longer: else a slow machine gives jobs no time.
 LONGEST_CALM_S = 0.8
 LONGEST_FREEZE_S = 1.5
 
@@ -119,15 +120,17 @@ def _disturbed(daemon: Daemon, shape: Shape, expected: dict[str, int], scale: fl
             result = Result("restarts", f"{name} ({shape.name})")
             rng = random.Random(f"{SEED}, {shape.name}, {number}")
             job.report_to(result)
+            calm_s = LONGEST_CALM_S
             for _ in range(max(1, round(times * scale))):
-                _once(daemon, job, disturb, rng, result)
+                time.sleep(rng.random() ** 2 * calm_s)
+                calm_s = max(LONGEST_CALM_S, _once(daemon, job, disturb, rng, result))
             job.finish_epoch(result)
             yield result
 
 
-def _once(daemon: Daemon, job: WatchedJob, disturb: Disturb, rng: random.Random, result: Result) -> None:
-    """Wait for some moment, disturb, and see the job go on; one time in four, disturb before that is seen."""
-    time.sleep(rng.random() ** 2 * LONGEST_CALM_S)
+def _once(daemon: Daemon, job: WatchedJob, disturb: Disturb, rng: random.Random, result: Result) -> float:
+    """Disturb the daemon, three times in four see the job continue, and return how long the disturbance took in s."""
+    begun_s = time.monotonic()
     complaint = disturb(daemon, rng)
     ready_s = time.monotonic()
     result.injected += 1
@@ -137,6 +140,7 @@ def _once(daemon: Daemon, job: WatchedJob, disturb: Disturb, rng: random.Random,
         recovery_s = job.recovery_s(ready_s, result)
         if recovery_s is not None:
             result.recovery_s.append(recovery_s)
+    return ready_s - begun_s
 
 
 def write_shards(folder: Path) -> dict[str, int]:
