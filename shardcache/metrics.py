@@ -99,7 +99,7 @@ class Counters:
         hits: leases granted on shards that were already cached.
         misses: leases that had to wait for a transfer.
         evictions: shards removed, to make room or by `evict`.
-        regrets: shards re-fetched after they had been evicted to make room.
+        refetches: shards re-fetched after they had been evicted to make room.
         retries: requests for parts repeated after a failure.
         hedges: hedged requests, sent because the first request for a part was late.
         hedged_bytes: bytes received by the losing request of a hedged pair; included in `origin_bytes`.
@@ -112,7 +112,7 @@ class Counters:
     hits: int = 0
     misses: int = 0
     evictions: int = 0
-    regrets: int = 0
+    refetches: int = 0
     retries: int = 0
     hedges: int = 0
     hedged_bytes: int = 0

@@ -13,7 +13,7 @@ from shardcache.access.urls import store_of
 from shardcache.errors import OriginUnavailableError, ShardChangedError
 from shardcache.fetch.connections.bandwidth import Bandwidth
 from shardcache.fetch.connections.priority import Priority
-from shardcache.fetch.connections.scheduler import Claim, Scheduler, StoreLoad
+from shardcache.fetch.connections.scheduler import Claim, OriginLoad, Scheduler
 from shardcache.fetch.parts.hedging import HEDGED_SHARE, Hedging
 from shardcache.fetch.parts.part_workers import PartWorkers
 from shardcache.fetch.parts.pausable_read import Coming
@@ -68,7 +68,7 @@ class Downloader:
         """Number of times a part was preempted."""
         return self._scheduler.pauses
 
-    def loads(self) -> list[StoreLoad]:
+    def loads(self) -> list[OriginLoad]:
         """Return the load on each origin, and its limit."""
         return self._scheduler.loads()
 

@@ -115,7 +115,7 @@ class World:
 
     async def _is_quiet(self) -> bool:
         status = await self.ask("/v1/status")
-        return not status["cache"]["pinned_bytes"] and not any(job["sessions"] for job in status["jobs"])
+        return not status["cache"]["leased_bytes"] and not any(job["sessions"] for job in status["jobs"])
 
     async def ask(self, path: str) -> Any:
         """Return the JSON at a path of the admin API."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from shardcache.cache.views.shard_map import BANDS_S, IN_HAND, UNPLANNED
+from shardcache.cache.views.shard_map import BANDS_S, LEASED, UNPLANNED
 from shardcache_client import ShardDataset
 from support.daemon import Daemon
 from support.dashboard import LIVE_PATH, Page, events_of, live
@@ -81,7 +81,7 @@ def test_the_map_follows_what_comes_is_read_and_goes(daemon: Daemon, urls: list[
         assert set(page.map) == set(urls) and page.whole == [True]
         reader.plan(urls, [0, 1])
         reader.take(0)
-        wanted = {urls[0]: IN_HAND, urls[1]: 0, urls[2]: UNPLANNED, urls[3]: UNPLANNED}
+        wanted = {urls[0]: LEASED, urls[1]: 0, urls[2]: UNPLANNED, urls[3]: UNPLANNED}
         page.until(lambda: page.map == wanted)
         daemon.request("POST", "/v1/evict", {"urls": [urls[3]]})
         page.until(lambda: page.map == {url: band for url, band in wanted.items() if url != urls[3]})
@@ -117,8 +117,8 @@ def test_what_comes_next_is_shown_by_when_and_where_it_is(daemon: Daemon, urls: 
         page.until(lambda: [gap["presence"] for gap in page.moment["gaps"]] == ["failed"])
         lane = page.lanes["ahead"]
         assert {name: sum(counts) for name, counts in lane["counts"].items()} == {
-            "here": 4,
-            "coming": 0,
+            "cached": 4,
+            "fetching": 0,
             "missing": 0,
             "failed": 1,
         }
@@ -139,7 +139,7 @@ def test_who_waits_is_told_with_what_for_and_since_when(tmp_path: Path) -> None:
         page.until(lambda: [wait["reason"] for wait in page.moment["waits"]] == ["downloading from the object store"])
         (first,) = page.moment["waits"]
         assert (first["job"], first["url"], first["readers"]) == ("thirsty", url, 1)
-        assert page.lanes["thirsty"]["counts"]["coming"][0] >= 1, "for this epoch, and the next"
+        assert page.lanes["thirsty"]["counts"]["fetching"][0] >= 1, "for this epoch, and the next"
         page.until(lambda: page.moment["waits"][0]["for_s"] > first["for_s"])
         store.let("a.tar")
         thread.join()

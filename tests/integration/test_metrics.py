@@ -28,6 +28,9 @@ SUFFIXES = ("_total", "_bucket", "_sum", "_count", "_info")
 UNITS = ("seconds", "bytes", "ratio")
 
 
+FILES = {"origin": "file://", "store": "file://"}
+
+
 @dataclass(frozen=True, slots=True)
 class Scraped:
     """A daemon that has served a job, serves another and has met an error; and what it says of that."""
@@ -93,7 +96,7 @@ def test_it_tells_what_status_tells(scraped: Scraped) -> None:
     assert scraped.value("shardcache_hits_total") + scraped.value("shardcache_misses_total") == SHARDS + 1
     assert scraped.value("shardcache_origin_received_bytes_total") == counters["origin_bytes"]
     assert scraped.value("shardcache_disk_healthy") == 1
-    assert scraped.value("shardcache_store_connections", store="file://") == 0
+    assert scraped.value("shardcache_origin_connections", **FILES) == 0
 
 
 def test_a_job_has_its_name_whatever_is_in_it(scraped: Scraped) -> None:
@@ -108,8 +111,8 @@ def test_each_transfer_part_and_wait_is_measured_once(scraped: Scraped) -> None:
     """As many as there were; the stages of a transfer make up the whole of it."""
     assert scraped.value("shardcache_transfer_seconds_count") == SHARDS
     assert scraped.value("shardcache_transfer_seconds_bucket", le="+Inf") == SHARDS
-    assert scraped.value("shardcache_part_seconds_count", store="file://") == SHARDS
-    assert scraped.value("shardcache_first_byte_seconds_count", store="file://") == SHARDS
+    assert scraped.value("shardcache_part_seconds_count", **FILES) == SHARDS
+    assert scraped.value("shardcache_first_byte_seconds_count", **FILES) == SHARDS
     assert scraped.value("shardcache_lease_wait_seconds_count") >= 1
     stages = [s for s in scraped.families["shardcache_transfer_stage_seconds"].samples if s.name.endswith("_sum")]
     assert {sample.labels["stage"] for sample in stages} == {"asking", "space", "network", "disk"}

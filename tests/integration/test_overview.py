@@ -71,7 +71,7 @@ def test_a_job_that_waits_for_the_network(tmp_path: Path, store: GatedStore) -> 
         assert sum(done["waited"].values()) == pytest.approx(done["stall_s"], abs=0.01)
 
 
-def test_what_went_and_was_needed_again_is_regretted(tmp_path: Path) -> None:
+def test_evicted_shards_that_are_fetched_again_are_counted(tmp_path: Path) -> None:
     """Two shards that take turns in a cache of one: each comes again after it went."""
     (tmp_path / "data").mkdir()
     urls = [f"file://{path}" for path in write_shards(tmp_path / "data", 2, 10, {"bin": 40_000})]
@@ -79,4 +79,4 @@ def test_what_went_and_was_needed_again_is_regretted(tmp_path: Path) -> None:
         for url in [*urls, *urls]:
             assert len(list(ShardDataset(url, socket=daemon.socket))) == 10
         counters = daemon.status()["counters"]
-    assert (counters["evictions"], counters["regrets"]) == (3, 2)
+    assert (counters["evictions"], counters["refetches"]) == (3, 2)

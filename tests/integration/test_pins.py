@@ -144,7 +144,7 @@ def test_another_version_stays_in_place_of_the_former(daemon: Daemon, urls: list
     path.write_bytes(make_tar(random_samples(9, SIZES, seed=1)))
     assert pin(daemon, urls[:1])[-1]["fetched"] == 1
     (present,) = pins(daemon)
-    assert (present["here"], present["size_bytes"] < former["size_bytes"]) == (True, True)
+    assert (present["cached"], present["size_bytes"] < former["size_bytes"]) == (True, True)
     assert sorted((row["samples"], row["pinned"]) for row in daemon.shards()) == [(9, True), (10, False)]
     eventually(lambda: str(present["size_bytes"]) in (daemon.cache_dir / "pins").read_text())
     path.write_bytes(make_tar(random_samples(8, SIZES, seed=2)))
@@ -173,7 +173,7 @@ def test_a_damaged_shard_is_pinned_again_once_it_came_again(daemon: Daemon, urls
         file.seek(1000)
         file.write(b"\xff\x00")
     daemon.request("POST", "/v1/verify", {"prefix": ""})
-    assert [row["here"] for row in pins(daemon)] == [False]
+    assert [row["cached"] for row in pins(daemon)] == [False]
     assert daemon.status()["pins"]["missing"] == 1
     read(daemon, urls[:1])
     assert pinned(daemon) == {urls[0]}
@@ -217,7 +217,7 @@ def test_the_commands(daemon: Daemon, urls: list[str]) -> None:
     ran = shardcache("pin", *urls[:2], socket=daemon.socket)
     assert ran.code == 0 and "2 shards pinned: 2 fetched" in ran.out and "of at most 1.6 MB" in ran.out
     listed = shardcache("pin", "--json", socket=daemon.socket)
-    assert [(row["url"], row["here"]) for row in listed.events] == [(url, True) for url in urls[:2]]
+    assert [(row["url"], row["cached"]) for row in listed.events] == [(url, True) for url in urls[:2]]
     assert urls[0] in shardcache("pin", socket=daemon.socket).out
     assert shardcache("ls", socket=daemon.socket).out.count("pinned") == 1 + 2
     assert "2 shards" in shardcache("status", socket=daemon.socket).out

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from shardcache.fetch.connections.priority import WAITING, Priority
-from shardcache.fetch.connections.scheduler import StoreLoad
+from shardcache.fetch.connections.scheduler import OriginLoad
 from support.downloads import PART, PLANNED, Rig
 from support.gauged_s3 import GaugedS3
 
@@ -94,7 +94,9 @@ async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(rig: Rig, ga
     async with asyncio.TaskGroup() as group:
         group.create_task(rig.download(obj))
         # Eight at once were five too many; then four, of which three are under way, one too many: it keeps to two.
-        await reached(lambda: rig.downloader.loads() == [StoreLoad("s3://gauged", connections=3, limit=2, busy=2)])
+        await reached(
+            lambda: rig.downloader.loads() == [OriginLoad("s3://gauged", connections=3, limit=2, throttled=2)]
+        )
         assert gauged.refused == 6
         gauged.capacity = None
         gauged.most_at_once = 0

@@ -16,7 +16,17 @@ from shardcache.errors import NoDaemonError
 
 Page = dict[str, Any]
 
-COUNTERS = ("origin_bytes", "origin_requests", "hits", "misses", "evictions", "regrets", "retries", "corrupt", "paused")
+COUNTERS = (
+    "origin_bytes",
+    "origin_requests",
+    "hits",
+    "misses",
+    "evictions",
+    "refetches",
+    "retries",
+    "corrupt",
+    "paused",
+)
 
 
 def job(name: str = "resnet", **facts: object) -> Page:
@@ -136,8 +146,8 @@ def test_json_is_the_page_with_its_rates() -> None:
 
 
 def test_head_shows_what_happens_now_and_what_happened() -> None:
-    """The cache, the origin's rate and total, leases, evictions and those that were regretted."""
-    counters = {"origin_bytes": 10**12, "origin_requests": 8, "hits": 90, "misses": 10, "evictions": 5, "regrets": 1}
+    """The cache, the origin's rate and total, leases, evictions and re-fetched shards."""
+    counters = {"origin_bytes": 10**12, "origin_requests": 8, "hits": 90, "misses": 10, "evictions": 5, "refetches": 1}
     former = page(98.0, counters=counters | {"origin_bytes": 10**12 - 10**9, "origin_requests": 0, "hits": 70})
     now = page(100.0, counters=counters)
     rows = lines(Moment(now, rates_between(former, now)))

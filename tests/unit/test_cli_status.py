@@ -19,7 +19,7 @@ PAGE: dict[str, Any] = {
         "used_bytes": 10**12,
         "free_bytes": 10**12,
         "shards": 1000,
-        "pinned_bytes": 3 * 10**10,
+        "leased_bytes": 3 * 10**10,
         "arriving_bytes": 0,
     },
     "counters": {
@@ -28,7 +28,7 @@ PAGE: dict[str, Any] = {
         "hits": 90,
         "misses": 10,
         "evictions": 5,
-        "regrets": 1,
+        "refetches": 1,
         "retries": 6,
         "corrupt": 7,
         "paused": 8,
@@ -171,7 +171,7 @@ def test_daemon_that_tells_less_is_shown_all_the_same() -> None:
         {key: value for key, value in row.items() if key not in ("rate_bytes_per_s", "needed_in_s")}
         for row in PAGE["transfers"]
     ]
-    older["counters"] = {key: value for key, value in PAGE["counters"].items() if key not in ("regrets", "paused")}
+    older["counters"] = {key: value for key, value in PAGE["counters"].items() if key not in ("refetches", "paused")}
     page = shown(older)
     assert line_with("resnet", page) == "resnet 1000 8 40 of 100 2.5 s"
     assert line_with("s3://b/a.tar", page).endswith("1.0 MB of 4.0 MB planned 2")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import OriginBusyError, OriginUnavailableError
 from shardcache.fetch.connections.priority import WAITING, Priority
-from shardcache.fetch.connections.scheduler import ASK_AGAIN_S, Claim, Scheduler, StoreLoad
+from shardcache.fetch.connections.scheduler import ASK_AGAIN_S, Claim, OriginLoad, Scheduler
 from support.guard import GUARD_S
 from support.still_loop import StillLoop, pass_time, turns
 
@@ -339,7 +339,7 @@ async def test_a_store_that_is_too_busy_gets_fewer_requests_and_other_stores_as_
     await users.finish("a", OriginUnavailableError("reset"))
     await users.finish("b", OriginBusyError("503"))
     await users.finish("c", OriginBusyError("503"))
-    assert users.slots.loads() == [StoreLoad("busy", connections=1, limit=2, busy=1)]
+    assert users.slots.loads() == [OriginLoad("busy", connections=1, limit=2, throttled=1)]
     for name in "ef":
         await users.start(name, PLANNED, store="busy")
     for name in "xyz":

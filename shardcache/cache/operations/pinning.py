@@ -68,7 +68,7 @@ class Pinning:
         async for pin in self._all():
             if sight(pin.url):
                 here = self._pins.is_here(pin)
-                yield {"url": pin.url, "size_bytes": pin.size_bytes, "here": here, "uids": sorted(pin.uids)}
+                yield {"url": pin.url, "size_bytes": pin.size_bytes, "cached": here, "uids": sorted(pin.uids)}
 
     async def _all(self) -> AsyncIterator[Pin]:
         for number, pin in enumerate(self._pins):

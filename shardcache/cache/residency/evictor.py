@@ -204,7 +204,7 @@ class Evictor:
         """Register a newly published shard."""
         if shard.key in self._evicted:
             del self._evicted[shard.key]
-            self._counters.regrets += 1
+            self._counters.refetches += 1
         self._planner.now.arrived(shard.key, shard.kept_bytes)
         self._pins.arrived(shard)
         self._pages.idle(shard)

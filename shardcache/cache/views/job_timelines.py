@@ -32,8 +32,8 @@ Sight = Callable[[str], bool]
 class Presence(enum.StrEnum):
     """State of a shard that a reader will need."""
 
-    HERE = "here"
-    COMING = "coming"
+    CACHED = "cached"
+    FETCHING = "fetching"
     MISSING = "missing"
     FAILED = "failed"  # missing, and not prefetched again
 
@@ -92,7 +92,7 @@ class Lane:
             self.counts[presence][min(int(in_s * BINS / HORIZON_S), BINS - 1)] += 1
         if len(needs) == _MOST_USES:
             self.looked_s = min(self.looked_s, needs[-1][0])
-        missing = [need for need in needs if need[2] is not Presence.HERE]
+        missing = [need for need in needs if need[2] is not Presence.CACHED]
         self.soonest = _first(_SOONEST, self.soonest, self._uses(needs[:_SOONEST], url))
         self.gaps = _first(_MOST_GAPS, self.gaps, self._uses(missing[:_MOST_GAPS], url))
 
@@ -141,9 +141,9 @@ class JobTimelines:
 
     def _presence(self, name: str) -> Presence:
         if self._aliases.key(name) in self._store.shards:
-            return Presence.HERE
+            return Presence.CACHED
         if name in self._transfers:
-            return Presence.COMING
+            return Presence.FETCHING
         return Presence.FAILED if name in self._transfers.failures else Presence.MISSING
 
 

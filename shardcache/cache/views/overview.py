@@ -59,7 +59,7 @@ class Overview:
                 "capacity_bytes": space.capacity_bytes,
                 "used_bytes": space.used_bytes,
                 "free_bytes": self._free_bytes(),
-                "pinned_bytes": self._in_hand_bytes(),
+                "leased_bytes": self._leased_bytes(),
                 "leases": sum(shard.leases for shard in self._readers.inventory.shards),
                 "arriving_bytes": space.promised_bytes,
                 "shards": len(self._store.shards),
@@ -75,11 +75,11 @@ class Overview:
         stage, space = transfer.stages.present, self._store.space
         if stage is not Stage.SPACE:
             return stage.value
-        amounts = (space.capacity_bytes, self._in_hand_bytes(), space.pinned_bytes, space.promised_bytes)
-        capacity, in_hand, pinned, arriving = map(size, amounts)
+        amounts = (space.capacity_bytes, self._leased_bytes(), space.pinned_bytes, space.promised_bytes)
+        capacity, leased, pinned, arriving = map(size, amounts)
         pins = f", {pinned} pinned" if space.pinned_bytes else ""
         return (
-            f"{stage.value}: of {capacity}, {in_hand} leased{pins}, {arriving} reserved by transfers; "
+            f"{stage.value}: of {capacity}, {leased} leased{pins}, {arriving} reserved by transfers; "
             "each reader needs space for shuffle_window + 1 shards, two without shuffling (--capacity)"
         )
 
@@ -89,7 +89,7 @@ class Overview:
         except DiskError:  # reported under `disk`
             return None
 
-    def _in_hand_bytes(self) -> int:
+    def _leased_bytes(self) -> int:
         return sum(shard.kept_bytes for shard in self._readers.inventory.shards)
 
     def _transfer(self, transfer: Transfer, sight: Callable[[str], bool]) -> Json:

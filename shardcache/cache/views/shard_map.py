@@ -25,7 +25,7 @@ from shardcache.store.store import Store
 
 # Bands: needed within this many seconds; after these, needed later; then in no plan.
 BANDS_S = (60.0, 300.0, 900.0, 3600.0)
-IN_HAND, UNPLANNED = -1, len(BANDS_S) + 1
+LEASED, UNPLANNED = -1, len(BANDS_S) + 1
 
 # As many cells as a picture can show; a larger cache is shown in part.
 _MOST_CELLS = 20_000
@@ -46,7 +46,7 @@ class Cell:
 
     Attributes:
         number: id of the cell in all updates.
-        band: next use: an index into `BANDS_S`, the index after it for later, `IN_HAND` or `UNPLANNED`.
+        band: next use: an index into `BANDS_S`, the index after it for later, `LEASED` or `UNPLANNED`.
         pinned: True if the shard is pinned.
         round: number of the refresh that last changed the cell.
     """
@@ -115,7 +115,7 @@ class ShardMap:
             shard = cell.shard
             if shards.get(shard.key) is not shard:
                 gone.append(cell)
-            elif (shard.leases > 0) != (cell.band == IN_HAND) or shard.pinned != cell.pinned:
+            elif (shard.leases > 0) != (cell.band == LEASED) or shard.pinned != cell.pinned:
                 old.append(cell)
         for cell in gone:
             del self._cells[cell.shard.key]
@@ -159,7 +159,7 @@ class ShardMap:
     @staticmethod
     def _band(shard: Shard, now: Schedule) -> int:
         if shard.leases:
-            return IN_HAND
+            return LEASED
         use_s = now.next_use_s(shard.key)
         return UNPLANNED if use_s == NEVER else bisect.bisect_left(BANDS_S, use_s - now.now_s)
 

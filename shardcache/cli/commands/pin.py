@@ -73,7 +73,7 @@ def _show_pins(rows: list[dict[str, Any]]) -> None:
     table = make_table("url", "size", "cached", "pinned by", numbers=("size",))
     for row in sorted(rows, key=itemgetter("url")):
         users = ", ".join(map(str, row["uids"]))
-        table.add_row(Text(row["url"]), size(row["size_bytes"]), "yes" if row["here"] else "no", users)
+        table.add_row(Text(row["url"]), size(row["size_bytes"]), "yes" if row["cached"] else "no", users)
     make_console().print(table if rows else "no shards are pinned")
 
 

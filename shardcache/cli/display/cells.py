@@ -19,10 +19,10 @@ Row = Mapping[str, Any]
 # A job that needs its next missing shard sooner than this is highlighted: it may have to wait.
 _SOON_S = 10.0
 
-_HELD = {"pinned_bytes": "leased", "arriving_bytes": "arriving"}
+_HELD = {"leased_bytes": "leased", "arriving_bytes": "arriving"}
 _COUNTERS = {
     "evictions": "evictions",
-    "regrets": "re-fetched",
+    "refetches": "re-fetched",
     "paused": "parts paused",
     "retries": "retries",
     "hedges": "hedged",

@@ -36,20 +36,20 @@ ASK_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class StoreLoad:
+class OriginLoad:
     """Load on one origin.
 
     Attributes:
         name: protocol and bucket or host.
         connections: requests in flight; paused ones do not count.
         limit: current estimate of the concurrent requests that it accepts.
-        busy: number of times the limit was lowered.
+        throttled: number of times the limit was lowered.
     """
 
     name: str
     connections: int
     limit: int
-    busy: int
+    throttled: int
 
 
 @dataclass(slots=True, eq=False)
@@ -126,9 +126,9 @@ class Scheduler:
         """Number of times a claim was preempted or paused for one that is `alone`."""
         return self._pauses
 
-    def loads(self) -> list[StoreLoad]:
+    def loads(self) -> list[OriginLoad]:
         """Return the load on every origin used so far."""
-        return [StoreLoad(name, self._held[name], aimd.limit, aimd.generation) for name, aimd in self._limits.items()]
+        return [OriginLoad(name, self._held[name], aimd.limit, aimd.generation) for name, aimd in self._limits.items()]
 
     def is_throttled(self, store: str) -> bool:
         """Return whether an origin currently accepts fewer requests than there are slots."""

@@ -20,7 +20,8 @@ from shardcache import __version__
 from shardcache.cache.transfers.transfers import Class
 from shardcache.cache.transfers.waiting import Stage
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
-from shardcache.metrics import Histogram, Measures
+from shardcache.metrics import Histogram, Histograms, Measures
+from shardcache.server.http import former_names
 
 Json = dict[str, Any]
 Labels = Sequence[str]
@@ -29,8 +30,9 @@ Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 
 _PREFIX = "shardcache_"
-_MOST_STORES = 64
+_MOST_ORIGINS = 64
 _MOST_JOBS = 256
+_ORIGIN_LABELS = ("origin", "store")  # the latter only in 0.1: its former name
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ _CACHE = (
     Row(GAUGE, "capacity_bytes", "cache_capacity_bytes", "Maximum size of the cache."),
     Row(GAUGE, "used_bytes", "cache_used_bytes", "Space used by the cache, including space reserved for transfers."),
     Row(GAUGE, "arriving_bytes", "cache_arriving_bytes", "Space reserved for transfers, part of the used space."),
-    Row(GAUGE, "pinned_bytes", "cache_in_hand_bytes", "Size of the leased shards, which cannot be evicted."),
+    Row(GAUGE, "leased_bytes", "cache_leased_bytes", "Size of the leased shards, which cannot be evicted."),
     Row(GAUGE, "free_bytes", "cache_disk_free_bytes", "Free space of the cache's filesystem."),
     Row(GAUGE, "shards", "cache_shards", "Published shards."),
     Row(GAUGE, "leases", "cache_leases", "Leases held by readers; a shard leased by two readers counts twice."),
@@ -61,7 +63,7 @@ _COUNTERS = (
     Row(COUNTER, "hits", "hits", "Leases granted from published shards."),
     Row(COUNTER, "misses", "misses", "Leases that had to wait for a transfer."),
     Row(COUNTER, "evictions", "evictions", "Published shards evicted, to free space or by command."),
-    Row(COUNTER, "regrets", "regrets", "Shards re-fetched after having been evicted to free space."),
+    Row(COUNTER, "refetches", "refetches", "Shards re-fetched after having been evicted to free space."),
     Row(COUNTER, "corrupt", "corrupt_shards", "Shards found damaged: on arrival, by verify, or by the scrubber."),
     Row(COUNTER, "origin_bytes", "origin_received_bytes", "Bytes received from origins, failed attempts included."),
     Row(COUNTER, "origin_requests", "origin_requests", "Requests sent to origins."),
@@ -88,10 +90,10 @@ _SCRUB = (
     Row(GAUGE, "round_share", "scrub_round_ratio", "Completed fraction of the current scrub round."),
     Row(GAUGE, "last_round_ended_at_s", "scrub_last_round_timestamp_seconds", "End of the last complete scrub round."),
 )
-_STORE = (
-    Row(GAUGE, "connections", "store_connections", "Part requests in progress."),
-    Row(GAUGE, "limit", "store_connections_limit", "Current limit on concurrent requests, adapted to the origin."),
-    Row(COUNTER, "busy", "store_throttled", "Requests that the origin throttled (503, 429)."),
+_ORIGIN = (
+    Row(GAUGE, "connections", "origin_connections", "Part requests in progress."),
+    Row(GAUGE, "limit", "origin_connections_limit", "Current limit on concurrent requests, adapted to the origin."),
+    Row(COUNTER, "throttled", "origin_throttled", "Requests that the origin throttled (503, 429)."),
 )
 _JOB = (
     Row(GAUGE, "sessions", "job_sessions", "Connected readers."),
@@ -104,7 +106,7 @@ _JOB = (
 
 def told(page: Json) -> Iterator[Metric]:
     """Yield the metrics made from the status page."""
-    stores = [((store["name"],), store) for store in page["origins"][:_MOST_STORES]]
+    origins = [((origin["name"],) * 2, origin) for origin in page["origins"][:_MOST_ORIGINS]]
     # Not `job`: that is Prometheus' own label for its scrape targets.
     jobs = [((job["name"], str(job["uid"])), _with_ahead(job)) for job in page["jobs"][-_MOST_JOBS:]]
     yield _family(GAUGE, "build_info", "Release and Python version.", [(_build(), 1)], ("version", "python"))
@@ -114,7 +116,7 @@ def told(page: Json) -> Iterator[Metric]:
     yield from _table(_DISK, [((), page["disk"] | {"healthy": page["disk"]["state"] == "ok"})])
     yield from _table(_PINS, [((), page["pins"])])
     yield from _table(_SCRUB, [((), page["scrub"])])
-    yield from _table(_STORE, stores, ("store",))
+    yield from _table(_ORIGIN, origins, _ORIGIN_LABELS)
     yield from _table(_JOB, jobs, ("job_name", "uid"))
     yield _waits(jobs)
     yield _transfers(page["transfers"])
@@ -132,7 +134,11 @@ def _with_ahead(job: Json) -> Json:
 
 def _table(rows: Iterable[Row], things: Sequence[tuple[Labels, Json]], names: Labels = ()) -> Iterator[Metric]:
     for row in rows:
-        yield _family(row.kind, row.name, row.text, ((labels, thing[row.key]) for labels, thing in things), names)
+        samples = [(labels, thing[row.key]) for labels, thing in things]
+        yield _family(row.kind, row.name, row.text, samples, names)
+        if row.name in former_names.METRICS:
+            former = former_names.METRICS[row.name]
+            yield _family(row.kind, former, f"Former name of {_PREFIX}{row.name}.", samples, names)
 
 
 def _waits(jobs: Iterable[tuple[Labels, Json]]) -> Metric:
@@ -161,9 +167,9 @@ def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
     whole, stages = [((), measures.transfer)], measures.stage.by_label()
     yield _histogram("transfer_seconds", "Duration of a transfer, from its first request to publication.", whole)
     yield _histogram("transfer_stage_seconds", "Time that a transfer spent in each stage.", stages, ("stage",))
-    first, last = measures.first_byte.by_label(), measures.part.by_label()
-    yield _histogram("first_byte_seconds", "Time from requesting a part to its first byte.", first, ("store",))
-    yield _histogram("part_seconds", "Time from requesting a part to its last byte.", last, ("store",))
+    first, last = _by_origin(measures.first_byte), _by_origin(measures.part)
+    yield _histogram("first_byte_seconds", "Time from requesting a part to its first byte.", first, _ORIGIN_LABELS)
+    yield _histogram("part_seconds", "Time from requesting a part to its last byte.", last, _ORIGIN_LABELS)
     waits = [((), measures.wait)]
     yield _histogram("lease_wait_seconds", "Duration of each wait of a reader for data.", waits)
     given_up = _by_code(measures.given_up, OriginError)
@@ -171,6 +177,10 @@ def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
     yield _family(COUNTER, "origin_errors", "Requests to origins that failed permanently.", given_up, ("code",))
     yield _family(COUNTER, "failed_transfers", "Shards that could not be fetched.", failed, ("code",))
     yield _histogram("event_loop_lag_seconds", "Lag of the event loop's timers.", [((), loop_lag)])
+
+
+def _by_origin(histograms: Histograms) -> list[tuple[Labels, Histogram]]:
+    return [(label * 2, histogram) for label, histogram in histograms.by_label()]
 
 
 def _by_code(counts: Counter[str], *kinds: type[ShardcacheError]) -> list[tuple[Labels, float]]:

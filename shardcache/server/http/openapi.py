@@ -161,7 +161,7 @@ def _schemas() -> Json:
         "Disk": _object(disk),
         "Status": _status(),
         "Shard": _object(shard | {"pinned": {"type": "boolean"}, "used_at_s": _NUMBER}),
-        "Pin": _object({"url": _TEXT, "size_bytes": _COUNT, "here": {"type": "boolean"}, "uids": _list(_COUNT)}),
+        "Pin": _object({"url": _TEXT, "size_bytes": _COUNT, "cached": {"type": "boolean"}, "uids": _list(_COUNT)}),
         "Unpinned": _object({"unpinned": _list(_TEXT), "kept": _list(kept)}),
         "Evicted": _object({"evicted": _list(_TEXT), "kept": _list(kept), "freed_bytes": _COUNT}),
         "Event": _event(),
@@ -175,10 +175,10 @@ def _schemas() -> Json:
 
 def _status() -> Json:
     cache = {"dir": _TEXT, "free_bytes": _COUNT_OR_NULL}  # null if the folder is missing
-    cache |= dict.fromkeys(("capacity_bytes", "used_bytes", "pinned_bytes", "arriving_bytes", "shards"), _COUNT)
+    cache |= dict.fromkeys(("capacity_bytes", "used_bytes", "leased_bytes", "arriving_bytes", "shards"), _COUNT)
     scrub = dict.fromkeys(("rate_bytes_per_s", "scrubbed_bytes", "scrubbed_shards", "damaged"), _COUNT)
     scrub |= {"round_share": _NUMBER, "round_begun_at_s": _NUMBER_OR_NULL, "last_round_ended_at_s": _NUMBER_OR_NULL}
-    store = {"name": _TEXT, "connections": _COUNT, "limit": _COUNT, "busy": _COUNT}
+    origin = {"name": _TEXT, "connections": _COUNT, "limit": _COUNT, "throttled": _COUNT}
     transfer = {"url": _TEXT, "done_bytes": _COUNT, "total_bytes": _COUNT_OR_NULL, "rate_bytes_per_s": _COUNT}
     transfer |= {"class": _TEXT, "stage": _TEXT, "waiters": _COUNT, "needed_in_s": _NUMBER_OR_NULL}
     job = {"name": _TEXT, "uid": _COUNT, "sessions": _COUNT, "shards_planned": _COUNT, "shards_done": _COUNT}
@@ -197,7 +197,7 @@ def _status() -> Json:
             "pins": _object(dict.fromkeys(("shards", "missing", "size_bytes", "limit_bytes"), _COUNT)),
             "cache": _object(cache),
             "counters": _COUNTS,
-            "origins": _list(_object(store)),
+            "origins": _list(_object(origin)),
             "transfers": _list(_object(transfer)),
             "jobs": _list(_object(job)),
         }

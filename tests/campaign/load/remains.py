@@ -68,7 +68,7 @@ def is_quiet(daemon: Daemon) -> bool:
     status = daemon.status()
     sessions = sum(job["sessions"] for job in status["jobs"])
     arriving_bytes = status["cache"]["arriving_bytes"]
-    return not (sessions or status["transfers"] or arriving_bytes or status["cache"]["pinned_bytes"])
+    return not (sessions or status["transfers"] or arriving_bytes or status["cache"]["leased_bytes"])
 
 
 def on_disk_bytes(daemon: Daemon) -> int:

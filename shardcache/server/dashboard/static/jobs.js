@@ -5,7 +5,7 @@ import { byJob, isStalled, keyOf } from "./waiting.js";
 import { basename, count, duration, neededIn, number, pace } from "./words.js";
 
 const HORIZON_S = 300;
-const PRESENCES = [["here", "cached"], ["coming", "being fetched"], ["missing", "missing"]];
+const PRESENCES = [["cached", "cached"], ["fetching", "being fetched"], ["missing", "missing"]];
 const MARK = 4;
 
 const jobKey = (job) => keyOf(job.name, job.uid);
@@ -65,8 +65,8 @@ function fillLane(cell, { job, lane }) {
   }
   const [canvas, text] = cell.children;
   if (lane === undefined) { say(text, "not computed yet"); return; }
-  const { here, coming, failed } = lane.counts;
-  const counts = { here, coming, missing: lane.counts.missing.map((value, at) => value + failed[at]) };
+  const { cached, fetching, failed } = lane.counts;
+  const counts = { cached, fetching, missing: lane.counts.missing.map((value, at) => value + failed[at]) };
   const words = PRESENCES.map(([name, word]) => `${number(sum(counts[name]))} ${word}`).join(", ");
   say(text, `needed: ${words}`);
   const next = lane.soonest.map((use) => `${duration(use.in_s)}: ${basename(use.url)} (${use.presence})`).join("\n");
@@ -79,8 +79,8 @@ function fillLane(cell, { job, lane }) {
 function draw(canvas, counts, looked) {
   const area = brush(canvas);
   if (area === null) return;
-  const { context, width, height } = area, bins = counts.here.length, step = width / bins, room = height - MARK - 2;
-  const totals = counts.here.map((here, at) => here + counts.coming[at] + counts.missing[at]);
+  const { context, width, height } = area, bins = counts.cached.length, step = width / bins, room = height - MARK - 2;
+  const totals = counts.cached.map((cached, at) => cached + counts.fetching[at] + counts.missing[at]);
   const most = Math.max(1, ...totals);
   context.fillStyle = colour("--track");
   context.fillRect(0, room, width * Math.min(1, looked / HORIZON_S), 1);
@@ -93,7 +93,7 @@ function draw(canvas, counts, looked) {
       context.fillStyle = tones[name];
       context.fillRect(at * step, top, Math.max(1, step - 1), tall);
     }
-    const worst = counts.missing[at] ? "missing" : counts.coming[at] ? "coming" : null;
+    const worst = counts.missing[at] ? "missing" : counts.fetching[at] ? "fetching" : null;
     if (worst === null) return;
     context.fillStyle = tones[worst];
     context.fillRect(at * step, height - MARK, Math.max(1, step - 1), worst === "missing" ? MARK : MARK / 2);

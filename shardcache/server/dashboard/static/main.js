@@ -1,7 +1,7 @@
 // The page: follows the daemon's updates and shows them.
 
 import { byId, onRedraw, reachScrolled, say } from "./dom.js";
-import { showComing } from "./coming.js";
+import { showUpcoming } from "./upcoming.js";
 import { showJobs } from "./jobs.js";
 import { CacheMap } from "./map.js";
 import { Rates } from "./rates.js";
@@ -17,7 +17,7 @@ function show(moment) {
   byId("main").hidden = false;
   showSummary(moment, rates);
   showJobs(moment);
-  showComing(moment);
+  showUpcoming(moment);
   showStores(moment);
   reachScrolled();
 }

@@ -5,7 +5,7 @@ import { number, size } from "./words.js";
 
 // The daemon's bands, see shardcache/cache/views/shard_map.py: -1 is leased.
 const BANDS = [
-  [-1, "being read", "--band-hand"],
+  [-1, "being read", "--band-leased"],
   [0, "within a minute", "--band-0"],
   [1, "within 5 minutes", "--band-1"],
   [2, "within 15 minutes", "--band-2"],

@@ -7,12 +7,12 @@ const COLUMNS = [
   { header: true, name: "name", fill: (cell, row) => { say(cell, row.name); cell.title = row.name; } },
   { name: "number", fill: (cell, row) => say(cell, number(row.connections)) },
   { name: "number", fill: (cell, row) => say(cell, number(row.limit)) },
-  { name: "number", fill: (cell, row) => say(cell, number(row.busy)) },
+  { name: "number", fill: (cell, row) => say(cell, number(row.throttled)) },
 ];
 
 const COUNTERS = {
   evictions: "evicted",
-  regrets: "re-fetched",
+  refetches: "re-fetched",
   retries: "retries",
   hedges: "hedged",
   corrupt: "damaged",

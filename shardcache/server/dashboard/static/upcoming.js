@@ -6,7 +6,7 @@ import { basename, neededIn, size } from "./words.js";
 const MOST = 14;
 const DOWNLOADING = "downloading from the object store";
 const WORDS = {
-  coming: "being fetched",
+  fetching: "being fetched",
   missing: "to be fetched",
   failed: "failed; retried when a reader needs it",
 };
@@ -18,11 +18,11 @@ const COLUMNS = [
   { name: "state", fill: fillState },
 ];
 
-export function showComing({ gaps, transfers, lanes }) {
+export function showUpcoming({ gaps, transfers, lanes }) {
   const rows = rowsOf(gaps, transfers);
   const none = lanes.length ? "All shards needed in the next five minutes are cached." : "No job is reading.";
-  table(byId("coming-rows"), rows.slice(0, MOST), ({ url, job }) => `${url} ${job}`, COLUMNS, none);
-  say(byId("coming-more"), rows.length > MOST ? `and ${rows.length - MOST} more` : "");
+  table(byId("upcoming-rows"), rows.slice(0, MOST), ({ url, job }) => `${url} ${job}`, COLUMNS, none);
+  say(byId("upcoming-more"), rows.length > MOST ? `and ${rows.length - MOST} more` : "");
 }
 
 /** A row for each gap, with its transfer if there is one, and for each other transfer; the most urgent first. */
