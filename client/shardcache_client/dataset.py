@@ -432,7 +432,7 @@ def _handover(zero_copy: bool | str | Collection[str]) -> Handover:
 
 def _let_collate_pass_buffers() -> None:
     """Have `default_collate` gather Buffers in a list in this process, as it does with bytes."""
-    from shardcache_client.sharing.buffers import Buffer, pass_on
+    from shardcache_client.files.buffers import Buffer, pass_on
 
     default_collate_fn_map[Buffer] = pass_on
 

@@ -16,8 +16,8 @@ from typing import Any
 from shardcache.errors import ConfigError
 from shardcache.protocol import from_here, local_path
 from shardcache_client.dataset import ShardDataset
+from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.reading.slicing import Sample
 
 try:
     import webdataset as wds

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from shardcache.errors import ConfigError
 from shardcache.store.disk.open_files import is_open_elsewhere
 from shardcache_client import ShardDataset
-from shardcache_client.sharing.buffers import Buffer
+from shardcache_client.files.buffers import Buffer
 from support.daemon import Daemon
 from support.guard import GUARD_S
 from support.lent_shards import LentShards, lay_sidecars

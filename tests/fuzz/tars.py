@@ -21,8 +21,8 @@ from shardcache.tarindex import Samples, Tar
 from shardcache.tarindex.headers import BLOCK_BYTES, ZERO_BLOCK
 from shardcache.tarindex.members import Member
 from shardcache.tarindex.samples import group
+from shardcache_client.files.slicing import Sample, as_bytes, cut
 from shardcache_client.reading.arriving import ArrivingShard
-from shardcache_client.reading.slicing import Sample, as_bytes, cut
 
 Given = Sample | str | None
 

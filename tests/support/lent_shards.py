@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from shardcache.tarindex import TarIndex, index_tar, write
-from shardcache_client.reading.slicing import cut
-from shardcache_client.sharing.buffers import Buffer, pass_on
+from shardcache_client.files.buffers import Buffer, pass_on
+from shardcache_client.files.slicing import cut
 from shardcache_client.sharing.handover import Handover, Loan
 
 

@@ -22,8 +22,9 @@ from shardcache.errors import (
 )
 from shardcache.protocol import Arriving
 from shardcache.tarindex import index_tar, write
+from shardcache_client.files.mapping import ShardGoneError
 from shardcache_client.reading.arriving import ArrivingShard
-from shardcache_client.reading.reader import ShardGoneError, ShardReader
+from shardcache_client.reading.reader import ShardReader
 from support.strategies import Row, formats, members, pack_rows
 from support.tars import make_tar, pack, random_samples
 

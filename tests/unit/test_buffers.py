@@ -26,7 +26,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from shardcache.tarindex import Samples
-from shardcache_client.sharing.buffers import WORTH_IT_BYTES, Buffer, Form, Values, forms, pass_on, span
+from shardcache_client.files.buffers import WORTH_IT_BYTES, Buffer, Form, Values, forms, pass_on, span
 
 CONTENT = bytes(range(256)) * 64
 

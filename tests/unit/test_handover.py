@@ -21,8 +21,8 @@ import pytest
 from shardcache.errors import ConfigError
 from shardcache.store.disk.open_files import is_open_elsewhere
 from shardcache.tarindex import Samples
-from shardcache_client.reading.reader import ShardGoneError
-from shardcache_client.sharing.buffers import Buffer
+from shardcache_client.files.buffers import Buffer
+from shardcache_client.files.mapping import ShardGoneError
 from shardcache_client.sharing.handover import Handover
 
 CONTENT = os.urandom(1 << 20)

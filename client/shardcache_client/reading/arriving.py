@@ -12,8 +12,8 @@ from shardcache.errors import CorruptShardError
 from shardcache.protocol import Arriving
 from shardcache.tarindex import Grouping, Tar
 from shardcache.tarindex.members import Member
-from shardcache_client.reading.reader import map_file, unreadable
-from shardcache_client.reading.slicing import Column, Sample, as_bytes, cut
+from shardcache_client.files.mapping import map_file, unreadable
+from shardcache_client.files.slicing import Column, Sample, as_bytes, cut
 
 More = Callable[[int], Arriving | None]
 """`more(beyond)` waits until more than the first `beyond` bytes of the shard have arrived, and returns the new grant;

@@ -15,11 +15,11 @@ from shardcache.errors import (
     ShardError,
     ShardTimeoutError,
 )
+from shardcache_client.files.slicing import Sample
 from shardcache_client.order.share import Segment
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.shard_window import ShardWindow
-from shardcache_client.reading.slicing import Sample
 
 # Errors of a single shard. Any other would affect the next shard as well, so the handler is not called.
 _SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTimeoutError)

@@ -19,9 +19,9 @@ from shardcache.errors import (
 from shardcache.protocol import Arriving, Leased
 from shardcache_client.daemon.session import Grant, Lease
 from shardcache_client.daemon.source import ShardSource
+from shardcache_client.files.slicing import Sample
 from shardcache_client.reading.arriving import ArrivingShard
 from shardcache_client.reading.reader import ShardReader
-from shardcache_client.reading.slicing import Sample
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import mmap
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from shardcache.errors import CacheDirError, CorruptShardError
+from shardcache.errors import CorruptShardError
 from shardcache.tarindex import TarIndex
-from shardcache_client.reading.slicing import Column, Sample, as_bytes, cut, cutter
+from shardcache_client.files.mapping import is_nameless, map_file, unreadable
+from shardcache_client.files.slicing import Column, Sample, as_bytes, cut, cutter
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imports numpy
     from shardcache_client.sharing.handover import Handover
-
-_OWN_FILES = Path("/proc/self/fd")
-
-
-class ShardGoneError(CacheDirError):
-    """A file named by the daemon does not exist: it was evicted again, or this process cannot see the cache."""
-
-    code = "shard_gone"
 
 
 class ShardReader:
@@ -61,7 +51,7 @@ class ShardReader:
                 self._index.close()
                 raise
             self._samples = len(self._index)
-            named = None if _is_nameless(path) else path
+            named = None if is_nameless(path) else path
             self._loan = handover.lend(self._map, named, path.stat().st_ino, url) if handover is not None else None
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=url) from exn
@@ -120,40 +110,3 @@ class ShardReader:
         `samples(n + 1)`, where n is the number of the bad sample.
         """
         return cut(self._index, self._columns, self.url, start, len(self) if stop is None else min(stop, len(self)))
-
-
-def map_file(path: Path, size_bytes: int, inode: int | None = None, *, in_order: bool = True) -> mmap.mmap:
-    """Map a file for reading, checking its size and, if given, its inode.
-
-    Raises CorruptShardError if the size differs, OSError if the file cannot be read or has another inode.
-    """
-    # No file in the cache folder is a link. The /proc/self/fd path of a nameless file is one.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if _is_nameless(path) else os.O_NOFOLLOW))
-    try:
-        stat = os.fstat(fd)
-        if inode not in (None, stat.st_ino):
-            raise FileNotFoundError(errno.ENOENT, "another file has taken its place", str(path))
-        if stat.st_size != size_bytes:
-            raise CorruptShardError(f"{path} has {stat.st_size} bytes instead of {size_bytes}")
-        mapped = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
-    finally:
-        os.close(fd)
-    if in_order:
-        mapped.madvise(mmap.MADV_SEQUENTIAL)  # the file may not be in the page cache
-    return mapped
-
-
-def _is_nameless(path: Path) -> bool:
-    """Return True for an open file of this process that no other process can find."""
-    return path.parent == _OWN_FILES
-
-
-def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError:
-    """Return the error for a cached file that cannot be opened or mapped."""
-    kind = ShardGoneError if isinstance(exn, FileNotFoundError) else CacheDirError
-    return kind(
-        f"this process cannot read {exn.filename or path} ({exn.strerror})",
-        url=url,
-        remedy="in a container, mount the cache folder at the same path as for the daemon; "
-        "otherwise, add the user to the folder's group",
-    )

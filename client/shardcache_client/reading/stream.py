@@ -10,6 +10,7 @@ from shardcache.errors import DecodeError, ShardError
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.sessions import Sessions
 from shardcache_client.daemon.source import ShardSource
+from shardcache_client.files.slicing import Sample
 from shardcache_client.order.deal import Deal
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import plan_reading
@@ -18,7 +19,6 @@ from shardcache_client.order.state import Resumption
 from shardcache_client.reading.iteration import read
 from shardcache_client.reading.position import ReaderPosition, StoppedError
 from shardcache_client.reading.shard_window import ShardWindow
-from shardcache_client.reading.slicing import Sample
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover

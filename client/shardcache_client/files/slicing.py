@@ -10,7 +10,7 @@ from shardcache.errors import SampleError
 from shardcache.tarindex import Tables, fault_of
 
 if TYPE_CHECKING:
-    from shardcache_client.sharing.buffers import Buffer
+    from shardcache_client.files.buffers import Buffer
 
 Sample = dict[str, Any]
 

@@ -1,0 +1,1 @@
+"""Files of cached shards: mapped into memory and sliced into samples."""
