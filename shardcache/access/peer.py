@@ -24,18 +24,30 @@ def peer_of(request: web.Request) -> Peer:
     The ids are those at the time of connecting (SO_PEERCRED and SO_PEERGROUPS, unix(7)).
     """
     known: Peer | None = request.get(PEER)
-    if known is not None:
-        return known
-    transport = request.transport
-    if transport is None:
+    return peer_at(socket_of(request)) if known is None else known
+
+
+def socket_of(request: web.Request) -> socket.socket:
+    """Return the socket that a request came from. Raises ConnectionResetError if it is closed."""
+    if request.transport is None:
         raise ConnectionResetError("the client disconnected")
-    return peer_at(transport.get_extra_info("socket"))
+    sock: socket.socket = request.transport.get_extra_info("socket")
+    return sock
 
 
 def peer_at(sock: socket.socket) -> Peer:
     """Return the user at the other end of a connected Unix socket."""
-    _pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    _pid, uid, gid = credentials(sock)
     return Peer(uid, frozenset({gid, *_groups(sock)}))
+
+
+def credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Return the process, user and group ids at the other end of a Unix socket.
+
+    The process id is 0 if it is in another PID namespace.
+    """
+    pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, gid
 
 
 def _groups(sock: socket.socket) -> tuple[int, ...]:

@@ -6,8 +6,6 @@ import hmac
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 from aiohttp import web
@@ -29,29 +27,21 @@ _PASSED_ON = (
 _CLOSE_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Bridge:
-    """An open bridge: its url, token included, and the daemon's socket."""
-
-    url: str
-    socket: Path
-
-
 @asynccontextmanager
-async def bridging(path: Path, port: int) -> AsyncIterator[Bridge]:
-    """Serve the dashboard of the daemon at a socket until the block exits. Raises ConfigError for a port in use."""
+async def bridging(daemon: aiohttp.ClientSession, port: int) -> AsyncIterator[str]:
+    """Serve the daemon's dashboard until the block exits; yield its url, token included.
+
+    Raises ConfigError for a port in use.
+    """
     token = secrets.token_urlsafe(24)
-    connector = aiohttp.UnixConnector(str(path), limit=0)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-    async with aiohttp.ClientSession("http://shardcache", connector=connector, timeout=timeout) as daemon:
-        runner = web.AppRunner(_make_app(daemon, token), access_log=None, shutdown_timeout=_CLOSE_S)
-        await runner.setup()
-        try:
-            await _listen(runner, port)
-            # In the fragment, which browsers never send: the page reads the token there and sends it in a header.
-            yield Bridge(f"http://{_HOST}:{runner.addresses[0][1]}/#token={token}", path)
-        finally:
-            await runner.cleanup()
+    runner = web.AppRunner(_make_app(daemon, token), access_log=None, shutdown_timeout=_CLOSE_S)
+    await runner.setup()
+    try:
+        await _listen(runner, port)
+        # In the fragment, which browsers never send: the page reads the token there and sends it in a header.
+        yield f"http://{_HOST}:{runner.addresses[0][1]}/#token={token}"
+    finally:
+        await runner.cleanup()
 
 
 async def _listen(runner: web.AppRunner, port: int) -> None:

@@ -25,7 +25,13 @@ class AdminClient:
 
     Every method raises NoDaemonError if nothing answers at the socket, DaemonError if this user may not use it, and
     any error that the daemon itself returns.
+
+    Attributes:
+        socket: path of the daemon's socket.
+        http: the session with it, for requests that have no method here.
     """
+
+    http: aiohttp.ClientSession
 
     def __init__(self, socket: Path | None = None) -> None:
         self.socket = socket_path(socket)
@@ -35,16 +41,16 @@ class AdminClient:
         return f"AdminClient({str(self.socket)!r})"
 
     async def __aenter__(self) -> Self:
-        self._http = aiohttp.ClientSession(
+        self.http = aiohttp.ClientSession(
             "http://shardcache",
-            connector=aiohttp.UnixConnector(str(self.socket)),
+            connector=aiohttp.UnixConnector(str(self.socket), limit=0),
             # No total timeout: warming a whole dataset takes hours, with pauses between events.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
         )
         return self
 
     async def __aexit__(self, *_exc: object) -> None:
-        await self._http.close()
+        await self.http.close()
 
     async def status(self) -> Json:
         """Return the daemon's status page."""
@@ -116,7 +122,7 @@ class AdminClient:
     @asynccontextmanager
     async def _request(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         with self._translated():
-            async with self._http.request(method, path, **options) as response:
+            async with self.http.request(method, path, **options) as response:
                 if not response.ok:
                     raise await _error_of(response)
                 yield response

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
+
+if TYPE_CHECKING:
+    from shardcache.cli.client import AdminClient, Lines
 
 FAILED = 1
 USAGE = 2
@@ -19,6 +23,7 @@ INTERRUPTED = 130
 _JSON_KEY = "shardcache.json"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
@@ -75,10 +80,33 @@ def exit_code(error: ShardcacheError) -> int:
             return FAILED
 
 
-async def print_events(events: AsyncIterator[dict[str, Any]]) -> int:
-    """Print a line of JSON for each event; return the number of shards that failed."""
+def ask(socket: Path | None, request: Callable[[AdminClient], Awaitable[T]]) -> T:
+    """Return the daemon's answer to a request."""
+    import asyncio  # takes long, and `probe` needs none of it
+
+    from shardcache.cli.client import AdminClient
+
+    async def answer() -> T:
+        async with AdminClient(socket) as daemon:
+            return await request(daemon)
+
+    return asyncio.run(answer())
+
+
+def stream(socket: Path | None, request: Callable[[AdminClient], Lines], show: Callable[[Lines], Awaitable[T]]) -> T:
+    """Return what `show` returns for the lines of the daemon's answer to a request."""
+
+    async def shown(daemon: AdminClient) -> T:
+        async with aclosing(request(daemon)) as lines:
+            return await show(lines)
+
+    return ask(socket, shown)
+
+
+async def print_lines(lines: AsyncIterator[dict[str, Any]]) -> int:
+    """Print each line of an answer as JSON; return the number of shards that failed."""
     failed = 0
-    async for event in events:
-        print_json(event)
-        failed += event["event"] == "error"
+    async for line in lines:
+        print_json(line)
+        failed += line.get("event") == "error" or line.get("ok") is False
     return failed

@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import socket_path
+from shardcache.unix_socket import health
 
 # The health states in which each probe passes. None depends on an origin.
 PASSES = {
@@ -24,7 +23,6 @@ LIMIT_S = 5.0
 # A full or broken disk still responds; a restart may help only with one that hangs. As in server/process/liveness.py.
 HUNG_S = 120.0
 
-_REQUEST = b"GET /v1/health HTTP/1.0\r\nHost: shardcache\r\n\r\n"
 _FAILED, _USAGE, _NO_DAEMON = 1, 2, 3
 
 
@@ -40,32 +38,21 @@ def ask(path: Path | None = None, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """
     where = socket_path(path)
     try:
-        answer = _exchange(where, limit_s)
+        return health(where, limit_s)
     except TimeoutError:
         raise NoDaemonError(f"no answer within {limit_s:g} s", url=str(where)) from None
     except PermissionError:
         raise DaemonError("this user may not use the daemon's socket", url=str(where)) from None
     except OSError as exn:
         raise NoDaemonError(f"no daemon answers: {exn.strerror or exn}", url=str(where)) from None
-    try:
-        health: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
-        return health | {"status": str(health["status"])}
-    except (ValueError, KeyError, TypeError):
+    except ValueError:
         raise DaemonError("the server at the socket is not a shardcache daemon", url=str(where)) from None
 
 
-def passes(what: str, health: dict[str, Any]) -> bool:
+def passes(what: str, found: dict[str, Any]) -> bool:
     """Return True if a daemon of this health passes the probe."""
-    hangs = what == "live" and health.get("disk", {}).get("silent_s", 0.0) > HUNG_S
-    return health["status"] in PASSES[what] and not hangs
-
-
-def _exchange(path: Path, limit_s: float) -> bytes:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.settimeout(limit_s)
-        sock.connect(str(path))
-        sock.sendall(_REQUEST)
-        return b"".join(iter(lambda: sock.recv(65536), b""))
+    hangs = what == "live" and found.get("disk", {}).get("silent_s", 0.0) > HUNG_S
+    return found["status"] in PASSES[what] and not hangs
 
 
 def main(args: list[str]) -> int:
@@ -74,12 +61,12 @@ def main(args: list[str]) -> int:
         print(f"usage: python -m shardcache.cli.probing {'|'.join(PASSES)}", file=sys.stderr)
         return _USAGE
     try:
-        health = ask()
+        found = ask()
     except DaemonError as exn:
         print(exn, file=sys.stderr)
         return _NO_DAEMON if isinstance(exn, NoDaemonError) else _FAILED
-    print(health["status"])
-    return 0 if passes(args[0], health) else _FAILED
+    print(found["status"])
+    return 0 if passes(args[0], found) else _FAILED
 
 
 if __name__ == "__main__":

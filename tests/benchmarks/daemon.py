@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +13,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
+
+from support.daemon import UnixConnection
 
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 30.0
@@ -62,7 +62,7 @@ class Daemon:
 
     def get(self, path: str) -> Any:
         """Return the JSON answer of the admin API. Raises OSError while nothing listens."""
-        connection = _UnixConnection(self.socket)
+        connection = UnixConnection(self.socket)
         try:
             connection.request("GET", path)
             return json.load(connection.getresponse())
@@ -100,16 +100,6 @@ class Daemon:
                 if process.poll() is not None or time.perf_counter() > deadline_s:
                     raise RuntimeError(f"the daemon did not start; its log:\n{log.read_text()[-4000:]}") from None
             time.sleep(0.005)
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("shardcache")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(str(self._path))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -14,7 +14,7 @@ from shardcache.cache.residency.quarantine import Quarantine
 from shardcache.cache.residency.scrubbing import Progress, Scrubber
 from shardcache.cache.signal import Signal
 from shardcache.errors import CorruptShardError
-from shardcache.store.disk.page_cache import let_go, resident_bytes
+from shardcache.store.disk.page_cache import let_go
 from shardcache.store.disk.scrub import Scrub
 from shardcache.store.folder.layout import Layout
 from shardcache.store.shard import Shard
@@ -22,6 +22,7 @@ from shardcache.store.store import Store
 from shardcache_client import ShardDataset
 from support.cache_rig import SAMPLES, CacheRig
 from support.guard import GUARD_S
+from support.resident import resident_bytes
 from support.stores import PIECE_BYTES, open_store, publish
 
 URL = "s3://bucket/shard.tar"

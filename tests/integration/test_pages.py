@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardcache.store.disk.page_cache import let_go, resident_bytes
+from shardcache.store.disk.page_cache import let_go
 from support.daemon import Daemon, eventually
 from support.raw_session import RawSession
+from support.resident import resident_bytes
 from support.tars import write_shards
 
 

@@ -175,7 +175,7 @@ class Daemon:
 
     def request(self, method: str, path: str, body: object = None) -> bytes:
         """Send one request of the admin API and return the body of its answer, whatever its status."""
-        connection = _UnixConnection(self.socket)
+        connection = UnixConnection(self.socket)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
             return connection.getresponse().read()
@@ -200,7 +200,7 @@ class Daemon:
         return self._process
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
     def __init__(self, path: Path) -> None:

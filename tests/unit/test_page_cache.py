@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.store.disk.page_cache import let_go, read_ahead, resident_bytes
+from shardcache.store.disk.page_cache import let_go, read_ahead
 from support.daemon import eventually
+from support.resident import resident_bytes
 
 # More than any usual device reads ahead at one call.
 SIZE_BYTES = 24 * 1024 * 1024 + 1

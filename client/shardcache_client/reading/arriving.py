@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, Self
 
 from shardcache.errors import CorruptShardError
@@ -74,9 +73,7 @@ class ArrivingShard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self.close()
 
     def close(self) -> None:

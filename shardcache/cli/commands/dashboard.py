@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import webbrowser
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import click
 
 from shardcache.cli.common import json_option, print_json, socket_option
-
-if TYPE_CHECKING:
-    from shardcache.cli.bridge import Bridge
 
 _DESKTOP = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
 
@@ -38,26 +34,20 @@ def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> N
 
 
 async def _dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> None:
-    async with _bridge(port, socket) as bridge:
-        if as_json:
-            print_json({"url": bridge.url, "socket": str(bridge.socket)})
-        else:
-            click.echo(f"Dashboard of {bridge.socket}:\n\n    {bridge.url}\n\nPress Ctrl-C to stop.")
-        with _doorway(bridge.url) as door:
-            if to_open:
-                await asyncio.to_thread(webbrowser.open, door.as_uri())
-            await asyncio.Event().wait()
-
-
-@asynccontextmanager
-async def _bridge(port: int, socket: Path | None) -> AsyncIterator[Bridge]:
     from shardcache.cli.bridge import bridging
     from shardcache.cli.client import AdminClient
 
     async with AdminClient(socket) as daemon:
         await daemon.status()  # raises, with a remedy, if no daemon answers
-        async with bridging(daemon.socket, port) as bridge:
-            yield bridge
+        async with bridging(daemon.http, port) as url:
+            if as_json:
+                print_json({"url": url, "socket": str(daemon.socket)})
+            else:
+                click.echo(f"Dashboard of {daemon.socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
+            with _doorway(url) as door:
+                if to_open:
+                    await asyncio.to_thread(webbrowser.open, door.as_uri())
+                await asyncio.Event().wait()
 
 
 @contextmanager

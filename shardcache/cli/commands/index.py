@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -12,7 +11,7 @@ from typing import Any
 import click
 
 from shardcache import shardlist
-from shardcache.cli.common import fail, json_option, print_events, socket_option
+from shardcache.cli.common import fail, json_option, print_lines, socket_option, stream
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef, from_here
 
@@ -63,36 +62,28 @@ def index(urls: tuple[str, ...], output: Path, relative_to: str | None, as_json:
     """
     if as_json and output == _STDOUT:
         raise click.UsageError("--json and -o - both print to standard output")
-    shards = asyncio.run(_count([from_here(url) for url in urls], socket, output, as_json))
-    if shards is None:
+    found: dict[int, ShardRef] = {}
+    failed = stream(
+        socket,
+        lambda daemon: _noted(daemon.index([from_here(url) for url in urls]), found),
+        print_lines if as_json else lambda events: _show_events(events, output),
+    )
+    if failed:
         fail()
-    text = shardlist.write(shards, relative_to)
+    text = shardlist.write([found[number] for number in sorted(found)], relative_to)
     if output == _STDOUT:
         click.echo(text, nl=False)
     else:
         _write(output.resolve(), text)
 
 
-async def _count(urls: list[str], socket: Path | None, output: Path, as_json: bool) -> list[ShardRef] | None:
-    """Return the shards in order, None if one failed."""
-    from shardcache.cli.client import AdminClient
-
-    found: dict[int, ShardRef] = {}
-    async with (
-        AdminClient(socket) as daemon,
-        contextlib.aclosing(daemon.index(urls)) as events,
-        contextlib.aclosing(_noted(events, found)) as noted,
-    ):
-        failed = await (print_events(noted) if as_json else _show_events(noted, output))
-    return None if failed else [found[number] for number in sorted(found)]
-
-
-async def _noted(events: AsyncIterator[Json], found: dict[int, ShardRef]) -> AsyncGenerator[Json, None]:
+async def _noted(events: AsyncGenerator[Json, None], found: dict[int, ShardRef]) -> AsyncGenerator[Json, None]:
     """Yield the events; collect each shard in `found`, by its position in the list."""
-    async for event in events:
-        if event["event"] == "shard":
-            found[event["number"]] = ShardRef(event["url"], event["version"], event["size_bytes"], event["samples"])
-        yield event
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if event["event"] == "shard":
+                found[event["number"]] = ShardRef(event["url"], event["version"], event["size_bytes"], event["samples"])
+            yield event
 
 
 async def _show_events(events: AsyncIterator[Json], output: Path) -> int:

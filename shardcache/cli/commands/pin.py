@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardcache.cli.common import fail, json_option, print_events, print_json, socket_option
+from shardcache.cli.common import ask, fail, json_option, print_json, print_lines, socket_option, stream
 from shardcache.protocol import from_here
 
 
@@ -26,17 +24,12 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     Pins survive a restart of the daemon. With --json, prints one line of JSON per event or pin. Ctrl-C stops waiting:
     shards pinned so far stay pinned, and are kept once they are fetched.
     """
-    if asyncio.run(_pin([from_here(url) for url in urls], socket, as_json) if urls else _list(socket, as_json)):
+    if not urls:
+        stream(socket, lambda daemon: daemon.pins(), print_lines if as_json else _show_pins)
+        return
+    wanted = [from_here(url) for url in urls]
+    if stream(socket, lambda daemon: daemon.pin(wanted), print_lines if as_json else _show_events):
         fail()
-
-
-async def _pin(urls: list[str], socket: Path | None, as_json: bool) -> int:
-    """Return how many shards failed."""
-    from shardcache.cli.client import AdminClient
-
-    show = print_events if as_json else _show_events
-    async with AdminClient(socket) as daemon, aclosing(daemon.pin(urls)) as events:
-        return await show(events)
 
 
 async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
@@ -52,24 +45,13 @@ async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
     return failed
 
 
-async def _list(socket: Path | None, as_json: bool) -> int:
-    from shardcache.cli.client import AdminClient
-
-    async with AdminClient(socket) as daemon, aclosing(daemon.pins()) as rows:
-        if as_json:
-            async for row in rows:
-                print_json(row)
-        else:
-            _show_pins([row async for row in rows])
-    return 0
-
-
-def _show_pins(rows: list[dict[str, Any]]) -> None:
+async def _show_pins(lines: AsyncIterator[dict[str, Any]]) -> None:
     from rich.text import Text
 
     from shardcache.cli.display.output import make_console, make_table
     from shardcache.units import size
 
+    rows = [row async for row in lines]
     table = make_table("url", "size", "cached", "pinned by", numbers=("size",))
     for row in sorted(rows, key=itemgetter("url")):
         users = ", ".join(map(str, row["uids"]))
@@ -87,20 +69,13 @@ def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the pinned shards. Removes your
     own pins; root and the daemon's own user remove everybody's. Exits 1 if a shard stayed pinned or nothing matched.
     """
-    answer = asyncio.run(_unpin([from_here(url) for url in urls], socket))
+    answer = ask(socket, lambda daemon: daemon.unpin([from_here(url) for url in urls]))
     if as_json:
         print_json(answer)
     else:
         _show_unpinned(answer)
     if answer["kept"] or not answer["unpinned"]:
         fail()
-
-
-async def _unpin(urls: list[str], socket: Path | None) -> dict[str, Any]:
-    from shardcache.cli.client import AdminClient
-
-    async with AdminClient(socket) as daemon:
-        return await daemon.unpin(urls)
 
 
 def _show_unpinned(answer: dict[str, Any]) -> None:

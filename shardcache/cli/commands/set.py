@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardcache.cli.common import json_option, print_json, socket_option
+from shardcache.cli.common import ask, json_option, print_json, socket_option
 from shardcache.errors import ConfigError
 
 
@@ -26,19 +25,19 @@ def set_(name: str, value: str, as_json: bool, socket: Path | None) -> None:
     """
     if name and not value:
         raise ConfigError(f"no value for {name}", remedy=f"shardcache set {name} VALUE")
-    asyncio.run(_set(name.replace("-", "_"), value, socket, as_json) if name else _show(socket, as_json))
-
-
-async def _show(socket: Path | None, as_json: bool) -> None:
-    from shardcache.cli.client import AdminClient
-
-    async with AdminClient(socket) as daemon:
-        rows = await daemon.settings()
-    if as_json:
-        for row in rows:
+    if name:
+        row = ask(socket, lambda daemon: daemon.set(name.replace("-", "_"), value))
+        if as_json:
             print_json(row)
+        else:
+            _show_change(row, value)
     else:
-        _show_settings(rows)
+        rows = ask(socket, lambda daemon: daemon.settings())
+        if as_json:
+            for row in rows:
+                print_json(row)
+        else:
+            _show_settings(rows)
 
 
 def _show_settings(rows: list[dict[str, Any]]) -> None:
@@ -48,17 +47,6 @@ def _show_settings(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(_flag(row["name"]), _shown(row, "value"), row["description"].partition(" [default")[0])
     make_console().print(table)
-
-
-async def _set(name: str, value: str, socket: Path | None, as_json: bool) -> None:
-    from shardcache.cli.client import AdminClient
-
-    async with AdminClient(socket) as daemon:
-        row = await daemon.set(name, value)
-    if as_json:
-        print_json(row)
-    else:
-        _show_change(row, value)
 
 
 def _show_change(row: dict[str, Any], value: str) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardcache.cli.common import fail, json_option, print_json, socket_option
+from shardcache.cli.common import ask, fail, json_option, print_json, print_lines, socket_option, stream
 from shardcache.protocol import from_here
 
 
@@ -24,21 +23,10 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
 
     With --json, prints one line of JSON per shard.
     """
-    asyncio.run(_ls(prefix, socket, as_json))
+    stream(socket, lambda daemon: daemon.shards(prefix), print_lines if as_json else _show_shards)
 
 
-async def _ls(prefix: str, socket: Path | None, as_json: bool) -> None:
-    from shardcache.cli.client import AdminClient
-
-    async with AdminClient(socket) as daemon, aclosing(daemon.shards(prefix)) as rows:
-        if as_json:
-            async for row in rows:
-                print_json(row)
-        else:
-            _show_shards([row async for row in rows])
-
-
-def _show_shards(rows: list[dict[str, Any]]) -> None:
+async def _show_shards(lines: AsyncIterator[dict[str, Any]]) -> None:
     import humanize
     from rich.text import Text
 
@@ -46,6 +34,7 @@ def _show_shards(rows: list[dict[str, Any]]) -> None:
     from shardcache.units import size
 
     numbers = ("size", "samples", "leases")
+    rows = [row async for row in lines]
     table = make_table("url", *numbers, "pinned", "last used", numbers=numbers)
     now_s = time.time()
     for row in sorted(rows, key=itemgetter("url")):
@@ -65,20 +54,13 @@ def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the cached shards. Leased and
     pinned shards are kept. Exits 1 if a shard was kept or nothing matched.
     """
-    answer = asyncio.run(_evict([from_here(url) for url in urls], socket))
+    answer = ask(socket, lambda daemon: daemon.evict([from_here(url) for url in urls]))
     if as_json:
         print_json(answer)
     else:
         _show_evicted(answer)
     if answer["kept"] or not answer["evicted"]:
         fail()
-
-
-async def _evict(urls: list[str], socket: Path | None) -> dict[str, Any]:
-    from shardcache.cli.client import AdminClient
-
-    async with AdminClient(socket) as daemon:
-        return await daemon.evict(urls)
 
 
 def _show_evicted(answer: dict[str, Any]) -> None:

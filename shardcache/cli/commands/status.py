@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
 import click
 
-from shardcache.cli.common import json_option, print_json, socket_option
+from shardcache.cli.common import ask, json_option, print_json, socket_option
 
 
 @click.command()
@@ -16,7 +14,7 @@ from shardcache.cli.common import json_option, print_json, socket_option
 @socket_option
 def status(as_json: bool, socket: Path | None) -> None:
     """Show the daemon's cache, counters, transfers and jobs."""
-    page = asyncio.run(_fetch(socket))
+    page = ask(socket, lambda daemon: daemon.status())
     if as_json:
         print_json(page)
     else:
@@ -24,10 +22,3 @@ def status(as_json: bool, socket: Path | None) -> None:
         from shardcache.cli.display.page import show_page
 
         show_page(make_console(), page)
-
-
-async def _fetch(socket: Path | None) -> dict[str, Any]:
-    from shardcache.cli.client import AdminClient
-
-    async with AdminClient(socket) as daemon:
-        return await daemon.status()

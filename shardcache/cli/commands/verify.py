@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardcache.cli.common import fail, json_option, print_json, socket_option
+from shardcache.cli.common import fail, json_option, print_lines, socket_option, stream
 
 
 @click.command()
@@ -23,25 +21,8 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     With PREFIX, checks only the shards whose url starts with it. A damaged shard is quarantined, and re-fetched when it
     is needed next. Exits 1 if one was found. With --json, prints one line of JSON per event.
     """
-    if asyncio.run(_verify(prefix, socket, as_json)):
+    if stream(socket, lambda daemon: daemon.verify(prefix), print_lines if as_json else _show_events):
         fail()
-
-
-async def _verify(prefix: str, socket: Path | None, as_json: bool) -> int:
-    """Return the number of damaged shards."""
-    from shardcache.cli.client import AdminClient
-
-    show = _print_events if as_json else _show_events
-    async with AdminClient(socket) as daemon, aclosing(daemon.verify(prefix)) as events:
-        return await show(events)
-
-
-async def _print_events(events: AsyncIterator[dict[str, Any]]) -> int:
-    corrupt = 0
-    async for event in events:
-        print_json(event)
-        corrupt += event["event"] == "shard" and not event["ok"]
-    return corrupt
 
 
 async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardcache.cli.common import fail, json_option, print_events, socket_option
+from shardcache.cli.common import fail, json_option, print_lines, socket_option, stream
 from shardcache.protocol import from_here
 
 
@@ -24,18 +22,9 @@ def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
     URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard. With --json,
     prints one line of JSON per event. Ctrl-C stops waiting.
     """
-    failed = asyncio.run(_warm([from_here(url) for url in urls], socket, as_json))
-    if failed:
+    wanted = [from_here(url) for url in urls]
+    if stream(socket, lambda daemon: daemon.warm(wanted), print_lines if as_json else _show_events):
         fail()
-
-
-async def _warm(urls: list[str], socket: Path | None, as_json: bool) -> int:
-    """Return how many shards failed."""
-    from shardcache.cli.client import AdminClient
-
-    show = print_events if as_json else _show_events
-    async with AdminClient(socket) as daemon, aclosing(daemon.warm(urls)) as events:
-        return await show(events)
 
 
 async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import socket as sockets
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardcache.access.peer import credentials
 from shardcache.cli.client import AdminClient
 from shardcache.config import CONFIG_ENV, DEFAULT_CONFIG, Settings
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 from shardcache.protocol import socket_path
 
 ANSWER_LIMIT_S = 10.0
-_UCRED = struct.Struct("iII")
 _PROC = Path("/proc")
 
 
@@ -119,7 +118,7 @@ def _listener(path: Path) -> tuple[int, int | None]:
             probe.connect(os.fspath(path))
         except OSError:  # the daemon has stopped since
             return 0, None
-        pid, uid, _gid = _UCRED.unpack(probe.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _UCRED.size))
+        pid, uid, _gid = credentials(probe)
     return pid, uid
 
 

@@ -8,17 +8,13 @@ from importlib.resources import files
 
 from aiohttp import web
 
+from shardcache.server.http.tcp import BROWSER_HEADERS
+
 PAGE = "index.html"
 STATIC_PATH = "/dashboard/static/"
 
 _FOR_EVER = "public, max-age=31536000, immutable"
 _ASK_AGAIN = "no-cache"
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 class Files:
@@ -50,7 +46,7 @@ class Files:
         return self._answer(request, name, _FOR_EVER)
 
     def _answer(self, request: web.Request, name: str, keep: str) -> web.Response:
-        headers = _HEADERS | {"Cache-Control": keep, "ETag": f'"{self.version}"'}
+        headers = BROWSER_HEADERS | {"Cache-Control": keep, "ETag": f'"{self.version}"'}
         if any(tag.value == self.version for tag in request.if_none_match or ()):
             return web.Response(status=304, headers=headers)
         kind, _ = mimetypes.guess_type(name)

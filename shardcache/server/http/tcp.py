@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from shardcache.access.peer import PEER
+from shardcache.access.peer import PEER, socket_of
 from shardcache.access.rules import Peer
 from shardcache.errors import ConfigError, DaemonError, NotAllowedError
 from shardcache.server.http.connection_limit import Limit
@@ -26,9 +26,8 @@ _READABLE = frozenset(
 _CONNECTIONS = 64
 _LIMIT_S = 60.0
 _NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
-# For browsers: any page on the web may send them to an address on this node.
-_HEADERS = {
-    "Cache-Control": "no-store",
+# Any page on the web may send a browser to an address on this node.
+BROWSER_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -113,7 +112,7 @@ async def guard(
 async def harden(request: web.Request, response: web.StreamResponse) -> None:
     """Add browser security headers to a TCP response; for `Application.on_response_prepare`."""
     if not _is_local(request):
-        for name, text in _HEADERS.items():
+        for name, text in (BROWSER_HEADERS | {"Cache-Control": "no-store"}).items():
             response.headers.setdefault(name, text)  # the dashboard's files have a Cache-Control of their own
         response.force_close()
 
@@ -124,10 +123,7 @@ def is_page(path: str) -> bool:
 
 
 def _is_local(request: web.Request) -> bool:
-    transport = request.transport
-    if transport is None:
-        raise ConnectionResetError("the client disconnected")
-    return bool(transport.get_extra_info("socket").family == socket.AF_UNIX)
+    return socket_of(request).family == socket.AF_UNIX
 
 
 def _refusal(request: web.Request, token: Token | None) -> web.Response | None:

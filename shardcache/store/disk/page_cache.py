@@ -1,4 +1,4 @@
-"""Page cache control: read files ahead, drop their pages, count resident pages. All functions block: use a thread.
+"""Page cache control: read files ahead, drop their pages. All functions block: use a thread.
 
 The kernel keeps pages that were read while it has memory, and knows only past accesses. These calls tell it about
 future ones. They are advisory: nothing depends on them, and a missing file is not an error.
@@ -6,8 +6,6 @@ future ones. They are advisory: nothing depends on them, and a missing file is n
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,9 +16,6 @@ from shardcache.store.disk.files import disk_errors
 # One call reads at most the device's read-ahead (read_ahead_kb, at least 128 in any usual setup) and silently ignores
 # the rest. Steps over resident pages cost next to nothing.
 _STEP_BYTES = 128 * 1024
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 def read_ahead(path: Path) -> None:
@@ -37,29 +32,6 @@ def let_go(path: Path) -> None:
     """
     with disk_errors(path), suppress(FileNotFoundError), _opened(path) as fd:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def resident_bytes(path: Path) -> int:
-    """Return how much of a file is in memory, in bytes of whole pages; 0 if it does not exist. Raises DiskError.
-
-    The kernel reports the truth only to the file's owner and to users who may write it; to others all pages appear
-    resident (mincore(2)).
-    """
-    with disk_errors(path), suppress(FileNotFoundError), _opened(path) as fd:
-        if os.fstat(fd).st_size:
-            # A private mapping: ctypes can take the address only of a writable buffer, and the file is read-only.
-            with mmap.mmap(fd, 0, access=mmap.ACCESS_COPY) as mapping:
-                return _resident_pages(mapping) * mmap.PAGESIZE
-    return 0
-
-
-def _resident_pages(mapping: mmap.mmap) -> int:
-    first_byte = ctypes.c_char.from_buffer(mapping)
-    pages = ctypes.create_string_buffer(-(-len(mapping) // mmap.PAGESIZE))
-    if _libc.mincore(ctypes.addressof(first_byte), len(mapping), pages) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return sum(page & 1 for page in pages.raw)
 
 
 @contextmanager

@@ -1,0 +1,37 @@
+"""The daemon's socket seen from outside, in the standard library alone: probes run every few seconds on each node."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_HEALTH = b"GET /v1/health HTTP/1.0\r\nHost: shardcache\r\n\r\n"
+
+
+@contextmanager
+def connected(path: Path, timeout_s: float) -> Iterator[socket.socket]:
+    """Yield a connection to the socket at `path`; `timeout_s` limits each step. Raises OSError."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(timeout_s)
+        sock.connect(os.fspath(path))
+        yield sock
+
+
+def health(path: Path, timeout_s: float) -> dict[str, Any]:
+    """Return the health that the daemon reports; `timeout_s` limits each step.
+
+    Raises OSError if nothing answers (TimeoutError included), ValueError if something other than a daemon does.
+    """
+    with connected(path, timeout_s) as sock:
+        sock.sendall(_HEALTH)
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+    match found:
+        case {"status": str()}:
+            return found
+    raise ValueError("not a daemon's health")
