@@ -11,6 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
+from shardcache.access.protocols import WEB
 from shardcache.errors import ConfigError, OriginError
 from shardcache.origin.redirect_guard import RedirectGuard
 from shardcache.transport.flow import Flow
@@ -128,7 +129,7 @@ def _next(url: str, target: URL, location: str) -> URL:
         following = _with_host(target.join(URL(location, encoded=_SENDABLE.fullmatch(location) is not None)))
     except ValueError as exn:
         raise OriginError(f"the server redirects to an invalid url ({exn})", url=url) from None
-    if following.scheme not in ("http", "https") or (target.scheme, following.scheme) == ("https", "http"):
+    if following.scheme not in WEB or (target.scheme, following.scheme) == ("https", "http"):
         raise OriginError(
             f"redirects from {target.scheme} to {following.scheme} are not followed",
             url=url,

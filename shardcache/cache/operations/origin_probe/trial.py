@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from shardcache.access.protocols import S3, WEB
 from shardcache.access.rules import AllowList, Peer
-from shardcache.access.urls import WEB, protocol_of
+from shardcache.access.urls import protocol_of
 from shardcache.cache.operations.origin_probe import clock, reach
 from shardcache.cache.operations.origin_probe.findings import Finding, of_error, ok, warning
 from shardcache.cache.operations.origin_probe.reach import Pull
@@ -19,7 +20,6 @@ from shardcache.errors import NotAllowedError, ShardcacheError
 from shardcache.origin.registry import Origins
 from shardcache.redact import redact
 
-_S3 = ("s3", "s3a")
 _FEW_CONNECTIONS = 4
 
 
@@ -75,7 +75,7 @@ class Trial:
             server = f"{parts.scheme}://{parts.netloc}/"
             yield _proxy(server, subject, signs=False)
             yield await clock.examine(server, subject, signs=False)
-        if protocol in _S3:
+        if protocol in S3.names:
             async for finding in self._before_s3(url, table, subject):
                 yield finding
 
@@ -105,7 +105,7 @@ def _command(error: ShardcacheError, url: str, table: OriginTable) -> str:
         return f"shardcache serve --allow {shlex.quote(redact(url))}"
     if protocol_of(url) in WEB:
         return f"curl -I {shlex.quote(redact(url))}"
-    if protocol_of(url) not in _S3:
+    if protocol_of(url) not in S3.names:
         return ""
     options = {"--endpoint-url": table.endpoint_url, "--profile": table.profile, "--region": table.region}
     words = [word for option, value in options.items() if value for word in (option, value)]
