@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardcache.access.addresses import is_near
-from shardcache.access.urls import LOCAL, WEB, canonical, checked, host_of, protocol_of
+from shardcache.access.protocols import LOCAL, STORES, WEB
+from shardcache.access.urls import canonical, checked, host_of, protocol_of
 from shardcache.config import AllowRule
 from shardcache.errors import NotAllowedError, ShardcacheError
-
-# Protocols of network services at addresses fixed by the provider, accessed with credentials given to the daemon.
-_STORES = frozenset(
-    {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "hf", "oss", "oci", "ocilake", "tos", "tosfs", "lakefs"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +120,7 @@ class AllowList:
 
 def _check_default(url: str, peer: Peer) -> None:
     protocol = protocol_of(url)
-    if peer.is_trusted or protocol in _STORES:
+    if peer.is_trusted or protocol in STORES:
         return
     if protocol in LOCAL:
         raise NotAllowedError("local files would be read with the daemon's permissions, not yours", url=url)

@@ -7,26 +7,19 @@ import re
 from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
+from shardcache.access.protocols import LOCAL, S3, STORES, WEB, WRAPPERS, row_of
 from shardcache.errors import ConfigError
 
 SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 INDEX_SUFFIX = ".json"
 
-WEB = ("http", "https")
-LOCAL = ("file", "local")
-
-_SAME = {"local": "file", "s3a": "s3"}
 _PORTS = {"http": ":80", "https": ":443"}
-# fsspec filesystems that read another url's bytes: no prefix tells what they read.
-_WRAPPERS = frozenset(
-    {"asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"}
-    | {"generic", "libarchive", "reference", "simplecache", "tar", "zip"}
-)
 # Control characters, surrogates, line separators, and characters that change the direction of text.
 _UNWRITABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 # Local paths and all other hosts need a closer look.
 _PLAIN = re.compile(
-    r"(?:(?:s3|gs|az)://|https?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[1-9][0-9]{0,3})?/)[A-Za-z0-9_./=-]+"
+    rf"(?:(?:{'|'.join(sorted(STORES))})://|https?://[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[1-9][0-9]{{0,3}})?/)"
+    r"[A-Za-z0-9_./=-]+"
 )
 # Web servers refuse longer urls; S3 keys have at most 1,024. The checks below block the event loop.
 _MOST_CHARS = 8192
@@ -54,8 +47,7 @@ def canonical(url: str) -> str:
 
     Everything after the host is kept: two spellings of a path are two urls.
     """
-    protocol, path = protocol_of(url), url.partition("://")[2] if "://" in url else url
-    protocol = _SAME.get(protocol, protocol)
+    protocol, path = row_of(protocol_of(url)).names[0], url.partition("://")[2] if "://" in url else url
     if protocol in WEB:
         authority, slash, rest = path.partition("/")
         path = f"{authority.lower().removesuffix(_PORTS[protocol])}{slash}{rest}"
@@ -108,13 +100,13 @@ def _climbs(url: str) -> bool:
 
 
 def _leads_on(url: str) -> bool:
-    return "::" in url.partition("://")[0] or protocol_of(url) in _WRAPPERS
+    return "::" in url.partition("://")[0] or protocol_of(url) in WRAPPERS
 
 
 def _has_credentials(url: str) -> bool:
     authority = url.partition("://")[2].partition("/")[0]
     userinfo, at, _ = authority.rpartition("@")
-    if protocol_of(url) in ("s3", "s3a"):
+    if protocol_of(url) in S3.names:
         return bool(at) or (":" in authority and not authority.startswith("arn:"))  # a secret key may hold a slash
     if protocol_of(url) in WEB:
         return bool(at)

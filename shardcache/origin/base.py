@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shardcache.config import OriginTable
+from shardcache.origin.redirect_guard import RedirectGuard
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit
+from shardcache.transport.workers import Commit, Workers
 
 MD5 = "md5"
 
@@ -45,6 +47,25 @@ class RemoteObject:
     checksum: Checksum | None = field(default=None, compare=False)
     ranges: bool = True
     guarded: bool = field(default=True, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Argument of every origin's constructor.
+
+    Attributes:
+        protocol: the part of its urls before `://`.
+        table: options for its urls.
+        max_connections: maximum number of its own connections; those of `workers` are limited by the caller.
+        redirect_guard: checks its redirects and links.
+        workers: processes that read HTTP responses into files.
+    """
+
+    protocol: str
+    table: OriginTable
+    max_connections: int
+    redirect_guard: RedirectGuard
+    workers: Workers
 
 
 class Origin(Protocol):

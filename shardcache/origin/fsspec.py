@@ -1,4 +1,4 @@
-"""All other fsspec filesystems: local files, memory, gs, az, hf and more."""
+"""Any other fsspec filesystem: memory, gs, az, hf and more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations, registry
 
-from shardcache.config import OriginTable
 from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
@@ -23,7 +22,7 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardcacheError,
 )
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.base import Origin, RemoteObject, Setup
 from shardcache.origin.memory import Buffers
 from shardcache.origin.status import error_of
 from shardcache.transport.flow import Flow, Received
@@ -42,21 +41,21 @@ _FOREIGN = {
 }
 
 
-class FsspecOrigin:
+class FsspecOrigin(Origin):
     """One fsspec filesystem: on this event loop if it is asynchronous, else in threads of its own.
 
     fsspec has no conditional reads, so its objects are not `guarded`. A blocking read can be neither cancelled nor
     paused midway: a stalled thread is abandoned.
     """
 
-    def __init__(self, protocol: str, table: OriginTable, max_connections: int) -> None:
+    def __init__(self, setup: Setup) -> None:
         """Open the filesystem. Raises ImportError, ConfigError."""
+        protocol = setup.protocol
         if protocol not in known_implementations and protocol not in registry:
             raise ConfigError(f"fsspec has no filesystem for {protocol}:// urls", remedy="see its list of protocols")
-        self._protocol = protocol
-        self._fs = _filesystem(protocol, dict(table.storage_options))
+        self._fs = _filesystem(protocol, dict(setup.table.storage_options))
         self._buffers = Buffers()
-        self._pool = ThreadPoolExecutor(max_connections, thread_name_prefix=f"{protocol}-read")
+        self._pool = ThreadPoolExecutor(setup.max_connections, thread_name_prefix=f"{protocol}-read")
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`."""

@@ -12,6 +12,7 @@ from math import prod
 from braceexpand import braceexpand
 
 from shardcache import shardlist
+from shardcache.access.protocols import WEB
 from shardcache.access.urls import (
     INDEX_SUFFIX,
     SHARD_SUFFIXES,
@@ -181,5 +182,5 @@ def parse_index(url: str, data: bytes) -> list[ShardRef]:
 
 def _resolved(url: str, row: ShardRef) -> ShardRef:
     # Indexes have ETags with or without quotes; an origin's versions have none, except over plain HTTP.
-    version = row.version if protocol_of(url) in ("http", "https") else (row.version or "").strip('"')
+    version = row.version if protocol_of(url) in WEB else (row.version or "").strip('"')
     return replace(row, url=url, version=version or None)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 from collections.abc import Callable, Sequence
 
-from shardcache.access.urls import LOCAL, checked, protocol_of
+from shardcache.access.protocols import row_of
+from shardcache.access.urls import checked, protocol_of
 from shardcache.config import OriginTable
 from shardcache.errors import CacheError, MissingPackageError
-from shardcache.origin.base import Origin, RemoteObject
-from shardcache.origin.redirect_guard import FencedFiles, RedirectGuard, Unfenced
+from shardcache.origin.base import Origin, RemoteObject, Setup
+from shardcache.origin.redirect_guard import RedirectGuard, Unfenced
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
@@ -51,7 +53,7 @@ class Origins:
         key = (protocol, table.match)
         if key not in self._origins:
             self._origins[key] = Deferred(
-                lambda: _load(protocol, table, self._connections, self._redirect_guard, self._workers)
+                Setup(protocol, table, self._connections, self._redirect_guard, self._workers)
             )
         return self._origins[key]
 
@@ -77,15 +79,15 @@ class Origins:
 class Deferred:
     """An origin that is loaded in a thread on first use: importing an SDK takes a second."""
 
-    def __init__(self, load: Callable[[], Origin]) -> None:
-        self._load = load
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
         self._loading = asyncio.Lock()
         self._origin: Origin | None = None
 
     async def _loaded(self) -> Origin:
         async with self._loading:
             if self._origin is None:
-                self._origin = await asyncio.to_thread(self._load)
+                self._origin = await asyncio.to_thread(_load, self._setup)
         return self._origin
 
     async def stat(self, url: str) -> RemoteObject:
@@ -116,25 +118,16 @@ def _load_s3() -> None:
     s3_session.descriptions()
 
 
-def _load(
-    protocol: str, table: OriginTable, max_connections: int, redirect_guard: RedirectGuard, workers: Workers
-) -> Origin:
+def _load(setup: Setup) -> Origin:
+    row = row_of(setup.protocol)
+    module, _, name = row.origin.partition(":")
     try:
-        if protocol in ("s3", "s3a"):
-            from shardcache.origin.s3.origin import S3Origin
-
-            return S3Origin(table, max_connections, workers)
-        if protocol in ("http", "https"):
-            from shardcache.origin.http.origin import HttpOrigin
-
-            return HttpOrigin(table, redirect_guard, workers)
-        from shardcache.origin.fsspec import FsspecOrigin
-
-        origin = FsspecOrigin(protocol, table, max_connections)
-        return FencedFiles(origin, redirect_guard) if protocol in LOCAL else origin
+        construct: Callable[[Setup], Origin] = getattr(importlib.import_module(module), name)
+        return construct(setup)
     except ImportError as exn:
-        package = (exn.name or "").partition(".")[0] or "the package that it needs"
+        package = row.package or (exn.name or "").partition(".")[0]
+        what = f"the Python package {package}" if package else f"a Python package ({exn})"
         raise MissingPackageError(
-            f"{protocol}:// urls need the Python package {package}, which is not installed for the daemon",
-            remedy=f"pip install {package}",
+            f"{setup.protocol}:// urls need {what}, which is not installed for the daemon",
+            remedy=f"pip install {package}" if package else "install the package for the daemon",
         ) from exn

@@ -13,13 +13,36 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from shardcache.plan.reader_plan import ReaderPlan
-from shardcache.plan.sieve import Sieve
 from shardcache.plan.timeline import NEVER, Timeline
 
 _SLACK = 64
 _BATCH = 32
+
+
+class Policy(Protocol):
+    """Eviction order of the shards that no plan contains.
+
+    A policy knows only what may be evicted: a shard that is in use or planned is gone for it, and arrives again
+    afterwards.
+    """
+
+    def __contains__(self, key: str) -> bool:
+        """Return whether a shard has arrived and is not gone."""
+
+    def arrived(self, key: str, *, used: bool = False) -> None:
+        """Add a shard; `used` if it was requested while cached, since it was last gone."""
+
+    def used(self, key: str) -> None:
+        """Record that one of the shards was requested."""
+
+    def gone(self, key: str) -> None:
+        """Remove a shard, if it is one of them."""
+
+    def victims(self) -> Iterator[str]:
+        """Yield all shards, the first to evict first. This alone removes none; the next call yields the same order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +52,7 @@ class Resident:
     Attributes:
         size_bytes: bytes that its eviction frees.
         held: True while it is in use; it is in no queue then.
-        used_again: True if it was requested while cached, since it last left the queue of unplanned shards.
+        used_again: True if it was requested while cached, since it last arrived in the policy.
         reader_plan, position: the queue that it is in, and its position there; no plan while it is held or unplanned.
     """
 
@@ -46,18 +69,19 @@ class Residents:
 
     Args:
         names: returns every name that plans may use for a key.
+        unplanned: eviction order of unplanned shards.
     """
 
-    def __init__(self, timeline: Timeline, names: Callable[[str], Collection[str]]) -> None:
+    def __init__(self, timeline: Timeline, names: Callable[[str], Collection[str]], unplanned: Policy) -> None:
         self._timeline = timeline
         self._names = names
         self._residents: dict[str, Resident] = {}
-        self._unplanned = Sieve()
+        self._unplanned = unplanned
         self._queues: dict[ReaderPlan, list[tuple[int, str]]] = {}  # heaps: the furthest position first
         self._orphans: list[tuple[int, str]] = []  # queue entries of plans that have ended
 
     def __repr__(self) -> str:
-        return f"Residents(shards={len(self)}, unplanned={len(self._unplanned)})"
+        return f"Residents(shards={len(self)}, unplanned={self._unplanned!r})"
 
     def __len__(self) -> int:
         return len(self._residents)
@@ -74,7 +98,7 @@ class Residents:
         """Remove a shard, if it is cached."""
         resident = self._residents.pop(key, None)
         if resident is not None:
-            self._unplanned.discard(key)
+            self._unplanned.gone(key)
             queue = self._queues.get(resident.reader_plan) if resident.reader_plan is not None else None
             if resident.reader_plan is not None and queue and queue[0] == (-resident.position, key):
                 self._pop(
@@ -85,7 +109,7 @@ class Residents:
         """Exempt a shard from eviction because it is in use."""
         resident = self._residents[key]
         resident.held, resident.reader_plan = True, None
-        self._unplanned.discard(key)
+        self._unplanned.gone(key)
 
     def free(self, key: str) -> None:
         """Queue a shard that is no longer in use."""
@@ -98,7 +122,7 @@ class Residents:
         """Record that a cached shard was requested."""
         self._residents[key].used_again = True
         if key in self._unplanned:
-            self._unplanned.visit(key)
+            self._unplanned.used(key)
 
     def planned(self, key: str) -> None:
         """Queue a shard, if it is cached, that one more plan contains."""
@@ -135,10 +159,10 @@ class Residents:
         if use is None:
             resident.reader_plan = None
             if resident.key not in self._unplanned:
-                self._unplanned.add(resident.key, visited=resident.used_again)
+                self._unplanned.arrived(resident.key, used=resident.used_again)
                 resident.used_again = False
             return
-        self._unplanned.discard(resident.key)
+        self._unplanned.gone(resident.key)
         _, reader_plan, position = use
         if (resident.reader_plan, resident.position) != (reader_plan, position):
             resident.reader_plan, resident.position = reader_plan, position
@@ -160,9 +184,9 @@ class Residents:
     def victims(self, wanted_bytes: int, needed_at_s: float, *, spare_planned: bool) -> list[str] | None:
         """Return keys to evict for a shard needed at `needed_at_s`, or None if they cannot free `wanted_bytes`.
 
-        Unplanned shards come first, in SIEVE's order, then those with the furthest next use; chosen shards whose bytes
-        turn out not to be needed are spared. No shard is evicted that is needed before the incoming one, or at the same
-        time: that would only move the miss.
+        Unplanned shards come first, in the policy's order, then those with the furthest next use; chosen shards whose
+        bytes turn out not to be needed are spared. No shard is evicted that is needed before the incoming one, or at
+        the same time: that would only move the miss.
 
         Args:
             spare_planned: evict only unplanned shards.
@@ -183,7 +207,7 @@ class Residents:
         """Yield the shards that may be evicted and the times of their next use, furthest first."""
         given: set[str] = set()
         while True:
-            for key in self._unplanned.order():
+            for key in self._unplanned.victims():
                 if key not in given:
                     given.add(key)
                     yield self._residents[key], NEVER

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Protocol
 
-from shardcache.plan.residents import Residents
+from shardcache.plan.residents import Policy, Residents
+from shardcache.plan.sieve import Sieve
 from shardcache.plan.timeline import NEVER, Missing, Timeline
 
 
@@ -32,12 +33,16 @@ class Aliases(Protocol):
 
 
 class Schedule:
-    """Plans and cached shards together. Each method refers to the time of the last `tick`, in seconds of one clock."""
+    """Plans and cached shards together. Each method refers to the time of the last `tick`, in seconds of one clock.
 
-    def __init__(self, aliases: Aliases) -> None:
+    Args:
+        unplanned: eviction order of the shards that no plan contains; SIEVE unless given.
+    """
+
+    def __init__(self, aliases: Aliases, unplanned: Policy | None = None) -> None:
         self._aliases = aliases
         self._timeline = Timeline()
-        self._residents = Residents(self._timeline, aliases.names)
+        self._residents = Residents(self._timeline, aliases.names, Sieve() if unplanned is None else unplanned)
 
     def __repr__(self) -> str:
         return f"Schedule({self._timeline!r}, {self._residents!r})"

@@ -20,7 +20,7 @@ class _Node:
 
 
 class Sieve:
-    """A queue of keys with a hand."""
+    """A queue of keys with a hand; a `Policy`."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
@@ -29,28 +29,25 @@ class Sieve:
         self._hand: _Node | None = None  # None: before the oldest
 
     def __repr__(self) -> str:
-        return f"Sieve(keys={len(self)})"
-
-    def __len__(self) -> int:
-        return len(self._nodes)
+        return f"Sieve(keys={len(self._nodes)})"
 
     def __contains__(self, key: str) -> bool:
         return key in self._nodes
 
-    def add(self, key: str, *, visited: bool = False) -> None:
-        """Add a new key as the newest."""
-        node = self._nodes[key] = _Node(key, visited, older=self._newest)
+    def arrived(self, key: str, *, used: bool = False) -> None:
+        """Add a new key as the newest; one that was used already is spared once."""
+        node = self._nodes[key] = _Node(key, used, older=self._newest)
         if self._newest is None:
             self._oldest = node
         else:
             self._newest.newer = node
         self._newest = node
 
-    def visit(self, key: str) -> None:
+    def used(self, key: str) -> None:
         """Mark a key as used."""
         self._nodes[key].visited = True
 
-    def discard(self, key: str) -> None:
+    def gone(self, key: str) -> None:
         """Remove a key, if it is in the queue."""
         node = self._nodes.pop(key, None)
         if node is None:
@@ -66,7 +63,7 @@ class Sieve:
         else:
             node.newer.older = node.older
 
-    def order(self) -> Iterator[str]:
+    def victims(self) -> Iterator[str]:
         """Yield the keys in eviction order; the queue must not change during the iteration.
 
         The hand moves to the first of them and stays there, so a second call yields the same order.

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 from urllib.parse import urlsplit
 
+from shardcache.access.protocols import WEB
+from shardcache.access.urls import protocol_of
 from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
 from shardcache.store.disk.files import disk_errors
@@ -121,7 +123,7 @@ def codec_of(url: str) -> Codec | None:
 
     The query of an http url is not part of the name; in other urls `?` is.
     """
-    name = urlsplit(url).path if url.lower().startswith(("http://", "https://")) else url
+    name = urlsplit(url).path if protocol_of(url) in WEB else url
     lowered = name.lower()
     return next((codec for suffix, codec in _SUFFIXES.items() if lowered.endswith(suffix)), None)
 

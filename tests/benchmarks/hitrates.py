@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.picture import Panel, draw
-from benchmarks.policies import LRU, OfflineMin, Policy, SieveOnly, StaticSubset, hits
+from benchmarks.policies import LRU, OfflineMin, StaticSubset, hits
 from benchmarks.table import Row, Target
 from benchmarks.workplace import Workplace
+from shardcache.plan.residents import Policy
+from shardcache.plan.sieve import Sieve
 from support.replay import Job, Replay, all_reads
 
 SHARDS = 400
@@ -83,7 +85,7 @@ def rates_of(crowd: Crowd, shards: int, percent: int) -> Rates:
     reads = all_reads(jobs)
     policies: dict[str, Policy] = {
         MIN: OfflineMin(reads),
-        "SIEVE": SieveOnly(),
+        "SIEVE": Sieve(),
         "LRU": LRU(),
         "static subset": StaticSubset(capacity - len(jobs)),
     }

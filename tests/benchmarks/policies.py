@@ -1,104 +1,79 @@
-"""What a cache keeps, by other rules than ours: each policy under the same reads, the same capacity and the same pins.
+"""Eviction policies to compare ours with: each under the same reads, the same capacity and the same shards in hand.
 
-All shards are of one size, and one that a reader has in hand cannot go, whoever decides.
+All shards are of one size, and one that a reader has in hand cannot go, whoever decides. Unlike in the daemon, a policy
+decides about all shards here: there are no plans.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
-from shardcache.plan.sieve import Sieve
+from shardcache.plan.residents import Policy
 from support.replay import Read
 
 
-class Policy(Protocol):
-    """Decides who goes."""
+class FIFO(dict[str, None]):
+    """The first to come goes first."""
 
-    def use(self, number: int, shard: str) -> None:
-        """Note that the read of that number takes a shard in hand, which is in the cache by now."""
+    def arrived(self, key: str, *, used: bool = False) -> None:
+        self[key] = None
 
-    def evict(self, in_hand: Collection[str]) -> str:
-        """Choose a shard that is not in hand; it is gone when this returns."""
+    def used(self, key: str) -> None:
+        pass
 
+    def gone(self, key: str) -> None:
+        self.pop(key, None)
 
-class LRU:
-    """The least recently used goes."""
-
-    def __init__(self) -> None:
-        self._order: OrderedDict[str, None] = OrderedDict()
-
-    def use(self, number: int, shard: str) -> None:
-        self._order[shard] = None
-        self._order.move_to_end(shard)
-
-    def evict(self, in_hand: Collection[str]) -> str:
-        victim = next(shard for shard in self._order if shard not in in_hand)
-        del self._order[victim]
-        return victim
+    def victims(self) -> Iterator[str]:
+        return iter(self)
 
 
-class SieveOnly:
-    """SIEVE for all shards; the daemon has it for those that nobody plans."""
+class LRU(FIFO):
+    """The least recently used goes first."""
 
-    def __init__(self) -> None:
-        self._queue = Sieve()
-
-    def use(self, number: int, shard: str) -> None:
-        if shard in self._queue:
-            self._queue.visit(shard)
-        else:
-            self._queue.add(shard)
-
-    def evict(self, in_hand: Collection[str]) -> str:
-        victim = next(shard for shard in self._queue.order() if shard not in in_hand)
-        self._queue.discard(victim)
-        return victim
+    def used(self, key: str) -> None:
+        self[key] = self.pop(key)
 
 
-class StaticSubset:
-    """The first shards to come stay for ever; the others pass through the room that is left.
+class StaticSubset(FIFO):
+    """The first shards to come stay; the others pass through the rest of the space.
 
     Args:
         kept: how many stay.
     """
 
     def __init__(self, kept: int) -> None:
+        super().__init__()
         self._kept = kept
-        self._stay: set[str] = set()
-        self._passing: OrderedDict[str, None] = OrderedDict()
 
-    def use(self, number: int, shard: str) -> None:
-        if len(self._stay) < self._kept:
-            self._stay.add(shard)
-        elif shard not in self._stay:
-            self._passing[shard] = None
-
-    def evict(self, in_hand: Collection[str]) -> str:
-        victim = next(shard for shard in self._passing if shard not in in_hand)
-        del self._passing[victim]
-        return victim
+    def victims(self) -> Iterator[str]:
+        return islice(self, self._kept, None)
 
 
-class OfflineMin:
-    """What is read again last, or never, goes; it knows all reads that will ever be.
+class OfflineMin(dict[str, int]):
+    """The shard whose next read is the furthest, or that is not read again, goes; it knows all reads in advance.
 
     L. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5(2), 1966.
     """
 
     def __init__(self, reads: Sequence[Read]) -> None:
-        self._next = _next_reads([read.shard for read in reads])
-        self._here: dict[str, int] = {}
+        super().__init__()
+        self._next = iter(_next_reads([read.shard for read in reads]))
 
-    def use(self, number: int, shard: str) -> None:
-        self._here[shard] = self._next[number]
+    def arrived(self, key: str, *, used: bool = False) -> None:
+        self[key] = next(self._next)
 
-    def evict(self, in_hand: Collection[str]) -> str:
-        victim = max(self._here.keys() - set(in_hand), key=self._here.__getitem__)
-        del self._here[victim]
-        return victim
+    def used(self, key: str) -> None:
+        self[key] = next(self._next)
+
+    def gone(self, key: str) -> None:
+        self.pop(key, None)
+
+    def victims(self) -> Iterator[str]:
+        return iter(sorted(self, key=self.__getitem__, reverse=True))
 
 
 def _next_reads(shards: Sequence[str]) -> list[int]:
@@ -121,14 +96,19 @@ def hits(policy: Policy, reads: Sequence[Read], capacity: int) -> Counter[tuple[
     here: set[str] = set()
     in_hand: list[tuple[float, str]] = []
     found: Counter[tuple[int, int]] = Counter()
-    for number, read in enumerate(reads):
+    for read in reads:
         while in_hand and in_hand[0][0] <= read.start_s:
             heapq.heappop(in_hand)
         found[read.job, read.epoch] += read.shard in here
-        if read.shard not in here:
+        if read.shard in here:
+            policy.used(read.shard)
+        else:
             if len(here) == capacity:
-                here.remove(policy.evict({shard for _, shard in in_hand}))
+                held = {shard for _, shard in in_hand}
+                victim = next(shard for shard in policy.victims() if shard not in held)
+                policy.gone(victim)
+                here.remove(victim)
+            policy.arrived(read.shard)
             here.add(read.shard)
-        policy.use(number, read.shard)
         heapq.heappush(in_hand, (read.end_s, read.shard))
     return found

@@ -139,6 +139,19 @@ async def test_a_missing_package_is_named(origins: Origins) -> None:
         assert missing.value.remedy == f"pip install {package}"
 
 
+async def test_a_package_that_the_filesystem_does_not_name_is_quoted(origins: Origins) -> None:
+    """An ImportError that a filesystem raises itself names no module; its text says what is missing."""
+
+    class Needy(MemoryFileSystem):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            raise ImportError("get the frobnicator")
+
+    fsspec.register_implementation("needy", Needy, clobber=True)
+    with pytest.raises(MissingPackageError, match=r"need a Python package \(get the frobnicator\)") as missing:
+        await origins.origin("needy://a.tar").stat("needy://a.tar")
+    assert missing.value.remedy == "install the package for the daemon"
+
+
 async def test_an_unknown_protocol_is_a_config_error(origins: Origins) -> None:
     """What no filesystem answers to is no matter of packages or retries."""
     for url in ("s4://b/a.tar", "-://b/a.tar"):

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.policies import LRU, OfflineMin, Policy, SieveOnly, StaticSubset, hits
+from benchmarks.policies import LRU, OfflineMin, StaticSubset, hits
+from shardcache.plan.residents import Policy
+from shardcache.plan.sieve import Sieve
 from support.replay import Job, Read, Replay, all_reads, least_fetches
 
 CAPACITY = 4
@@ -17,7 +19,7 @@ Maker = Callable[[Sequence[Read]], Policy]
 
 ONLINE: dict[str, Maker] = {
     "LRU": lambda _reads: LRU(),
-    "SIEVE": lambda _reads: SieveOnly(),
+    "SIEVE": lambda _reads: Sieve(),
     "static subset": lambda _reads: StaticSubset(CAPACITY - 3),
 }
 ALL: dict[str, Maker] = {**ONLINE, "offline MIN": OfflineMin}
@@ -87,7 +89,7 @@ def test_lru_never_finds_what_a_loop_larger_than_the_cache_comes_back_to() -> No
 def test_sieve_keeps_what_was_used_again_before_what_was_not() -> None:
     """Of four shards the oldest was visited, so the next one goes."""
     reads = _one_job("abcd", "a", "e", "a", "b")
-    assert hits(SieveOnly(), reads, CAPACITY) == {(0, 0): 0, (0, 1): 1, (0, 2): 0, (0, 3): 1, (0, 4): 0}
+    assert hits(Sieve(), reads, CAPACITY) == {(0, 0): 0, (0, 1): 1, (0, 2): 0, (0, 3): 1, (0, 4): 0}
 
 
 def test_a_static_subset_has_the_same_hits_in_each_epoch() -> None:

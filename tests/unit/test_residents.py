@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardcache.plan.residents import Residents
+from shardcache.plan.sieve import Sieve
 from shardcache.plan.timeline import Timeline
 
 
@@ -10,7 +11,7 @@ def residents_of(*plans: list[str], here: list[str]) -> tuple[Timeline, Resident
     """Return what is here, each shard of size 10, and sessions with these plans that read a shard a second."""
     timeline = Timeline()
     timeline.tick(0.0)
-    residents = Residents(timeline, lambda key: (key,))
+    residents = Residents(timeline, lambda key: (key,), Sieve())
     for shard in here:
         residents.add(shard, 10)
     for session, plan in enumerate(plans):

@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from benchmarks.policies import LRU
+from shardcache.plan.residents import Policy
 from shardcache.plan.schedule import Schedule
+from shardcache.plan.sieve import Sieve
 from support.replay import Job, Replay, SameName, least_fetches
 
 SHARDS = st.sampled_from("abcdef")
@@ -128,9 +131,11 @@ class Session:
 class AnyTimeline(RuleBasedStateMachine):
     """Sessions and shards do whatever they may; every decision is held against the rules by looking at everything."""
 
+    policy: type[Policy] = Sieve
+
     def __init__(self) -> None:
         super().__init__()
-        self.schedule = Schedule(SameName())
+        self.schedule = Schedule(SameName(), self.policy())
         self.now_s = 0.0
         self.sessions: dict[int, Session] = {}
         self.sizes: dict[str, int] = {}
@@ -266,3 +271,13 @@ class AnyTimeline(RuleBasedStateMachine):
 
 TestAnyTimeline = AnyTimeline.TestCase
 TestAnyTimeline.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+class AnyTimelineAnyPolicy(AnyTimeline):
+    """The rules do not depend on the order in which unplanned shards go."""
+
+    policy = LRU
+
+
+TestAnyTimelineAnyPolicy = AnyTimelineAnyPolicy.TestCase
+TestAnyTimelineAnyPolicy.settings = settings(max_examples=50, stateful_step_count=40)

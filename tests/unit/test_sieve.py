@@ -53,19 +53,19 @@ def test_the_order_is_that_of_the_paper(steps: list[tuple[str, str]]) -> None:
     sieve, paper, here = Sieve(), Paper(), set[str]()
     for step, key in steps:
         if step == "discard":
-            sieve.discard(key)
+            sieve.gone(key)
             paper.discard(key)
             here.discard(key)
         elif step == "use" and key in here:
-            sieve.visit(key)
+            sieve.used(key)
             paper.visit(key)
         elif step == "use":
-            sieve.add(key)
+            sieve.arrived(key)
             paper.add(key)
             here.add(key)
         elif here:
-            gone = next(sieve.order())
-            sieve.discard(gone)
+            gone = next(sieve.victims())
+            sieve.gone(gone)
             assert gone == paper.evict()
             here.remove(gone)
 
@@ -74,16 +74,15 @@ def test_asking_twice_is_asking_once() -> None:
     """A question alone moves nothing: the same key goes first, and all others are named too."""
     sieve = Sieve()
     for key in "abc":
-        sieve.add(key)
-    sieve.visit("a")
-    assert list(sieve.order()) == list(sieve.order()) == ["b", "c", "a"]
+        sieve.arrived(key)
+    sieve.used("a")
+    assert list(sieve.victims()) == list(sieve.victims()) == ["b", "c", "a"]
 
 
 def test_a_key_may_come_as_used() -> None:
     """What was used before it came here is spared once."""
     sieve = Sieve()
-    sieve.add("used", visited=True)
-    sieve.add("new")
-    assert next(sieve.order()) == "new"
-    assert len(sieve) == 2
+    sieve.arrived("used", used=True)
+    sieve.arrived("new")
+    assert list(sieve.victims()) == ["new", "used"]
     assert "used" in sieve

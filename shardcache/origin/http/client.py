@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from http.cookies import SimpleCookie
 from typing import Any
-from urllib.request import getproxies, proxy_bypass
 
 from yarl import URL
 
+from shardcache.access.protocols import WEB
 from shardcache.errors import ConfigError, OriginError
+from shardcache.origin.proxy import proxy_of
 from shardcache.origin.redirect_guard import RedirectGuard
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer, Body, Request
@@ -86,7 +87,7 @@ class HttpClient:
         if at_home and self._params:
             target = target.extend_query(self._params)
         ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
-        proxy = self._proxy or _proxy_of(target)
+        proxy = self._proxy or proxy_of(str(target))
         if proxy is not None and not proxy.startswith("http://"):
             raise ConfigError(
                 f"unsupported proxy for web servers: {proxy}",
@@ -107,14 +108,6 @@ def _cookie_header(cookies: Mapping[str, str]) -> dict[str, str]:
     return {"Cookie": SimpleCookie(cookies).output(header="", sep=";", attrs=[]).strip()}
 
 
-def _proxy_of(target: URL) -> str | None:
-    """Return the proxy that the environment sets for a url."""
-    proxy = getproxies().get(target.scheme)
-    if proxy is None or proxy_bypass(target.host or ""):
-        return None
-    return proxy if "://" in proxy else f"http://{proxy}"
-
-
 def _parsed(url: str) -> URL:
     try:
         return _with_host(URL(url))
@@ -128,7 +121,7 @@ def _next(url: str, target: URL, location: str) -> URL:
         following = _with_host(target.join(URL(location, encoded=_SENDABLE.fullmatch(location) is not None)))
     except ValueError as exn:
         raise OriginError(f"the server redirects to an invalid url ({exn})", url=url) from None
-    if following.scheme not in ("http", "https") or (target.scheme, following.scheme) == ("https", "http"):
+    if following.scheme not in WEB or (target.scheme, following.scheme) == ("https", "http"):
         raise OriginError(
             f"redirects from {target.scheme} to {following.scheme} are not followed",
             url=url,

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from email.utils import parsedate
 from http import HTTPStatus
 
-from shardcache.config import OriginTable
 from shardcache.errors import OriginError, OriginUnavailableError, ShardcacheError, ShardChangedError
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.base import Origin, RemoteObject, Setup
 from shardcache.origin.http.client import HttpClient, InvalidUrlError
 from shardcache.origin.http.ranges import (
     check_range,
@@ -20,19 +19,18 @@ from shardcache.origin.http.ranges import (
     total_bytes,
     wrong_length,
 )
-from shardcache.origin.redirect_guard import RedirectGuard
 from shardcache.origin.status import certificate_error, error_of
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.messages import Answer, Body
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit, Workers
+from shardcache.transport.workers import Commit
 
 
-class HttpOrigin:
+class HttpOrigin(Origin):
     """Web servers with one set of options; `storage_options` are those of `HttpClient`."""
 
-    def __init__(self, table: OriginTable, redirect_guard: RedirectGuard, workers: Workers) -> None:
-        self._client = HttpClient(table.storage_options, redirect_guard, workers)
+    def __init__(self, setup: Setup) -> None:
+        self._client = HttpClient(setup.table.storage_options, setup.redirect_guard, setup.workers)
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`.

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 import structlog
 from botocore.httpsession import get_cert_path
-from botocore.utils import get_environ_proxies
 
 from shardcache.config import OriginTable
 from shardcache.errors import ShardChangedError
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.http.ranges import check_range, content_ranges, no_version, range_header, wrong_length
+from shardcache.origin.proxy import proxy_of
 from shardcache.origin.s3.signing import SIGNED_FOR_S, Signer
 from shardcache.origin.status import error_of
 from shardcache.transport.flow import Flow
@@ -138,12 +138,6 @@ class DirectRequests:
         self._refusals[bucket] += 1
         if self._plain and self._refusals[bucket] == _PATIENCE:
             log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
-
-
-def proxy_of(url: str) -> str | None:
-    """Return the proxy that the environment sets for a url."""
-    proxy: str | None = get_environ_proxies(url).get(urlsplit(url).scheme)
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 def _judge(answer: Answer, obj: RemoteObject, parts: Parts) -> NoReturn:

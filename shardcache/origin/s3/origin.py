@@ -10,16 +10,15 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from shardcache.config import OriginTable
 from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.origin.base import MD5, Checksum, RemoteObject
+from shardcache.origin.base import MD5, Checksum, Origin, RemoteObject, Setup
 from shardcache.origin.http.ranges import check_range, fill, no_version, range_header
 from shardcache.origin.memory import Buffers
 from shardcache.origin.s3.direct import DirectRequests, RefusedError
 from shardcache.origin.s3.session import Sessions
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
-from shardcache.transport.workers import Commit, Workers
+from shardcache.transport.workers import Commit
 
 _CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
 
@@ -27,14 +26,14 @@ Headers = Mapping[str, str]
 """Headers of an answer; names in lower case."""
 
 
-class S3Origin:
+class S3Origin(Origin):
     """Buckets with one set of options."""
 
-    def __init__(self, table: OriginTable, max_connections: int, workers: Workers) -> None:
-        self._sessions = Sessions(table, max_connections)
-        self._direct = DirectRequests(table, workers)
+    def __init__(self, setup: Setup) -> None:
+        self._sessions = Sessions(setup.table, setup.max_connections)
+        self._direct = DirectRequests(setup.table, setup.workers)
         self._buffers = Buffers()
-        self._verify_etag = table.verify_etag
+        self._verify_etag = setup.table.verify_etag
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardcache.access.urls import INDEX_SUFFIX, SHARD_SUFFIXES, WEB, protocol_of, store_of
+from shardcache.access.protocols import WEB
+from shardcache.access.urls import INDEX_SUFFIX, SHARD_SUFFIXES, protocol_of, store_of
 from shardcache.config import OriginTable
 from shardcache.errors import OriginUnavailableError
 from shardcache.origin.listing import expand

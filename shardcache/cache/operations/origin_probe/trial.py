@@ -6,20 +6,21 @@ import shlex
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.request import getproxies
 
+from shardcache.access.protocols import S3, WEB
 from shardcache.access.rules import AllowList, Peer
-from shardcache.access.urls import WEB, protocol_of
+from shardcache.access.urls import protocol_of
 from shardcache.cache.operations.origin_probe import clock, reach
 from shardcache.cache.operations.origin_probe.findings import Finding, of_error, ok, warning
 from shardcache.cache.operations.origin_probe.reach import Pull
 from shardcache.cache.operations.origin_probe.targets import Target, shard_of
 from shardcache.config import OriginTable, Settings
 from shardcache.errors import NotAllowedError, ShardcacheError
+from shardcache.origin.proxy import proxy_of
 from shardcache.origin.registry import Origins
 from shardcache.redact import redact
 
-_S3 = ("s3", "s3a")
 _FEW_CONNECTIONS = 4
 
 
@@ -75,7 +76,7 @@ class Trial:
             server = f"{parts.scheme}://{parts.netloc}/"
             yield _proxy(server, subject, signs=False)
             yield await clock.examine(server, subject, signs=False)
-        if protocol in _S3:
+        if protocol in S3.names:
             async for finding in self._before_s3(url, table, subject):
                 yield finding
 
@@ -105,7 +106,7 @@ def _command(error: ShardcacheError, url: str, table: OriginTable) -> str:
         return f"shardcache serve --allow {shlex.quote(redact(url))}"
     if protocol_of(url) in WEB:
         return f"curl -I {shlex.quote(redact(url))}"
-    if protocol_of(url) not in _S3:
+    if protocol_of(url) not in S3.names:
         return ""
     options = {"--endpoint-url": table.endpoint_url, "--profile": table.profile, "--region": table.region}
     words = [word for option, value in options.items() if value for word in (option, value)]
@@ -115,12 +116,12 @@ def _command(error: ShardcacheError, url: str, table: OriginTable) -> str:
 
 def _proxy(server: str, subject: str, *, signs: bool) -> Finding:
     name, parts = "network.proxy", urlsplit(server)
-    proxy = getproxies().get(parts.scheme)
-    if not proxy:
-        return ok(name, f"none for {parts.netloc}", subject=subject)
-    if proxy_bypass(parts.hostname or ""):
-        return ok(name, f"bypassed for {parts.netloc} by $no_proxy", subject=subject)
+    proxy = proxy_of(server)
+    if proxy is None:
+        is_bypassed = parts.scheme in getproxies()
+        found = f"bypassed for {parts.netloc} by $no_proxy" if is_bypassed else f"none for {parts.netloc}"
+        return ok(name, found, subject=subject)
     cause = "all bytes pass through it" + (", and S3 is read by the slower of two methods" if signs else "")
-    host = parts.hostname or parts.netloc
+    host = parts.netloc.removesuffix(f":{parts.port}")
     remedy = f'export no_proxy="$no_proxy,{host}"   # for the daemon, if a direct route exists'
     return warning(name, f"{parts.netloc} is reached through {proxy}", cause, remedy, subject=subject)

@@ -1,0 +1,77 @@
+"""The protocols of urls: one row for each that differs from what fsspec makes of it. Pure.
+
+A new store is a module in `origin/` and a row here.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class Kind(enum.Enum):
+    """Kind of place that the urls of a protocol name."""
+
+    STORE = "network service at an address fixed by its provider, accessed with credentials given to the daemon"
+    WEB = "web servers, which may be any host"
+    LOCAL = "files of this node"
+    WRAPPER = "fsspec filesystem that reads another url's bytes: no prefix tells what it reads"
+    OTHER = "any other fsspec filesystem"
+
+
+class UrlProtocol(NamedTuple):
+    """One protocol.
+
+    Attributes:
+        names: spellings, in lower case, of one and the same place; urls are compared by the first.
+        kind: decides who may use it by default, and what its urls may look like.
+        origin: module and class of the `Origin` that serves it, imported on first use.
+        package: package to install if that import fails; empty if it is the one that could not be imported.
+    """
+
+    names: tuple[str, ...]
+    kind: Kind
+    origin: str = "shardcache.origin.fsspec:FsspecOrigin"
+    package: str = ""
+
+
+_WRAPPERS = (
+    *("asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"),
+    *("generic", "libarchive", "reference", "simplecache", "tar", "zip"),
+)
+S3 = UrlProtocol(("s3", "s3a"), Kind.STORE, "shardcache.origin.s3.origin:S3Origin", "s3fs")
+_TABLE = (
+    S3,
+    UrlProtocol(("http",), Kind.WEB, "shardcache.origin.http.origin:HttpOrigin"),
+    UrlProtocol(("https",), Kind.WEB, "shardcache.origin.http.origin:HttpOrigin"),
+    UrlProtocol(("file", "local"), Kind.LOCAL, "shardcache.origin.local:LocalOrigin"),
+    # gs and gcs, like az and abfs, stay apart: a rule that allows one does not allow the other.
+    UrlProtocol(("gs",), Kind.STORE, package="gcsfs"),
+    UrlProtocol(("gcs",), Kind.STORE, package="gcsfs"),
+    UrlProtocol(("az",), Kind.STORE, package="adlfs"),
+    UrlProtocol(("abfs",), Kind.STORE, package="adlfs"),
+    UrlProtocol(("abfss",), Kind.STORE, package="adlfs"),
+    UrlProtocol(("adl",), Kind.STORE, package="adlfs"),
+    UrlProtocol(("hf",), Kind.STORE, package="huggingface_hub"),
+    UrlProtocol(("oss",), Kind.STORE, package="ossfs"),
+    UrlProtocol(("oci",), Kind.STORE, package="ocifs"),
+    UrlProtocol(("ocilake",), Kind.STORE, package="ocifs"),
+    UrlProtocol(("tos",), Kind.STORE, package="tosfs"),
+    UrlProtocol(("tosfs",), Kind.STORE, package="tosfs"),
+    UrlProtocol(("lakefs",), Kind.STORE, package="lakefs-spec"),
+    UrlProtocol(("smb",), Kind.OTHER, package="smbprotocol"),
+    *(UrlProtocol((name,), Kind.WRAPPER) for name in _WRAPPERS),
+)
+_ROWS = {name: row for row in _TABLE for name in row.names}
+
+
+def row_of(protocol: str) -> UrlProtocol:
+    """Return the row of a protocol, given in lower case."""
+    return _ROWS.get(protocol) or UrlProtocol((protocol,), Kind.OTHER)
+
+
+def _all(kind: Kind) -> frozenset[str]:
+    return frozenset(name for name, row in _ROWS.items() if row.kind is kind)
+
+
+STORES, WEB, LOCAL, WRAPPERS = map(_all, (Kind.STORE, Kind.WEB, Kind.LOCAL, Kind.WRAPPER))

@@ -1,0 +1,47 @@
+"""Local files, whose symbolic links are checked like redirects."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from shardcache.origin.base import RemoteObject, Setup
+from shardcache.origin.fsspec import FsspecOrigin
+from shardcache.transport.flow import Flow, Received
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit
+
+
+class LocalOrigin(FsspecOrigin):
+    """Local files. Every method raises NotAllowedError for a path whose links lead where the redirect guard forbids.
+
+    Links are resolved here and again when the file is opened. Only users who can write to an allowed folder can replace
+    one in between; see docs/security.md.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._redirect_guard = setup.redirect_guard
+
+    async def stat(self, url: str) -> RemoteObject:
+        """As `Origin.stat`."""
+        await self._check(url)
+        return await super().stat(url)
+
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`."""
+        await self._check(obj.url)
+        return await super().fetch(obj, parts, flow, commit)
+
+    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+        """As `Origin.list_prefix`."""
+        await self._check(prefix[: prefix.rindex("/") + 1])
+        return await super().list_prefix(prefix, received)
+
+    async def _check(self, url: str) -> None:
+        path = url.partition("://")[2] if "://" in url else url
+        real = await asyncio.to_thread(os.path.realpath, path)
+        if real != path.rstrip("/"):
+            self._redirect_guard.check_hop(url, f"file://{real}" + "/" * path.endswith("/"))

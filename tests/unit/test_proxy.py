@@ -1,0 +1,45 @@
+"""Choice of a proxy, compared with that of the S3 SDK."""
+
+from __future__ import annotations
+
+import pytest
+from botocore.utils import get_environ_proxies
+
+from shardcache.origin.proxy import proxy_of
+
+PROXY = "http://proxy:3128"
+
+
+@pytest.mark.parametrize(
+    ("url", "no_proxy", "proxy"),
+    [
+        ("http://minio/a.tar", "", PROXY),
+        ("http://minio/a.tar", "minio", None),
+        ("http://minio:9000/a.tar", "minio", None),
+        ("http://minio:9000/a.tar", "minio:9000", None),
+        ("http://minio:9001/a.tar", "minio:9000", PROXY),
+        ("http://a.corp:9000/a.tar", "other, .corp:9000", None),
+        ("http://a.corp:9000/a.tar", "corp", None),
+        ("http://acorp/a.tar", "corp", PROXY),
+        ("http://10.0.0.5:9000/a.tar", "10.0.0.5:9000", None),
+        ("http://[::1]:9000/a.tar", "[::1]", None),
+        ("http://minio/a.tar", "*", None),
+        ("https://minio/a.tar", "", None),
+    ],
+)
+def test_the_proxy_is_the_one_that_the_sdk_chooses(
+    url: str, no_proxy: str, proxy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By scheme, and directly to hosts in `no_proxy`, whose names may have a port."""
+    for name in ("HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "NO_PROXY", "REQUEST_METHOD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", PROXY)
+    monkeypatch.setenv("no_proxy", no_proxy)
+    assert proxy_of(url) == get_environ_proxies(url).get(url.partition(":")[0]) == proxy
+
+
+def test_a_proxy_without_a_scheme_speaks_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `http_proxy=proxy:3128`."""
+    monkeypatch.setenv("http_proxy", "proxy:3128")
+    monkeypatch.setenv("no_proxy", "")
+    assert proxy_of("http://minio/a.tar") == PROXY
