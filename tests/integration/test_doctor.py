@@ -17,9 +17,8 @@ from click.testing import CliRunner
 
 from shardcache.cache.operations.origin_probe.findings import Finding, State
 from shardcache.cli.app import app
-from shardcache.cli.doctor import context as case
 from shardcache.cli.doctor import runner
-from shardcache.cli.doctor.blocking import in_thread
+from shardcache.cli.doctor.context import Context, gather
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION
 from shardcache.store.folder.cache_folder import Folder
 from shardcache.store.folder.layout import Layout
@@ -46,8 +45,8 @@ def daemon() -> Iterator[Daemon]:
 
 async def look(config: Path | None = None, **flags: str | Path) -> dict[str, Finding]:
     """Return the findings of a quick look, by their names."""
-    taken = await case.take({name: str(value) for name, value in flags.items()}, config, quick=True)
-    found = await runner.examine(taken, lambda _doing: None)
+    context = await gather({name: str(value) for name, value in flags.items()}, config, quick=True)
+    found = await runner.examine(context, lambda _thing: None)
     return {finding.check: finding for finding in found}
 
 
@@ -257,12 +256,12 @@ async def test_a_disk_that_hangs(tmp_path: Path) -> None:
     """What never returns is given up and told; the report does not wait for its thread."""
     hangs = threading.Event()
 
-    async def never(_case: case.Case) -> list[Finding]:
-        await in_thread(hangs.wait)
-        return []
+    def never(_context: Context) -> None:
+        hangs.wait()
 
-    taken = await case.take({"socket": str(tmp_path / "s.sock")}, None)
-    [found] = await runner.examine(taken, lambda _doing: None, [runner.Check("the disk", never)], limit_s=0.01)
+    context = await gather({"socket": str(tmp_path / "s.sock")}, None)
+    check = runner.Check("disk.hung", "the disk", never)
+    [found] = await runner.examine(context, lambda _thing: None, [check], limit_s=0.01)
     assert found.state is State.FAILED and "hangs" in found.cause and found.check == "doctor.disk"
     hangs.set()
 

@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from shardcache.cache.operations.origin_probe.findings import Finding, State
-from shardcache.cli.doctor import context as case
-from shardcache.cli.doctor import origins as stores
+from shardcache.cli.doctor import runner
+from shardcache.cli.doctor.context import gather
 from support.buckets import Bucket
 from support.daemon import Daemon
 from support.faulty_s3 import FaultyS3
@@ -31,7 +31,8 @@ async def look(
     """Return what is found of the stores, by check; where there are several stores, of the last one."""
     (folder / "conf.toml").write_text(config)
     flags = {"socket": str(folder / "s.sock")} | ({"allow": allow} if allow else {})
-    found = await stores.examine(await case.take(flags, folder / "conf.toml", urls, quick=quick))
+    context = await gather(flags, folder / "conf.toml", urls, quick=quick)
+    found = await runner.examine(context, lambda _thing: None, runner.CHECKS[-1:])
     return {finding.check: finding for finding in found}
 
 

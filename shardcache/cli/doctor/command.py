@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardcache import __version__
 from shardcache.cli.commands.serve import SettingsCommand
 from shardcache.cli.common import FAILED, NO_DAEMON, json_option, print_json
 from shardcache.protocol import from_here
 
 if TYPE_CHECKING:
     from shardcache.cache.operations.origin_probe.findings import Finding
-    from shardcache.cli.doctor.context import Case
+    from shardcache.cli.doctor.context import Context
+
+# A sign and a word: not everybody sees colours.
+_SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("-", "dim")}
 
 
 @click.command(
@@ -41,22 +47,28 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
     removes what it wrote.
     """
     given = {name: value for name, value in flags.items() if value not in (None, ())}
-    case, findings = asyncio.run(_examine(given, config, tuple(map(from_here, urls)), quick=quick, quiet=as_json))
-    _show(case, findings, as_json=as_json)
-    code = _exit_code(case, findings)
-    if code:
-        click.get_current_context().exit(code)
+    context, findings = asyncio.run(_examine(given, config, tuple(map(from_here, urls)), quick=quick, quiet=as_json))
+    counts = dict.fromkeys(_SIGNS, 0) | Counter(finding.state.value for finding in findings)
+    if as_json:
+        head = {"version": __version__, "socket": str(context.socket), "daemon": context.status is not None}
+        print_json(head | {"counts": counts, "findings": [finding.to_json() for finding in findings]})
+    else:
+        _print(findings, counts)
+    if counts["failed"]:
+        click.get_current_context().exit(FAILED)
+    if context.status is None:
+        click.get_current_context().exit(NO_DAEMON)
 
 
 async def _examine(
     flags: dict[str, Any], config: Path | None, urls: tuple[str, ...], *, quick: bool, quiet: bool
-) -> tuple[Case, list[Finding]]:
-    from shardcache.cli.doctor import context as case
-    from shardcache.cli.doctor import runner
+) -> tuple[Context, list[Finding]]:
+    from shardcache.cli.doctor.context import gather
+    from shardcache.cli.doctor.runner import examine
 
-    taken = await case.take(flags, config, urls, quick=quick)
+    context = await gather(flags, config, urls, quick=quick)
     with _progress(quiet=quiet) as began:
-        return taken, await runner.examine(taken, began)
+        return context, await examine(context, began)
 
 
 @contextmanager
@@ -65,31 +77,41 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str], object]]:
 
     console = make_console(stderr=True)
     if quiet or not console.is_terminal:
-        yield lambda _doing: None
+        yield lambda _thing: None
         return
     with console.status("checking") as status:
-        yield lambda doing: status.update(f"checking {doing}")
+        yield lambda thing: status.update(f"checking {thing}")
 
 
-def _show(case: Case, findings: list[Finding], *, as_json: bool) -> None:
-    from shardcache import __version__
-    from shardcache.cache.operations.origin_probe.findings import State
-    from shardcache.cli.doctor.runner import count
+def _print(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
+    """Print the findings by family and url, below each problem its cause and fix, and a summary."""
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
 
-    if as_json:
-        sums = {state.value: count(findings, state) for state in State}
-        head = {"version": __version__, "socket": str(case.socket), "daemon": case.running is not None}
-        print_json(head | {"counts": sums, "findings": [finding.to_json() for finding in findings]})
-        return
-    from shardcache.cli.display.output import make_console
-    from shardcache.cli.doctor.page import show
+    from shardcache.cli.display.output import count, make_console
 
-    show(make_console(), findings)
+    console = make_console()
+    for (family, subject), group in groupby(findings, _heading):
+        console.print(Text.assemble((family, "bold"), f"  {subject}" if subject else ""))
+        for finding in group:
+            sign, style = _SIGNS[finding.state]
+            line = Table.grid(padding=(0, 1))
+            for width in (None, 7, 13):
+                line.add_column(no_wrap=True, width=width)
+            line.add_column(overflow="fold")
+            name = finding.check.partition(".")[2].replace("_", " ")
+            line.add_row(Text(sign, style), Text(finding.state, style), name, Text(finding.found))
+            if finding.cause:
+                line.add_row("", "", Text("  why", "dim"), Text(finding.cause))
+            console.print(Padding(line, (0, 0, 0, 2), expand=False))
+            if finding.remedy:
+                # Wrapped by the terminal, so that it can be copied as one command.
+                console.print(Text.assemble((" " * 12 + "  fix         ", "dim"), finding.remedy), soft_wrap=True)
+    failures = f"{count(counts['failed'], 'check')} failed" if counts["failed"] else "no check failed"
+    console.print(Text(f"{failures}, {count(counts['warning'], 'warning')}", "bold"))
 
 
-def _exit_code(case: Case, findings: list[Finding]) -> int:
-    from shardcache.cache.operations.origin_probe.findings import State
-
-    if any(finding.state is State.FAILED for finding in findings):
-        return FAILED
-    return NO_DAEMON if case.running is None else 0
+def _heading(finding: Finding) -> tuple[str, str]:
+    family = finding.check.partition(".")[0]
+    return ("store" if finding.subject else family, finding.subject)

@@ -6,7 +6,9 @@ import asyncio
 import os
 import socket as sockets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +18,11 @@ from shardcache.config import CONFIG_ENV, DEFAULT_CONFIG, Settings
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 from shardcache.protocol import socket_path
 
-ANSWER_LIMIT_S = 10.0
-_PROC = Path("/proc")
+_ANSWER_LIMIT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A daemon that answers.
-
-    Attributes:
-        page: its status page.
-        uid: id of the user it runs as; None if unknown.
-        pid: its process id; None if it is not visible from this PID namespace.
-    """
-
-    page: Mapping[str, Any]
-    uid: int | None
-    pid: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
+@dataclass(frozen=True)
+class Context:
     """The context that all checks share.
 
     Attributes:
@@ -45,8 +31,10 @@ class Case:
         settings: options from flags, environment and file; None if they are invalid or cannot be read.
         config_error: the reason that there are no settings.
         socket: path at which the daemon is expected.
-        running: the daemon there; None if none answers.
-        silence: the reason that none answers.
+        status: status page of the daemon there; None if none answers.
+        daemon_error: the reason that none answers.
+        uid: id of the user that the daemon runs as; None if unknown.
+        pid: the daemon's process id; None if it is not visible from this PID namespace.
         urls: urls to probe.
         quick: True to skip measurements.
     """
@@ -56,78 +44,80 @@ class Case:
     settings: Settings | None
     config_error: ConfigError | None
     socket: Path
-    running: Running | None
-    silence: ShardcacheError | None
-    urls: tuple[str, ...] = ()
-    quick: bool = False
+    status: Mapping[str, Any] | None
+    daemon_error: ShardcacheError | None
+    uid: int | None
+    pid: int | None
+    urls: tuple[str, ...]
+    quick: bool
 
     @property
-    def is_operators(self) -> bool:
+    def is_operator(self) -> bool:
         """True if the current user runs the daemon, or would; others only read from its cache."""
-        return self.running is None or os.geteuid() in (0, self.running.uid)
+        return self.status is None or os.geteuid() in (0, self.uid)
 
     @property
     def cache_dir(self) -> Path | None:
         """The daemon's cache folder; without a daemon, the one it would use."""
-        if self.running is not None:
-            return Path(self.running.page["cache"]["dir"])
+        if self.status is not None:
+            return Path(self.status["cache"]["dir"])
         return None if self.settings is None else self.settings.cache_dir
 
     @property
-    def config_is_kept(self) -> bool:
-        """True if there is a config file that the current user may not read."""
-        try:
-            return self.config.is_file() and not os.access(self.config, os.R_OK)
-        except PermissionError:  # nor its folder
-            return True
+    def own_cache_dir(self) -> Path | None:
+        """The cache folder, if the current user is its operator."""
+        return self.cache_dir if self.is_operator else None
+
+    @cached_property
+    def used_bytes(self) -> int:
+        """Size of the cache; without a daemon, that of the files in its folder. Blocks."""
+        if self.status is not None:
+            return int(self.status["cache"]["used_bytes"])
+        return 0 if self.cache_dir is None else sum(path.lstat().st_blocks * 512 for path in self.cache_dir.rglob("*"))
 
 
-async def take(flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = (), *, quick: bool = False) -> Case:
+async def gather(
+    flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = (), *, quick: bool = False
+) -> Context:
     """Read the options and query the daemon. Raises DaemonError as `socket_path` does."""
-    settings, config_error = _settings(flags, config)
-    chosen = settings.socket if settings is not None else flags.get("socket")
-    socket = socket_path(chosen)
-    running, silence = await _ask(socket)
-    file = config or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
-    return Case(flags, file, settings, config_error, socket, running, silence, tuple(urls), quick)
-
-
-def _settings(flags: Mapping[str, Any], config: Path | None) -> tuple[Settings | None, ConfigError | None]:
+    settings, config_error = None, None
     try:
-        return Settings.load(flags, config), None
+        settings = Settings.load(flags, config)
     except ConfigError as exn:
-        return None, exn
+        config_error = exn
+    socket = socket_path(flags.get("socket") if settings is None else settings.socket)
+    status, daemon_error = await _ask(socket)
+    uid, pid = (None, None) if status is None else _process(status["pid"], socket)
+    file = config or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
+    return Context(flags, file, settings, config_error, socket, status, daemon_error, uid, pid, tuple(urls), quick)
 
 
-async def _ask(socket: Path) -> tuple[Running | None, ShardcacheError | None]:
+async def _ask(socket: Path) -> tuple[Mapping[str, Any] | None, ShardcacheError | None]:
     try:
-        async with asyncio.timeout(ANSWER_LIMIT_S), AdminClient(socket) as daemon:
-            page = await daemon.status()
+        async with asyncio.timeout(_ANSWER_LIMIT_S), AdminClient(socket) as daemon:
+            return await daemon.status(), None
     except TimeoutError:
-        silence = f"the daemon accepts connections but does not answer within {ANSWER_LIMIT_S:g} s"
-        return None, NoDaemonError(silence, url=str(socket))
+        reason = f"the daemon accepts connections but does not answer within {_ANSWER_LIMIT_S:g} s"
+        return None, NoDaemonError(reason, url=str(socket))
     except ShardcacheError as exn:
         return None, exn
-    return _seen(page, *_listener(socket)), None
 
 
-def _listener(path: Path) -> tuple[int, int | None]:
-    """Return the pid and uid of the process that bound a socket: the daemon or its service manager."""
+def _process(pid: int, socket: Path) -> tuple[int | None, int | None]:
+    """Return the daemon's uid and pid; in another PID namespace, its pid may belong to another process here."""
+    listener_pid, listener_uid = None, None
+    with suppress(OSError):  # the daemon has stopped since
+        listener_pid, listener_uid = connect(socket)
+    process = Path(f"/proc/{pid}")
+    with suppress(OSError):
+        if pid == listener_pid or b"shardcache" in (process / "cmdline").read_bytes():
+            return process.stat().st_uid, pid
+    return listener_uid, None
+
+
+def connect(socket: Path) -> tuple[int, int]:
+    """Connect to a socket; return the pid and uid of the process that bound it: the daemon or its service manager."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except OSError:  # the daemon has stopped since
-            return 0, None
+        probe.connect(os.fspath(socket))
         pid, uid, _gid = credentials(probe)
     return pid, uid
-
-
-def _seen(page: Mapping[str, Any], listener_pid: int, listener_uid: int | None) -> Running:
-    """Return the daemon as seen in /proc: in another PID namespace, its pid may belong to another process."""
-    pid, folder = page["pid"], _PROC / str(page["pid"])
-    try:
-        if pid == listener_pid or b"shardcache" in (folder / "cmdline").read_bytes():
-            return Running(page, folder.stat().st_uid, pid)
-    except OSError:
-        pass
-    return Running(page, listener_uid, None)

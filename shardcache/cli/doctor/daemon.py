@@ -1,53 +1,163 @@
-"""Checks of the running daemon: protocol compatibility with this installation, and health."""
+"""Checks of the daemon: its socket, protocol and health, and the options that it has or would have."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
 from shardcache import __version__
-from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok, skipped
-from shardcache.cli.doctor.blocking import in_thread
-from shardcache.cli.doctor.context import Case
+from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok, skipped, warning
+from shardcache.cli.doctor.context import Context, connect
+from shardcache.cli.doctor.paths import barrier, user_name, way_in, who_may
+from shardcache.config import unknown_variables
 from shardcache.errors import DaemonError, NoDaemonError
-from shardcache.protocol import SPOKEN
+from shardcache.protocol import SOCKET_ENV, SPOKEN, SYSTEM_SOCKET, socket_path
 from shardcache.units import duration
 from shardcache_client.daemon.connection import Connection, Reader
 
+_MOST_SOCKET_BYTES = 107
 _SILENT_S = 10.0
 # The daemon shows it among its jobs.
 _JOB = "shardcache doctor"
+# Variables that select object stores, credentials and proxies.
+_OF_STORES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_proxy$", re.IGNORECASE)
 
 
-async def examine(case: Case) -> list[Finding]:
-    """Open a session as a training process does, and read the disk's state from the status page."""
-    if case.running is None and isinstance(case.silence, NoDaemonError):
-        return [skipped("daemon.version", "no daemon answers")]
-    return [await in_thread(_version, case), *_health(case)]
+def path(context: Context) -> Finding:
+    """Check the socket's path, and that clients look for the socket there."""
+    socket = context.socket
+    length = len(os.fsencode(socket))
+    if length > _MOST_SOCKET_BYTES:
+        cause = f"the path has {length} bytes; the kernel's limit is {_MOST_SOCKET_BYTES}"
+        return failed(f"{socket} is too long for a socket", cause, "shardcache serve --socket /run/user/$UID/s.sock")
+    if "socket" in context.flags:
+        return ok(f"{socket} (--socket)")
+    theirs = None
+    with suppress(DaemonError):
+        theirs = socket_path()
+    if theirs != socket:
+        cause = "only the config file names it, which training processes do not read"
+        remedy = f"export {SOCKET_ENV}={shlex.quote(str(socket))}   # where training runs"
+        return warning(f"{socket}, but clients look at {theirs}", cause, remedy)
+    return ok(f"{socket} ({f'${SOCKET_ENV}' if os.environ.get(SOCKET_ENV) else 'where clients look by default'})")
 
 
-def _version(case: Case) -> Finding:
-    name = "daemon.version"
+def listener(context: Context) -> Finding:
+    """Connect to the socket as clients do."""
+    socket = context.socket
     try:
-        Connection(case.socket, Reader(_JOB)).close()
+        connect(socket)
+    except PermissionError:
+        closed = barrier(socket, os.W_OK)
+        cause, remedy = way_in(closed) if closed else ("the kernel denies access", f"ls -l {shlex.quote(str(socket))}")
+        return failed(f"you may not use {socket}", cause, remedy)
+    except FileNotFoundError:
+        return warning(f"no daemon: there is no socket at {socket}", _elsewhere(socket), _start(context))
+    except ConnectionRefusedError:
+        if not socket.is_socket():
+            return failed(f"{socket} is not a socket", "another file is there", f"rm {shlex.quote(str(socket))}")
+        cause = "it was left behind by a daemon that was killed; the next one replaces it"
+        return warning(f"no daemon listens at {socket}", cause, _start(context))
+    except OSError as exn:
+        return failed(f"cannot connect to {socket}", exn.strerror or str(exn), _start(context))
+    if context.status is None:
+        cause = "" if context.daemon_error is None else context.daemon_error.message
+        remedy = "journalctl -u shardcache -n 100   # or its own log; then: systemctl restart shardcache"
+        return failed(f"the server at {socket} returns no status", cause, remedy)
+    version, pid = context.status["version"], context.status["pid"]
+    user = "an unknown user" if context.uid is None else user_name(context.uid)
+    return ok(f"shardcache {version}, pid {pid}, run by {user}; {who_may(socket)}")
+
+
+def _start(context: Context) -> str:
+    words = ["shardcache", "serve"]
+    for flag, value in context.flags.items():
+        for each in value if isinstance(value, tuple) else (value,):
+            words += ["--" + flag.replace("_", "-"), str(each)]
+    return shlex.join(words)
+
+
+def _elsewhere(socket: Path) -> str:
+    user_folders = [Path(tempfile.gettempdir()) / f"shardcache-{os.getuid()}"]
+    if os.environ.get("XDG_RUNTIME_DIR"):
+        user_folders.insert(0, Path(os.environ["XDG_RUNTIME_DIR"]) / "shardcache")
+    for other in (SYSTEM_SOCKET, *(folder / SYSTEM_SOCKET.name for folder in user_folders)):
+        with suppress(OSError):
+            if other != socket:
+                connect(other)
+                return f"one listens at {other}: export {SOCKET_ENV}={shlex.quote(str(other))}, or --socket"
+    return "none was started; or, in a container, the socket's folder is not mounted"
+
+
+def version(context: Context) -> Finding:
+    """Open a session as a training process does."""
+    if context.status is None and isinstance(context.daemon_error, NoDaemonError):
+        return skipped("no daemon answers")
+    try:
+        Connection(context.socket, Reader(_JOB)).close()
     except DaemonError as exn:
-        if case.running is None and exn.code == "daemon":
-            return skipped(name, "you may not use the socket")
-        return of_error(name, exn, "training processes of this installation are refused too")
-    theirs = __version__ if case.running is None else case.running.page["version"]
-    return ok(name, f"daemon {theirs} and client {__version__} speak {SPOKEN}")
+        if context.status is None and exn.code == "daemon":
+            return skipped("you may not use the socket")
+        return of_error(exn, "training processes of this installation are refused too")
+    theirs = __version__ if context.status is None else context.status["version"]
+    return ok(f"daemon {theirs} and client {__version__} speak {SPOKEN}")
 
 
-def _health(case: Case) -> list[Finding]:
-    if case.running is None:
-        return []
-    name, page = "daemon.health", case.running.page
-    disk = page.get("disk") or {}
+def health(context: Context) -> Finding | None:
+    """Read the state of the daemon and of its disk from the status page."""
+    if context.status is None:
+        return None
+    disk = context.status.get("disk") or {}
     if disk.get("silent_s", 0) > _SILENT_S:
         found = f"the cache disk has not responded for {duration(disk['silent_s'])}"
         cause = "a device or a network filesystem hangs; all disk operations are blocked"
-        return [failed(name, found, cause, "dmesg | tail -50")]
+        return failed(found, cause, "dmesg | tail -50")
     if error := disk.get("error"):
-        cause = "cached shards are served, but nothing new is fetched"
-        return [failed(name, error["message"], cause, error["remedy"])]
-    if page.get("draining"):
+        return failed(error["message"], "cached shards are served, but nothing new is fetched", error["remedy"])
+    if context.status.get("draining"):
         cause = "it was told to stop, and is finishing running requests"
-        return [failed(name, "the daemon is stopping", cause, "systemctl start shardcache   # once it has stopped")]
-    return [ok(name, "it is serving, and its disk is healthy")]
+        return failed("the daemon is stopping", cause, "systemctl start shardcache   # once it has stopped")
+    return ok("it is serving, and its disk is healthy")
+
+
+def config_file(context: Context) -> Finding:
+    """Check that the options are valid."""
+    config, error = context.config, context.config_error
+    try:
+        exists = config.is_file()
+        readable = not exists or os.access(config, os.R_OK)
+    except PermissionError:  # its folder is closed
+        readable = False
+    if not readable:
+        return skipped(f"you may not read {config}; its contents are not checked")
+    if error is not None:
+        return failed(error.message, "the daemon does not start with it", error.remedy)
+    return ok(f"{config} is valid" if exists else f"no file at {config}: options come only from flags and environment")
+
+
+def unknown_options(_context: Context) -> list[Finding]:
+    """Find variables that nothing reads."""
+    cause = "no such option exists: the variable is ignored"
+    return [
+        warning(f"{name} is set", cause, f'export {meant}="${name}"; unset {name}' if meant else f"unset {name}")
+        for name, meant in unknown_variables()
+    ]
+
+
+def differing_variables(context: Context) -> Finding | None:
+    """List the variables that differ from the daemon's, without their values, which may be secrets."""
+    if context.pid is None:
+        return None
+    try:
+        entries = Path(f"/proc/{context.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # readable only by the daemon's user and root
+        return None
+    theirs = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    names = {name for name, _ in theirs.items() ^ os.environ.items() if _OF_STORES.match(name)}
+    if not names:
+        return None
+    return ok(f"these variables differ between the daemon and you: {', '.join(sorted(names))}; the daemon's apply")

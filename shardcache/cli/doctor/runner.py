@@ -1,46 +1,60 @@
-"""Check runner: runs inspections concurrently and measurements one by one; reports in a fixed order."""
+"""The table of checks, and the runner: inspections concurrently, measurements one by one, findings in table order."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
-from shardcache.cache.operations.origin_probe.findings import Finding, State, failed, of_error
-from shardcache.cli.doctor import config, daemon, folder, kernel, speed
-from shardcache.cli.doctor import origins as stores
-from shardcache.cli.doctor import socket as door
-from shardcache.cli.doctor import space as room
-from shardcache.cli.doctor.context import Case
+from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error
+from shardcache.cli.doctor import cache, daemon, kernel, stores
+from shardcache.cli.doctor.context import Context
 from shardcache.errors import ShardcacheError
+
+Outcome = Finding | Sequence[Finding] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check that returns related findings.
+    """One row of the table.
 
     Attributes:
-        doing: description shown while the check runs.
-        run: the check; raises ShardcacheError or OSError if it cannot be carried out.
+        name: name of its findings, `family.check`; a finding with a name of its own keeps it.
+        looks_at: the thing it examines. Checks of one thing run one after another; if one of them cannot be carried
+            out, one finding says so for all.
+        run: the check. Runs in a thread, and is abandoned if it takes too long; a coroutine that it returns is awaited
+            without a time limit. Raises ShardcacheError or OSError if it cannot be carried out.
         measures: True if other work on the node would distort its measurements.
-        asks_network: True if it has its own time limit, which depends on the number of origins.
     """
 
-    doing: str
-    run: Callable[[Case], Awaitable[Sequence[Finding]]]
+    name: str
+    looks_at: str
+    run: Callable[[Context], Outcome | Awaitable[Outcome]]
     measures: bool = False
-    asks_network: bool = False
 
 
 CHECKS = (
-    Check("the socket", door.examine),
-    Check("the daemon", daemon.examine),
-    Check("the options", config.examine),
-    Check("the cache folder", folder.examine),
-    Check("free space", room.examine),
-    Check("the disk's speed", speed.examine, measures=True),
-    Check("the kernel's limits", kernel.examine),
-    Check("the object stores", stores.examine, measures=True, asks_network=True),
+    Check("socket.path", "the socket", daemon.path),
+    Check("socket.daemon", "the socket", daemon.listener),
+    Check("daemon.version", "the daemon", daemon.version),
+    Check("daemon.health", "the daemon", daemon.health),
+    Check("config.file", "the options", daemon.config_file),
+    Check("config.environment", "the options", daemon.unknown_options),
+    Check("config.environment", "the options", daemon.differing_variables),
+    Check("cache.folder", "the cache folder", cache.folder),
+    Check("cache.format", "the cache folder", cache.folder_format),
+    Check("cache.filesystem", "the cache folder", cache.filesystem),
+    Check("cache.holder", "the cache folder", cache.holder),
+    Check("cache.space", "free space", cache.space),
+    Check("cache.inodes", "free space", cache.inodes),
+    Check("disk.write", "the disk's speed", cache.speed, measures=True),
+    Check("kernel.open_files", "the kernel's limits", kernel.open_files),
+    Check("kernel.mappings", "the kernel's limits", kernel.mappings),
+    Check("kernel.shared_memory", "the kernel's limits", kernel.shared_memory),
+    Check("kernel.memory", "the kernel's limits", kernel.memory),
+    Check("store.reach", "the object stores", stores.probe, measures=True),
 )
 
 # Checks have their own, shorter network timeouts; past this limit a disk or a network filesystem's server hangs.
@@ -50,39 +64,65 @@ Began = Callable[[str], object]
 
 
 async def examine(
-    case: Case, began: Began, checks: Sequence[Check] = CHECKS, *, limit_s: float = _LIMIT_S
+    context: Context, began: Began, checks: Sequence[Check] = CHECKS, *, limit_s: float = _LIMIT_S
 ) -> list[Finding]:
-    """Return all findings in the order of the checks; `began` is called with the description of each check.
+    """Return all findings in the order of the checks; `began` is called with each thing that is looked at.
 
-    A check of the node that takes longer than `limit_s` is abandoned.
+    A check that blocks for longer than `limit_s` is abandoned.
     """
+    things: dict[str, list[Check]] = {}
+    for check in checks:
+        things.setdefault(check.looks_at, []).append(check)
+    found: dict[str, list[Finding]] = {}
 
-    async def run(check: Check) -> Sequence[Finding]:
-        began(check.doing)
-        return await _run(check, case, limit_s)
+    async def run(thing: str) -> None:
+        began(thing)
+        found[thing] = await _run(thing, things[thing], context, limit_s)
 
     async with asyncio.TaskGroup() as group:
-        looking = {check: group.create_task(run(check)) for check in checks if not check.measures}
-    measured = {check: await run(check) for check in checks if check.measures}
-    found = {check: task.result() for check, task in looking.items()} | measured
-    return [finding for check in checks for finding in found[check]]
+        for thing, rows in things.items():
+            if not rows[0].measures:
+                group.create_task(run(thing))
+    for thing in [thing for thing in things if thing not in found]:
+        await run(thing)
+    return [finding for thing in things for finding in found[thing]]
 
 
-async def _run(check: Check, case: Case, limit_s: float) -> Sequence[Finding]:
-    name, found = f"doctor.{check.doing.split()[-1]}", f"{check.doing} could not be checked"
+async def _run(thing: str, checks: Sequence[Check], context: Context, limit_s: float) -> list[Finding]:
+    name, found = f"doctor.{thing.split()[-1]}", f"{thing} could not be checked"
     try:
-        async with asyncio.timeout(None if check.asks_network else limit_s):
-            return await check.run(case)
+        return [finding.named(check.name) for check in checks for finding in await _findings(check, context, limit_s)]
     except TimeoutError:
         cause = f"no answer within {limit_s:g} s: a disk or the server of a network filesystem hangs"
-        return [failed(name, found, cause, "dmesg | tail -50; mount -t nfs,nfs4,cifs,fuse,lustre")]
+        finding = failed(found, cause, "dmesg | tail -50; mount -t nfs,nfs4,cifs,fuse,lustre")
     except ShardcacheError as exn:
-        return [of_error(name, exn)]
+        finding = of_error(exn)
     except OSError as exn:
         cause = f"{exn.filename}: {exn.strerror}" if exn.filename else str(exn)
-        return [failed(name, found, cause, "sudo shardcache doctor")]
+        finding = failed(found, cause, "sudo shardcache doctor")
+    return [finding.named(name)]
 
 
-def count(findings: Sequence[Finding], state: State) -> int:
-    """Return the number of findings in a state."""
-    return sum(finding.state is state for finding in findings)
+async def _findings(check: Check, context: Context, limit_s: float) -> Sequence[Finding]:
+    async with asyncio.timeout(limit_s):
+        outcome = await _in_thread(check, context)
+    if isinstance(outcome, Awaitable):
+        outcome = await outcome
+    if isinstance(outcome, Finding):
+        return [outcome]
+    return outcome or ()
+
+
+async def _in_thread(check: Check, context: Context) -> Outcome | Awaitable[Outcome]:
+    """Run a check in a daemon thread, which is not joined at exit: a hanging disk must not block the report."""
+    future: Future[Outcome | Awaitable[Outcome]] = Future()
+    future.set_running_or_notify_cancel()  # so that it accepts a result even after its waiter was cancelled
+
+    def run() -> None:
+        try:
+            future.set_result(check.run(context))
+        except (OSError, ShardcacheError) as exn:
+            future.set_exception(exn)
+
+    threading.Thread(target=run, name=check.name, daemon=True).start()
+    return await asyncio.wrap_future(future)

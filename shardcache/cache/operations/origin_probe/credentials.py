@@ -12,7 +12,6 @@ from shardcache.errors import ShardcacheError
 from shardcache.origin.s3.session import Sessions
 from shardcache.redact import redact
 
-_NAME = "store.credentials"
 _CHAIN = (
     "nothing found in the whole chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, ~/.aws/credentials and "
     "config, the container's role, the instance's role"
@@ -36,24 +35,24 @@ _SOURCES = {
 }
 
 
-async def examine(sessions: Sessions, table: OriginTable, url: str, owner: str) -> Finding:
+async def credentials(sessions: Sessions, table: OriginTable, url: str, owner: str) -> Finding:
     """Walk the credential chain as a fetch does, renewing where possible; `owner` names the credentials' owner."""
     if table.anon or table.storage_options.get("anon"):
-        return ok(_NAME, "none: the [[origin]] table sets anon", subject=url)
+        return ok("none: the [[origin]] table sets anon")
     if table.storage_options.get("key"):
-        return ok(_NAME, "storage_options of the [[origin]] table", subject=url)
+        return ok("storage_options of the [[origin]] table")
     try:
         async with sessions.use(url) as fs:
             found: Credentials | None = await fs.session.get_credentials()
             if found is None:
-                return failed(_NAME, f"none ({owner})", _CHAIN, _REMEDY, subject=url)
+                return failed(f"none ({owner})", _CHAIN, _REMEDY)
             frozen = await found.get_frozen_credentials()
             profile = fs.session.get_config_variable("profile")
     except ShardcacheError as exn:
-        return of_error(_NAME, exn, f"the credential chain stops there ({owner})", subject=url)
+        return of_error(exn, f"the credential chain stops there ({owner})")
     except RuntimeError as exn:  # from botocore: credentials still expired after renewal
-        return failed(_NAME, redact(str(exn)), "their issuer returned expired credentials", _REMEDY, subject=url)
-    return ok(_NAME, f"{_source(found.method, profile, frozen)} ({owner})", subject=url)
+        return failed(redact(str(exn)), "their issuer returned expired credentials", _REMEDY)
+    return ok(f"{_source(found.method, profile, frozen)} ({owner})")
 
 
 def _source(method: str | None, profile: str | None, frozen: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -29,7 +29,7 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        check: stable name, `family.check`.
+        check: stable name, `family.check`; empty until `named`.
         state: severity.
         found: the observation, a phrase without a full stop.
         cause: the reason, or the consequence; empty for `OK`.
@@ -55,45 +55,36 @@ class Finding:
         """Build a finding from the output of `to_json`."""
         return cls(**{**row, "state": State(row["state"])})
 
+    def named(self, check: str, subject: str = "") -> Self:
+        """Return the finding with the names of its check and its url; those that it already has stay."""
+        return replace(self, check=self.check or check, subject=self.subject or printable(redact(subject)))
 
-def ok(check: str, found: str, *, subject: str = "", figures: Figures = _NOTHING) -> Finding:
+
+def ok(found: str, *, figures: Figures = _NOTHING) -> Finding:
     """Return a finding that nothing is wrong."""
-    return _finding(check, State.OK, found, subject=subject, figures=figures)
+    return _finding(State.OK, found, figures=figures)
 
 
-def skipped(check: str, why: str, *, subject: str = "") -> Finding:
+def skipped(why: str) -> Finding:
     """Return a finding that the check was skipped, with the reason."""
-    return _finding(check, State.SKIPPED, why, subject=subject)
+    return _finding(State.SKIPPED, why)
 
 
-def warning(
-    check: str, found: str, cause: str, remedy: str, *, subject: str = "", figures: Figures = _NOTHING
-) -> Finding:
+def warning(found: str, cause: str, remedy: str, *, figures: Figures = _NOTHING) -> Finding:
     """Return a finding of something that works, but poorly or not for long."""
-    return _finding(check, State.WARNING, found, cause, remedy, subject, figures)
+    return _finding(State.WARNING, found, cause, remedy, figures)
 
 
-def failed(
-    check: str, found: str, cause: str, remedy: str, *, subject: str = "", figures: Figures = _NOTHING
-) -> Finding:
+def failed(found: str, cause: str, remedy: str, *, figures: Figures = _NOTHING) -> Finding:
     """Return a finding of something that keeps shards from being fetched, kept or read."""
-    return _finding(check, State.FAILED, found, cause, remedy, subject, figures)
+    return _finding(State.FAILED, found, cause, remedy, figures)
 
 
-def of_error(check: str, error: ShardcacheError, cause: str = "", *, subject: str = "", command: str = "") -> Finding:
+def of_error(error: ShardcacheError, cause: str = "", *, command: str = "") -> Finding:
     """Return the finding of a failure for an error; `command` helps to carry out the error's remedy."""
-    remedy = f"{command}   # {error.remedy}" if command else error.remedy
-    return failed(check, error.message, cause, remedy, subject=subject)
+    return failed(error.message, cause, f"{command}   # {error.remedy}" if command else error.remedy)
 
 
-def _finding(
-    check: str,
-    state: State,
-    found: str,
-    cause: str = "",
-    remedy: str = "",
-    subject: str = "",
-    figures: Figures = _NOTHING,
-) -> Finding:
-    found, cause, remedy, subject = (printable(redact(text)) for text in (found, cause, remedy, subject))
-    return Finding(check, state, found, cause, remedy, subject, dict(figures))
+def _finding(state: State, found: str, cause: str = "", remedy: str = "", figures: Figures = _NOTHING) -> Finding:
+    found, cause, remedy = (printable(redact(text)) for text in (found, cause, remedy))
+    return Finding("", state, found, cause, remedy, figures=dict(figures))

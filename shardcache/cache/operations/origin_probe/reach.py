@@ -45,36 +45,28 @@ async def stat(origin: Origin, url: str) -> RemoteObject:
         raise OriginUnavailableError(f"no answer from the object store in {_STAT_LIMIT_S:g} s", url=url) from None
 
 
-async def examine(origin: Origin, obj: RemoteObject, subject: str, pull: Pull | None) -> list[Finding]:
-    """Measure reads of an existing object; without `pull`, only the time to the first byte."""
+async def reach(origin: Origin, obj: RemoteObject) -> Finding:
+    """Measure the time to the first byte of an existing object."""
     try:
         async with asyncio.timeout(_STAT_LIMIT_S):
             first_byte_s = await _first_byte_s(origin, obj)
     except TimeoutError:
         error = OriginUnavailableError("the object store reports the object but sends no bytes of it", url=obj.url)
-        return [of_error("store.reach", error, subject=subject)]
+        return of_error(error)
     except ShardcacheError as exn:
         cause = "the object store reports the object but does not allow it to be read"
-        return [of_error("store.reach", exn, cause, subject=subject)]
-    reach = _reach(obj, first_byte_s, subject)
-    if pull is None or not obj.size_bytes:
-        return [reach]
-    return [reach, await _speed(origin, obj, subject, pull)]
-
-
-def _reach(obj: RemoteObject, first_byte_s: float, subject: str) -> Finding:
-    name = "store.reach"
+        return of_error(exn, cause)
     found = f"first byte after {duration(first_byte_s)}; tried with a shard of {size(obj.size_bytes)}"
     figures = {"first_byte_s": round(first_byte_s, 4), "size_bytes": obj.size_bytes}
     if not obj.ranges:
         cause = "the server ignores range requests, so each shard takes one connection and cannot be resumed"
         remedy = "serve the shards from a server with range support, such as nginx"
-        return warning(name, found, cause, remedy, subject=subject, figures=figures)
+        return warning(found, cause, remedy, figures=figures)
     if first_byte_s >= _SLOW_FIRST_BYTE_S:
         cause = "the object store is far away or busy; more concurrent requests make up for it"
         remedy = "shardcache serve --max-connections 32 --shard-connections 16"
-        return warning(name, found, cause, remedy, subject=subject, figures=figures)
-    return ok(name, found, subject=subject, figures=figures)
+        return warning(found, cause, remedy, figures=figures)
+    return ok(found, figures=figures)
 
 
 async def _first_byte_s(origin: Origin, obj: RemoteObject) -> float:
@@ -107,8 +99,9 @@ def _nowhere(start: int, size_bytes: int) -> Parts:
     return Parts(os.devnull, None, max(1, size_bytes), start, size_bytes)
 
 
-async def _speed(origin: Origin, obj: RemoteObject, subject: str, pull: Pull) -> Finding:
-    name, done_bytes = "store.speed", 0
+async def speed(origin: Origin, obj: RemoteObject, pull: Pull) -> Finding:
+    """Measure the rate over all connections, for a few seconds."""
+    done_bytes = 0
 
     def received(count: int) -> None:
         nonlocal done_bytes
@@ -125,8 +118,8 @@ async def _speed(origin: Origin, obj: RemoteObject, subject: str, pull: Pull) ->
         errors, others = exn.split(ShardcacheError)
         if errors is None or others is not None:
             raise
-        return of_error(name, next(_leaves(errors)), f"after {size(done_bytes)}", subject=subject)
-    return _judge(done_bytes, time.monotonic() - began_s, pull, subject)
+        return of_error(next(_leaves(errors)), f"after {size(done_bytes)}")
+    return _judge(done_bytes, time.monotonic() - began_s, pull)
 
 
 def _pullers(origin: Origin, obj: RemoteObject, pull: Pull, flow: Free) -> Iterator[Coroutine[None, None, None]]:
@@ -144,17 +137,17 @@ async def _take(origin: Origin, obj: RemoteObject, parts: Iterator[Parts], flow:
         await origin.fetch(obj, part, flow)
 
 
-def _judge(done_bytes: int, elapsed_s: float, pull: Pull, subject: str) -> Finding:
-    name, rate = "store.speed", done_bytes / elapsed_s
+def _judge(done_bytes: int, elapsed_s: float, pull: Pull) -> Finding:
+    rate = done_bytes / elapsed_s
     figures = {"bytes_per_s": round(rate), "read_bytes": done_bytes, "elapsed_s": round(elapsed_s, 3)}
     found = f"{size(rate)}/s over up to {pull.connections} connections ({size(done_bytes)} in {duration(elapsed_s)})"
     if elapsed_s < (_TELLING_S if rate >= _SLOW_RATE else _TELLING_SLOW_S):
-        return ok(name, f"{found}: too short to be reliable", subject=subject, figures=figures)
+        return ok(f"{found}: too short to be reliable", figures=figures)
     if rate < _SLOW_RATE:
         cause = "training that reads faster than this will wait for the network"
         remedy = "ethtool IFACE | grep Speed   # then look for a proxy, and check the object store's region"
-        return warning(name, found, cause, remedy, subject=subject, figures=figures)
-    return ok(name, found, subject=subject, figures=figures)
+        return warning(found, cause, remedy, figures=figures)
+    return ok(found, figures=figures)
 
 
 def _leaves(group: ExceptionGroup[ShardcacheError]) -> Iterator[ShardcacheError]:

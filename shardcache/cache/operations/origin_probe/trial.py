@@ -11,9 +11,9 @@ from urllib.request import getproxies
 from shardcache.access.protocols import S3, WEB
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import protocol_of
-from shardcache.cache.operations.origin_probe import clock, reach
-from shardcache.cache.operations.origin_probe.findings import Finding, of_error, ok, warning
-from shardcache.cache.operations.origin_probe.reach import Pull
+from shardcache.cache.operations.origin_probe.clock import clock
+from shardcache.cache.operations.origin_probe.findings import Finding, State, of_error, ok, warning
+from shardcache.cache.operations.origin_probe.reach import Pull, reach, speed, stat
 from shardcache.cache.operations.origin_probe.targets import Target, shard_of
 from shardcache.config import OriginTable, Settings
 from shardcache.errors import NotAllowedError, ShardcacheError
@@ -47,50 +47,50 @@ class Trial:
 
     async def findings(self, target: Target) -> AsyncGenerator[Finding, None]:
         """Yield the findings for one target, up to the first failure that makes further checks pointless."""
-        url, table, subject = target.url, self.origins.rule(target.url), redact(target.url)
+        url, table = target.url, self.origins.rule(target.url)
         try:
             self.allow.check(url, self.peer)
             if self.peer.is_trusted:
-                async for finding in self._before(url, table, subject):
-                    yield finding
+                async for check, finding in self._before(url, table):
+                    yield finding.named(check, url)
             shard = await shard_of(target, self.origins)
             self.allow.check(shard, self.peer)
             origin = self.origins.origin(shard)
-            for finding in await reach.examine(origin, await reach.stat(origin, shard), subject, self._pull()):
-                yield finding
+            obj = await stat(origin, shard)
+            reached = await reach(origin, obj)
+            yield reached.named("store.reach", url)
+            if obj.size_bytes and reached.state is not State.FAILED and self.peer.is_trusted and not self.quick:
+                pull = Pull(self.settings.shard_connections, self.settings.part_size)
+                yield (await speed(origin, obj, pull)).named("store.speed", url)
         except ShardcacheError as exn:
             shown = table if self.peer.is_trusted else OriginTable.model_validate({"match": ""})
             why, command = _why(exn, target, shown), _command(exn, url, shown)
-            yield of_error("store.reach", exn, why, subject=subject, command=command)
+            yield of_error(exn, why, command=command).named("store.reach", url)
 
-    def _pull(self) -> Pull | None:
-        if self.quick or not self.peer.is_trusted:
-            return None
-        return Pull(self.settings.shard_connections, self.settings.part_size)
-
-    async def _before(self, url: str, table: OriginTable, subject: str) -> AsyncIterator[Finding]:
-        """Run the checks that need no access to the shards."""
+    async def _before(self, url: str, table: OriginTable) -> AsyncIterator[tuple[str, Finding]]:
+        """Yield the names and findings of the checks that need no access to the shards."""
         protocol = protocol_of(url)
         if protocol in WEB:
             parts = urlsplit(url)
             server = f"{parts.scheme}://{parts.netloc}/"
-            yield _proxy(server, subject, signs=False)
-            yield await clock.examine(server, subject, signs=False)
+            yield "network.proxy", _proxy(server, signs=False)
+            yield "store.clock", await clock(server, signs=False)
         if protocol in S3.names:
-            async for finding in self._before_s3(url, table, subject):
-                yield finding
+            async for row in self._before_s3(url, table):
+                yield row
 
-    async def _before_s3(self, url: str, table: OriginTable, subject: str) -> AsyncIterator[Finding]:
-        from shardcache.cache.operations.origin_probe import credentials  # importing an SDK takes a second
+    async def _before_s3(self, url: str, table: OriginTable) -> AsyncIterator[tuple[str, Finding]]:
+        # Importing an SDK takes a second.
+        from shardcache.cache.operations.origin_probe.credentials import credentials
         from shardcache.origin.s3.session import Sessions
 
         sessions = Sessions(table, _FEW_CONNECTIONS)
         try:
             async with sessions.use(url) as fs:
                 endpoint = str(fs.s3.meta.endpoint_url)
-            yield _proxy(endpoint, subject, signs=True)
-            yield await clock.examine(endpoint, subject, signs=True)
-            yield await credentials.examine(sessions, table, subject, self.owner)
+            yield "network.proxy", _proxy(endpoint, signs=True)
+            yield "store.clock", await clock(endpoint, signs=True)
+            yield "store.credentials", await credentials(sessions, table, url, self.owner)
         finally:
             await sessions.close()
 
@@ -114,14 +114,13 @@ def _command(error: ShardcacheError, url: str, table: OriginTable) -> str:
     return shlex.join(["aws", "s3", "ls", *words, redact(url[: url.rindex("/") + 1])])
 
 
-def _proxy(server: str, subject: str, *, signs: bool) -> Finding:
-    name, parts = "network.proxy", urlsplit(server)
+def _proxy(server: str, *, signs: bool) -> Finding:
+    parts = urlsplit(server)
     proxy = proxy_of(server)
     if proxy is None:
         is_bypassed = parts.scheme in getproxies()
-        found = f"bypassed for {parts.netloc} by $no_proxy" if is_bypassed else f"none for {parts.netloc}"
-        return ok(name, found, subject=subject)
+        return ok(f"bypassed for {parts.netloc} by $no_proxy" if is_bypassed else f"none for {parts.netloc}")
     cause = "all bytes pass through it" + (", and S3 is read by the slower of two methods" if signs else "")
     host = parts.netloc.removesuffix(f":{parts.port}")
     remedy = f'export no_proxy="$no_proxy,{host}"   # for the daemon, if a direct route exists'
-    return warning(name, f"{parts.netloc} is reached through {proxy}", cause, remedy, subject=subject)
+    return warning(f"{parts.netloc} is reached through {proxy}", cause, remedy)
