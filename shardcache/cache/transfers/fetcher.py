@@ -35,7 +35,6 @@ from shardcache.origin.registry import Origins
 from shardcache.store import partial as partials
 from shardcache.store.folder.layout import PART, shard_key
 from shardcache.store.folder.recovery import Leftover, interrupted
-from shardcache.store.inflate import codec_of
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation, footprint_bytes
@@ -199,7 +198,7 @@ class Fetcher:
     async def _download(self, claim: Claim, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         begun_s = time.monotonic()
         transfer.stages.enter(Stage.NETWORK)
-        if codec_of(partial.obj.url) is None and partial.obj.guarded and partial.obj.ranges:
+        if partial.codec is None and partial.obj.guarded and partial.obj.ranges:
             transfer.arriving = Arrival(partial, transfer.coming, transfer.moved, transfer.waits)
         await self._downloader.download(
             origin,
