@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from shardcache.access.rules import AllowList, Peer
 from shardcache.config import Settings
 from shardcache.direct.scratch import Scratch, ScratchFile, ScratchSink
-from shardcache.errors import CorruptShardError, OutdatedError, ShardChangedError
 from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.download import Downloader
+from shardcache.fetch.retry import refetch
 from shardcache.metrics import Counters
-from shardcache.origin.base import Origin
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
 from shardcache.protocol import Leased, ShardRef
@@ -112,6 +111,7 @@ class Fetcher:
         """Re-evaluate priorities, after a wish has become `needed`."""
         self._downloader.reconsider()
 
+    @refetch
     async def fetch(self, wish: Wish) -> Held:
         """Fetch the shard in the version that is wished for, or in the origin's current one if none is named.
 
@@ -119,18 +119,8 @@ class Fetcher:
         """
         self._allow.check(wish.ref.url, self._peer)
         origin = self._origins.origin(wish.ref.url)
-        try:
-            return await self._fetch(wish, origin)
-        except (ShardChangedError, CorruptShardError):
-            return await self._fetch(wish, origin)  # may work now: a new version, or a bit flipped in transit
-
-    async def _fetch(self, wish: Wish, origin: Origin) -> Held:
         wish.doing, wish.done_bytes = "asking the origin for the version", 0
-        obj = await self._downloader.stat(origin, wish.ref.url)
-        if wish.ref.version not in (None, obj.version):
-            raise OutdatedError(
-                f"the origin holds version {obj.version}, the manifest names {wish.ref.version}", url=obj.url
-            )
+        obj = await self._downloader.stat(origin, wish.ref.url, wish.ref.version)
         wish.doing, wish.total_bytes = "downloading", obj.size_bytes
         sink = await asyncio.to_thread(self._scratch.sink, obj, self._settings.part_size)
         await self._downloader.download(origin, obj, sink, priority=wish.priority, progress=wish.arrived)
