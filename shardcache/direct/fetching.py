@@ -10,19 +10,15 @@ from dataclasses import dataclass, field
 
 from shardcache.access.rules import AllowList, Peer
 from shardcache.config import Settings
-from shardcache.direct.scratch import Scratch, ScratchFile
-from shardcache.direct.sink import ScratchSink
-from shardcache.errors import CorruptShardError, OutdatedError, ShardChangedError
+from shardcache.direct.scratch import Scratch, ScratchFile, ScratchSink
 from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.download import Downloader
+from shardcache.fetch.retry import refetch
 from shardcache.metrics import Counters
-from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
 from shardcache.protocol import Leased, ShardRef
-from shardcache.redact import redact
 from shardcache.store.indexing import Request, index_shard
-from shardcache.store.inflate import codec_of, inflate
 from shardcache.store.shard import Facts
 
 # A node has many reading processes, each with its own: hence few, and half the daemon's memory for parts.
@@ -115,6 +111,7 @@ class Fetcher:
         """Re-evaluate priorities, after a wish has become `needed`."""
         self._downloader.reconsider()
 
+    @refetch
     async def fetch(self, wish: Wish) -> Held:
         """Fetch the shard in the version that is wished for, or in the origin's current one if none is named.
 
@@ -122,58 +119,30 @@ class Fetcher:
         """
         self._allow.check(wish.ref.url, self._peer)
         origin = self._origins.origin(wish.ref.url)
-        try:
-            return await self._fetch(wish, origin)
-        except (ShardChangedError, CorruptShardError):
-            return await self._fetch(wish, origin)  # may work now: a new version, or a bit flipped in transit
-
-    async def _fetch(self, wish: Wish, origin: Origin) -> Held:
         wish.doing, wish.done_bytes = "asking the origin for the version", 0
-        obj = await self._downloader.stat(origin, wish.ref.url)
-        if wish.ref.version not in (None, obj.version):
-            raise OutdatedError(
-                f"the origin holds version {obj.version}, the manifest names {wish.ref.version}", url=obj.url
-            )
+        obj = await self._downloader.stat(origin, wish.ref.url, wish.ref.version)
         wish.doing, wish.total_bytes = "downloading", obj.size_bytes
-        sink = await asyncio.to_thread(self._sink, obj)
+        sink = await asyncio.to_thread(self._scratch.sink, obj, self._settings.part_size)
         await self._downloader.download(origin, obj, sink, priority=wish.priority, progress=wish.arrived)
         wish.doing = "indexing"
         return await asyncio.to_thread(self._hold, sink)
 
-    def _sink(self, obj: RemoteObject) -> ScratchSink:
-        with self._scratch.errors(obj.url):
-            return ScratchSink(obj, self._settings.part_size, self._scratch, self._scratch.file(obj.size_bytes))
-
     def _hold(self, sink: ScratchSink) -> Held:
         """Inflate and index the downloaded file. Runs in a thread, which keeps the files open."""
-        obj, url = sink.obj, redact(sink.obj.url)
-        with self._scratch.errors(url):
-            tar, crcs = self._plain_tar(sink)
+        rule = self._origins.rule(sink.obj.url)
+        with self._scratch.errors(sink.obj.url):
+            tar, facts = self._plain_tar(sink)
             sidecar = self._scratch.file()
-            size_bytes = os.fstat(tar.fd).st_size
-            facts = Facts(url, obj.version, size_bytes, obj.size_bytes, sink.part_bytes, tuple(crcs), 0)
-            rule = self._origins.rule(obj.url)
-            request = Request(
-                tar=str(tar.path),
-                sidecar=str(sidecar.path),
-                header=facts.to_json(),
-                url=obj.url,
-                require_end=rule.require_end,
-                allowed_bytes=_NO_LIMIT,
-                ignore_trailing_data=rule.ignore_trailing_data,
-            )
-            indexed = index_shard(request)
+            indexed = index_shard(Request.of(tar.path, facts, sidecar.path, rule, _NO_LIMIT))
         leased = Leased(
-            type="leased", id=0, lease=0, url=url, version=obj.version, path=str(tar.path),
-            index_path=str(sidecar.path), size_bytes=size_bytes, samples=indexed.samples,
+            type="leased", id=0, lease=0, url=facts.url, version=facts.version, path=str(tar.path),
+            index_path=str(sidecar.path), size_bytes=facts.size_bytes, samples=indexed.samples,
         )  # fmt: skip
         return Held(leased, (tar, sidecar))
 
-    def _plain_tar(self, sink: ScratchSink) -> tuple[ScratchFile, list[int]]:
-        codec = codec_of(sink.obj.url)
+    def _plain_tar(self, sink: ScratchSink) -> tuple[ScratchFile, Facts]:
+        codec = sink.codec
         if codec is None:
-            return sink.file, sink.crcs()
+            return sink.file, sink.facts()
         tar = self._scratch.file()
-        reserve = self._scratch.check_room
-        _, crcs = inflate(sink.path, tar.path, codec, sink.part_bytes, reserve, sink.obj.url)
-        return tar, crcs
+        return tar, sink.inflate(codec, tar.path, self._scratch.check_room)

@@ -8,10 +8,13 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardcache.config import Amount
 from shardcache.errors import CacheDirError, CacheError, DiskFullError
+from shardcache.origin.base import RemoteObject
+from shardcache.store.partial import PartFile
 from shardcache.units import size
 
 DIRECT_DIR_ENV = "SHARDCACHE_DIRECT_DIR"
@@ -87,6 +90,12 @@ class Scratch:
             os.posix_fallocate(file.fd, 0, size_bytes)
         return file
 
+    def sink(self, obj: RemoteObject, part_bytes: int) -> ScratchSink:
+        """Return a file with space for an object. Blocks; raises DiskFullError and CacheDirError."""
+        with self.errors(obj.url):
+            file = self.file(obj.size_bytes)
+        return ScratchSink(obj, part_bytes, file.path_for_others, scratch=self, file=file)
+
     def check_room(self, size_bytes: int) -> None:
         """Raise OSError (ENOSPC) unless `size_bytes` fit without using the space to keep free."""
         disk = os.statvfs(self.folder)
@@ -108,3 +117,15 @@ class Scratch:
         """Return the error for a file of this folder that cannot be used."""
         kind = DiskFullError if exn.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else CacheDirError
         return kind(f"cannot be stored in {self.folder} ({exn.strerror})", url=url, remedy=_REMEDY)
+
+
+@dataclass(slots=True, kw_only=True)
+class ScratchSink(PartFile):
+    """A nameless file that is filled part by part, without a journal: nothing of it outlives the process."""
+
+    scratch: Scratch
+    file: ScratchFile
+
+    def disk_error(self, exn: OSError) -> CacheError:
+        """As `PartFile.disk_error`."""
+        return self.scratch.error(exn, self.obj.url)

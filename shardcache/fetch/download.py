@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from shardcache.access.urls import store_of
-from shardcache.errors import OriginUnavailableError, ShardChangedError
+from shardcache.errors import OriginUnavailableError, OutdatedError, ShardChangedError
 from shardcache.fetch.connections.bandwidth import Bandwidth
 from shardcache.fetch.connections.priority import Priority
 from shardcache.fetch.connections.scheduler import Claim, OriginLoad, Scheduler
@@ -84,9 +84,16 @@ class Downloader:
         """Respect the priority of a download that has not begun; see `Scheduler.expect`."""
         return self._scheduler.expect(priority, store_of(url))
 
-    async def stat(self, origin: Origin, url: str) -> RemoteObject:
-        """Return `origin.stat(url)`, retried like a part. Raises the origin's errors."""
-        return await self.ask(url, lambda received: origin.stat(url))
+    async def stat(self, origin: Origin, url: str, version: str | None = None) -> RemoteObject:
+        """Return `origin.stat(url)`, retried like a part.
+
+        Raises the origin's errors; OutdatedError if the object is not in the given version.
+        """
+        obj = await self.ask(url, lambda received: origin.stat(url))
+        if version not in (None, obj.version):
+            # The sample order was computed for another version; reading this one instead would be silently wrong.
+            raise OutdatedError(f"the origin has version {obj.version}, the manifest names {version}", url=obj.url)
+        return obj
 
     async def ask(self, url: str, request: Callable[[Received], Awaitable[T]]) -> T:
         """Return the result of a small request, or of a listing that reports its pages; retried like a part.

@@ -1,17 +1,23 @@
-"""Retries with backoff."""
+"""Retries: of requests, with backoff, and of objects that were replaced or arrived corrupt."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
-from shardcache.errors import OriginError, OriginUnavailableError
+from shardcache.errors import CorruptShardError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.metrics import Counters
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+# Attempts for an object that is overwritten during the download. If it is rewritten faster than it can be downloaded,
+# the error goes to the reader.
+_VERSIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +80,24 @@ class Retry:
         except OriginUnavailableError as exn:
             message = f"{exn.message} (given up after {self.attempts} attempts)"
             raise type(exn)(message, url=exn.url, remedy=exn.remedy) from exn
+
+
+def refetch(fetch: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a function that fetches an object: repeat it if the object was replaced, and once if it is corrupt."""
+
+    @wraps(fetch)
+    async def refetching(*args: P.args, **kwargs: P.kwargs) -> T:
+        corrupt = False
+        for _ in range(_VERSIONS - 1):
+            try:
+                return await fetch(*args, **kwargs)
+            except ShardChangedError:
+                pass
+            except CorruptShardError:
+                # A retry cures a bit flipped in transit; an object damaged at the origin fails again.
+                if corrupt:
+                    raise
+                corrupt = True
+        return await fetch(*args, **kwargs)
+
+    return refetching

@@ -14,11 +14,15 @@ import signal
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from shardcache import tarindex
 from shardcache.errors import ShardcacheError
 from shardcache.store.disk.files import disk_errors
+
+if TYPE_CHECKING:
+    from shardcache.config import OriginTable
+    from shardcache.store.shard import Facts
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,6 +47,19 @@ class Request:
     require_end: bool
     allowed_bytes: int
     ignore_trailing_data: bool = False
+
+    @classmethod
+    def of(cls, tar: Path, facts: Facts, sidecar: Path, rule: OriginTable, allowed_bytes: int) -> Self:
+        """Return the request for a tar with these facts, from an origin with this rule."""
+        return cls(
+            tar=str(tar),
+            sidecar=str(sidecar),
+            header=facts.to_json(),
+            url=facts.url,
+            require_end=rule.require_end,
+            allowed_bytes=allowed_bytes,
+            ignore_trailing_data=rule.ignore_trailing_data,
+        )
 
 
 @dataclass(frozen=True, slots=True)

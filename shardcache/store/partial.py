@@ -1,4 +1,4 @@
-"""A shard being fetched: a preallocated file and a journal of its finished parts.
+"""A shard being fetched: a file that is filled part by part, and a journal of its finished parts.
 
 The journal is a line of JSON that identifies the object, then eight bytes per finished part (its number and CRC32C). A
 record is written after its part's bytes, so after a crash the journal never claims more than the file holds; after a
@@ -10,34 +10,99 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from shardcache.checksums import crc32c
-from shardcache.errors import DiskError
+from shardcache.errors import ShardcacheError
 from shardcache.origin.base import RemoteObject
 from shardcache.redact import redact
 from shardcache.store.disk.files import disk_error, disk_errors, size_or_zero, unlink_quietly
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
-from shardcache.store.part_list import PartList
-from shardcache.transport.parts import RECORD, Parts
+from shardcache.store.inflate import Codec, codec_of, inflate
+from shardcache.store.shard import Facts
+from shardcache.transport.parts import RECORD, Parts, PartSums
 
 _MODE = 0o640  # readers of the group may read arriving shards, regardless of the umask
 
 
 @dataclass(slots=True)
-class Partial(PartList):
-    """A partially fetched version of a shard.
+class PartFile:
+    """A file with space for one object, and the checksums of its finished parts; a `fetch.sink.Sink`.
+
+    Attributes:
+        obj: the object that is downloaded.
+        part_bytes: size of every part but the last.
+        path: path of the file, for the processes that write it.
+        journal_path: path of the journal of finished parts; None for no journal.
+        done: CRC32C of each finished part, by part number.
+    """
+
+    obj: RemoteObject
+    part_bytes: int
+    path: Path
+    journal_path: Path | None = None
+    done: dict[int, int] = field(default_factory=dict, kw_only=True)
+
+    @property
+    def count(self) -> int:
+        """Number of parts; 0 for an empty object."""
+        return -(-self.obj.size_bytes // self.part_bytes)
+
+    @property
+    def codec(self) -> Codec | None:
+        """Compression of the shard; None for a plain tar."""
+        return codec_of(self.obj.url)
+
+    def missing(self) -> list[int]:
+        """Return the numbers of the parts still to be fetched, in order."""
+        return [index for index in range(self.count) if index not in self.done]
+
+    def parts(self, first: int, count: int) -> Parts:
+        """Return the description of `count` consecutive parts, for the process that writes them."""
+        journal = None if self.journal_path is None else str(self.journal_path)
+        start = first * self.part_bytes
+        size_bytes = min(start + count * self.part_bytes, self.obj.size_bytes) - start
+        return Parts(str(self.path), journal, self.part_bytes, start, size_bytes)
+
+    def record(self, sums: PartSums) -> None:
+        """Mark a part as finished."""
+        self.done[sums.index] = sums.crc32c
+
+    def crcs(self) -> list[int]:
+        """Return the CRC32C of every part, in order; all parts must be finished."""
+        return [self.done[index] for index in range(self.count)]
+
+    def disk_error(self, exn: OSError) -> ShardcacheError:
+        """Return the error for a failed write."""
+        return disk_error(exn, self.path)
+
+    def facts(self) -> Facts:
+        """Return the facts about the complete file, except for the number of samples."""
+        return self._facts(self.obj.size_bytes, self.crcs())
+
+    def inflate(self, codec: Codec, dst: Path, reserve: Callable[[int], None]) -> Facts:
+        """Decompress the complete file into `dst` and return the facts about that; see `store.inflate.inflate`."""
+        return self._facts(*inflate(self.path, dst, codec, self.part_bytes, reserve, self.obj.url))
+
+    def _facts(self, size_bytes: int, crcs: list[int]) -> Facts:
+        obj = self.obj
+        return Facts(redact(obj.url), obj.version, size_bytes, obj.size_bytes, self.part_bytes, tuple(crcs), samples=0)
+
+
+@dataclass(slots=True)
+class Partial(PartFile):
+    """A partially fetched version of a shard in the cache folder.
 
     Attributes:
         key: cache key of the shard.
         inode: inode of the file at `path`; changes if the download is restarted.
     """
 
-    key: str
-    path: Path
     journal_path: Path
+    key: str
     inode: int = 0
 
     @classmethod
@@ -48,21 +113,13 @@ class Partial(PartList):
         """
         key = shard_key(obj.url, obj.version)
         path, journal = layout.in_progress(key, PART), layout.in_progress(key, JOURNAL)
-        partial = cls(obj, part_bytes, key, path, journal)
+        partial = cls(obj, part_bytes, path, journal, key)
         with disk_errors(path):
             if not partial._resume():
                 partial._create()
             path.chmod(_MODE)
             partial.inode = path.stat().st_ino
         return partial
-
-    def parts(self, first: int, count: int) -> Parts:
-        """Return the description of `count` consecutive parts, for the process that writes them."""
-        return Parts(str(self.path), str(self.journal_path), self.part_bytes, *self.span(first, count))
-
-    def disk_error(self, exn: OSError) -> DiskError:
-        """Return the error for a failed write."""
-        return disk_error(exn, self.path)
 
     def _create(self) -> None:
         unlink_quietly(self.path, self.journal_path)

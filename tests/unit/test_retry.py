@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.errors import AccessDeniedError, NotFoundError, OriginUnavailableError, ShardChangedError
+from shardcache.errors import (
+    AccessDeniedError,
+    CorruptShardError,
+    NotFoundError,
+    OriginUnavailableError,
+    ShardcacheError,
+    ShardChangedError,
+)
 from shardcache.fetch.parts.stall_timeout import StallTimeout
-from shardcache.fetch.retry import Backoff, Retry
+from shardcache.fetch.retry import Backoff, Retry, refetch
 from shardcache.metrics import Counters
 from shardcache.transport.flow import nothing
 
@@ -72,6 +79,31 @@ def test_pauses_lie_below_a_bound_that_doubles_up_to_the_cap(
     assert backoff.pause_s(failures, 0.0) == 0
     assert backoff.bound_s(failures + 1) in (bound_s, 2 * bound_s, cap_s)
     assert backoff.bound_s(1) == min(base_s, cap_s)
+
+
+REPLACED, CORRUPT, MISSING = ShardChangedError("replaced"), CorruptShardError("corrupt"), NotFoundError("missing")
+
+
+@pytest.mark.parametrize(
+    ("failures", "calls", "error"),
+    [
+        ([REPLACED, REPLACED], 3, None),
+        ([REPLACED, CORRUPT], 3, None),
+        ([REPLACED, REPLACED, REPLACED, REPLACED], 3, REPLACED),
+        ([CORRUPT], 2, None),
+        ([CORRUPT, CORRUPT], 2, CORRUPT),
+        ([MISSING], 1, MISSING),
+    ],
+)
+async def test_refetch(failures: list[ShardcacheError], calls: int, error: ShardcacheError | None) -> None:
+    """An object that was replaced is fetched three times at most, and a corrupt one twice."""
+    script = Script(*failures)
+    if error is None:
+        assert await refetch(script)() == "done"
+    else:
+        with pytest.raises(type(error), match=error.message):
+            await refetch(script)()
+    assert script.calls == calls
 
 
 async def test_silence_ends_a_request() -> None:

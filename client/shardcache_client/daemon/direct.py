@@ -5,21 +5,18 @@ The only module of the client that imports the daemon's code, and only for `fall
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shardcache.errors import ConfigError, ShardcacheError, ShardTimeoutError
+from shardcache.errors import ConfigError, ShardcacheError
 from shardcache_client.daemon.connection import Reader
-from shardcache_client.daemon.session import LOOK_UP_S, Grant, Lease, Patience, check_parent
+from shardcache_client.daemon.session import Grant, Lease, Patience
 from shardcache_client.order.plan import Plan
 
 if TYPE_CHECKING:
     from shardcache.direct.service import Direct, Fetch
-
-log = logging.getLogger("shardcache")
 
 
 def load() -> type[Direct]:
@@ -78,33 +75,21 @@ class DirectSession:
 
     def wait(self, lease: Lease) -> Grant:
         """As `Session.wait`; raises errors of the origin, the shard and the scratch folder."""
+        assert self._plan is not None
         fetch = self._fetches[lease]
         fetch.need()
         try:
-            lease.grant = self._wait(lease, fetch)
+            lease.grant = self._patience.wait(
+                self._plan.shard(lease.position).url,
+                lambda until_s: fetch.wait(max(0.0, until_s - time.monotonic())),
+                fetch.explain,
+                self.meanwhile,
+                remedy="fix that cause, or raise ShardDataset's timeout_s",
+            )
         except ShardcacheError:
             self.release(lease)
             raise
         return lease.grant
-
-    def _wait(self, lease: Lease, fetch: Fetch) -> Grant:
-        start_s = time.monotonic()
-        deadline_s, report_s = start_s + self._patience.limit_s, start_s + self._patience.first_report_s
-        while True:
-            now_s = time.monotonic()
-            leased = fetch.wait(max(0.0, min(report_s - now_s, deadline_s - now_s, LOOK_UP_S)))
-            if leased is not None:
-                return leased
-            check_parent()
-            if self.meanwhile is not None:
-                self.meanwhile()
-            if time.monotonic() >= deadline_s:
-                raise self._timeout(lease, fetch.explain())
-            if time.monotonic() >= report_s:
-                log.warning(
-                    "waiting for %s for %.0f s: %s", self._url(lease), time.monotonic() - start_s, fetch.explain()
-                )
-                report_s = time.monotonic() + self._patience.next_report_s
 
     def more(self, lease: Lease, beyond: int) -> Grant | None:
         """As `Session.more`; the shard is always whole."""
@@ -131,14 +116,3 @@ class DirectSession:
         if self._direct is not None and not self._fetches:
             self._direct.close()
             self._direct = None
-
-    def _timeout(self, lease: Lease, reason: str) -> ShardTimeoutError:
-        return ShardTimeoutError(
-            f"did not arrive from the object store within {self._patience.limit_s:g} s: {reason}",
-            url=self._url(lease),
-            remedy="fix that cause, or raise ShardDataset's timeout_s",
-        )
-
-    def _url(self, lease: Lease) -> str:
-        assert self._plan is not None
-        return self._plan.shard(lease.position).url

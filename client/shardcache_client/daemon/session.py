@@ -30,7 +30,7 @@ _EXPLAIN_TIMEOUT_S = 5.0
 _OPEN_TIMEOUT_S = 10.0
 _LEAST_OPEN_S = 1.0
 # How often a waiting reader calls `meanwhile` and checks that its training process still runs.
-LOOK_UP_S = 1.0
+_LOOK_UP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,40 @@ class Patience:
     def away_limit_s(self) -> float:
         """Time limit for a daemon that went away."""
         return self.limit_s if self.away_s is None else self.away_s
+
+    def wait(
+        self,
+        url: str,
+        poll: Callable[[float], T | None],
+        explain: Callable[[], str],
+        meanwhile: Callable[[], None] | None,
+        *,
+        remedy: str,
+    ) -> T:
+        """Wait for a shard, and log the reason of a long wait. Raises ShardTimeoutError after `limit_s`.
+
+        Args:
+            poll: returns the shard, or None if it has not arrived by the given time.
+            explain: returns the reason of the wait.
+            meanwhile: called periodically.
+            remedy: of the ShardTimeoutError.
+        """
+        start_s = time.monotonic()
+        deadline_s, report_s = start_s + self.limit_s, start_s + self.first_report_s
+        while True:
+            arrived = poll(min(report_s, deadline_s, time.monotonic() + _LOOK_UP_S))
+            if arrived is not None:
+                return arrived
+            check_parent()
+            if meanwhile is not None:
+                meanwhile()
+            if time.monotonic() < min(report_s, deadline_s):
+                continue
+            reason = explain()
+            if time.monotonic() >= deadline_s:
+                raise ShardTimeoutError(f"did not arrive within {self.limit_s:g} s: {reason}", url=url, remedy=remedy)
+            log.warning("waiting for %s for %.0f s: %s", url, time.monotonic() - start_s, reason)
+            report_s = time.monotonic() + self.next_report_s
 
 
 @dataclass(slots=True, eq=False)
@@ -187,24 +221,17 @@ class Session:
             raise
 
     def _wait(self, lease: Lease, through: _Through) -> Grant:
-        start_s = time.monotonic()
-        deadline_s, report_s = start_s + self._patience.limit_s, start_s + self._patience.first_report_s
-        while True:
-            until_s = min(report_s, deadline_s, time.monotonic() + LOOK_UP_S)
-            answer = through(deadline_s, partial(_answer, lease=lease, until_s=until_s))
-            if answer is not None:
-                _tell_of_damage(answer)
-                return cast(Grant, answer)
-            check_parent()
-            if self.meanwhile is not None:
-                self.meanwhile()
-            if time.monotonic() < min(report_s, deadline_s):
-                continue
-            reason = through(deadline_s, partial(_explain, lease=lease))
-            if time.monotonic() >= deadline_s:
-                raise self._timeout(lease, reason)
-            log.warning("waiting for %s for %.0f s: %s", self._url(lease), time.monotonic() - start_s, reason)
-            report_s = time.monotonic() + self._patience.next_report_s
+        assert self._plan is not None
+        deadline_s = time.monotonic() + self._patience.limit_s
+        answer = self._patience.wait(
+            self._plan.shard(lease.position).url,
+            lambda until_s: through(deadline_s, partial(_answer, lease=lease, until_s=until_s)),
+            lambda: through(deadline_s, partial(_explain, lease=lease)),
+            self.meanwhile,
+            remedy="fix that cause (`shardcache status` shows the transfers), or raise ShardDataset's timeout_s",
+        )
+        _tell_of_damage(answer)
+        return cast(Grant, answer)
 
     def release(self, lease: Lease, *, read: bool = True) -> None:
         """Release a shard, or withdraw the request for it. No-op for a lease that an error has ended.
@@ -232,17 +259,6 @@ class Session:
         self._lose()
         self._outage = self._outage or Outage(exn)
         return self._outage
-
-    def _timeout(self, lease: Lease, reason: str) -> ShardTimeoutError:
-        return ShardTimeoutError(
-            f"did not arrive within {self._patience.limit_s:g} s: {reason}",
-            url=self._url(lease),
-            remedy="fix that cause (`shardcache status` shows the transfers), or raise ShardDataset's timeout_s",
-        )
-
-    def _url(self, lease: Lease) -> str:
-        assert self._plan is not None
-        return self._plan.shard(lease.position).url
 
     def _try(self, say: Callable[[Connection], object]) -> None:
         """Send a message; if the connection is broken, `_ready` makes up for it later."""

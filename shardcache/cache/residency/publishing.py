@@ -5,31 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from shardcache.cache.catalog.history import History
 from shardcache.cache.residency.evictor import NOW, Evictor
 from shardcache.cache.transfers.transfers import Claim
 from shardcache.config import OriginTable
-from shardcache.redact import redact
 from shardcache.store.folder.layout import SIDECAR, TAR
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import Request
-from shardcache.store.inflate import codec_of, inflate
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class _Tar:
-    """A complete uncompressed tar on disk, with the CRC32C of each of its parts."""
-
-    path: Path
-    size_bytes: int
-    crcs: list[int]
 
 
 class Ingester:
@@ -48,21 +37,23 @@ class Ingester:
         Raises ShardError if it is not a sound tar, CapacityError and DiskFullError if there is no space to inflate it,
         PostponedError if others need that space and no reader waits for the shard.
         """
-        tar = await self._plain_tar(partial, claim)
-        facts = await self._index(partial, tar, claim, rule)
+        tar, facts = await self._plain_tar(partial, claim)
+        sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
+        allowed_bytes = footprint_bytes(partial.obj.size_bytes) - partial.obj.size_bytes
+        samples = await self._index(Request.of(tar, facts, sidecar, rule, allowed_bytes), claim)
+        facts = replace(facts, samples=samples)
         await self._history.remember(facts)
-        sidecar_path = self._store.layout.in_progress(partial.key, SIDECAR)
-        shard = await self._store.publish(partial.key, tar.path, sidecar_path, facts)
+        shard = await self._store.publish(partial.key, tar, sidecar, facts)
         # Nothing is awaited between here and the caller's receipt of the shard, so it cannot be evicted before.
         assert claim.reservation is not None
         claim.reservation.close(kept_bytes=shard.kept_bytes)
         self._evictor.arrived(shard)
         return shard
 
-    async def _plain_tar(self, partial: Partial, claim: Claim) -> _Tar:
-        codec = codec_of(partial.obj.url)
+    async def _plain_tar(self, partial: Partial, claim: Claim) -> tuple[Path, Facts]:
+        codec = partial.codec
         if codec is None:
-            return _Tar(partial.path, partial.obj.size_bytes, partial.crcs())
+            return partial.path, partial.facts()
         path = self._store.layout.in_progress(partial.key, TAR)
         loop = asyncio.get_running_loop()
 
@@ -70,10 +61,7 @@ class Ingester:
             asyncio.run_coroutine_threadsafe(self._grow(claim, size_bytes), loop).result()
 
         async with self._turn(claim):
-            size_bytes, crcs = await asyncio.to_thread(
-                inflate, partial.path, path, codec, partial.part_bytes, reserve, partial.obj.url
-            )
-        return _Tar(path, size_bytes, crcs)
+            return path, await asyncio.to_thread(partial.inflate, codec, path, reserve)
 
     @asynccontextmanager
     async def _turn(self, claim: Claim) -> AsyncIterator[None]:
@@ -93,28 +81,9 @@ class Ingester:
         assert claim.reservation is not None
         claim.reservation.written(size_bytes)
 
-    async def _index(self, partial: Partial, tar: _Tar, claim: Claim, rule: OriginTable) -> Facts:
-        obj = partial.obj
-        facts = Facts(
-            url=redact(obj.url),
-            version=obj.version,
-            size_bytes=tar.size_bytes,
-            origin_bytes=obj.size_bytes,
-            part_bytes=partial.part_bytes,
-            part_crcs=tuple(tar.crcs),
-            samples=0,
-        )
-        request = Request(
-            tar=str(tar.path),
-            sidecar=str(self._store.layout.in_progress(partial.key, SIDECAR)),
-            header=facts.to_json(),
-            url=obj.url,
-            require_end=rule.require_end,
-            allowed_bytes=footprint_bytes(obj.size_bytes) - obj.size_bytes,
-            ignore_trailing_data=rule.ignore_trailing_data,
-        )
+    async def _index(self, request: Request, claim: Claim) -> int:
         indexed = await self._indexers.index(request)
         if not indexed.written:  # an index this large, of many tiny samples, is rare enough to scan twice
             await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)
             indexed = await self._indexers.index(replace(request, allowed_bytes=indexed.sidecar_bytes))
-        return replace(facts, samples=indexed.samples)
+        return indexed.samples

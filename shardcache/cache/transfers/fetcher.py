@@ -23,29 +23,24 @@ from shardcache.errors import (
     CorruptShardError,
     DiskError,
     OriginUnavailableError,
-    OutdatedError,
     ShardcacheError,
     ShardChangedError,
 )
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.parts.pausable_read import Coming
+from shardcache.fetch.retry import refetch
 from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store import partial as partials
 from shardcache.store.folder.layout import PART, shard_key
 from shardcache.store.folder.recovery import Leftover, interrupted
-from shardcache.store.inflate import codec_of
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation, footprint_bytes
 from shardcache.store.store import Store
 
 log = structlog.get_logger()
-
-# Attempts for a shard that is overwritten during the download. If it is rewritten faster than it can be downloaded,
-# the error goes to the reader.
-_VERSIONS = 3
 
 
 class Fetcher:
@@ -105,30 +100,16 @@ class Fetcher:
         """Return whether a transfer is working on the files of a key."""
         return key in self._evictor.claims
 
+    @refetch
     async def _fetch(self, transfer: Transfer) -> Shard:
-        origin = self._origins.origin(transfer.ref.url)
-        failure: ShardcacheError | None = None
-        for _ in range(_VERSIONS):
-            transfer.stages.enter(Stage.ASKING)
-            try:
-                with self._downloader.expect(transfer.ref.url, lambda: first_priority(transfer)):
-                    obj = await self._downloader.stat(origin, transfer.ref.url)
-                    return await self._version(transfer, origin, obj)
-            except (ShardChangedError, CorruptShardError) as exn:
-                # A retry cures a bit flipped in transit; an object damaged at the origin fails again.
-                if isinstance(exn, CorruptShardError) and isinstance(failure, CorruptShardError):
-                    raise
-                failure = exn
-                log.info("re-fetching the shard", version=obj.version, cause=exn.message)
-        assert failure is not None
-        raise failure
+        url = transfer.ref.url
+        origin = self._origins.origin(url)
+        transfer.stages.enter(Stage.ASKING)
+        with self._downloader.expect(url, lambda: first_priority(transfer)):
+            obj = await self._downloader.stat(origin, url, transfer.ref.version)
+            return await self._version(transfer, origin, obj)
 
     async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
-        if transfer.ref.version not in (None, obj.version):
-            # The sample order was computed for another version; reading this one instead would be silently wrong.
-            raise OutdatedError(
-                f"the origin has version {obj.version}, the manifest names {transfer.ref.version}", url=obj.url
-            )
         key = shard_key(obj.url, obj.version)
         self._aliases.learn(transfer.name, key, time.monotonic())
         self._aliases.learn_size(transfer.name, obj.size_bytes)
@@ -177,6 +158,8 @@ class Fetcher:
         except ShardcacheError as exn:
             if isinstance(exn, CorruptShardError):
                 self._counters.corrupt += 1
+            if isinstance(exn, (ShardChangedError, CorruptShardError)):
+                log.info("discarding the download", version=obj.version, cause=exn.message)
             if transfer.arriving is not None:
                 transfer.arriving.fail(exn)
             reusable = exn.retryable and not isinstance(exn, ShardChangedError)
@@ -199,7 +182,7 @@ class Fetcher:
     async def _download(self, claim: Claim, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         begun_s = time.monotonic()
         transfer.stages.enter(Stage.NETWORK)
-        if codec_of(partial.obj.url) is None and partial.obj.guarded and partial.obj.ranges:
+        if partial.codec is None and partial.obj.guarded and partial.obj.ranges:
             transfer.arriving = Arrival(partial, transfer.coming, transfer.moved, transfer.waits)
         await self._downloader.download(
             origin,
