@@ -13,8 +13,7 @@ from dataclasses import replace
 import structlog
 
 from shardcache.cache.loop_turns import Turns
-from shardcache.cache.planner import Planner
-from shardcache.cache.signal import Signal
+from shardcache.cache.residency.inventory import Inventory
 from shardcache.config import Amount
 from shardcache.errors import CapacityError, DiskError
 from shardcache.store.pinfile import Pin, write_pins
@@ -29,26 +28,33 @@ _COLLECT_S = 5.0
 
 
 class Pins:
-    """All pins, kept in sync with the cache: a cached pinned shard is marked, counted and never evicted.
+    """All pins: by whom, of which version, within which limit. The inventory keeps the cached ones in place.
 
     Args:
         most: limit on the total size of all pins; a percentage is relative to the capacity.
     """
 
-    def __init__(self, store: Store, planner: Planner, changed: Signal, turns: Turns, most: Amount) -> None:
+    def __init__(self, store: Store, inventory: Inventory, turns: Turns, most: Amount) -> None:
         self._store = store
-        self._planner = planner
-        self._changed = changed
+        self._inventory = inventory
         self._turns = turns
         self._most = most
         self._pins: dict[str, Pin] = {}
         self._urls: dict[str, str] = {}
-        self._here: dict[str, Shard] = {}
         self._size_bytes = 0
         self._unsaved = asyncio.Event()
         self._is_failing = False
         self._changing = asyncio.Lock()  # user changes: each is checked against the result of the one before it
         self._saving = asyncio.Lock()
+        self._recall()
+
+    def _recall(self) -> None:
+        """Restore the pins saved by the previous run."""
+        for pin in self._store.pins:
+            shard = self._store.shards.get(pin.key)
+            self._apply(pin.url, pin if shard is None else replace(pin, size_bytes=shard.kept_bytes))
+        if self._size_bytes > self.limit_bytes:
+            log.warning("pins exceed their limit; all are kept", **self.to_json())
 
     def __repr__(self) -> str:
         return f"Pins({len(self._pins)}, {self._size_bytes} of {self.limit_bytes} bytes)"
@@ -66,7 +72,7 @@ class Pins:
 
     def is_here(self, pin: Pin) -> bool:
         """Return whether the pinned shard is cached."""
-        return pin.key in self._here
+        return pin.key in self._inventory.pinned
 
     @property
     def limit_bytes(self) -> int:
@@ -76,15 +82,7 @@ class Pins:
     def to_json(self) -> dict[str, int]:
         """Return the number of pinned shards, how many of them are missing, their total size and its limit."""
         sizes = {"size_bytes": self._size_bytes, "limit_bytes": self.limit_bytes}
-        return {"shards": len(self._pins), "missing": len(self._pins) - len(self._here), **sizes}
-
-    def recall(self) -> None:
-        """Restore the pins saved by the previous run."""
-        for pin in self._store.pins:
-            shard = self._store.shards.get(pin.key)
-            self._apply(pin.url, pin if shard is None else replace(pin, size_bytes=shard.kept_bytes))
-        if self._size_bytes > self.limit_bytes:
-            log.warning("pins exceed their limit; all are kept", **self.to_json())
+        return {"shards": len(self._pins), "missing": len(self._pins) - len(self._inventory.pinned), **sizes}
 
     # User operations
 
@@ -148,13 +146,6 @@ class Pins:
         if present.key != pin.key:  # a size alone need not be saved: it is read from the shard at the next start
             self.note()
 
-    def gone(self, key: str) -> None:
-        """Note that a shard is no longer cached; its pin stays and applies when the shard is fetched again."""
-        shard = self._here.pop(key, None)
-        if shard is not None:
-            shard.pinned = False
-            self._store.space.pinned_bytes -= shard.kept_bytes
-
     def note(self) -> None:
         """Schedule a save of all pins."""
         self._unsaved.set()
@@ -187,7 +178,7 @@ class Pins:
         if former is None:
             return pin
         # A cached version stays pinned until the origin's present version has arrived.
-        return replace(former if former.key in self._here else pin, uids=former.uids | pin.uids)
+        return replace(former if self.is_here(former) else pin, uids=former.uids | pin.uids)
 
     async def _change(self, pins: Sequence[Pin], become: Callable[[Pin], Pin | None]) -> dict[str, Pin | None]:
         """Apply `become` to each pin and save; return the resulting pins, by url.
@@ -235,28 +226,13 @@ class Pins:
             self._size_bytes -= former.size_bytes
             self._urls.pop(former.key, None)
             if pin is None or pin.key != former.key:
-                self._let_go(former.key)
+                self._inventory.unpin(former.key)
         if pin is None:
             self._pins.pop(url, None)
         else:
             self._size_bytes += pin.size_bytes
             self._pins[url], self._urls[pin.key] = pin, url
-            self._keep(pin.key)
-
-    def _keep(self, key: str) -> None:
-        shard = self._store.shards.get(key)
-        if shard is not None and not shard.pinned:
-            shard.pinned, self._here[key] = True, shard
-            self._store.space.pinned_bytes += shard.kept_bytes
-            self._planner.now.held(key)
-
-    def _let_go(self, key: str) -> None:
-        shard = self._here.get(key)
-        if shard is not None:
-            self.gone(key)
-            if not shard.leases:
-                self._planner.now.freed(key)
-            self._changed.notify()
+            self._inventory.pin(pin.key)
 
 
 def _without(pin: Pin | None, uid: int | None) -> Pin | None:
