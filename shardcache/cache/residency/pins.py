@@ -7,7 +7,7 @@ whether or not its shard is cached yet. It belongs to the users who made it and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
@@ -44,8 +44,7 @@ class Pins:
         self._size_bytes = 0
         self._unsaved = asyncio.Event()
         self._is_failing = False
-        self._changing = asyncio.Lock()  # user changes: each is checked against the result of the one before it
-        self._saving = asyncio.Lock()
+        self._changing = asyncio.Lock()  # each change is checked, and the file written, after the one before it
         self._recall()
 
     def _recall(self) -> None:
@@ -92,21 +91,16 @@ class Pins:
         Raises CapacityError if the total would exceed the limit, DiskError if the pins cannot be saved; nothing has
         changed then.
         """
-        async with self._changing:
-            new: dict[str, Pin] = {}
-            await self._turns.take(wanted, lambda some: new.update((pin.url, self._joined(pin)) for pin in some))
-            former = [pin for url in new if (pin := self._pins.get(url)) is not None]
-            self._check_growth(sum(pin.size_bytes for pin in new.values()) - sum(pin.size_bytes for pin in former))
-            await self._change(list(new.values()), self._joined)
-            return set(new) - {pin.url for pin in former}
+        former = await self._change(wanted, self._joined)
+        return {url for url, pin in former.items() if pin is None}
 
     async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:
         """Remove one user from pins, or all users if `uid` is None; return what remains of each pin, by url.
 
         Raises DiskError if the pins cannot be saved; nothing has changed then.
         """
-        async with self._changing:
-            return await self._change(pins, lambda pin: _without(self._pins.get(pin.url), uid))
+        await self._change(pins, lambda pin: _without(self._pins.get(pin.url), uid))
+        return {pin.url: self._pins.get(pin.url) for pin in pins}
 
     def check_capacity(self, capacity_bytes: int) -> None:
         """Raise CapacityError if the present pins would exceed their limit in a cache of that capacity."""
@@ -162,8 +156,9 @@ class Pins:
 
     async def save(self) -> None:
         """Save pending changes now. Raises DiskError; the save is then retried later."""
-        if self._unsaved.is_set():
-            await self._save()
+        async with self._changing:
+            if self._unsaved.is_set():
+                await self._write(dict(self._pins))
 
     async def _try_to_save(self) -> None:
         try:
@@ -181,44 +176,32 @@ class Pins:
         return replace(former if self.is_here(former) else pin, uids=former.uids | pin.uids)
 
     async def _change(self, pins: Sequence[Pin], become: Callable[[Pin], Pin | None]) -> dict[str, Pin | None]:
-        """Apply `become` to each pin and save; return the resulting pins, by url.
+        """Save what `become` makes of each pin, then apply it; return the former pins, by url.
 
-        `become` is called at the moment of each pin's change: its shard may have arrived in between.
+        `become` is called once more to apply the change: the shard may have arrived in between.
         """
-        former: dict[str, Pin | None] = {}
-        present: dict[str, Pin | None] = {}
+        async with self._changing:
+            new: dict[str, Pin | None] = {}
+            await self._turns.take(pins, lambda some: new.update((pin.url, become(pin)) for pin in some))
+            former = {url: self._pins.get(url) for url in new}
+            if new != former:
+                self._check_growth(_size_bytes(new) - _size_bytes(former))
+                await self._write(self._pins | new)
+                await self._turns.take(pins, lambda some: self._apply_all(some, become))
+            return former
 
-        def change(some: Sequence[Pin]) -> None:
-            for pin in some:
-                was, now = self._pins.get(pin.url), become(pin)
-                present[pin.url] = now
-                if was != now:
-                    former.setdefault(pin.url, was)
-                    self._apply(pin.url, now)
+    def _apply_all(self, pins: Sequence[Pin], become: Callable[[Pin], Pin | None]) -> None:
+        for pin in pins:
+            self._apply(pin.url, become(pin))
 
-        await self._turns.take(pins, change)
-        if former:
-            try:
-                await self._save()
-            except DiskError:
-                await self._turns.take(list(former.items()), self._restore)
-                raise
-        return present
-
-    def _restore(self, pins: Sequence[tuple[str, Pin | None]]) -> None:
-        for url, pin in pins:
-            self._apply(url, pin)
-
-    async def _save(self) -> None:
-        async with self._saving:
-            self._unsaved.clear()
-            pins = tuple(self._pins.values())
-            try:
-                await asyncio.to_thread(write_pins, self._store.layout, pins)
-            except DiskError:
-                self._unsaved.set()
-                raise
-            self._is_failing = False
+    async def _write(self, pins: Mapping[str, Pin | None]) -> None:
+        self._unsaved.clear()
+        try:
+            await asyncio.to_thread(write_pins, self._store.layout, filter(None, pins.values()))
+        except (DiskError, asyncio.CancelledError):
+            self._unsaved.set()
+            raise
+        self._is_failing = False
 
     def _apply(self, url: str, pin: Pin | None) -> None:
         former = self._pins.get(url)
@@ -233,6 +216,10 @@ class Pins:
             self._size_bytes += pin.size_bytes
             self._pins[url], self._urls[pin.key] = pin, url
             self._inventory.pin(pin.key)
+
+
+def _size_bytes(pins: Mapping[str, Pin | None]) -> int:
+    return sum(pin.size_bytes for pin in pins.values() if pin is not None)
 
 
 def _without(pin: Pin | None, uid: int | None) -> Pin | None:
