@@ -70,10 +70,11 @@ class Cache:
         turns = self.turns = Turns()
         planner = Planner(aliases)
         pages = Pages(store, planner, aliases, changed)
-        inventory = Inventory(store, planner, pages, changed)
+        inventory = Inventory(store, planner, pages, aliases, changed)
         health = Health(store.folder, changed)
-        pins = Pins(store, planner, changed, turns, settings.max_pinned)
-        evictor = Evictor(store, planner, pages, aliases, counters, health, pins, inventory, changed)
+        quarantine = Quarantine(store, inventory, health, counters, changed)
+        pins = Pins(store, inventory, turns, settings.max_pinned)
+        evictor = Evictor(store, planner, inventory, pins, health, counters, changed)
         ingester = Ingester(store, evictor, history, indexers)
         fetcher = Fetcher(
             store,
@@ -92,14 +93,13 @@ class Cache:
         transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group, observer.transferred)
         self._revalidation = Revalidation(store, origins, aliases, counters, group, settings.listing_ttl_s)
         leasing = Leasing(
-            store, transfers, evictor, inventory, planner, aliases, history, self._revalidation, counters, health
+            store, transfers, inventory, planner, aliases, history, self._revalidation, health, quarantine
         )
         readers = Readers(
             planner, leasing, inventory, transfers, counters, changed, turns, observer.waited, settings.plan_memory
         )
         prefetcher = Prefetcher(planner, aliases, store, evictor, transfers, changed, settings.max_transfers)
-        stocktaking = Reconciler(store, evictor, pins, fetcher.is_under_way)
-        quarantine = Quarantine(health, leasing)
+        stocktaking = Reconciler(store, inventory, evictor, pins, fetcher.is_under_way)
         scrubber = Scrubber(store, health, quarantine, changed, settings.scrub_rate, settings.scrub_pause_s)
         self._watching = [
             group.create_task(prefetcher.run(), name="prefetch"),

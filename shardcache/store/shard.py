@@ -63,7 +63,7 @@ class Facts:
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """One published tar with its sidecar.
+    """One published tar with its sidecar. The cache's inventory alone writes `leases` and `pinned`.
 
     Attributes:
         leases: number of leases on the shard; it cannot be evicted while there are any.

@@ -11,6 +11,8 @@ import pytest
 from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.loop_turns import Turns
 from shardcache.cache.planner import Planner
+from shardcache.cache.residency.inventory import Inventory
+from shardcache.cache.residency.page_cache import Pages
 from shardcache.cache.residency.pins import Pins
 from shardcache.cache.signal import Signal
 from shardcache.config import Amount
@@ -34,15 +36,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def planner(store: Store) -> Planner:
-    """A schedule of nothing."""
-    return Planner(AliasTable(store.shards))
+def inventory(store: Store) -> Inventory:
+    """What is in the cache, in no plan."""
+    aliases, changed = AliasTable(store.shards), Signal()
+    planner = Planner(aliases)
+    return Inventory(store, planner, Pages(store, planner, aliases, changed), aliases, changed)
 
 
 @pytest.fixture
-def pins(store: Store, planner: Planner) -> Pins:
+def pins(store: Store, inventory: Inventory) -> Pins:
     """Pins that have room for twice as many as there are."""
-    return Pins(store, planner, Signal(), Turns(), Amount(LIMIT_BYTES))
+    return Pins(store, inventory, Turns(), Amount(LIMIT_BYTES))
 
 
 def made(uid: int, first: int = 0) -> list[Pin]:
@@ -68,14 +72,14 @@ async def test_the_limit_holds_for_those_who_ask_at_once(pins: Pins) -> None:
     assert pins.to_json()["size_bytes"] == LIMIT_BYTES
 
 
-async def test_a_shard_that_comes_while_its_pin_changes_is_kept(pins: Pins, planner: Planner, store: Store) -> None:
+async def test_a_shard_that_comes_while_its_pin_changes_is_kept(pins: Pins, inventory: Inventory, store: Store) -> None:
     """The version that arrives between asking and changing stays pinned; the pin does not fall back to the former."""
     await pins.add(made(7))
     first = made(8)[0]
     shard = await publish(store, first.url, version="2")
     joining = asyncio.create_task(pins.add(made(8)))
     await asyncio.sleep(0)  # it has looked at the first of them, and changed none
-    planner.now.arrived(shard.key, shard.kept_bytes)
+    inventory.published(shard)
     pins.arrived(shard)
     await joining
     found = pins.get(first.url)

@@ -99,8 +99,8 @@ class Counting:
         if name in self._store.shards:
             found = await self._leasing.acquire(ref, Class.WARM, Wait())
             assert isinstance(found, Published)  # this wait does not accept a partial shard
-            await self._leasing.release(found.shard)
-            return found.facts, found.hit
+            async with self._leasing.using(found.shard):  # records the use
+                return found.facts, found.hit
         # No lease: if the shard has already been evicted for the next one, a lease would re-fetch it.
         shard = await self._transfers.wait(name, ref, Class.WARM, Wait())
         assert isinstance(shard, Shard)

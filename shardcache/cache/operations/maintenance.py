@@ -99,14 +99,10 @@ class Maintenance:
     async def _verify(self, shard: Shard) -> CorruptShardError | None:
         if self._store.shards.get(shard.key) is not shard:
             return None  # evicted since it was listed
-        self._inventory.take(shard)
-        error: CorruptShardError | None = None
         try:
-            await self._store.check(shard)
+            with self._inventory.retained(shard):
+                await self._store.check(shard)
         except CorruptShardError as exn:
-            error = exn
-        finally:
-            self._inventory.drop(shard)
-        if error is not None:
-            await self._quarantine.found(shard, error)
-        return error
+            await self._quarantine.found(shard, exn)
+            return exn
+        return None

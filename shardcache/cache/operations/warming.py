@@ -54,7 +54,7 @@ class Warming:
         await tell({"event": "done", **await self.fetch(sized, tell)})
 
     async def fetch(self, refs: Sequence[ShardRef], tell: Tell, use: Use = _no_use) -> Event:
-        """Fetch the shards, reporting every event but the last; return its totals. `use` gets each shard, held."""
+        """Fetch the shards, reporting every event but the last; return its totals. `use` gets each shard, retained."""
 
         async def visit(ref: ShardRef) -> Outcome:
             return await self._fetch(ref, use)
@@ -64,10 +64,8 @@ class Warming:
     async def _fetch(self, ref: ShardRef, use: Use) -> Outcome:
         found = await self._leasing.acquire(ref, Class.WARM, Wait())
         assert isinstance(found, Published)  # this wait does not accept a partial shard
-        try:
+        async with self._leasing.using(found.shard):
             await use(found)
-        finally:
-            await self._leasing.release(found.shard)
         size_bytes, details = found.facts.origin_bytes, {"size_bytes": found.facts.size_bytes}
         if found.hit:
             return Outcome("cached", size_bytes, details=details)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -40,38 +41,48 @@ _BATCHES_AHEAD = 4
 _STILL_S = 3.0
 
 
+class State(enum.Enum):
+    """State of a lease.
+
+    A lease granted ahead of need is only an early answer: the plan protects the shard, unless a stalled reader needs
+    the space. The reader then finds no file and asks again.
+    """
+
+    REQUESTED = enum.auto()
+    AWAITED = enum.auto()  # requested, and the reader has nothing else to read
+    GRANTED = enum.auto()  # ahead of need
+    IN_USE = enum.auto()  # the reader has reached the shard, which is retained from its publication on
+    EVICTED = enum.auto()  # before the reader reached it
+
+
 @dataclass(slots=True, eq=False)
 class Lease:
     """A reader's lease on a shard, from its request on.
-
-    Once granted and needed, the shard is held and cannot be evicted. A lease granted before it is needed is only an
-    early answer: the plan protects the shard, unless a stalled reader needs the space; the reader then finds no file
-    and asks again.
 
     Attributes:
         number: id of the request.
         position: position in the reader's plan.
         wait: the reader's wait until the lease is granted.
-        needed: True once the reader has reached the shard.
-        shard: None until the lease is granted, and while the shard is still arriving.
-        arriving: the download, if the lease was granted before its end.
-        held: True while the complete shard is held for the reader.
+        granted: the shard, or its download if the lease was granted before its end; None until then.
         task: task waiting for the shard, cancelled if the reader withdraws the request.
     """
 
     number: int
     position: int
     wait: Wait
-    needed: bool = False
-    shard: Shard | None = None
-    arriving: Arrival | None = None
-    held: bool = False
+    state: State = State.REQUESTED
+    granted: Shard | Arrival | None = None
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
 
-    def look(self) -> None:
-        """Check whether the arriving shard is now complete, and held for this reader."""
-        if self.shard is None and self.arriving is not None and self.arriving.shard is not None:
-            self.shard, self.held = self.arriving.shard, True
+    @property
+    def shard(self) -> Shard | None:
+        """The published shard; None until there is one."""
+        return self.granted.shard if isinstance(self.granted, Arrival) else self.granted
+
+    @property
+    def retained(self) -> Shard | None:
+        """The shard, if it is retained for the reader."""
+        return self.shard if self.state is State.IN_USE else None
 
 
 @dataclass(slots=True, eq=False)
@@ -87,8 +98,7 @@ class Reader:
     loader: Loader | None = None
     _shards: list[Planned] = field(default_factory=list)  # the shards that the plan names
     _course: array[int] = field(default_factory=lambda: array("I"))  # for each position, an index into `_shards`
-    _asked: dict[int, Lease] = field(default_factory=dict)  # requested, not granted yet
-    _leases: dict[int, Lease] = field(default_factory=dict)  # granted
+    _leases: dict[int, Lease] = field(default_factory=dict)
     _clock: StallClock = field(init=False)
     _moved_s: float = field(default_factory=time.monotonic)  # when it last took or released a shard
 
@@ -104,7 +114,7 @@ class Reader:
 
     async def declare(self, reads: int) -> None:
         """Begin a new, empty plan; `reads` is the number of its positions that belong to the present epoch."""
-        if self._asked:
+        if any(lease.granted is None for lease in self._leases.values()):
             raise ProtocolError("cannot declare a new plan while lease requests are pending")
         for lease in self._leases.values():
             lease.position = _OF_A_FORMER_PLAN
@@ -137,58 +147,56 @@ class Reader:
     async def lease(self, number: int, position: int, *, partial: bool) -> Lease:
         """Lease the shard at a position of the plan. Raises every error that fetching it can raise."""
         ref = self.ref(position)
-        if number in self._asked or number in self._leases:
+        if number in self._leases:
             raise ProtocolError(f"request {number} has already asked for a lease")
-        if len(self._asked) + len(self._leases) >= _MOST_LEASES:
+        if len(self._leases) >= _MOST_LEASES:
             raise ProtocolError(f"a reader may have at most {_MOST_LEASES} leases")
-        lease = Lease(number, position, Wait(self.job.key, partial=partial, holder=self, url=ref.url))
-        self._asked[number] = lease
+        wait = Wait(self.job.key, partial=partial, holder=self, url=ref.url)
+        lease = self._leases[number] = Lease(number, position, wait)
         try:
-            found = await self.owner.leasing.acquire(ref, Class.PLANNED, lease.wait)
+            found = await self.owner.leasing.acquire(ref, Class.PLANNED, wait)
         finally:
-            self._clock.stop(lease.wait)
-            self._asked.pop(number, None)
+            self._clock.stop(wait)
+            self._leases.pop(number, None)
+        self._leases[number] = lease
         self._grant(lease, found)
         return lease
 
     def _grant(self, lease: Lease, found: Published | Arrival) -> None:
-        if isinstance(found, Arrival):
-            lease.arriving = found
-        else:
-            lease.shard, lease.held = found.shard, True
         self.owner.count(hit=isinstance(found, Published) and found.hit)
-        self._leases[lease.number] = lease
         self._moved_s = time.monotonic()
-        if lease.needed:
-            self._take(lease)
-        elif lease.shard is not None:
-            lease.held = False
-            self.owner.inventory.drop(lease.shard)
+        lease.granted = found.shard if isinstance(found, Published) else found
+        if lease.state is State.AWAITED:
+            self._use(lease)
+        else:
+            lease.state = State.GRANTED
 
     def need(self, number: int) -> None:
-        """Hold the shard for the reader; if the lease is not granted yet, count the reader as stalled.
+        """Use the shard of a lease from now on; if the lease is not granted yet, count the reader as stalled.
 
         No-op if the request has failed since.
         """
-        lease = self._asked.get(number) or self._leases.get(number)
-        if lease is None or lease.needed:
+        lease = self._leases.get(number)
+        if lease is None:
             return
-        lease.needed = True
-        if number in self._leases:
-            self._take(lease)
-        else:
+        if lease.state is State.GRANTED:
+            self._use(lease)
+        elif lease.state is State.REQUESTED:
+            lease.state = State.AWAITED
             self._stand_still(lease.wait, self.transfer(lease.position))
             self.owner.planner.now.waits(self, lease.position, self._clock.stalled_s)
             self.owner.changed.notify()
 
-    def _take(self, lease: Lease) -> None:
-        if lease.shard is not None and not lease.held:
-            shard = self.owner.inventory.try_take(lease.shard.key)  # it may have been evicted and re-fetched since
-            lease.held, lease.shard = shard is not None, shard or lease.shard
-        if lease.held or lease.shard is None:
-            self.owner.planner.now.reads(self, lease.position, self._clock.stalled_s)
-        else:  # evicted for a stalled reader: this one will ask again
-            self.owner.planner.now.waits(self, lease.position, self._clock.stalled_s)
+    def _use(self, lease: Lease) -> None:
+        now, found = self.owner.planner.now, lease.granted
+        if isinstance(found, Shard):  # it may have been evicted, and perhaps re-fetched, since the grant
+            found = self.owner.inventory.retain_cached(found.key)
+        if found is None:
+            lease.state = State.EVICTED
+            now.waits(self, lease.position, self._clock.stalled_s)
+        else:
+            lease.state, lease.granted = State.IN_USE, found
+            now.reads(self, lease.position, self._clock.stalled_s)
         self.owner.changed.notify()
 
     def _stand_still(self, wait: Wait, transfer: Transfer | None) -> None:
@@ -202,39 +210,38 @@ class Reader:
         Raises the transfer's error, which ends the lease.
         """
         lease = self._lease(number)
-        if lease.arriving is None or lease.position == _OF_A_FORMER_PLAN:
+        arrival = lease.granted
+        if not isinstance(arrival, Arrival) or lease.position == _OF_A_FORMER_PLAN:
             raise ProtocolError(f"lease {number} is not on a shard that is still arriving")
         transfer, url = self.transfer(lease.position), lease.wait.url
         stages = None if transfer is None else transfer.stages
         wait = Wait(self.job.key, stages=stages, holder=self, url=url)
         self._stand_still(wait, transfer)
         try:
-            await lease.arriving.beyond(beyond_bytes, wait)
+            await arrival.beyond(beyond_bytes, wait)
         except ShardcacheError:
             if self._leases.pop(number, None) is not None:
                 await self._let_go(lease)
             raise
         finally:
             self._clock.stop(wait)
-        lease.look()
         return lease
 
     async def release(self, number: int, *, read: bool) -> None:
         """Release a lease, or withdraw the request for one; no-op if it has ended already.
 
         Args:
-            read: True if the reader has finished the shard. That does not imply a hold: the reader may have opened the
-                file just before it was evicted.
+            read: True if the reader has finished the shard, even if it was evicted just after the reader opened it.
         """
-        asked = self._asked.pop(number, None)
-        if asked is not None and asked.task is not None:
-            self._clock.stop(asked.wait)
-            asked.task.cancel()
         lease = self._leases.pop(number, None)
         if lease is None:
             return
-        lease.look()
-        if lease.held or (lease.needed and read):
+        if lease.granted is None:
+            self._clock.stop(lease.wait)
+            if lease.task is not None:
+                lease.task.cancel()
+            return
+        if lease.retained is not None or (read and lease.state is not State.GRANTED):
             self.job.shards_done += 1
             self.owner.planner.now.done(self, lease.position, self._clock.stalled_s)
         await self._let_go(lease)
@@ -256,11 +263,10 @@ class Reader:
 
     async def _let_go(self, lease: Lease) -> None:
         self._moved_s = time.monotonic()
-        lease.look()
-        if lease.held and lease.shard is not None:
-            await self.owner.leasing.release(lease.shard)
-        elif lease.arriving is not None and lease.shard is None:
-            lease.arriving.leave(self.job.key)
+        if lease.retained is not None:
+            await self.owner.leasing.release(lease.retained)
+        elif isinstance(lease.granted, Arrival):
+            lease.granted.leave(self.job.key)
 
     def position(self, number: int) -> int:
         """Return the plan position of a lease."""
@@ -268,7 +274,7 @@ class Reader:
 
     def _lease(self, number: int) -> Lease:
         lease = self._leases.get(number)
-        if lease is None:
+        if lease is None or lease.granted is None:
             raise ProtocolError(f"no lease has number {number}")
         return lease
 
@@ -281,10 +287,11 @@ class Reader:
     # State
 
     def in_hand(self) -> int:
-        """Return the number of shards held for the reader."""
-        for lease in self._leases.values():
-            lease.look()
-        return sum(lease.held for lease in self._leases.values())
+        """Return the number of shards retained for the reader."""
+        return len(self._retained())
+
+    def _retained(self) -> list[Shard]:
+        return [shard for lease in self._leases.values() if (shard := lease.retained) is not None]
 
     def kept_waiting(self) -> Collection[Reader]:
         """Return the workers of the same loader that keep their shards until this one gets its own.
@@ -297,12 +304,11 @@ class Reader:
         return [reader for reader in self.job.workers.get(self.loader, ()) if reader._keeps_for(self.loader)]
 
     def _keeps_for(self, loader: Loader) -> bool:
-        held = [lease.shard for lease in self._leases.values() if lease.held and lease.shard is not None]
         least = loader.batch_size * _BATCHES_AHEAD
         return (
             not self._clock.waits
             and time.monotonic() - self._moved_s > _STILL_S
-            and all(shard.facts is not None and shard.facts.samples > least for shard in held)
+            and all(shard.facts is not None and shard.facts.samples > least for shard in self._retained())
         )
 
     def transfer(self, position: int) -> Transfer | None:

@@ -22,7 +22,7 @@ def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[S
     Args:
         claim: one that waits for space, or for another claim's turn to end.
         others: every claim, including this one.
-        in_use: all shards with a hold on them.
+        in_use: all shards with leases.
         space: the cache's capacity and pinned size.
 
     Raises:
@@ -37,7 +37,7 @@ def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[S
     held_bytes = sum(shard.kept_bytes for shard in in_use if not shard.pinned)
     reserved_bytes = sum(each.reserved_bytes for each in blocked)
     staying_bytes = space.pinned_bytes + held_bytes + reserved_bytes
-    # Everything else resolves itself: shards without holds can be evicted, and running downloads finish.
+    # Everything else resolves itself: shards without leases can be evicted, and running downloads finish.
     least_bytes = min(each.wanted_bytes for each in blocked if each.wanted_bytes)
     may_be_given_back = sum(shard.leases for shard in in_use) != sum(reader.in_hand() for reader in readers)
     if staying_bytes + least_bytes <= space.capacity_bytes or may_be_given_back:

@@ -10,12 +10,10 @@ from collections.abc import Callable
 
 import structlog
 
-from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.planner import Planner
 from shardcache.cache.residency.deadlock import check_progress
 from shardcache.cache.residency.disk_health import Health
-from shardcache.cache.residency.inventory import Inventory
-from shardcache.cache.residency.page_cache import Pages
+from shardcache.cache.residency.inventory import LOOK_AGAIN_S, Inventory
 from shardcache.cache.residency.pins import Pins
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers.transfers import Claim, PostponedError
@@ -32,7 +30,6 @@ log = structlog.get_logger()
 NOW = float("-inf")
 AFTER_ALL_PLANS = sys.float_info.max
 
-LOOK_AGAIN_S = 1.0
 # A claim waiting for space wakes at every change; a deadlock check examines all readers, and so runs less often.
 _CHECK_AGAIN_S = 0.5
 # Number of evicted shards remembered, to count re-fetches.
@@ -52,32 +49,23 @@ class Evictor:
         self,
         store: Store,
         planner: Planner,
-        pages: Pages,
-        aliases: AliasTable,
-        counters: Counters,
-        health: Health,
-        pins: Pins,
         inventory: Inventory,
+        pins: Pins,
+        health: Health,
+        counters: Counters,
         changed: Signal,
     ) -> None:
         self.changed = changed
         self.claims: dict[str, Claim] = {}
         self._store = store
         self._planner = planner
-        self._pages = pages
-        self._aliases = aliases
-        self._counters = counters
-        self._health = health
-        self._pins = pins
         self._inventory = inventory
+        self._pins = pins
+        self._health = health
+        self._counters = counters
         self._lock = asyncio.Lock()
         self.short_bytes = 0
         self._evicted: dict[str, None] = {}
-        self._still_open: dict[str, float] = {}  # shards that an open file kept from eviction, and since when
-        now = planner.now
-        for shard in store.shards.values():
-            now.arrived(shard.key, shard.kept_bytes)
-        pins.recall()
 
     async def reserve(
         self, claim: Claim, size_bytes: int, needed_at_s: Callable[[], float], *, ahead_waits: bool = True
@@ -108,7 +96,7 @@ class Evictor:
     async def _try_reserve(self, claim: Claim, size_bytes: int, needed_at_s: float) -> bool:
         assert claim.reservation is not None
         async with self._lock:
-            self._look_again()
+            self._inventory.look_again()
             while shortfall := self._store.shortfall_bytes(size_bytes):
                 if not await self._free(shortfall, needed_at_s):
                     return False
@@ -118,7 +106,7 @@ class Evictor:
     async def keep_free(self) -> None:
         """Evict until --min-free is met, as other files take space, too; if that cannot be met, only log it, once."""
         async with self._lock:
-            self._look_again()
+            self._inventory.look_again()
             while shortfall := self._store.crowding_bytes():
                 if not await self._free(shortfall, NOW):
                     break
@@ -135,7 +123,7 @@ class Evictor:
         now_s = time.monotonic()
         if now_s - claim.checked_s >= _CHECK_AGAIN_S:
             claim.checked_s = now_s
-            check_progress(claim, self.claims.values(), self._inventory.shards, self._store.space)
+            check_progress(claim, self.claims.values(), self._inventory.leased, self._store.space)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_AGAIN_S):
                 await self.changed.wait()
@@ -146,7 +134,7 @@ class Evictor:
         Raises CapacityError if the shards that cannot be evicted would not fit; the capacity is then unchanged.
         """
         async with self._lock:
-            self._look_again()
+            self._inventory.look_again()
             self._pins.check_capacity(capacity_bytes)
             self._check_holds(capacity_bytes)
             space, former_bytes = self._store.space, self._store.space.capacity_bytes
@@ -178,20 +166,11 @@ class Evictor:
                 remedy="choose a larger capacity, unpin shards, or try again when jobs have ended",
             )
 
-    def _look_again(self) -> None:
-        """Make shards that were still open a while ago evictable again."""
-        limit_s = time.monotonic() - LOOK_AGAIN_S
-        for key in [key for key, since_s in self._still_open.items() if since_s <= limit_s]:
-            del self._still_open[key]
-            shard = self._store.shards.get(key)
-            if shard is not None and not shard.stays:
-                self._planner.now.freed(key)
-
     def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
         """Return whether `_try_reserve` would succeed now; evict nothing."""
         if self._health.error is not None:
             return False
-        self._look_again()
+        self._inventory.look_again()
         shortfall = self._store.shortfall_bytes(size_bytes)
         leftovers = sum(leftover.size_bytes for leftover in self._store.leftovers.values())
         return self._victims(shortfall - leftovers, needed_at_s) is not None
@@ -205,9 +184,8 @@ class Evictor:
         if shard.key in self._evicted:
             del self._evicted[shard.key]
             self._counters.refetches += 1
-        self._planner.now.arrived(shard.key, shard.kept_bytes)
+        self._inventory.published(shard)
         self._pins.arrived(shard)
-        self._pages.idle(shard)
 
     async def evict(self, shard: Shard) -> bool:
         """Remove a shard; False if it is leased, pinned, or still open in a process.
@@ -215,37 +193,23 @@ class Evictor:
         No space can be reserved during the removal, so the same shard cannot be re-fetched and lose its new files.
         """
         async with self._lock:
-            if shard.stays or self._store.shards.get(shard.key) is not shard:
-                return False
-            return await self._evict(shard)
+            return await self._evict(shard.key)
 
-    async def _evict(self, shard: Shard) -> bool:
-        self._planner.now.held(shard.key)  # so that it is not chosen again while being removed
-        removed = False
-        try:
-            removed = await self._store.remove(shard)
-        finally:
-            if not removed:
-                self._still_open[shard.key] = time.monotonic()
-        if removed:
-            log.debug("evicted", shard=shard.key if shard.facts is None else shard.facts.url)
-            self._counters.evictions += 1
-            self.forget(shard.key)
-        return removed
+    async def _evict(self, key: str) -> bool:
+        shard = self._store.shards.get(key)
+        if shard is None or shard.stays:  # since it was chosen
+            return False
+        with self._inventory.evicting(shard):
+            if not await self._store.remove(shard):
+                return False
+        log.debug("evicted", shard=key if shard.facts is None else shard.facts.url)
+        self._counters.evictions += 1
+        return True
 
     def _remember(self, key: str) -> None:
         self._evicted[key] = None
         if len(self._evicted) > _REMEMBERED:
             del self._evicted[next(iter(self._evicted))]
-
-    def forget(self, key: str) -> None:
-        """Drop a shard that is no longer cached from plan, pins, pages and names."""
-        self._still_open.pop(key, None)
-        self._planner.now.gone(key)
-        self._pins.gone(key)
-        self._pages.gone(key)
-        self._aliases.forget(key)
-        self.changed.notify()
 
     async def _free(self, wanted_bytes: int, needed_at_s: float) -> bool:
         for key in list(self._store.leftovers):
@@ -253,13 +217,9 @@ class Evictor:
                 return True
         victims = self._victims(wanted_bytes, needed_at_s)
         for key in victims or ():
-            await self._evict_if_idle(key)
+            if await self._evict(key):
+                self._remember(key)
         return victims is not None  # a shard that could not be removed is no longer a candidate: try again
-
-    async def _evict_if_idle(self, key: str) -> None:
-        shard = self._store.shards.get(key)  # it may have been leased while another victim was removed
-        if shard is not None and not shard.stays and await self._evict(shard):
-            self._remember(key)
 
     def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:
         return self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)

@@ -7,14 +7,13 @@ whether or not its shard is cached yet. It belongs to the users who made it and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
 from shardcache.cache.loop_turns import Turns
-from shardcache.cache.planner import Planner
-from shardcache.cache.signal import Signal
+from shardcache.cache.residency.inventory import Inventory
 from shardcache.config import Amount
 from shardcache.errors import CapacityError, DiskError
 from shardcache.store.pinfile import Pin, write_pins
@@ -29,26 +28,32 @@ _COLLECT_S = 5.0
 
 
 class Pins:
-    """All pins, kept in sync with the cache: a cached pinned shard is marked, counted and never evicted.
+    """All pins: by whom, of which version, within which limit. The inventory keeps the cached ones in place.
 
     Args:
         most: limit on the total size of all pins; a percentage is relative to the capacity.
     """
 
-    def __init__(self, store: Store, planner: Planner, changed: Signal, turns: Turns, most: Amount) -> None:
+    def __init__(self, store: Store, inventory: Inventory, turns: Turns, most: Amount) -> None:
         self._store = store
-        self._planner = planner
-        self._changed = changed
+        self._inventory = inventory
         self._turns = turns
         self._most = most
         self._pins: dict[str, Pin] = {}
         self._urls: dict[str, str] = {}
-        self._here: dict[str, Shard] = {}
         self._size_bytes = 0
         self._unsaved = asyncio.Event()
         self._is_failing = False
-        self._changing = asyncio.Lock()  # user changes: each is checked against the result of the one before it
-        self._saving = asyncio.Lock()
+        self._changing = asyncio.Lock()  # each change is checked, and the file written, after the one before it
+        self._recall()
+
+    def _recall(self) -> None:
+        """Restore the pins saved by the previous run."""
+        for pin in self._store.pins:
+            shard = self._store.shards.get(pin.key)
+            self._apply(pin.url, pin if shard is None else replace(pin, size_bytes=shard.kept_bytes))
+        if self._size_bytes > self.limit_bytes:
+            log.warning("pins exceed their limit; all are kept", **self.to_json())
 
     def __repr__(self) -> str:
         return f"Pins({len(self._pins)}, {self._size_bytes} of {self.limit_bytes} bytes)"
@@ -66,7 +71,7 @@ class Pins:
 
     def is_here(self, pin: Pin) -> bool:
         """Return whether the pinned shard is cached."""
-        return pin.key in self._here
+        return pin.key in self._inventory.pinned
 
     @property
     def limit_bytes(self) -> int:
@@ -76,15 +81,7 @@ class Pins:
     def to_json(self) -> dict[str, int]:
         """Return the number of pinned shards, how many of them are missing, their total size and its limit."""
         sizes = {"size_bytes": self._size_bytes, "limit_bytes": self.limit_bytes}
-        return {"shards": len(self._pins), "missing": len(self._pins) - len(self._here), **sizes}
-
-    def recall(self) -> None:
-        """Restore the pins saved by the previous run."""
-        for pin in self._store.pins:
-            shard = self._store.shards.get(pin.key)
-            self._apply(pin.url, pin if shard is None else replace(pin, size_bytes=shard.kept_bytes))
-        if self._size_bytes > self.limit_bytes:
-            log.warning("pins exceed their limit; all are kept", **self.to_json())
+        return {"shards": len(self._pins), "missing": len(self._pins) - len(self._inventory.pinned), **sizes}
 
     # User operations
 
@@ -94,21 +91,16 @@ class Pins:
         Raises CapacityError if the total would exceed the limit, DiskError if the pins cannot be saved; nothing has
         changed then.
         """
-        async with self._changing:
-            new: dict[str, Pin] = {}
-            await self._turns.take(wanted, lambda some: new.update((pin.url, self._joined(pin)) for pin in some))
-            former = [pin for url in new if (pin := self._pins.get(url)) is not None]
-            self._check_growth(sum(pin.size_bytes for pin in new.values()) - sum(pin.size_bytes for pin in former))
-            await self._change(list(new.values()), self._joined)
-            return set(new) - {pin.url for pin in former}
+        former = await self._change(wanted, self._joined)
+        return {url for url, pin in former.items() if pin is None}
 
     async def remove(self, pins: Sequence[Pin], uid: int | None) -> dict[str, Pin | None]:
         """Remove one user from pins, or all users if `uid` is None; return what remains of each pin, by url.
 
         Raises DiskError if the pins cannot be saved; nothing has changed then.
         """
-        async with self._changing:
-            return await self._change(pins, lambda pin: _without(self._pins.get(pin.url), uid))
+        await self._change(pins, lambda pin: _without(self._pins.get(pin.url), uid))
+        return {pin.url: self._pins.get(pin.url) for pin in pins}
 
     def check_capacity(self, capacity_bytes: int) -> None:
         """Raise CapacityError if the present pins would exceed their limit in a cache of that capacity."""
@@ -148,13 +140,6 @@ class Pins:
         if present.key != pin.key:  # a size alone need not be saved: it is read from the shard at the next start
             self.note()
 
-    def gone(self, key: str) -> None:
-        """Note that a shard is no longer cached; its pin stays and applies when the shard is fetched again."""
-        shard = self._here.pop(key, None)
-        if shard is not None:
-            shard.pinned = False
-            self._store.space.pinned_bytes -= shard.kept_bytes
-
     def note(self) -> None:
         """Schedule a save of all pins."""
         self._unsaved.set()
@@ -171,8 +156,9 @@ class Pins:
 
     async def save(self) -> None:
         """Save pending changes now. Raises DiskError; the save is then retried later."""
-        if self._unsaved.is_set():
-            await self._save()
+        async with self._changing:
+            if self._unsaved.is_set():
+                await self._write(dict(self._pins))
 
     async def _try_to_save(self) -> None:
         try:
@@ -187,47 +173,35 @@ class Pins:
         if former is None:
             return pin
         # A cached version stays pinned until the origin's present version has arrived.
-        return replace(former if former.key in self._here else pin, uids=former.uids | pin.uids)
+        return replace(former if self.is_here(former) else pin, uids=former.uids | pin.uids)
 
     async def _change(self, pins: Sequence[Pin], become: Callable[[Pin], Pin | None]) -> dict[str, Pin | None]:
-        """Apply `become` to each pin and save; return the resulting pins, by url.
+        """Save what `become` makes of each pin, then apply it; return the former pins, by url.
 
-        `become` is called at the moment of each pin's change: its shard may have arrived in between.
+        `become` is called once more to apply the change: the shard may have arrived in between.
         """
-        former: dict[str, Pin | None] = {}
-        present: dict[str, Pin | None] = {}
+        async with self._changing:
+            new: dict[str, Pin | None] = {}
+            await self._turns.take(pins, lambda some: new.update((pin.url, become(pin)) for pin in some))
+            former = {url: self._pins.get(url) for url in new}
+            if new != former:
+                self._check_growth(_size_bytes(new) - _size_bytes(former))
+                await self._write(self._pins | new)
+                await self._turns.take(pins, lambda some: self._apply_all(some, become))
+            return former
 
-        def change(some: Sequence[Pin]) -> None:
-            for pin in some:
-                was, now = self._pins.get(pin.url), become(pin)
-                present[pin.url] = now
-                if was != now:
-                    former.setdefault(pin.url, was)
-                    self._apply(pin.url, now)
+    def _apply_all(self, pins: Sequence[Pin], become: Callable[[Pin], Pin | None]) -> None:
+        for pin in pins:
+            self._apply(pin.url, become(pin))
 
-        await self._turns.take(pins, change)
-        if former:
-            try:
-                await self._save()
-            except DiskError:
-                await self._turns.take(list(former.items()), self._restore)
-                raise
-        return present
-
-    def _restore(self, pins: Sequence[tuple[str, Pin | None]]) -> None:
-        for url, pin in pins:
-            self._apply(url, pin)
-
-    async def _save(self) -> None:
-        async with self._saving:
-            self._unsaved.clear()
-            pins = tuple(self._pins.values())
-            try:
-                await asyncio.to_thread(write_pins, self._store.layout, pins)
-            except DiskError:
-                self._unsaved.set()
-                raise
-            self._is_failing = False
+    async def _write(self, pins: Mapping[str, Pin | None]) -> None:
+        self._unsaved.clear()
+        try:
+            await asyncio.to_thread(write_pins, self._store.layout, filter(None, pins.values()))
+        except (DiskError, asyncio.CancelledError):
+            self._unsaved.set()
+            raise
+        self._is_failing = False
 
     def _apply(self, url: str, pin: Pin | None) -> None:
         former = self._pins.get(url)
@@ -235,28 +209,17 @@ class Pins:
             self._size_bytes -= former.size_bytes
             self._urls.pop(former.key, None)
             if pin is None or pin.key != former.key:
-                self._let_go(former.key)
+                self._inventory.unpin(former.key)
         if pin is None:
             self._pins.pop(url, None)
         else:
             self._size_bytes += pin.size_bytes
             self._pins[url], self._urls[pin.key] = pin, url
-            self._keep(pin.key)
+            self._inventory.pin(pin.key)
 
-    def _keep(self, key: str) -> None:
-        shard = self._store.shards.get(key)
-        if shard is not None and not shard.pinned:
-            shard.pinned, self._here[key] = True, shard
-            self._store.space.pinned_bytes += shard.kept_bytes
-            self._planner.now.held(key)
 
-    def _let_go(self, key: str) -> None:
-        shard = self._here.get(key)
-        if shard is not None:
-            self.gone(key)
-            if not shard.leases:
-                self._planner.now.freed(key)
-            self._changed.notify()
+def _size_bytes(pins: Mapping[str, Pin | None]) -> int:
+    return sum(pin.size_bytes for pin in pins.values() if pin is not None)
 
 
 def _without(pin: Pin | None, uid: int | None) -> Pin | None:

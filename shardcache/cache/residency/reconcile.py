@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from shardcache.cache.residency.evictor import Evictor
+from shardcache.cache.residency.inventory import Inventory
 from shardcache.cache.residency.pins import Pins
 from shardcache.store.folder.reconcile import FolderDiff, take_stock
 from shardcache.store.store import Store
@@ -22,8 +23,16 @@ class Reconciler:
         is_arriving: returns whether a transfer owns the files of a key, which are then left alone.
     """
 
-    def __init__(self, store: Store, evictor: Evictor, pins: Pins, is_arriving: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        inventory: Inventory,
+        evictor: Evictor,
+        pins: Pins,
+        is_arriving: Callable[[str], bool],
+    ) -> None:
         self._store = store
+        self._inventory = inventory
         self._evictor = evictor
         self._pins = pins
         self._is_arriving = is_arriving
@@ -53,7 +62,7 @@ class Reconciler:
         was_served = key in self._store.shards
         known = self._store.forget(key)
         if was_served:
-            self._evictor.forget(key)
+            self._inventory.gone(key)
         return known
 
     def _welcome(self, stock: FolderDiff) -> int:

@@ -75,7 +75,7 @@ class Arrival:
             self._waits.discard(wait)
 
     def publish(self, shard: Shard) -> None:
-        """Announce that the shard is complete. The caller has taken a hold on it for each reader."""
+        """Announce that the shard is complete. The caller has retained it for each reader."""
         self.shard = shard
         self._moved.notify()
 

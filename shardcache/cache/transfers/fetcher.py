@@ -201,7 +201,7 @@ class Fetcher:
 
     def _hand_over(self, arriving: Arrival, shard: Shard) -> None:
         for _ in arriving.readers:
-            self._inventory.take(shard)
+            self._inventory.retain(shard)
         arriving.publish(shard)
 
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:

@@ -10,7 +10,8 @@ import structlog
 from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.planner import Planner
 from shardcache.cache.readers.readers import Reader
-from shardcache.cache.residency.evictor import LOOK_AGAIN_S, Evictor
+from shardcache.cache.residency.evictor import Evictor
+from shardcache.cache.residency.inventory import LOOK_AGAIN_S
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers.transfers import Class, Transfer, Transfers
 from shardcache.errors import ShardcacheError

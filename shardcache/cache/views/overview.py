@@ -60,7 +60,7 @@ class Overview:
                 "used_bytes": space.used_bytes,
                 "free_bytes": self._free_bytes(),
                 "leased_bytes": self._leased_bytes(),
-                "leases": sum(shard.leases for shard in self._readers.inventory.shards),
+                "leases": sum(shard.leases for shard in self._readers.inventory.leased),
                 "arriving_bytes": space.promised_bytes,
                 "shards": len(self._store.shards),
             },
@@ -90,7 +90,7 @@ class Overview:
             return None
 
     def _leased_bytes(self) -> int:
-        return sum(shard.kept_bytes for shard in self._readers.inventory.shards)
+        return sum(shard.kept_bytes for shard in self._readers.inventory.leased)
 
     def _transfer(self, transfer: Transfer, sight: Callable[[str], bool]) -> Json:
         now, url = self._planner.now, transfer.ref.url

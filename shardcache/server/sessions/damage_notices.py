@@ -21,7 +21,7 @@ class DamageNotices:
         self._lent[lease.number] = lease
 
     def over(self, number: int) -> None:
-        """Stop watching a lease; damage found while it was held is still reported."""
+        """Stop watching a lease; damage found while its shard was in use is still reported."""
         lease = self._lent.pop(number, None)
         if lease is not None:
             self._note(lease)
@@ -35,8 +35,7 @@ class DamageNotices:
         return {"damaged": untold} if untold else {}
 
     def _note(self, lease: Lease) -> bool:
-        lease.look()
-        damage = lease.shard.damage if lease.shard is not None and lease.held else None
+        damage = None if lease.retained is None else lease.retained.damage
         if damage is not None:
             self._untold.append(damage.to_json())
         return damage is not None

@@ -18,6 +18,7 @@ from shardcache.cache.catalog.interning import Planned
 from shardcache.cache.facade import Cache
 from shardcache.cache.readers.jobs import Loader
 from shardcache.cache.readers.readers import Lease, Reader
+from shardcache.cache.transfers.arriving import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.logs import about
 from shardcache.protocol import MAX_REQUEST_BYTES, SPOKEN, Release, Spoken, agree
@@ -260,7 +261,7 @@ class Session:
             await self._room.acquire()
 
     def _told(self, lease: Lease) -> Json:
-        layout, shard, arriving = self._cache.layout, lease.shard, lease.arriving
+        layout, shard, arriving = self._cache.layout, lease.shard, lease.granted
         if shard is not None and shard.facts is not None:
             facts = shard.facts
             return {
@@ -273,7 +274,7 @@ class Session:
                 "size_bytes": facts.size_bytes,
                 "samples": facts.samples,
             }
-        assert arriving is not None  # a lease is for a published or an arriving shard
+        assert isinstance(arriving, Arrival)  # a lease is for a published or an arriving shard
         return {
             "type": "arriving",
             "lease": lease.number,
