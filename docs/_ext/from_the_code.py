@@ -108,7 +108,7 @@ def _default(field: FieldInfo) -> str:
         return "`/var/cache/shardcache` for root, `~/.cache/shardcache` for others"
     value = field.get_default(call_default_factory=True)
     shown = value.human_readable() if isinstance(value, ByteSize) else value
-    return "none" if value in (None, (), {}) else f"`{str(shown).lower()}`"
+    return "none" if value in (None, (), {}) else f"`{str(shown).lower() if isinstance(value, bool) else shown}`"
 
 
 def _limits(field: FieldInfo) -> Iterator[str]:
