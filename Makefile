@@ -40,7 +40,7 @@ docs: $(VENV)/.installed-docs  ## build the documentation site into build/docs
 bench: $(VENV)/.installed-bench  ## measure against other loaders on this machine (minutes, some 10 GB of disk)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
-faults: $(VENV)/.installed-dev  ## break store, disk, daemon and messages thousands of times on purpose (an hour or two)
+faults: $(VENV)/.installed-dev  ## break store, disk, daemon and messages on purpose (an hour or two)
 	PYTHONPATH=tests $(BIN)/python -m campaign
 
 clean:  ## remove the virtual environment and what the tools leave

@@ -30,7 +30,6 @@ DOCS = Path(__file__).parents[1]
 
 # Links that lead out of docs/ on the repository's page, and where they lead on the site.
 _ON_THE_SITE = (
-    (re.compile(r"\]\(\.\./README\.md#options\)"), "](settings.md)"),
     (re.compile(r"\]\(\.\./(CHANGELOG|CONTRIBUTING)\.md\)"), lambda found: f"]({found[1].lower()}.md)"),
     (re.compile(r"\]\(\.\./(deploy/[a-z]+)\)"), lambda found: f"](files.md#{found[1].replace('/', '-')})"),
     (re.compile(r"\]\(examples\)"), "](files.md#examples)"),
@@ -109,7 +108,7 @@ def _default(field: FieldInfo) -> str:
         return "`/var/cache/shardcache` for root, `~/.cache/shardcache` for others"
     value = field.get_default(call_default_factory=True)
     shown = value.human_readable() if isinstance(value, ByteSize) else value
-    return "none" if value in (None, (), {}) else f"`{str(shown).lower()}`"
+    return "none" if value in (None, (), {}) else f"`{str(shown).lower() if isinstance(value, bool) else shown}`"
 
 
 def _limits(field: FieldInfo) -> Iterator[str]:

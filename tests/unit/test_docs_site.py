@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from pydantic import ByteSize
 
 import shardcache_client
 from shardcache import errors
@@ -87,13 +88,18 @@ def test_every_command_and_option_is_on_its_page(site: Site) -> None:
 
 
 def test_every_setting_is_on_its_page(site: Site) -> None:
-    """Each option of the daemon is there as flag, variable and key, with what it is."""
+    """Each option of the daemon is there as flag, variable and key, with its description and its default."""
     for name, field in Settings.model_fields.items():
-        flag, what = name.replace("_", "-"), (field.description or "").partition(" [default")[0]
+        flag = name.replace("_", "-")
+        what, _, default = (field.description or "").partition(" [default: ")
+        value = field.get_default(call_default_factory=False)
+        default = default.rstrip("]") or str(value.human_readable() if isinstance(value, ByteSize) else value)
         entry = site.text("settings", flag if name != "origin" else name)
         wanted = (
             {what[1:]} if name == "origin" else {what[1:], f"--{flag} ", f"SHARDCACHE_{name.upper()}", f"{name} in"}
         )
+        if name not in ("origin", "cache_dir"):  # one has no default, that of the other depends on the user
+            wanted.add(f"Default: {default.replace('`', '')}")
         assert {each for each in wanted if each not in entry} == set(), entry
     for name, field in OriginTable.model_fields.items():
         assert (field.description or "")[1:] in site.text("settings", name.replace("_", "-"))
@@ -123,6 +129,9 @@ def test_every_public_name_is_on_its_page(site: Site) -> None:
     dataset = text.partition("class ShardDataset")[2].partition("Batches of similar length")[0]
     described = dataset.partition("Parameters:")[2].partition("Raises:")[0]
     assert [name for name in arguments_of_dataset() if not re.search(rf"\b{name}\b", described)] == []
+    signature = dataset.partition("Parameters:")[0]
+    assert [name for name in arguments_of_dataset() if not re.search(rf"\b{name}: ", signature)] == []
+    assert "shuffle_window: int = 8," in signature
 
 
 def arguments_of_dataset() -> set[str]:

@@ -1,0 +1,107 @@
+"""The scripts of the README and of the cookbook run as they are written there, and read every sample."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.cli import clean_environment
+from support.daemon import Daemon
+from support.guard import GUARD_S
+from support.tars import make_tar
+
+ROOT = Path(__file__).parents[2]
+PAGES = {page: (ROOT / page).read_text() for page in ("README.md", "docs/cookbook.md")}
+
+pytestmark = [pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """A daemon, in whose folder the scripts lie."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-recipes-") as root, Daemon(Path(root)) as daemon:
+        for page in PAGES.values():
+            for name, body in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page, re.DOTALL):
+                (daemon.root / name).write_text(body)
+        yield daemon
+
+
+def run(daemon: Daemon, script: str, argument: Path | str) -> str:
+    """Run a script in the daemon's folder; return what it printed."""
+    env = clean_environment({"SHARDCACHE_SOCKET": str(daemon.socket), "OMP_NUM_THREADS": "1"})
+    command = [sys.executable, script, os.fspath(argument)]
+    done = subprocess.run(command, cwd=daemon.root, env=env, capture_output=True, text=True, timeout=GUARD_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def write(daemon: Daemon, name: str, samples: list[dict[str, bytes | str]]) -> Path:
+    """Write a shard; return its path."""
+    path = daemon.root / f"{name}.tar"
+    path.write_bytes(make_tar(samples))
+    return path
+
+
+def test_images(daemon: Daemon) -> None:
+    """A folder of images is written as shards; the README's script and the cookbook's decode each of them."""
+    from PIL import Image
+
+    for number in range(10):
+        folder = daemon.root / "source" / f"class-{number % 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (500, 400), "orange").save(folder / f"{number}.jpg")
+    run(daemon, "write.py", "source")
+    assert run(daemon, "images.py", "train-*.tar") == "10 images of 3 224 224\n"
+    printed = run(daemon, "train.py", "train-{000000..000000}.tar")
+    assert sum(map(int, re.findall(r"Size\(\[(\d+), 224, 224, 3\]\)", printed))) == 10
+
+
+def test_text(daemon: Daemon) -> None:
+    """Lines are packed into blocks of the context's length, each of which is read once."""
+    (daemon.root / "lines.txt").write_text("".join(f"line {number}\n" for number in range(2_000)))
+    tokens = sum(len(f"line {number}\n") + 1 for number in range(2_000))
+    run(daemon, "pack.py", "lines.txt")
+    assert run(daemon, "text.py", "text-*.tar") == f"{(tokens - 1) // 1_024} blocks of 1024\n"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("soundfile") is None, reason="needs pip install soundfile")
+def test_audio(daemon: Daemon) -> None:
+    """Recordings of different lengths are batched by length, each once."""
+    import numpy
+    import soundfile
+
+    samples: list[dict[str, bytes | str]] = []
+    for number in range(20):
+        file = io.BytesIO()
+        soundfile.write(file, numpy.zeros(16_000 + 1_000 * number, dtype="float32"), 16_000, format="FLAC")
+        samples.append({"__key__": f"{number}", "flac": file.getvalue(), "txt": b"word"})
+    assert run(daemon, "audio.py", write(daemon, "audio", samples)) == "20 recordings\n"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("av") is None, reason="needs pip install av")
+def test_video(daemon: Daemon) -> None:
+    """A few frames of each clip are decoded from the mapped shard."""
+    import av
+    import numpy
+
+    samples: list[dict[str, bytes | str]] = []
+    for number in range(5):
+        file = io.BytesIO()
+        with av.open(file, "w", format="mp4") as clip:
+            stream = clip.add_stream("mpeg4", rate=10)
+            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+            for _ in range(10):
+                frame = av.VideoFrame.from_ndarray(numpy.full((48, 64, 3), 20 * number, dtype="uint8"), format="rgb24")
+                clip.mux(stream.encode(frame))
+            clip.mux(stream.encode())
+        samples.append({"__key__": f"{number}", "mp4": file.getvalue()})
+    assert run(daemon, "video.py", write(daemon, "video", samples)) == "5 clips of 4 48 64 3\n"
