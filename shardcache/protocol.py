@@ -4,22 +4,8 @@ Control is JSON over a Unix socket; shard bytes never pass through it. A reader 
 its plan and its leases live exactly as long as that connection. Tools use the admin API over plain HTTP on the same
 socket.
 
-The messages of a session, in order (every request has an `id`, which its answer repeats):
-
-    client  hello    {protocol, oldest_protocol, client_version, job, rank, world_size, worker, workers, pid,
-                      loader?, batch_size?}
-    daemon  welcome  {protocol, version, cache_dir}
-    client  resolve  {id, urls}                          → manifest {id, shards: [[url, version, size, samples]…],
-                                                           remembered}
-    client  plan     {id, epoch, shards, order, reads}   → ok {id}
-    client  extend   {id, shards, order}                 → ok {id}
-    client  lease    {id, position, partial}             → leased {id, lease, url, version, path, index_path, …}
-                                                           arriving {id, lease, url, version, path, ready_bytes, …}
-    client  need     {of}                                (no answer)
-    client  more     {id, lease, beyond}                 → arriving or leased, as above
-    client  explain  {id, of}                            → waiting {id, of, reason}
-    client  release  {lease, read?}                      (no answer)
-    daemon  error    {id, error}                         instead of any answer
+The messages of a session are `REQUESTS` and `ANSWERS`. An answer repeats the `id` of its request; instead of any
+answer, there may be an `error`. A request without an `id` gets no answer, except `hello`.
 
 A plan's `order` indexes into its `shards`, in reading order: first the `reads` positions of this epoch, then those of
 later epochs as far as they are determined. `extend` appends to both lists, so that a plan of any length can be sent in
@@ -48,8 +34,6 @@ file.
 The workers of a data loader send its name and batch size in `hello`: the loader takes one batch from each worker in
 turn, so a worker that waits for cache space keeps the others from releasing theirs.
 
-A `waiting` has `done_bytes` and `total_bytes` only while the shard is being fetched.
-
 Daemon and client may be different releases. `hello` names the newest and the oldest protocol version that the client
 speaks, `welcome` the newest that both speak. Unknown fields are ignored, so a release may add fields under the same
 version; so are unsolicited messages of the daemon. A request of unknown type gets an error, and the session continues.
@@ -61,14 +45,21 @@ StoppingError. Granted shards may still be read; the client sends its plan to th
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import formatannotation
 from pathlib import Path
-from typing import Any, TypedDict
+from types import MappingProxyType
+from typing import Annotated, Any, TypedDict, TypeVar, cast, get_type_hints
 
-from shardcache.errors import DaemonError, VersionMismatchError
+from shardcache.errors import DaemonError, ProtocolError, VersionMismatchError
+
+T = TypeVar("T")
+Json = dict[str, Any]
+Fields = Mapping[str, Any]
 
 PROTOCOL_VERSION = 3
 OLDEST_PROTOCOL_VERSION = 3
@@ -80,6 +71,11 @@ SYSTEM_SOCKET = Path("/run/shardcache/shardcache.sock")
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 
+# The largest integer that SQLite and the kernel accept; JSON can hold sums of such numbers.
+_MAX_INT = 2**63 - 1
+# An inode number: overlayfs uses the highest bit.
+_Inode = Annotated[int, "unsigned"]
+
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
@@ -90,12 +86,6 @@ class Spoken:
 
     def __str__(self) -> str:
         return f"protocol {self.newest}" if self.oldest == self.newest else f"protocols {self.oldest} to {self.newest}"
-
-    @classmethod
-    def of(cls, newest: int, hello: Mapping[str, Any]) -> Spoken:
-        """Return the versions in a `hello`; without `oldest_protocol`, only the newest."""
-        oldest = hello.get("oldest_protocol")
-        return cls(oldest if isinstance(oldest, int) else newest, newest)
 
 
 SPOKEN = Spoken(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION)
@@ -110,6 +100,12 @@ class Release:
 
     def __str__(self) -> str:
         return f"shardcache {self.version}, which speaks {self.spoken}"
+
+    @classmethod
+    def of(cls, hello: Json) -> Release:
+        """Return the client's release; without `oldest_protocol`, it speaks only the newest. Raises ProtocolError."""
+        newest, oldest = take(hello, "protocol", int), hello.get("oldest_protocol")
+        return cls(str(hello.get("client_version")), Spoken(oldest if isinstance(oldest, int) else newest, newest))
 
 
 def agree(*, daemon: Release, client: Release) -> int:
@@ -148,10 +144,25 @@ class ShardRef:
         return [self.url, self.version, self.size_bytes, self.samples]
 
     @classmethod
-    def from_json(cls, row: list[Any]) -> ShardRef:
-        """Build from the output of `to_json`."""
-        url, version, size_bytes, samples = row
-        return cls(url, version, size_bytes, samples)
+    def from_json(cls, row: object) -> ShardRef:
+        """Build from the output of `to_json`. Raises ProtocolError. A plan may have millions of rows: kept fast."""
+        if type(row) is list and len(row) == 4:
+            url, version, size_bytes, samples = row
+            if (
+                type(url) is str
+                and (url.isascii() or _is_text(url))
+                and (version is None or (type(version) is str and (version.isascii() or _is_text(version))))
+                and (size_bytes is None or _is_count(size_bytes))
+                and (samples is None or _is_count(samples))
+            ):
+                return cls(url, version, size_bytes, samples)
+        raise ProtocolError(f"a shard must be [url, version, size_bytes, samples], not {row!r:.100}")
+
+
+def check_indices(values: Sequence[object], count: int) -> None:
+    """Raise ProtocolError unless all values are indices into a list of length `count`."""
+    if not all(type(value) is int and 0 <= value < count for value in values):
+        raise ProtocolError(f"a plan's indices must lie between 0 and {count - 1}")
 
 
 class Arriving(TypedDict):
@@ -166,7 +177,7 @@ class Arriving(TypedDict):
     url: str
     version: str
     path: str
-    inode: int
+    inode: _Inode
     size_bytes: int
     ready_bytes: int
 
@@ -183,6 +194,122 @@ class Leased(TypedDict):
     index_path: str
     size_bytes: int
     samples: int
+
+
+def parse(text: str | bytes) -> Json:
+    """Parse a JSON object; bytes are UTF-8. Raises ProtocolError."""
+    try:
+        message = json.loads(text if isinstance(text, str) else text.decode())
+    except (ValueError, RecursionError) as exn:
+        raise ProtocolError(f"invalid JSON: {exn}") from None
+    if not isinstance(message, dict):
+        raise ProtocolError("the message is not a JSON object")
+    return message
+
+
+def take(message: Json, name: str, kind: type[T]) -> T:
+    """Return a field. Raises ProtocolError if it is missing, of another type, or out of range."""
+    value = message.get(name)
+    if not _IS_SOUND[kind](value):
+        raise _unsound(message, name, kind)
+    return cast(T, value)
+
+
+def _unsound(message: Json, name: str, kind: object) -> ProtocolError:
+    needed = "list of strings" if kind == list[str] else formatannotation(kind)
+    return ProtocolError(f"{str(message.get('type', 'message'))[:100]!r} needs {name!r}: {needed}")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_INT
+
+
+def _is_text(value: str) -> bool:
+    """Return True if the text can be encoded: JSON may contain half a surrogate pair."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+_IS_SOUND: dict[Any, Callable[[Any], bool]] = {
+    int: _is_count,
+    _Inode: lambda value: type(value) is int and 0 <= value < 2**64,
+    int | None: lambda value: value is None or _is_count(value),
+    str: lambda value: type(value) is str and _is_text(value),
+    bool: lambda value: type(value) is bool,
+    Json: lambda value: type(value) is dict,
+    list: lambda value: type(value) is list,
+    list[str]: lambda value: type(value) is list and all(type(item) is str for item in value),
+    list[Json]: lambda value: type(value) is list and all(type(item) is dict for item in value),
+}
+
+
+class Message:
+    """One kind of message.
+
+    Attributes:
+        fields: the fields besides `type`, with their types.
+        optional: the same for fields that may be absent.
+        answers: the kinds of answer to a request, besides `error`.
+    """
+
+    def __init__(self, fields: Fields, optional: Fields = MappingProxyType({}), answers: tuple[str, ...] = ()) -> None:
+        self.fields = fields
+        self.optional = optional
+        self.answers = answers
+        self._checks = [(name, _IS_SOUND[kind]) for name, kind in {**optional, **fields}.items()]
+
+    def check(self, message: Json) -> None:
+        """Raise ProtocolError unless the message has these fields. Others are ignored: a newer release added them."""
+        for name, is_sound in self._checks:
+            if not is_sound(message.get(name)) and (name in self.fields or name in message):
+                raise _unsound(message, name, self.fields.get(name) or self.optional[name])
+
+
+_GRANTS = ("leased", "arriving")
+_PIECE = {"id": int, "shards": list, "order": list}
+
+REQUESTS = {
+    "hello": Message(
+        {"protocol": int, "job": str},
+        {
+            "oldest_protocol": int,
+            "client_version": str,
+            "rank": int,
+            "world_size": int,
+            "worker": int,
+            "workers": int,
+            "pid": int,
+            "loader": str,
+            "batch_size": int,
+        },
+        answers=("welcome",),
+    ),
+    "resolve": Message({"id": int, "urls": list[str]}, answers=("manifest",)),
+    "plan": Message({**_PIECE, "reads": int}, {"epoch": int}, answers=("ok",)),
+    "extend": Message(_PIECE, answers=("ok",)),
+    "lease": Message({"id": int, "position": int}, {"partial": bool}, answers=_GRANTS),
+    "need": Message({"of": int}),
+    "more": Message({"id": int, "lease": int, "beyond": int}, answers=_GRANTS),
+    "explain": Message({"id": int, "of": int}, answers=("waiting",)),
+    "release": Message({"lease": int}, {"read": bool}),
+}
+"""Messages of the client. Rows and indices of a plan are checked as they are used: there may be millions."""
+
+ANSWERS = {
+    "welcome": Message({"protocol": int}, {"version": str, "cache_dir": str}),
+    "manifest": Message({"id": int, "shards": list}, {"remembered": int}),
+    "ok": Message({"id": int}),
+    "leased": Message(get_type_hints(Leased, include_extras=True), {"damaged": list[Json]}),
+    "arriving": Message(get_type_hints(Arriving, include_extras=True), {"damaged": list[Json]}),
+    "waiting": Message({"id": int, "reason": str}, {"of": int, "done_bytes": int, "total_bytes": int}),
+    "error": Message({"error": Json, "id": int | None}),
+}
+"""Messages of the daemon."""
+
+UNKNOWN = Message({"id": int | None})
+"""A message of a newer release."""
 
 
 def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str, str] = os.environ) -> Path:

@@ -18,13 +18,15 @@ from typing import Any
 
 from fuzz.sessions import frame
 from shardcache.errors import ShardcacheError
-from shardcache.protocol import ShardRef
+from shardcache.protocol import REQUESTS, ShardRef
 from shardcache_client.daemon.connection import Connection, Reader
 
 LIMIT_S = 10.0
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
 _RAW = b"\0"
+# The kept inputs have the ids of these, in this order.
+_FIRST = ("resolve", "plan", "lease", "more", "explain")
 
 
 def check(data: bytes) -> None:
@@ -45,30 +47,26 @@ def frame_of(text: bytes) -> bytes:
 
 
 def _ask_all(path: Path, deadline_s: float) -> None:
+    kinds = [kind for kind in dict.fromkeys([*_FIRST, *REQUESTS]) if "id" in REQUESTS[kind].fields]
     connection = Connection(path, Reader("fuzz"))
     try:
-        listed = connection.request("resolve", urls=["s3://bucket/"])
-        connection.call("plan", deadline_s, shards=[], order=[], reads=0)
-        leased = connection.request("lease", position=0, partial=True)
-        for request in (listed, leased):
-            _use(connection.answer(request, deadline_s))
-        _use(connection.call("more", deadline_s, lease=leased, beyond=0))
-        _use(connection.call("explain", deadline_s, of=leased))
+        for kind, request in [(kind, connection.request(kind)) for kind in kinds]:
+            _use(kind, connection.answer(request, deadline_s))
     finally:
         connection.close()
 
 
-def _use(answer: Any) -> None:
+def _use(kind: str, answer: Any) -> None:
     """Do with an answer what a session does: take its fields for what the protocol says that they are."""
+    assert answer is not None and answer["type"] in REQUESTS[kind].answers, f"a reader was given {answer}"
     match answer:
-        case {"type": "manifest", "shards": list(rows)}:
+        case {"type": "manifest", "shards": rows}:
             assert all(isinstance(ShardRef.from_json(row).url, str) for row in rows)
-        case {"type": "leased" | "arriving", "lease": int(), "path": str() as path, "size_bytes": int(size_bytes)}:
-            assert Path(path).name is not None and size_bytes >= 0
-        case {"type": "waiting", "reason": str(reason)}:
-            assert reason is not None and answer.get("done_bytes", 0) / 1e6 >= 0 <= answer.get("total_bytes", 0) / 1e6
-        case _:
-            raise AssertionError(f"a reader was given {answer}")
+        case {"type": "leased" | "arriving", "lease": lease, "path": path, "size_bytes": size_bytes}:
+            assert type(lease) is int and Path(path).name is not None and size_bytes >= 0
+        case {"type": "waiting", "reason": reason}:
+            assert type(reason) is str
+            assert answer.get("done_bytes", 0) / 1e6 >= 0 <= answer.get("total_bytes", 0) / 1e6
 
 
 class Impostor:

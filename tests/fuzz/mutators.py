@@ -6,8 +6,9 @@ import json
 import random
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_origin
 
+from shardcache.protocol import ANSWERS, REQUESTS
 from shardcache.tarindex.headers import BLOCK_BYTES
 from shardcache.tarindex.sidecar import _CRC, _PROLOGUE  # what the file itself consists of
 
@@ -55,7 +56,7 @@ def sidecar(data: bytes, most_bytes: int, seed: int, mutate: Mutate) -> bytes:
 _NASTY: tuple[Any, ...] = (
     None, True, False, 0, 1, 2, 3, -1, 0.5, float("nan"), float("inf"), 2**31, 2**63 - 1, 2**63, 2**64, 10**4000,
     "", "a", "\0", "\ud800", "\U0001f4a9", "../../etc", "{1..3}", "x" * 5000, [], {}, [[]], [None], {"type": "error"},
-    ["file:///nowhere.tar", None, None, None], [0, 1, 2], "lease", "plan", "release", "need", "more", "leased", "ok",
+    ["file:///nowhere.tar", None, None, None], [0, 1, 2], *REQUESTS, *ANSWERS,
 )  # fmt: skip
 
 
@@ -66,9 +67,11 @@ def lines(data: bytes, most_bytes: int, seed: int, mutate: Mutate) -> bytes:
         return bytes(mutate(data, most_bytes))
     rows = data.split(b"\n")
     at = rng.randrange(len(rows))
-    match rng.randrange(5):
+    match rng.randrange(6):
         case 0:
             rows.insert(rng.randrange(len(rows) + 1), rows[at])
+        case 3:
+            rows.insert(rng.randrange(len(rows) + 1), _sound(rng))
         case 1:
             rows.pop(at)
         case 2:
@@ -77,6 +80,15 @@ def lines(data: bytes, most_bytes: int, seed: int, mutate: Mutate) -> bytes:
         case _:
             rows[at] = _changed(rows[at], rng)
     return b"\n".join(rows)[:most_bytes]
+
+
+def _sound(rng: random.Random) -> bytes:
+    """Return a message of any kind, each field of its type."""
+    kind, found = rng.choice([*REQUESTS.items(), *ANSWERS.items()])
+    fields = {**found.fields, **{name: each for name, each in found.optional.items() if rng.random() < 0.5}}
+    values: dict[Any, Any] = {str: "a", bool: True, list: [], dict: {}}
+    message = {name: values.get(get_origin(each) or each, rng.randrange(8)) for name, each in fields.items()}
+    return json.dumps(message | {"type": kind}).encode()
 
 
 def _changed(row: bytes, rng: random.Random) -> bytes:

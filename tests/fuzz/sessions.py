@@ -13,15 +13,14 @@ import signal
 import struct
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from shardcache.config import Settings
 from shardcache.daemon import _serve
 from shardcache.errors import ProtocolError
-from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
+from shardcache.protocol import PROTOCOL_VERSION, REQUESTS, SESSION_PATH, Message, ShardRef, check_indices, parse
 from shardcache.server.process.sd_notify import ServiceNotifier
 from shardcache.server.process.socket_activation import ActivatedSockets
-from shardcache.server.sessions.messages import check_indices, parse, shard_of, take, take_strings
 from support.guard import GUARD_S
 from support.tars import write_shards
 
@@ -29,8 +28,6 @@ Json = dict[str, Any]
 
 SHARDS = 3
 
-_COUNTS = ("id", "position", "of", "lease", "beyond", "reads")
-_FIELDS: dict[str, type] = {"type": str, "job": str} | dict.fromkeys(_COUNTS, int)
 _HELLO = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "fuzz", "job": "fuzz"}
 _KEY = b"AAAAAAAAAAAAAAAAAAAAAA=="
 _RAW = b"\0"
@@ -41,18 +38,28 @@ def message(data: bytes) -> None:
     """Read bytes as each kind of message: values of the right type come out, or ProtocolError."""
     with contextlib.suppress(ProtocolError):
         parsed = parse(data)
-        for field, kind in _FIELDS.items():
+        for request in REQUESTS.values():
             with contextlib.suppress(ProtocolError):
-                value = take(parsed, field, kind)
-                assert type(value) is kind
-                json.dumps(value, ensure_ascii=False).encode()
-        with contextlib.suppress(ProtocolError):
-            assert all(isinstance(url, str) for url in take_strings(parsed, "urls"))
-        refs = [shard_of(row) for row in take(parsed, "shards", list)]
+                request.check(parsed)
+                _use(parsed, request)
+
+
+def _use(parsed: Json, request: Message) -> None:
+    for field, kind in {**request.fields, **request.optional}.items():
+        assert field in request.optional or field in parsed
+        value = parsed.get(field, kind())
+        assert type(value) is (get_origin(kind) or kind)
+        if kind is int:
+            assert 0 <= value < 2**63
+        elif kind is str:
+            value.encode()
+        elif kind == list[str]:
+            assert all(type(item) is str for item in value)
+    if "shards" in request.fields:
+        refs = [ShardRef.from_json(row) for row in parsed["shards"]]
         json.dumps([ref.to_json() for ref in refs], ensure_ascii=False).encode()
-        order = take(parsed, "order", list)
-        check_indices(order, SHARDS + len(refs))
-        assert all(0 <= index < SHARDS + len(refs) for index in order)
+        check_indices(parsed["order"], SHARDS + len(refs))
+        assert all(0 <= index < SHARDS + len(refs) for index in parsed["order"])
 
 
 def session(data: bytes) -> None:

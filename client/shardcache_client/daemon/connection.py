@@ -27,14 +27,23 @@ from shardcache.errors import (
     StoppingError,
     from_json,
 )
-from shardcache.protocol import SESSION_PATH, SPOKEN, Release, Spoken, agree
-from shardcache_client.daemon.answers import expect, parse
+from shardcache.protocol import (
+    ANSWERS,
+    REQUESTS,
+    SESSION_PATH,
+    SPOKEN,
+    UNKNOWN,
+    Json,
+    Release,
+    Spoken,
+    agree,
+    parse,
+    take,
+)
 from shardcache_client.daemon.outage import Outage
 from shardcache_client.daemon.websocket import FarewellError, HandshakeError, WebSocket
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.topology import Topology
-
-Json = dict[str, Any]
 
 _OPEN_TIMEOUT_S = 10.0
 
@@ -103,11 +112,7 @@ class Connection:
         welcome = self._receive(time.monotonic() + timeout_s)
         if welcome is None:
             raise NoDaemonError(f"the daemon did not answer within {timeout_s:g} s", url=str(self._path))
-        if welcome["type"] == "error":
-            raise from_json(welcome["error"])
-        chosen = welcome.get("protocol")
-        if welcome["type"] != "welcome" or not isinstance(chosen, int):
-            raise ProtocolError(f"the daemon answered 'hello' with {welcome['type'][:100]!r}", url=str(self._path))
+        chosen = self._checked("hello", welcome)["protocol"]
         # The daemon has chosen a version that both speak; daemons older than negotiation report their only version.
         daemon = Release(str(welcome.get("version")), Spoken(chosen, chosen))
         agree(daemon=daemon, client=Release(__version__, SPOKEN))
@@ -135,9 +140,14 @@ class Connection:
             elif message["type"] == "error" and message.get("id") is None:
                 raise from_json(message["error"])
             # Anything else is unsolicited: a message from a newer release, which this one ignores.
-        answer = expect(self._kinds.pop(request), self._answers.pop(request))
+        return self._checked(self._kinds.pop(request), self._answers.pop(request))
+
+    def _checked(self, request: str, answer: Json) -> Json:
+        """Return the answer to a kind of request; raise it if it is an error."""
         if answer["type"] == "error":
             raise from_json(answer["error"])
+        if answer["type"] not in REQUESTS[request].answers:
+            raise ProtocolError(f"the daemon answered {request!r} with {answer['type'][:100]!r}", url=str(self._path))
         return answer
 
     def forget(self, request: int) -> None:
@@ -163,7 +173,7 @@ class Connection:
     def _receive(self, deadline_s: float) -> Json | None:
         with self._translated():
             data = self._websocket.receive(deadline_s)
-            return None if data is None else parse(data)
+            return None if data is None else _parse(data)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -183,6 +193,14 @@ class Connection:
             raise NoDaemonError(f"the connection to the daemon broke: {exn}", url=where) from exn
         except HandshakeError as exn:
             raise _refusal(exn, where) from exn
+        except ProtocolError as exn:
+            raise ProtocolError(f"the daemon sent an invalid message: {exn.message}", url=where) from exn
+
+
+def _parse(data: bytes) -> Json:
+    message = parse(data)
+    ANSWERS.get(take(message, "type", str), UNKNOWN).check(message)
+    return message
 
 
 def _how_to_start(socket: str) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, ShardTimeoutError, from_json
-from shardcache.protocol import Arriving, Leased
-from shardcache_client.daemon.connection import Connection, Json, Reader
+from shardcache.protocol import Arriving, Json, Leased
+from shardcache_client.daemon.connection import Connection, Reader
 from shardcache_client.daemon.outage import Outage
 from shardcache_client.order.plan import Plan
 
@@ -187,7 +187,7 @@ class Session:
         """
         if not lease.needed:
             lease.needed = True
-            self._try(partial(_need, lease=lease))
+            self._try(lambda connection: connection.tell("need", of=lease.request))
         if lease.grant is None:
             lease.grant = self._settle(lease, self._insist)
             lease.number = lease.grant["lease"]
@@ -325,7 +325,7 @@ class Session:
         place = lease.position - self._start
         lease.number = lease.request = connection.request("lease", position=place, partial=lease.partial)
         if lease.needed:
-            _need(connection, lease)
+            connection.tell("need", of=lease.request)
 
 
 def check_parent() -> None:
@@ -333,10 +333,6 @@ def check_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         raise DaemonError("the training process that this worker reads for has ended")
-
-
-def _need(connection: Connection, lease: Lease) -> None:
-    connection.tell("need", of=lease.request)
 
 
 def _release(connection: Connection, lease: Lease, fields: Json) -> None:

@@ -23,12 +23,12 @@ from shardcache.errors import (
     ProtocolError,
     ShardcacheError,
 )
+from shardcache.protocol import parse, take
 from shardcache.server.http import former_names
 from shardcache.server.http.openapi import document
 from shardcache.server.process.drain import DRAIN
 from shardcache.server.process.loop_lag import LoopLag
 from shardcache.server.process.process_stats import process_stats
-from shardcache.server.sessions.messages import parse, take, take_strings
 from shardcache.server.sessions.session import CACHE
 
 Json = dict[str, Any]
@@ -118,7 +118,7 @@ async def index(request: web.Request) -> web.StreamResponse:
 @routes.post("/v1/evict")
 async def evict(request: web.Request) -> web.Response:
     """Evict the cached shards that `urls` match."""
-    urls = take_strings(await _body(request), "urls")
+    urls = take(await _body(request), "urls", list[str])
     return web.json_response(await request.app[CACHE].evict(urls, peer_of(request)))
 
 
@@ -137,7 +137,7 @@ async def pin(request: web.Request) -> web.StreamResponse:
 @routes.post("/v1/unpin")
 async def unpin(request: web.Request) -> web.Response:
     """Unpin the shards that `urls` match."""
-    urls = take_strings(await _body(request), "urls")
+    urls = take(await _body(request), "urls", list[str])
     return web.json_response(await request.app[CACHE].unpin(urls, peer_of(request)))
 
 
@@ -183,7 +183,7 @@ class _Lines:
 
 
 async def _tell(request: web.Request, errand: Errand) -> web.StreamResponse:
-    urls = take_strings(await _body(request), "urls")
+    urls = take(await _body(request), "urls", list[str])
     lines = _Lines(request)
     try:
         await errand(urls, peer_of(request), lines.write)

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 import structlog
 from aiohttp import WSMsgType, web
@@ -21,17 +20,26 @@ from shardcache.cache.readers.readers import Lease, Reader
 from shardcache.cache.transfers.arriving import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.logs import about
-from shardcache.protocol import MAX_REQUEST_BYTES, SPOKEN, Release, Spoken, agree
+from shardcache.protocol import (
+    MAX_REQUEST_BYTES,
+    REQUESTS,
+    SPOKEN,
+    UNKNOWN,
+    Json,
+    Release,
+    ShardRef,
+    agree,
+    check_indices,
+    parse,
+    take,
+)
 from shardcache.redact import redact
 from shardcache.server.http.json_stream import written
 from shardcache.server.process.drain import DRAIN
 from shardcache.server.sessions.audit import AUDIT
 from shardcache.server.sessions.damage_notices import DamageNotices
-from shardcache.server.sessions.messages import check_indices, parse, shard_of, take, take_strings
 
 log = structlog.get_logger()
-
-Json = dict[str, Any]
 
 # Requests of one session handled concurrently, and requests waiting for a shard.
 _MOST_AT_ONCE = 32
@@ -39,8 +47,6 @@ _MOST_AWAITED = 8192
 
 # Parsing a longer message blocks the event loop noticeably: such messages take turns.
 _LONG_CHARS = 16 * 1024
-
-_UNANSWERED = ("need", "release")
 
 # A reader sends its hello immediately; a client that never does would hold its connection indefinitely.
 _HELLO_S = 10.0
@@ -58,11 +64,13 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
     sessions.add(socket)
     try:
         hello = await _hello(socket)
-        protocol, job = _agreed(hello), take(hello, "job", str)
-        with about(job=job, uid=peer.uid), notes.session(peer.uid):
-            reader = cache.join(job, peer.uid, _loader(hello))
+        protocol = _agreed(hello)
+        REQUESTS["hello"].check(hello)  # not earlier: that of another version may have other fields
+        with about(job=hello["job"], uid=peer.uid), notes.session(peer.uid):
+            reader = cache.join(hello["job"], peer.uid, _loader(hello))
             try:
-                await _welcome(socket, protocol, str(cache.layout.root))
+                welcome = {"protocol": protocol, "version": __version__, "cache_dir": str(cache.layout.root)}
+                await _send(socket, {"type": "welcome", **welcome})
                 await Session(socket, cache, reader, peer).run()
             finally:
                 await reader.close()
@@ -91,8 +99,7 @@ async def _hello(socket: web.WebSocketResponse) -> Json:
 
 def _agreed(hello: Json) -> int:
     """Return the session's protocol version. Raises VersionMismatchError, ProtocolError."""
-    client = Release(str(hello.get("client_version")), Spoken.of(take(hello, "protocol", int), hello))
-    return agree(daemon=Release(__version__, SPOKEN), client=client)
+    return agree(daemon=Release(__version__, SPOKEN), client=Release.of(hello))
 
 
 def _loader(hello: Json) -> Loader | None:
@@ -100,10 +107,6 @@ def _loader(hello: Json) -> Loader | None:
     if "loader" not in hello:
         return None
     return Loader(take(hello, "loader", str), take(hello, "rank", int), take(hello, "batch_size", int))
-
-
-async def _welcome(socket: web.WebSocketResponse, protocol: int, cache_dir: str) -> None:
-    await _send(socket, {"type": "welcome", "protocol": protocol, "version": __version__, "cache_dir": cache_dir})
 
 
 async def _texts(socket: web.WebSocketResponse) -> AsyncIterator[str]:
@@ -153,9 +156,11 @@ class Session:
         try:
             try:
                 message = parse(text)
-                if message.get("type") not in _UNANSWERED:
+                request = REQUESTS.get(str(message.get("type")), UNKNOWN)
+                if "id" in request.fields:
                     request_id = take(message, "id", int)
                 async with self._in_order(message):
+                    request.check(message)
                     answer = await self._answer(message, request_id or 0)
             except ShardcacheError as exn:
                 answer = {"type": "error", "error": exn.to_json()}
@@ -183,25 +188,23 @@ class Session:
     async def _answer(self, message: Json, request_id: int) -> Json | None:
         match message.get("type"):
             case "resolve":
-                urls = take_strings(message, "urls")
                 async with self._resolving:  # one at a time: each may be millions of shards
-                    found = await self._cache.resolve(urls, self._peer)
+                    found = await self._cache.resolve(message["urls"], self._peer)
                     return {"type": "manifest", "shards": found.refs, "remembered": found.remembered}
             case "plan" | "extend" as kind:
                 return await self._plan(message, new=kind == "plan")
             case "lease":
-                return await self._lease(message, request_id)
+                return await self._lease(request_id, message["position"], partial=message.get("partial", False))
             case "need":
-                self._reader.need(take(message, "of", int))
+                self._reader.need(message["of"])
                 return None
             case "more":
-                return await self._more(message, request_id)
+                return await self._more(request_id, message["lease"], message["beyond"])
             case "explain":
-                return self._explain(take(message, "of", int))
+                return self._explain(message["of"])
             case "release":
-                number = take(message, "lease", int)
-                self._news.over(number)
-                await self._reader.release(number, read=message.get("read") is not False)
+                self._news.over(message["lease"])
+                await self._reader.release(message["lease"], read=message.get("read", True))
                 return None
             case other:
                 raise ProtocolError(f"unknown message {other!r}")
@@ -211,32 +214,29 @@ class Session:
             raise ProtocolError("'extend' without a plan to extend")
         shards, order = await self._piece(message, 0 if new else self._reader.shard_count)
         if new:
-            await self._reader.declare(take(message, "reads", int))
+            await self._reader.declare(message["reads"])
             self._planned = True
         await self._reader.extend(shards, order)
         return {"type": "ok"}
 
     async def _piece(self, message: Json, known_shards: int) -> tuple[list[Planned], list[int]]:
         """Return the shards added to a plan, and the positions added as indices into all of its shards."""
-        rows, order = take(message, "shards", list), take(message, "order", list)
+        rows, order = message["shards"], message["order"]
         shards: list[Planned] = []
-        planned = self._reader.planned
+        planned, shard_of = self._reader.planned, ShardRef.from_json
         await self._cache.turns.take(rows, lambda some: shards.extend(planned(shard_of(row)) for row in some))
         rows.clear()  # free memory early: the plans of many readers may be waiting for their turn
         await self._cache.turns.take(order, lambda some: check_indices(some, known_shards + len(shards)))
         await self._cache.check_allowed([shard.ref for shard in shards], self._peer)
         return shards, order
 
-    async def _lease(self, message: Json, request_id: int) -> Json:
-        position = take(message, "position", int)
+    async def _lease(self, request_id: int, position: int, *, partial: bool) -> Json:
         async with self._waiting(request_id, position):
-            lease = await self._reader.lease(request_id, position, partial=message.get("partial") is True)
+            lease = await self._reader.lease(request_id, position, partial=partial)
             self._news.lent(lease)
             return self._told(lease) | self._news.take()
 
-    async def _more(self, message: Json, request_id: int) -> Json:
-        number = take(message, "lease", int)
-        beyond_bytes = take(message, "beyond", int)
+    async def _more(self, request_id: int, number: int, beyond_bytes: int) -> Json:
         async with self._waiting(request_id, self._reader.position(number)):
             try:
                 lease = await self._reader.more(number, beyond_bytes)
