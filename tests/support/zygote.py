@@ -6,6 +6,7 @@ and answers with its exit status.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -129,6 +130,7 @@ class Zygote:
 def main() -> None:
     """Answer requests until there are no more."""
     _import_all()
+    gc.freeze()  # a child then need not traverse all that was imported when it ends
     for line in sys.stdin:
         request = json.loads(line)
         if "reap" in request:
