@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line; if its packages are missing, print how to install them and exit 2."""
     try:
-        from shardcache.cli.app import app
+        from shardcache.cli.main import app
 
         app(prog_name="shardcache")
     except ModuleNotFoundError as exn:

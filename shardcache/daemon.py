@@ -13,13 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
-from shardcache import __version__, logs
+from shardcache import __version__
 from shardcache import gc_tuning as garbage
 from shardcache.access.rules import AllowList
 from shardcache.cache.facade import Cache
 from shardcache.config import Settings, unknown_variables
 from shardcache.fetch.download import Downloader
-from shardcache.metrics import Counters
+from shardcache.observability import logs
+from shardcache.observability.metrics import Counters
+from shardcache.observability.traces import tracing
 from shardcache.origin.registry import Origins
 from shardcache.protocol import socket_path
 from shardcache.server.app import serving
@@ -32,7 +34,6 @@ from shardcache.server.process.socket_activation import ActivatedSockets
 from shardcache.server.process.takeover import predecessor_gone
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
-from shardcache.telemetry import tracing
 from shardcache.units import size
 
 log = structlog.get_logger()

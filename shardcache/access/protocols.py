@@ -39,11 +39,11 @@ _WRAPPERS = (
     *("asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"),
     *("generic", "libarchive", "reference", "simplecache", "tar", "zip"),
 )
-S3 = UrlProtocol(("s3", "s3a"), Kind.STORE, "shardcache.origin.s3.origin:S3Origin", "s3fs")
+S3 = UrlProtocol(("s3", "s3a"), Kind.STORE, "shardcache.origin.s3.s3_origin:S3Origin", "s3fs")
 _TABLE = (
     S3,
-    UrlProtocol(("http",), Kind.WEB, "shardcache.origin.http.origin:HttpOrigin"),
-    UrlProtocol(("https",), Kind.WEB, "shardcache.origin.http.origin:HttpOrigin"),
+    UrlProtocol(("http",), Kind.WEB, "shardcache.origin.http.http_origin:HttpOrigin"),
+    UrlProtocol(("https",), Kind.WEB, "shardcache.origin.http.http_origin:HttpOrigin"),
     UrlProtocol(("file", "local"), Kind.LOCAL, "shardcache.origin.local:LocalOrigin"),
     # gs and gcs, like az and abfs, stay apart: a rule that allows one does not allow the other.
     UrlProtocol(("gs",), Kind.STORE, package="gcsfs"),

@@ -16,8 +16,8 @@ from shardcache.cache.catalog.sample_counts import Counting
 from shardcache.cache.loop_turns import Turns
 from shardcache.cache.observer import Observer
 from shardcache.cache.operations.maintenance import Maintenance
+from shardcache.cache.operations.origin_probes import Probing
 from shardcache.cache.operations.pinning import Pinning
-from shardcache.cache.operations.probing import Probing
 from shardcache.cache.operations.rounds import Tell
 from shardcache.cache.operations.runtime_settings import RuntimeSettings
 from shardcache.cache.operations.warming import Warming
@@ -28,11 +28,11 @@ from shardcache.cache.readers.readers import Reader, Readers
 from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.residency.evictor import Evictor
 from shardcache.cache.residency.inventory import Inventory
-from shardcache.cache.residency.page_cache import Pages
+from shardcache.cache.residency.page_advice import Pages
 from shardcache.cache.residency.pins import Pins
 from shardcache.cache.residency.publishing import Ingester
 from shardcache.cache.residency.quarantine import Quarantine
-from shardcache.cache.residency.reconcile import Reconciler
+from shardcache.cache.residency.reconciler import Reconciler
 from shardcache.cache.residency.scrubbing import Scrubber
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers.fetcher import Fetcher
@@ -42,12 +42,12 @@ from shardcache.cache.views.live import LiveView
 from shardcache.cache.views.overview import Overview
 from shardcache.config import Settings
 from shardcache.fetch.download import Downloader
-from shardcache.metrics import Counters
+from shardcache.observability.metrics import Counters
+from shardcache.observability.traces import Traces
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
-from shardcache.telemetry import Traces
 
 Json = dict[str, Any]
 

@@ -8,8 +8,8 @@ from shardcache.cache.readers.jobs import Job
 from shardcache.cache.transfers.transfers import Transfer
 from shardcache.cache.transfers.waiting import Stage, Wait
 from shardcache.errors import ShardcacheError
-from shardcache.metrics import Counters
-from shardcache.telemetry import Span, Traces
+from shardcache.observability.metrics import Counters
+from shardcache.observability.traces import Span, Traces
 
 
 class Observer:

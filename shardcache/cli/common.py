@@ -13,7 +13,7 @@ import click
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 
 if TYPE_CHECKING:
-    from shardcache.cli.client import AdminClient, Lines
+    from shardcache.cli.admin_client import AdminClient, Lines
 
 FAILED = 1
 USAGE = 2
@@ -84,7 +84,7 @@ def ask(socket: Path | None, request: Callable[[AdminClient], Awaitable[T]]) -> 
     """Return the daemon's answer to a request."""
     import asyncio  # takes long, and `probe` needs none of it
 
-    from shardcache.cli.client import AdminClient
+    from shardcache.cli.admin_client import AdminClient
 
     async def answer() -> T:
         async with AdminClient(socket) as daemon:

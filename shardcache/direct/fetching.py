@@ -14,7 +14,7 @@ from shardcache.direct.scratch import Scratch, ScratchFile, ScratchSink
 from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.retry import refetch
-from shardcache.metrics import Counters
+from shardcache.observability.metrics import Counters
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
 from shardcache.protocol import Leased, ShardRef

@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from shardcache.errors import CorruptShardError, OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.metrics import Counters
+from shardcache.observability.metrics import Counters
 
 P = ParamSpec("P")
 T = TypeVar("T")

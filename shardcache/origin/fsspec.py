@@ -23,8 +23,8 @@ from shardcache.errors import (
     ShardcacheError,
 )
 from shardcache.origin.base import Origin, RemoteObject, Setup
-from shardcache.origin.memory import Buffers
-from shardcache.origin.status import error_of
+from shardcache.origin.buffers import Buffers
+from shardcache.origin.http_status import error_of
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit

@@ -24,8 +24,8 @@ from shardcache.access.urls import (
 )
 from shardcache.errors import ConfigError, NotFoundError, OriginError
 from shardcache.origin.base import RemoteObject
+from shardcache.origin.buffers import read_object
 from shardcache.origin.globs import glob_regex
-from shardcache.origin.memory import read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.shardlist import MAX_SHARDS

@@ -111,8 +111,8 @@ class Deferred:
 
 
 def _load_s3() -> None:
-    from shardcache.origin.s3 import origin as s3
-    from shardcache.origin.s3 import session as s3_session
+    from shardcache.origin.s3 import s3_origin as s3
+    from shardcache.origin.s3 import sdk_sessions as s3_session
 
     assert s3
     s3_session.descriptions()

@@ -12,10 +12,10 @@ from aiohttp import web
 
 from shardcache.cache.facade import Cache
 from shardcache.protocol import SESSION_PATH
-from shardcache.server.dashboard.files import STATIC_PATH, Files
-from shardcache.server.dashboard.live import LIVE, LIVE_PATH, Live, live
+from shardcache.server.dashboard.event_stream import LIVE, LIVE_PATH, Live, live
+from shardcache.server.dashboard.static_files import STATIC_PATH, Files
 from shardcache.server.http.admin import LOOP_LAG, STARTED_AT_S, errors_as_json, routes
-from shardcache.server.http.metrics import add_metrics
+from shardcache.server.http.metrics_endpoint import add_metrics
 from shardcache.server.http.tcp import LISTENER, Listener, guard, harden, serving_tcp
 from shardcache.server.process.drain import DRAIN, Drain, refuse_new_work
 from shardcache.server.process.listen import BACKLOG

@@ -18,7 +18,7 @@ from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ShardError
 from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
-from shardcache.store.disk.checksums import first_damaged_piece
+from shardcache.store.disk.file_checksums import first_damaged_piece
 from shardcache.store.disk.files import disk_errors, free_bytes, fsync_path, total_bytes, unlink_quietly
 from shardcache.store.disk.open_files import is_open_elsewhere
 from shardcache.store.folder.cache_folder import Folder

@@ -51,7 +51,7 @@ def test_interrupted_demo_leaves_nothing(number: signal.Signals, folder: Path) -
 
 def test_missing_packages_are_named() -> None:
     """Without the extra, the demo says what to install."""
-    code = "import sys; sys.modules['moto'] = None; from shardcache.cli.app import app; app(['demo'])"
+    code = "import sys; sys.modules['moto'] = None; from shardcache.cli.main import app; app(['demo'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "moto" in done.stderr and "pip install 'shardcache[demo]'" in done.stderr

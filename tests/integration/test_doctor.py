@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from shardcache.cache.operations.origin_probe.findings import Finding, State
-from shardcache.cli.app import app
 from shardcache.cli.doctor import runner
 from shardcache.cli.doctor.context import Context, gather
+from shardcache.cli.main import app
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION
 from shardcache.store.folder.cache_folder import Folder
 from shardcache.store.folder.layout import Layout

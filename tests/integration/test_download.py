@@ -12,7 +12,7 @@ import pytest
 from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavailableError, ShardChangedError
 from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.parts.pausable_read import Coming
-from shardcache.metrics import Counters
+from shardcache.observability.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.store.partial import Partial
 from shardcache.transport.flow import Flow

@@ -8,7 +8,7 @@ from pathlib import Path
 from shardcache.fetch.connections.priority import Priority
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.retry import Backoff
-from shardcache.metrics import Counters
+from shardcache.observability.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store.folder.layout import Layout

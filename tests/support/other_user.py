@@ -43,7 +43,7 @@ else:
 # What the command imports comes first, too.
 _IMPORT = """
 import contextlib, io, tomllib
-from shardcache.cli.app import app
+from shardcache.cli.main import app
 from shardcache.cli.doctor import runner
 """
 _COMMAND = """

@@ -142,11 +142,11 @@ def main() -> None:
 
 def _import_all() -> None:
     from shardcache import daemon
-    from shardcache.cli.app import app as commands
+    from shardcache.cli.main import app as commands
     from shardcache.origin import fsspec
-    from shardcache.origin.http import origin as http
-    from shardcache.origin.s3 import origin as s3
-    from shardcache.origin.s3 import session as s3_session
+    from shardcache.origin.http import http_origin as http
+    from shardcache.origin.s3 import s3_origin as s3
+    from shardcache.origin.s3 import sdk_sessions as s3_session
 
     assert all((daemon, commands, fsspec, http, s3))
     s3_session.descriptions()
@@ -164,7 +164,7 @@ def _become_command(request: dict[str, Any]) -> NoReturn:
     os.environ.update(request["env"])
     if control := request["env"].get("SHIM_CONTROL"):
         rule_this_process(Path(control))
-    from shardcache.cli.app import app as commands
+    from shardcache.cli.main import app as commands
 
     raise SystemExit(commands(request["args"], prog_name="shardcache"))
 

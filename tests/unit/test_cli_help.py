@@ -16,7 +16,7 @@ COMMANDS = ("serve", "status", "top", "warm", "index", "ls", "evict", "verify", 
 def test_help_loads_nothing_heavy() -> None:
     """`shardcache --help` imports none of the packages that take long to import."""
     code = (
-        "import sys; from shardcache.cli.app import app; app(['--help'], standalone_mode=False);"
+        "import sys; from shardcache.cli.main import app; app(['--help'], standalone_mode=False);"
         f"print('loaded:', [name for name in {HEAVY} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

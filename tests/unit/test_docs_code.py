@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from shardcache.cli.app import app
+from shardcache.cli.main import app
 from shardcache.config import OriginTable, Settings
 from shardcache_client import ShardDataset
 

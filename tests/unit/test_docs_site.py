@@ -16,7 +16,7 @@ from pydantic import ByteSize
 
 import shardcache_client
 from shardcache import errors
-from shardcache.cli.app import app
+from shardcache.cli.main import app
 from shardcache.config import AllowRule, OriginTable, Settings
 from shardcache.errors import ShardcacheError
 from support.guard import GUARD_S

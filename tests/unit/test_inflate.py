@@ -19,7 +19,7 @@ from shardcache.errors import (
     TruncatedShardError,
     UnsupportedShardError,
 )
-from shardcache.store.disk.checksums import first_damaged_piece
+from shardcache.store.disk.file_checksums import first_damaged_piece
 from shardcache.store.indexing import Request, index_shard
 from shardcache.store.inflate import Codec, codec_of, inflate
 from support.tars import make_tar, random_samples

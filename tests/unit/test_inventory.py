@@ -12,7 +12,7 @@ from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.planner import Planner
 from shardcache.cache.residency.evictor import NOW
 from shardcache.cache.residency.inventory import Inventory
-from shardcache.cache.residency.page_cache import Pages
+from shardcache.cache.residency.page_advice import Pages
 from shardcache.cache.signal import Signal
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.plan.memory import PagePlan
+from shardcache.plan.page_plan import PagePlan
 
 MANY_BYTES = 1_000_000
 

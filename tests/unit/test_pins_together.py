@@ -12,7 +12,7 @@ from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.loop_turns import Turns
 from shardcache.cache.planner import Planner
 from shardcache.cache.residency.inventory import Inventory
-from shardcache.cache.residency.page_cache import Pages
+from shardcache.cache.residency.page_advice import Pages
 from shardcache.cache.residency.pins import Pins
 from shardcache.cache.signal import Signal
 from shardcache.config import Amount

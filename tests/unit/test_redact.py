@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import AccessDeniedError, ConfigError, from_json
-from shardcache.redact import printable, redact
+from shardcache.observability.redact import printable, redact
 
 SECRETS = [
     "https://h/a.tar?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={}&X-Amz-Date=1&X-Amz-Signature={}",
@@ -80,7 +80,7 @@ def test_errors_hold_no_secrets() -> None:
 
 _LOGGING = """
 import logging, sys, structlog
-from shardcache import logs
+from shardcache.observability import logs
 logs.configure("debug", sys.argv[1])
 def fail(password):
     session = {"token": password}

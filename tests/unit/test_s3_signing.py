@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shardcache.config import OriginTable
-from shardcache.origin.s3.session import Sessions
+from shardcache.origin.s3.sdk_sessions import Sessions
 from shardcache.origin.s3.signing import SIGNED_FOR_S, Signer
 
 _KEYS = {"key": "AK/ID", "secret": "SECRET", "client_kwargs": {"region_name": "eu-west-3"}}

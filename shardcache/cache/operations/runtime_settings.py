@@ -14,7 +14,7 @@ from shardcache.cache.residency.evictor import Evictor
 from shardcache.config import Amount, Settings, did_you_mean
 from shardcache.errors import ConfigError, NotAllowedError
 from shardcache.fetch.download import Downloader
-from shardcache.logs import threshold
+from shardcache.observability.logs import threshold
 from shardcache.store.disk.files import total_bytes
 from shardcache.store.store import Store
 

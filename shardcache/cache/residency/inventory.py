@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.planner import Planner
-from shardcache.cache.residency.page_cache import Pages
+from shardcache.cache.residency.page_advice import Pages
 from shardcache.cache.signal import Signal
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store

@@ -34,8 +34,8 @@ def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> N
 
 
 async def _dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> None:
+    from shardcache.cli.admin_client import AdminClient
     from shardcache.cli.bridge import bridging
-    from shardcache.cli.client import AdminClient
 
     async with AdminClient(socket) as daemon:
         await daemon.status()  # raises, with a remedy, if no daemon answers

@@ -17,7 +17,7 @@ from shardcache.errors import DaemonError, NoDaemonError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardcache.cli.client import AdminClient
+    from shardcache.cli.admin_client import AdminClient
     from shardcache.cli.display.frame import Moment
     from shardcache.cli.display.rates import Page
 
@@ -48,7 +48,7 @@ def top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> No
 
 
 async def _top(interval_s: float, once: bool, as_json: bool, socket: Path | None) -> None:
-    from shardcache.cli.client import AdminClient
+    from shardcache.cli.admin_client import AdminClient
     from shardcache.cli.display.output import make_console
 
     console = make_console()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardcache.cli.client import AdminClient
+from shardcache.cli.admin_client import AdminClient
 from shardcache.errors import NoDaemonError, ShardcacheError
 from shardcache.protocol import SOCKET_ENV
 

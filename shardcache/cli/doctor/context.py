@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.access.peer import credentials
-from shardcache.cli.client import AdminClient
+from shardcache.cli.admin_client import AdminClient
 from shardcache.config import CONFIG_ENV, DEFAULT_CONFIG, Settings
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 from shardcache.protocol import socket_path

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error
-from shardcache.cli.doctor import cache, daemon, kernel, stores
+from shardcache.cli.doctor import cache, kernel, stores
+from shardcache.cli.doctor import running_daemon as daemon
 from shardcache.cli.doctor.context import Context
 from shardcache.errors import ShardcacheError
 

@@ -8,7 +8,7 @@ from shardcache.access.rules import AllowList, Peer
 from shardcache.cache.operations.origin_probe.findings import Finding, of_error, skipped
 from shardcache.cache.operations.origin_probe.targets import targets
 from shardcache.cache.operations.origin_probe.trial import Trial
-from shardcache.cli.client import AdminClient
+from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.context import Context
 from shardcache.cli.doctor.paths import me
 from shardcache.config import Settings

@@ -14,7 +14,7 @@ from shardcache.fetch.connections.scheduler import Claim, Scheduler
 from shardcache.fetch.parts.hedging import Hedging, race
 from shardcache.fetch.parts.pausable_read import PausableRead
 from shardcache.fetch.parts.stall_timeout import LEAST_BYTES_PER_S, StallTimeout
-from shardcache.metrics import Counters
+from shardcache.observability.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit

@@ -20,9 +20,9 @@ from shardcache.config import OriginTable
 from shardcache.errors import ShardChangedError
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.http.ranges import check_range, content_ranges, no_version, range_header, wrong_length
+from shardcache.origin.http_status import error_of
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.s3.signing import SIGNED_FOR_S, Signer
-from shardcache.origin.status import error_of
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from shardcache import __version__
-from shardcache.cache.operations.probing import MAX_URLS
+from shardcache.cache.operations.origin_probes import MAX_URLS
 
 Json = dict[str, Any]
 

@@ -17,9 +17,9 @@ from shardcache.cache.operations.origin_probe.reach import Pull, reach, speed, s
 from shardcache.cache.operations.origin_probe.targets import Target, shard_of
 from shardcache.config import OriginTable, Settings
 from shardcache.errors import NotAllowedError, ShardcacheError
+from shardcache.observability.redact import redact
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.registry import Origins
-from shardcache.redact import redact
 
 _FEW_CONNECTIONS = 4
 
@@ -82,7 +82,7 @@ class Trial:
     async def _before_s3(self, url: str, table: OriginTable) -> AsyncIterator[tuple[str, Finding]]:
         # Importing an SDK takes a second.
         from shardcache.cache.operations.origin_probe.credentials import credentials
-        from shardcache.origin.s3.session import Sessions
+        from shardcache.origin.s3.sdk_sessions import Sessions
 
         sessions = Sessions(table, _FEW_CONNECTIONS)
         try:

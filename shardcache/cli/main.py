@@ -8,6 +8,8 @@ import click
 
 from shardcache import __version__
 from shardcache.cli.commands.dashboard import dashboard
+from shardcache.cli.commands.demo import demo
+from shardcache.cli.commands.doctor import doctor
 from shardcache.cli.commands.index import index
 from shardcache.cli.commands.pin import pin, unpin
 from shardcache.cli.commands.probe import probe
@@ -19,8 +21,6 @@ from shardcache.cli.commands.top import top
 from shardcache.cli.commands.verify import verify
 from shardcache.cli.commands.warm import warm
 from shardcache.cli.common import INTERRUPTED, report
-from shardcache.cli.demo.command import demo
-from shardcache.cli.doctor.command import doctor
 from shardcache.errors import ShardcacheError
 
 

@@ -12,7 +12,7 @@ from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.planner import Planner
 from shardcache.cache.signal import Signal
 from shardcache.errors import ShardcacheError
-from shardcache.plan.memory import PagePlan
+from shardcache.plan.page_plan import PagePlan
 from shardcache.store.disk.memory import Memory
 from shardcache.store.disk.page_cache import let_go, read_ahead
 from shardcache.store.shard import Shard

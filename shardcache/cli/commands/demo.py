@@ -66,7 +66,7 @@ def _silent(_line: str) -> None:
 
 
 async def _run(folder: Path, say: Say) -> Outcome:
-    from shardcache.cli.client import AdminClient
+    from shardcache.cli.admin_client import AdminClient
     from shardcache.cli.demo import images, outcome, world
 
     node = world.Node(folder)

@@ -12,10 +12,10 @@ from botocore.exceptions import ClientError
 
 from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.origin.base import MD5, Checksum, Origin, RemoteObject, Setup
+from shardcache.origin.buffers import Buffers
 from shardcache.origin.http.ranges import check_range, fill, no_version, range_header
-from shardcache.origin.memory import Buffers
 from shardcache.origin.s3.direct import DirectRequests, RefusedError
-from shardcache.origin.s3.session import Sessions
+from shardcache.origin.s3.sdk_sessions import Sessions
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit

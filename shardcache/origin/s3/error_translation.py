@@ -18,8 +18,8 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardcacheError,
 )
+from shardcache.origin.http_status import certificate_error, error_of
 from shardcache.origin.s3.sdk_http import LedAwayError
-from shardcache.origin.status import certificate_error, error_of
 
 # Raised for an answer with a missing or unreadable field.
 _NONSENSE = (ResponseParserError, KeyError, ValueError)

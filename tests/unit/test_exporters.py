@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from shardcache.errors import AccessDeniedError
-from shardcache.telemetry import Span, Traces, exporter_name, tracing
+from shardcache.observability.traces import Span, Traces, exporter_name, tracing
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 

@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 from shardcache.errors import OriginError, OriginUnavailableError, ShardcacheError, ShardChangedError
 from shardcache.origin.base import Origin, RemoteObject, Setup
-from shardcache.origin.http.client import HttpClient, InvalidUrlError
+from shardcache.origin.http.http_client import HttpClient, InvalidUrlError
 from shardcache.origin.http.ranges import (
     check_range,
     content_ranges,
@@ -19,7 +19,7 @@ from shardcache.origin.http.ranges import (
     total_bytes,
     wrong_length,
 )
-from shardcache.origin.status import certificate_error, error_of
+from shardcache.origin.http_status import certificate_error, error_of
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.messages import Answer, Body
 from shardcache.transport.parts import Parts, PartSums

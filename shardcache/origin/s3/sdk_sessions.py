@@ -16,7 +16,7 @@ from s3fs import S3FileSystem
 from shardcache.config import OriginTable
 from shardcache.errors import ShardcacheError
 from shardcache.origin.s3.direct import keep_signature_v4
-from shardcache.origin.s3.errors import FOREIGN, judge
+from shardcache.origin.s3.error_translation import FOREIGN, judge
 from shardcache.origin.s3.sdk_http import StoreSession
 
 CONNECT_TIMEOUT_S = 10
