@@ -12,29 +12,15 @@ from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.catalog.history import History
 from shardcache.cache.catalog.manifests import Manifests, Resolved
 from shardcache.cache.catalog.revalidation import Revalidation
-from shardcache.cache.catalog.sample_counts import Counting
 from shardcache.cache.loop_turns import Turns
 from shardcache.cache.observer import Observer
-from shardcache.cache.operations.maintenance import Maintenance
-from shardcache.cache.operations.origin_probes import Probing
-from shardcache.cache.operations.pinning import Pinning
+from shardcache.cache.operations.operations import Operations
 from shardcache.cache.operations.rounds import Tell
-from shardcache.cache.operations.runtime_settings import RuntimeSettings
-from shardcache.cache.operations.warming import Warming
 from shardcache.cache.planner import Planner
 from shardcache.cache.readers.jobs import Loader
 from shardcache.cache.readers.leasing import Leasing
 from shardcache.cache.readers.readers import Reader, Readers
-from shardcache.cache.residency.disk_health import Health
-from shardcache.cache.residency.evictor import Evictor
-from shardcache.cache.residency.inventory import Inventory
-from shardcache.cache.residency.page_advice import Pages
-from shardcache.cache.residency.pins import Pins
-from shardcache.cache.residency.publishing import Ingester
-from shardcache.cache.residency.quarantine import Quarantine
-from shardcache.cache.residency.reconciler import Reconciler
-from shardcache.cache.residency.scrubbing import Scrubber
-from shardcache.cache.signal import Signal
+from shardcache.cache.residency.residency import Residency
 from shardcache.cache.transfers.fetcher import Fetcher
 from shardcache.cache.transfers.prefetch import Prefetcher
 from shardcache.cache.transfers.transfers import Transfer, Transfers
@@ -66,16 +52,10 @@ class Cache:
         group: asyncio.TaskGroup,
         traces: Traces | None = None,
     ) -> None:
-        aliases, changed, history = AliasTable(store.shards), Signal(), History(store.catalogue)
-        turns = self.turns = Turns()
-        planner = Planner(aliases)
-        pages = Pages(store, planner, aliases, changed)
-        inventory = Inventory(store, planner, pages, aliases, changed)
-        health = Health(store.folder, changed)
-        quarantine = Quarantine(store, inventory, health, counters, changed)
-        pins = Pins(store, inventory, turns, settings.max_pinned)
-        evictor = Evictor(store, planner, inventory, pins, health, counters, changed)
-        ingester = Ingester(store, evictor, history, indexers)
+        aliases, history = AliasTable(store.shards), History(store.catalogue)
+        planner, turns = Planner(aliases), Turns()
+        residency = Residency(settings, store, planner, aliases, history, indexers, counters, turns)
+        evictor, inventory, changed = residency.evictor, residency.inventory, residency.changed
         fetcher = Fetcher(
             store,
             origins,
@@ -85,58 +65,52 @@ class Cache:
             planner,
             aliases,
             counters,
-            ingester,
-            health,
+            residency.ingester,
+            residency.health,
             settings.part_size,
         )
         observer = Observer(counters, traces)
         transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group, observer.transferred)
-        self._revalidation = Revalidation(store, origins, aliases, counters, group, settings.listing_ttl_s)
-        leasing = Leasing(
-            store, transfers, inventory, planner, aliases, history, self._revalidation, health, quarantine
-        )
+        prefetcher = Prefetcher(planner, aliases, store, evictor, transfers, changed, settings.max_transfers)
+        revalidation = Revalidation(store, origins, aliases, counters, group, settings.listing_ttl_s)
+        health, quarantine = residency.health, residency.quarantine
+        leasing = Leasing(store, transfers, inventory, planner, aliases, history, revalidation, health, quarantine)
         readers = Readers(
             planner, leasing, inventory, transfers, counters, changed, turns, observer.waited, settings.plan_memory
         )
-        prefetcher = Prefetcher(planner, aliases, store, evictor, transfers, changed, settings.max_transfers)
-        stocktaking = Reconciler(store, inventory, evictor, pins, fetcher.is_under_way)
-        scrubber = Scrubber(store, health, quarantine, changed, settings.scrub_rate, settings.scrub_pause_s)
-        self._watching = [
-            group.create_task(prefetcher.run(), name="prefetch"),
-            group.create_task(pages.run(), name="pages"),
-            group.create_task(health.run(stocktaking), name="health"),
-            group.create_task(scrubber.run(), name="scrub"),
-            group.create_task(history.rebuild(store), name="catalogue"),
-            group.create_task(pins.run(), name="pins"),
-        ]
-        self.layout = store.layout
-        self.measures = counters.measures
         self._allow = AllowList(settings.allow)
         self._manifests = Manifests(
             origins, downloader, store.catalogue, history, self._allow, turns, settings.listing_ttl_s
         )
-        self._readers = readers
-        self._store = store
-        self._transfers = transfers
-        self._evictor = evictor
-        self._health = health
-        self._scrubber = scrubber
+        self._operations = Operations(
+            settings,
+            store,
+            origins,
+            downloader,
+            residency,
+            transfers,
+            leasing,
+            history,
+            self._allow,
+            self._manifests,
+        )
         self._overview = Overview(store, planner, aliases, transfers, readers, prefetcher, downloader, counters)
         self.live_view = LiveView(store, planner, aliases, transfers, readers, turns, self._overview.reason)
-        self._maintenance = Maintenance(store, evictor, inventory, pins, quarantine)
-        self._probing = Probing(settings, origins, self._allow, self._manifests, self._maintenance)
-        self._warming = Warming(store, transfers, leasing, origins, downloader, settings.max_transfers)
-        self._pins = pins
-        self._pinning = Pinning(pins, self._warming)
-        self._tuning = RuntimeSettings(settings, store, evictor, downloader)
-        self._counting = Counting(store, transfers, leasing, history, origins, downloader, settings.max_transfers)
+        self.layout, self.measures, self.turns = store.layout, counters.measures, turns
+        self._store, self._residency, self._readers = store, residency, readers
+        self._transfers, self._revalidation = transfers, revalidation
+        self._tasks = [
+            group.create_task(prefetcher.run(), name="prefetch"),
+            group.create_task(history.rebuild(store), name="catalogue"),
+            *residency.tasks(group, fetcher.is_under_way),
+        ]
 
     def __repr__(self) -> str:
         return f"Cache({self._store!r}, transfers={len(self._transfers.all())})"
 
     def stop(self) -> None:
         """Cancel transfers and background tasks, prefetching included; finished parts stay for the next start."""
-        for task in self._watching:
+        for task in self._tasks:
             task.cancel()
         self._transfers.stop()
         self._revalidation.stop()
@@ -159,17 +133,17 @@ class Cache:
 
     async def warm(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Fetch every shard that the patterns match, reporting events to `tell`. Raises CapacityError, OriginError."""
-        await self._warming.warm((await self.resolve(patterns, peer)).refs, tell)
+        await self._operations.warming.warm((await self.resolve(patterns, peer)).refs, tell)
 
     async def index(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Count the samples of every shard that the patterns match, reporting events to `tell`. Raises OriginError."""
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
         found = await self._manifests.resolve(patterns, peer, fresh=True)
-        await self._counting.count(found.refs, tell, listed=listed)
+        await self._operations.counting.count(found.refs, tell, listed=listed)
 
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield the published shards under a url prefix that the user may see."""
-        async for shard, facts in self._maintenance.shards(prefix, self.sight(peer)):
+        async for shard, facts in self._operations.maintenance.shards(prefix, self.sight(peer)):
             yield {
                 "url": facts.url,
                 "version": facts.version,
@@ -182,41 +156,41 @@ class Cache:
 
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
         """Remove the matching shards that the user may see, except those leased or pinned."""
-        return await self._maintenance.evict(patterns, self.sight(peer))
+        return await self._operations.maintenance.evict(patterns, self.sight(peer))
 
     async def pin(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Pin and fetch every shard that the patterns match, reporting events to `tell`.
 
         Raises CapacityError, DiskError, OriginError.
         """
-        await self._pinning.pin((await self.resolve(patterns, peer)).refs, peer, tell)
+        await self._operations.pinning.pin((await self.resolve(patterns, peer)).refs, peer, tell)
 
     async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
         """Remove the user's pins on matching shards; a trusted user removes everyone's. Raises DiskError."""
-        return await self._pinning.unpin(patterns, peer, self.sight(peer))
+        return await self._operations.pinning.unpin(patterns, peer, self.sight(peer))
 
     def pins(self, peer: Peer) -> AsyncIterator[Json]:
         """Yield the pins on urls that the user may see."""
-        return self._pinning.rows(self.sight(peer))
+        return self._operations.pinning.rows(self.sight(peer))
 
     def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Verify every shard under a url prefix by reading it again; yield events."""
-        return self._maintenance.verify(prefix, self.sight(peer))
+        return self._operations.maintenance.verify(prefix, self.sight(peer))
 
     async def probe(self, urls: Sequence[str], peer: Peer, tell: Tell, *, quick: bool) -> None:
         """Probe the origins of the urls, or all known origins, reporting findings to `tell`.
 
         Raises NotAllowedError, ConfigError.
         """
-        await self._probing.probe(urls, peer, tell, quick=quick)
+        await self._operations.probing.probe(urls, peer, tell, quick=quick)
 
     def settings(self) -> list[Json]:
         """Return the settings that `set` can change."""
-        return self._tuning.rows()
+        return self._operations.settings.rows()
 
     async def set(self, name: str, text: str, peer: Peer) -> Json:
         """Change a setting until the daemon exits. Raises NotAllowedError, ConfigError, CapacityError."""
-        return await self._tuning.set(name, text, peer)
+        return await self._operations.settings.set(name, text, peer)
 
     def sight(self, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url?"""
@@ -228,13 +202,17 @@ class Cache:
 
     def status(self, peer: Peer) -> Json:
         """Return the contents and current activity of the cache."""
-        own = {"disk": self._disk(), "scrub": self._scrubber.to_json(), "pins": self._pins.to_json()}
+        own = {
+            "disk": self._disk(),
+            "scrub": self._residency.scrubber.to_json(),
+            "pins": self._residency.pins.to_json(),
+        }
         return self._overview.page(self.sight(peer)) | own
 
     def health(self) -> Json:
         """Return `status` (`ok` or `degraded`) and the state of the disk; degraded, only cached shards are served."""
-        well = self._health.error is None and not self._evictor.short_bytes
+        well = self._residency.health.error is None and not self._residency.evictor.short_bytes
         return {"status": "ok" if well else "degraded", "disk": self._disk()}
 
     def _disk(self) -> Json:
-        return self._health.to_json() | {"short_bytes": self._evictor.short_bytes}
+        return self._residency.health.to_json() | {"short_bytes": self._residency.evictor.short_bytes}

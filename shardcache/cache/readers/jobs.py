@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from shardcache.cache.transfers.waiting import Stage, Wait
 from shardcache.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from shardcache.cache.readers.readers import Reader
 
 # Number of disconnected jobs still shown: readers disconnect between epochs.
 _PAST_JOBS = 32
@@ -35,13 +32,16 @@ class Loader:
     batch_size: int
 
 
+JobKey: TypeAlias = tuple[str, int]
+"""A job's name and its user's id."""
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """All readers of one job of one user.
 
     Attributes:
         sessions: number of connected readers.
-        workers: the connected readers that are DataLoader workers, by loader.
         shards_planned: shards in the epochs that its readers have begun.
         shards_done: shards read and released.
         stall_s: total time that readers had nothing to read, summed over all readers.
@@ -51,24 +51,15 @@ class Job:
     name: str
     uid: int
     sessions: int = 0
-    workers: dict[Loader, set[Reader]] = field(default_factory=dict, repr=False)
     shards_planned: int = 0
     shards_done: int = 0
     stall_s: float = 0.0
     waited_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CAUSES.values(), 0.0))
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> JobKey:
         """Unique key of the job."""
         return self.name, self.uid
-
-    def leave(self, reader: Reader) -> None:
-        """Remove a disconnected reader."""
-        self.sessions -= 1
-        if reader.loader is not None:
-            self.workers[reader.loader].discard(reader)
-            if not self.workers[reader.loader]:
-                del self.workers[reader.loader]
 
     def to_json(self) -> dict[str, Any]:
         """Return the job's entry in `shardcache status`."""
@@ -131,7 +122,7 @@ class Jobs:
     """Jobs with connected readers, and the most recent of those without."""
 
     def __init__(self) -> None:
-        self._jobs: dict[tuple[str, int], Job] = {}
+        self._jobs: dict[JobKey, Job] = {}
 
     def __iter__(self) -> Iterator[Job]:
         """Yield the jobs, most recently joined last."""

@@ -13,7 +13,7 @@ from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.catalog.interning import Planned, PlannedShards
 from shardcache.cache.loop_turns import Turns
 from shardcache.cache.planner import Planner
-from shardcache.cache.readers.jobs import Job, Jobs, Loader, StallClock
+from shardcache.cache.readers.jobs import Job, JobKey, Jobs, Loader, StallClock
 from shardcache.cache.readers.leasing import Leasing, Published
 from shardcache.cache.residency.inventory import Inventory
 from shardcache.cache.signal import Signal
@@ -301,7 +301,8 @@ class Reader:
         """
         if self.loader is None:
             return ()
-        return [reader for reader in self.job.workers.get(self.loader, ()) if reader._keeps_for(self.loader)]
+        workers = self.owner.workers.get((self.job.key, self.loader), ())
+        return [reader for reader in workers if reader._keeps_for(self.loader)]
 
     def _keeps_for(self, loader: Loader) -> bool:
         least = loader.batch_size * _BATCHES_AHEAD
@@ -327,7 +328,11 @@ class Reader:
 
 
 class Readers:
-    """All connected readers."""
+    """All connected readers.
+
+    Attributes:
+        workers: those that are DataLoader workers, by job and loader.
+    """
 
     def __init__(
         self,
@@ -353,6 +358,7 @@ class Readers:
         self._plan_memory_bytes = plan_memory_bytes
         self._counters = counters
         self._readers: set[Reader] = set()
+        self.workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
         self._jobs = Jobs()
 
     def __iter__(self) -> Iterator[Reader]:
@@ -363,7 +369,7 @@ class Readers:
         reader = Reader(self._jobs.join(job_name, uid), self, loader)
         self._readers.add(reader)
         if loader is not None:
-            reader.job.workers.setdefault(loader, set()).add(reader)
+            self.workers.setdefault((reader.job.key, loader), set()).add(reader)
         return reader
 
     def check_memory(self, shards: int, positions: int, added: int) -> None:
@@ -389,7 +395,12 @@ class Readers:
     def remove(self, reader: Reader) -> None:
         """Forget a reader and its plan."""
         self._readers.discard(reader)
-        reader.job.leave(reader)
+        reader.job.sessions -= 1
+        if reader.loader is not None:
+            workers = self.workers[reader.job.key, reader.loader]
+            workers.discard(reader)
+            if not workers:
+                del self.workers[reader.job.key, reader.loader]
         self.planner.now.forget(reader)
         self.changed.notify()
 

@@ -1,0 +1,65 @@
+"""The shards on disk and the space that they take: the objects of this package, connected."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from shardcache.cache.catalog.aliases import AliasTable
+from shardcache.cache.catalog.history import History
+from shardcache.cache.loop_turns import Turns
+from shardcache.cache.planner import Planner
+from shardcache.cache.residency.disk_health import Health
+from shardcache.cache.residency.evictor import Evictor
+from shardcache.cache.residency.inventory import Inventory
+from shardcache.cache.residency.page_advice import Pages
+from shardcache.cache.residency.pins import Pins
+from shardcache.cache.residency.publishing import Ingester
+from shardcache.cache.residency.quarantine import Quarantine
+from shardcache.cache.residency.reconciler import Reconciler
+from shardcache.cache.residency.scrubbing import Scrubber
+from shardcache.cache.signal import Signal
+from shardcache.config import Settings
+from shardcache.observability.metrics import Counters
+from shardcache.store.indexers import Indexers
+from shardcache.store.store import Store
+
+
+class Residency:
+    """Everything that decides which shards are on disk.
+
+    Attributes:
+        changed: notified when more shards may be evictable.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        planner: Planner,
+        aliases: AliasTable,
+        history: History,
+        indexers: Indexers,
+        counters: Counters,
+        turns: Turns,
+    ) -> None:
+        self._store = store
+        self.changed = changed = Signal()
+        self._pages = Pages(store, planner, aliases, changed)
+        self.inventory = Inventory(store, planner, self._pages, aliases, changed)
+        self.health = Health(store.folder, changed)
+        self.quarantine = Quarantine(store, self.inventory, self.health, counters, changed)
+        self.pins = Pins(store, self.inventory, turns, settings.max_pinned)
+        self.evictor = Evictor(store, planner, self.inventory, self.pins, self.health, counters, changed)
+        self.ingester = Ingester(store, self.evictor, history, indexers)
+        self.scrubber = Scrubber(
+            store, self.health, self.quarantine, changed, settings.scrub_rate, settings.scrub_pause_s
+        )
+
+    def tasks(self, group: asyncio.TaskGroup, is_arriving: Callable[[str], bool]) -> Iterator[asyncio.Task[None]]:
+        """Start and yield the background tasks; `is_arriving` is as for `Reconciler`."""
+        reconciler = Reconciler(self._store, self.inventory, self.evictor, self.pins, is_arriving)
+        yield group.create_task(self._pages.run(), name="pages")
+        yield group.create_task(self.health.run(reconciler), name="health")
+        yield group.create_task(self.scrubber.run(), name="scrub")
+        yield group.create_task(self.pins.run(), name="pins")
