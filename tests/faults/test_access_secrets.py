@@ -135,7 +135,7 @@ _METHODS = {
 }
 _EXCEPTIONS = {
     ("store/catalogue.py", "pickle"),  # the error with which it refuses
-    ("sharing/buffers.py", "pickle"),  # PickleBuffer: how what it hands to torch's own queues is written
+    ("files/buffers.py", "pickle"),  # PickleBuffer: how what it hands to torch's own queues is written
 }
 
 

@@ -26,9 +26,9 @@ def lane_of(readers: list[list[Need]]) -> Lane:
 def test_every_need_is_counted_once_in_its_time(needs: list[tuple[int, Presence]]) -> None:
     """By where its shard is; a need at the very end of the horizon belongs to the last part."""
     part_s = HORIZON_S / BINS
-    readers = [[((at + 0.5) * part_s, "a", presence)] for at, presence in needs] + [[(HORIZON_S, "a", Presence.HERE)]]
+    readers = [[((at + 0.5) * part_s, "a", presence)] for at, presence in needs] + [[(HORIZON_S, "a", Presence.CACHED)]]
     counts = lane_of(readers).to_json(lambda _: True)["counts"]
-    wanted = Counter([*needs, (BINS - 1, Presence.HERE)])
+    wanted = Counter([*needs, (BINS - 1, Presence.CACHED)])
     assert {name: counts[name] for name in counts} == {
         presence.value: [wanted[at, presence] for at in range(BINS)] for presence in Presence
     }
@@ -43,7 +43,7 @@ def test_the_soonest_are_named_and_gaps_once_each(readers: list[list[Need]]) -> 
     missing: dict[str, float] = {}
     named = {use.url: use.in_s for use in gaps([lane])}
     for in_s, name, presence in sorted((need for needs in readers for need in needs), key=lambda need: need[0]):
-        if presence is not Presence.HERE:
+        if presence is not Presence.CACHED:
             missing.setdefault(f"s3://b/{name}", round(in_s, 2))
     assert named.items() <= missing.items() and list(named.values()) == sorted(named.values())
     assert min(named.values(), default=None) == min(missing.values(), default=None)
