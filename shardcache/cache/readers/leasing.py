@@ -1,4 +1,4 @@
-"""Leases: turn a planned shard into a published file that stays while it is read."""
+"""Published files for leases: found in the cache, or fetched."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Published:
 
 
 class Leasing:
-    """Grants and ends leases."""
+    """Finds or fetches the published file of a planned shard."""
 
     def __init__(
         self,

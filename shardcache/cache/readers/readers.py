@@ -97,7 +97,7 @@ class Reader:
     owner: Readers
     loader: Loader | None = None
     _shards: list[Planned] = field(default_factory=list)  # the shards that the plan names
-    _course: array[int] = field(default_factory=lambda: array("I"))  # for each position, an index into `_shards`
+    _order: array[int] = field(default_factory=lambda: array("I"))  # for each position, an index into `_shards`
     _leases: dict[int, Lease] = field(default_factory=dict)
     _clock: StallClock = field(init=False)
     _moved_s: float = field(default_factory=time.monotonic)  # when it last took or released a shard
@@ -131,14 +131,14 @@ class Reader:
 
         Raises CapacityError if this plan, or all plans together, would exceed the memory limit.
         """
-        self.owner.check_memory(len(self._shards) + len(shards), len(self._course) + len(order), len(order))
+        self.owner.check_memory(len(self._shards) + len(shards), len(self._order) + len(order), len(order))
         await self.owner.leasing.recall(planned.ref for planned in shards)
         self._shards += shards
         await self.owner.turns.take(order, self._add_positions)
         self.owner.changed.notify()
 
     def _add_positions(self, order: Sequence[int]) -> None:
-        self._course.extend(order)
+        self._order.extend(order)
         self.owner.positions += len(order)
         self.owner.planner.now.extend(self, [self._shards[index].name for index in order])
 
@@ -255,8 +255,8 @@ class Reader:
 
     async def _forget_plan(self) -> None:
         """Free the plan in small steps; explicitly, as an error's traceback may keep a disconnected reader alive."""
-        self.owner.positions -= len(self._course)
-        del self._course[:]
+        self.owner.positions -= len(self._order)
+        del self._order[:]
         while self._shards:
             del self._shards[-_FORGOTTEN_AT_ONCE:]
             await self.owner.turns.wait()
@@ -280,9 +280,9 @@ class Reader:
 
     def ref(self, position: int) -> ShardRef:
         """Return the shard at a position of the plan. Raises ProtocolError if there is no such position."""
-        if not 0 <= position < len(self._course):
+        if not 0 <= position < len(self._order):
             raise ProtocolError(f"the plan has no position {position}")
-        return self._shards[self._course[position]].ref
+        return self._shards[self._order[position]].ref
 
     # State
 
