@@ -151,7 +151,7 @@ class ShardDataset(IterableDataset[Any]):
         self._dealing = Assignment(shuffling, even, batch_size, samples_per_epoch)
         self._source = Source(
             sessions=Sessions(
-                where, Patience(timeout_s), partial_reads=partial_reads and not zero_copy, fallback=fallback
+                where, Patience(timeout_s), partial_reads=bool(partial_reads and not zero_copy), fallback=fallback
             ),
             manifest=self.manifest,
             deal=self._dealing.deal(self.manifest),

@@ -47,6 +47,7 @@ class Store:
         self.leftovers: dict[str, Leftover] = {}
         self.pins: Sequence[Pin] = ()  # as read at start-up
         self._condemned: dict[str, Shard] = {}  # damaged and out of service, not yet moved to quarantine
+        self._removing: set[str] = set()  # keys of shards whose files are being unlinked
         self._setting_aside = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -223,11 +224,13 @@ class Store:
     async def remove(self, shard: Shard) -> bool:
         """Unlink a shard without leases; return False if some process still has it open."""
         del self.shards[shard.key]
+        self._removing.add(shard.key)
         paths = (self.layout.tar(shard.key), self.layout.sidecar(shard.key))
         removed = False
         try:
             removed = await asyncio.to_thread(_unlink_unless_open, paths)
         finally:
+            self._removing.discard(shard.key)
             if removed:
                 self.space.kept_bytes -= shard.kept_bytes
             else:
@@ -281,8 +284,8 @@ class Store:
     # Changes to the folder by others
 
     def known(self) -> frozenset[str]:
-        """Return the keys of all shards that are accounted for, including damaged ones."""
-        return frozenset(self.shards) | frozenset(self._condemned)
+        """Return the keys of all shards that are accounted for, including damaged ones and those being removed."""
+        return frozenset(self.shards) | frozenset(self._condemned) | frozenset(self._removing)
 
     def forget(self, key: str) -> bool:
         """Stop accounting for a shard or leftover whose files are gone; return False if it is unknown."""

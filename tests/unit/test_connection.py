@@ -291,6 +291,21 @@ def test_noise_is_a_protocol_error(path: Path) -> None:
         connection.close()
 
 
+def test_an_id_that_is_no_number_is_a_protocol_error(path: Path) -> None:
+    """In a message of any kind, also of one that has no `id`."""
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        peer.websocket.send(json.dumps({"type": "welcome", "protocol": PROTOCOL_VERSION, "id": [1]}))
+        peer.stay()
+
+    with scripted(path, script):
+        connection = Connection(path, READER)
+        with pytest.raises(ProtocolError, match="id"):
+            connection.call("resolve", soon(), urls=[])
+        connection.close()
+
+
 def test_it_costs_one_descriptor_and_no_thread(path: Path) -> None:
     """A connection that nobody closes goes with its object, and leaves no thread to fork over."""
 

@@ -200,6 +200,7 @@ class Connection:
 def _parse(data: bytes) -> Json:
     message = parse(data)
     ANSWERS.get(take(message, "type", str), UNKNOWN).check(message)
+    UNKNOWN.check(message)  # whatever its type, its `id` may name a request
     return message
 
 

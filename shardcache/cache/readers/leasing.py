@@ -84,7 +84,7 @@ class Leasing:
                     return found
                 # The published shard may have been evicted before this task runs: check again.
                 shard = self._store.shards.get(found.key)
-            elif facts := await self._facts(shard, ref.url):
+            elif (facts := await self._facts(shard, ref.url)) and self._store.shards.get(shard.key) is shard:
                 if hit:
                     self._planner.now.found(shard.key)
                 return Published(shard, facts, hit)

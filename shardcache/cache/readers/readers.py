@@ -220,7 +220,8 @@ class Reader:
         try:
             await arrival.beyond(beyond_bytes, wait)
         except ShardcacheError:
-            if self._leases.pop(number, None) is not None:
+            if self._leases.get(number) is lease:  # not released since, nor its number used again
+                del self._leases[number]
                 await self._let_go(lease)
             raise
         finally:

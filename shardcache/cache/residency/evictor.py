@@ -199,9 +199,13 @@ class Evictor:
         shard = self._store.shards.get(key)
         if shard is None or shard.stays:  # since it was chosen
             return False
-        with self._inventory.evicting(shard):
-            if not await self._store.remove(shard):
-                return False
+        try:
+            with self._inventory.evicting(shard):
+                if not await self._store.remove(shard):
+                    return False
+        finally:
+            if self._store.shards.get(key) is shard:
+                self._pins.arrived(shard)  # it may have been pinned in the meantime
         log.debug("evicted", shard=key if shard.facts is None else shard.facts.url)
         self._counters.evictions += 1
         return True

@@ -111,7 +111,7 @@ class Inventory:
         finally:
             if self._is_cached(shard):  # a process has it open, or the disk failed
                 self._still_open[shard] = time.monotonic()
-            else:
+            elif shard.key not in self._store.shards:
                 self.gone(shard.key)
 
     def look_again(self) -> None:

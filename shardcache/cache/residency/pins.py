@@ -187,19 +187,31 @@ class Pins:
             if new != former:
                 self._check_growth(_size_bytes(new) - _size_bytes(former))
                 await self._write(self._pins | new)
-                await self._turns.take(pins, lambda some: self._apply_all(some, become))
+                try:
+                    await self._turns.take(pins, lambda some: self._apply_all(some, become, new))
+                except asyncio.CancelledError:
+                    self.note()
+                    raise
             return former
 
-    def _apply_all(self, pins: Sequence[Pin], become: Callable[[Pin], Pin | None]) -> None:
+    def _apply_all(
+        self, pins: Sequence[Pin], become: Callable[[Pin], Pin | None], saved: Mapping[str, Pin | None]
+    ) -> None:
         for pin in pins:
-            self._apply(pin.url, become(pin))
+            present = become(pin)
+            self._apply(pin.url, present)
+            if present != saved[pin.url]:  # the shard came or went since then
+                self.note()
 
     async def _write(self, pins: Mapping[str, Pin | None]) -> None:
         self._unsaved.clear()
+        writing = asyncio.create_task(asyncio.to_thread(write_pins, self._store.layout, filter(None, pins.values())))
         try:
-            await asyncio.to_thread(write_pins, self._store.layout, filter(None, pins.values()))
+            await asyncio.shield(writing)
         except (DiskError, asyncio.CancelledError):
             self._unsaved.set()
+            await asyncio.wait([writing])  # the next writer uses the same temporary file
+            writing.exception()
             raise
         self._is_failing = False
 
