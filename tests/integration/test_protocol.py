@@ -218,7 +218,7 @@ def test_leases_without_end_are_refused(daemon: Daemon, urls: list[str]) -> None
         assert [answer["type"] for answer in answers].count("leased") == 4096
         (refusal,) = (answer for answer in answers if answer["type"] == "error")
         assert refusal["error"]["code"] == "protocol" and "4096 leases" in refusal["error"]["message"]
-        session.need(answers[0]["id"])
+        session.need(next(answer["id"] for answer in answers if answer["type"] == "leased"))
         assert leases(daemon, urls[0]) == 1
 
 
