@@ -13,7 +13,7 @@ import json
 import sys
 from typing import Any, ClassVar, Self
 
-from shardcache.observability.redact import redact
+from shardcache.redact import redact
 
 _MOST_CHARS = 8192
 

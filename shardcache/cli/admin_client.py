@@ -12,8 +12,8 @@ from typing import Any, Self
 import aiohttp
 
 from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
-from shardcache.observability.redact import printable
 from shardcache.protocol import socket_path
+from shardcache.redact import printable
 
 Json = dict[str, Any]
 # Close it, as with `contextlib.aclosing`: a caller that stops reading early frees the connection that way.

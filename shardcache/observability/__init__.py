@@ -1,1 +1,1 @@
-"""Logs, metrics and traces of the daemon, with secrets redacted."""
+"""Logs, metrics and traces of the daemon."""

@@ -13,7 +13,7 @@ from aiohttp.http import HttpProcessingError
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor
 
-from shardcache.observability.redact import printable, redact
+from shardcache.redact import printable, redact
 
 _LEVELS = logging.getLevelNamesMapping()
 _MOST_CHARS = 512

@@ -21,7 +21,7 @@ import structlog
 
 from shardcache import __version__
 from shardcache.errors import ShardcacheError
-from shardcache.observability.redact import redact
+from shardcache.redact import redact
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

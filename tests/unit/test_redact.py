@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import AccessDeniedError, ConfigError, from_json
-from shardcache.observability.redact import printable, redact
+from shardcache.redact import printable, redact
 
 SECRETS = [
     "https://h/a.tar?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={}&X-Amz-Date=1&X-Amz-Signature={}",

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import structlog
 
-from shardcache.observability.redact import redact
 from shardcache.protocol import ShardRef
+from shardcache.redact import redact
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.shard import Facts
 from shardcache.store.store import Store

@@ -18,10 +18,10 @@ from shardcache.cache.catalog.history import History
 from shardcache.cache.loop_turns import Turns
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.fetch.download import Downloader
-from shardcache.observability.redact import redact
 from shardcache.origin.listing import asks_store, expand, expand_braces
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
+from shardcache.redact import redact
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.store.catalogue import Catalogue
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcache.access.urls import is_glob
-from shardcache.observability.redact import redact
 from shardcache.origin.globs import glob_regex
 from shardcache.origin.listing import expand_braces
+from shardcache.redact import redact
 
 
 class Matching:

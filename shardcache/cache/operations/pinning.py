@@ -13,8 +13,8 @@ from shardcache.cache.operations.rounds import Tell
 from shardcache.cache.operations.warming import Warming
 from shardcache.cache.readers.leasing import Published
 from shardcache.cache.residency.pins import Pins, pinned_by
-from shardcache.observability.redact import redact
 from shardcache.protocol import ShardRef
+from shardcache.redact import redact
 from shardcache.store.folder.layout import shard_key
 from shardcache.store.pinfile import Pin
 from shardcache.store.space import footprint_bytes

@@ -21,8 +21,8 @@ from shardcache.cache.transfers.waiting import Stage, Stages, Wait
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.fetch.parts.pausable_read import Coming
 from shardcache.observability.logs import about
-from shardcache.observability.redact import redact
 from shardcache.protocol import ShardRef
+from shardcache.redact import redact
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation
 

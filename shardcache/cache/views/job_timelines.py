@@ -16,7 +16,7 @@ from shardcache.cache.loop_turns import Turns
 from shardcache.cache.planner import Planner
 from shardcache.cache.readers.readers import Reader, Readers
 from shardcache.cache.transfers.transfers import Transfers
-from shardcache.observability.redact import HIDDEN, redact
+from shardcache.redact import HIDDEN, redact
 from shardcache.store.store import Store
 
 HORIZON_S = 300.0

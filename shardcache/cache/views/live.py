@@ -20,7 +20,7 @@ from shardcache.cache.readers.readers import Readers
 from shardcache.cache.transfers.transfers import Transfer, Transfers
 from shardcache.cache.views.job_timelines import JobTimelines, Lane, gaps
 from shardcache.cache.views.shard_map import ShardMap
-from shardcache.observability.redact import HIDDEN, redact
+from shardcache.redact import HIDDEN, redact
 from shardcache.store.store import Store
 
 Json = dict[str, Any]

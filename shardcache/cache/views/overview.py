@@ -18,8 +18,8 @@ from shardcache.cache.transfers.waiting import Stage
 from shardcache.errors import DiskError
 from shardcache.fetch.download import Downloader
 from shardcache.observability.metrics import Counters
-from shardcache.observability.redact import HIDDEN, redact
 from shardcache.plan.schedule import Schedule
+from shardcache.redact import HIDDEN, redact
 from shardcache.store.disk.files import free_bytes
 from shardcache.store.store import Store
 from shardcache.units import size

@@ -17,9 +17,9 @@ from typing import Any
 
 from shardcache.cache.loop_turns import Turns
 from shardcache.cache.planner import Planner
-from shardcache.observability.redact import redact
 from shardcache.plan.schedule import Schedule
 from shardcache.plan.timeline import NEVER
+from shardcache.redact import redact
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 

@@ -20,7 +20,6 @@ from shardcache.cache.readers.readers import Lease, Reader
 from shardcache.cache.transfers.arriving import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.observability.logs import about
-from shardcache.observability.redact import redact
 from shardcache.protocol import (
     MAX_REQUEST_BYTES,
     REQUESTS,
@@ -34,6 +33,7 @@ from shardcache.protocol import (
     parse,
     take,
 )
+from shardcache.redact import redact
 from shardcache.server.http.json_stream import written
 from shardcache.server.process.drain import DRAIN
 from shardcache.server.sessions.audit import AUDIT

@@ -9,8 +9,8 @@ from botocore.credentials import Credentials
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok
 from shardcache.config import OriginTable
 from shardcache.errors import ShardcacheError
-from shardcache.observability.redact import redact
 from shardcache.origin.s3.sdk_sessions import Sessions
+from shardcache.redact import redact
 
 _CHAIN = (
     "nothing found in the whole chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, ~/.aws/credentials and "

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from shardcache.errors import ShardcacheError
-from shardcache.observability.redact import printable, redact
+from shardcache.redact import printable, redact
 
 Figures = Mapping[str, float]
 _NOTHING: Figures = MappingProxyType({})

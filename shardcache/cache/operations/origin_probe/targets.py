@@ -10,9 +10,9 @@ from shardcache.access.protocols import WEB
 from shardcache.access.urls import INDEX_SUFFIX, SHARD_SUFFIXES, protocol_of, store_of
 from shardcache.config import OriginTable
 from shardcache.errors import OriginUnavailableError
-from shardcache.observability.redact import HIDDEN
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
+from shardcache.redact import HIDDEN
 
 _LISTING_LIMIT_S = 20.0
 

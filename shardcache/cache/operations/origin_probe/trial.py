@@ -17,9 +17,9 @@ from shardcache.cache.operations.origin_probe.reach import Pull, reach, speed, s
 from shardcache.cache.operations.origin_probe.targets import Target, shard_of
 from shardcache.config import OriginTable, Settings
 from shardcache.errors import NotAllowedError, ShardcacheError
-from shardcache.observability.redact import redact
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.registry import Origins
+from shardcache.redact import redact
 
 _FEW_CONNECTIONS = 4
 
