@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import random
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from shardcache.errors import ShardcacheError, ShardChangedError, ShardError, Tr
 from shardcache_client import ShardDataset, ignore_and_continue
 from support.daemon import Daemon, eventually
 from support.gated_store import GatedStore
+from support.raw_session import RawSession
 from support.tars import make_tar, random_samples
 
 PART_BYTES = 64 * 1024
@@ -204,3 +206,29 @@ def test_a_reader_that_leaves_a_beginning_leaves_nothing(daemon: Daemon, store: 
     store.let("a.tar")
     eventually(lambda: len(daemon.shards()) == 1)
     assert daemon.leases() == 0
+
+
+def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemon, store: GatedStore) -> None:
+    """A reader that still waits for more of a released shard, and gets an error, keeps its newer lease."""
+    bad, good = store.put("bad.tar", random.Random(1).randbytes(len(BODY))), store.put("good.tar", BODY)
+    store.let("good.tar")
+    with RawSession(daemon) as session:
+        session.plan([good], [0])
+        session.take(0)
+    eventually(lambda: daemon.leases() == 0)
+    store.let("bad.tar", 5 * PART_BYTES)
+    with RawSession(daemon) as session:
+        session.plan([bad, good], [0, 1])
+        session.send(type="lease", id=100, position=0, partial=True)
+        session.send(type="need", of=100)
+        assert session.receive()["type"] == "arriving"
+        session.send(type="more", id=101, lease=100, beyond=len(BODY))
+        session.send(type="release", lease=100)
+        session.send(type="lease", id=100, position=1)
+        session.send(type="need", of=100)
+        assert session.receive()["type"] == "leased"
+        store.let("bad.tar")
+        failure = session.receive()
+        assert (failure["type"], failure["id"]) == ("error", 101)
+        assert daemon.leases() == 1
+    eventually(lambda: daemon.leases() == 0)
