@@ -299,10 +299,6 @@ class Store:
         self.shards[shard.key] = shard
         self.space.kept_bytes += shard.kept_bytes
 
-    def idle(self) -> Iterator[Shard]:
-        """Return the shards without leases, least recently used first."""
-        return (shard for shard in self.shards.values() if not shard.leases)
-
 
 def _unlink_unless_open(paths: Sequence[Path]) -> bool:
     # Unlinking an open file would not free its bytes, and they would not be accounted for.
