@@ -42,8 +42,9 @@ def main() -> None:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     common: dict[str, Any] = {"batch_size": BATCH, "decode": decode, "socket": args.socket}
     training = ShardDataset(args.urls, shuffle=True, seed=7, **common)
-    loader = StatefulDataLoader(training, batch_size=BATCH, num_workers=2)  # a DataLoader, if nothing is ever resumed
-    validation = DataLoader(ShardDataset(args.validation, **common), batch_size=BATCH, num_workers=1)
+    loader = StatefulDataLoader(training, BATCH, num_workers=2, persistent_workers=True)  # DataLoader, if never resumed
+    validation = ShardDataset(args.validation, **common)
+    validation_loader = DataLoader(validation, BATCH, num_workers=1, persistent_workers=True)
     net = model()
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
     progress = Progress()
@@ -64,7 +65,7 @@ def main() -> None:
                 accelerator.save_state(f"{args.checkpoints}/step-{progress.step}")
             shown.append(batch["key"])
         report(f"epoch {epoch} training", shown, args.out)
-        shown = evaluate(accelerator, net, validation)
+        shown = evaluate(accelerator, net, validation_loader)
         report(f"epoch {epoch} validation", shown, args.out)
     accelerator.end_training()
 

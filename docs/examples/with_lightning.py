@@ -64,8 +64,9 @@ def main() -> None:
     args = arguments("--validation", "--checkpoints", "--resume")
     common: dict[str, Any] = {"batch_size": BATCH, "decode": decode, "socket": args.socket}
     training = ShardDataset(args.urls, shuffle=True, seed=7, **common)
-    loader = StatefulDataLoader(training, batch_size=BATCH, num_workers=2)  # a DataLoader, if nothing is ever resumed
-    validation = DataLoader(ShardDataset(args.validation, **common), batch_size=BATCH, num_workers=1)
+    loader = StatefulDataLoader(training, BATCH, num_workers=2, persistent_workers=True)  # DataLoader, if never resumed
+    validation = ShardDataset(args.validation, **common)
+    validation_loader = DataLoader(validation, BATCH, num_workers=1, persistent_workers=True)
     trainer = Trainer(
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices=2,
@@ -77,7 +78,7 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Toy(args.out), loader, validation, ckpt_path=args.resume)
+    trainer.fit(Toy(args.out), loader, validation_loader, ckpt_path=args.resume)
 
 
 if __name__ == "__main__":
