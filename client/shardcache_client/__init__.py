@@ -1,10 +1,11 @@
-"""The training side of shardcache: a PyTorch dataset that reads shards cached on local disk by the node's daemon.
+"""The training side of shardcache: readers of shards that the node's daemon caches on local disk.
 
     from shardcache_client import ShardDataset
 
-Importing this package alone does not import torch.
+Importing this package does not import torch; `ShardReader` does without it.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shardcache_client.handlers import (
@@ -18,9 +19,11 @@ from shardcache_client.handlers import (
 if TYPE_CHECKING:
     from shardcache_client.dataset import ShardDataset
     from shardcache_client.lengths.batching import batch_by_length
+    from shardcache_client.reader import ShardReader
 
 __all__ = [
     "ShardDataset",
+    "ShardReader",
     "batch_by_length",
     "ignore_and_continue",
     "ignore_and_stop",
@@ -29,15 +32,15 @@ __all__ = [
     "warn_and_stop",
 ]
 
+# Imported at their first use: most need torch, and daemon-side tools use the rest of this package without it.
+_MODULES = {"ShardDataset": "dataset", "ShardReader": "reader", "batch_by_length": "lengths.batching"}
+
 
 def __getattr__(name: str) -> Any:
-    # Daemon-side tools and tests use the rest of this package where torch is not installed.
-    if name == "ShardDataset":
-        from shardcache_client.dataset import ShardDataset
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
-        return ShardDataset
-    if name == "batch_by_length":
-        from shardcache_client.lengths.batching import batch_by_length
 
-        return batch_by_length
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import from_here, socket_path
 from shardcache_client.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
-from shardcache_client.daemon.connection import Reader
-from shardcache_client.daemon.session import Patience
-from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
-from shardcache_client.handlers import Handler, reraise
 from shardcache_client.malloc import keep_freed_memory
-from shardcache_client.order.deal import Assignment, Deal, SampleDeal, check
-from shardcache_client.order.partition import Cut, Even, taken_in_turns
-from shardcache_client.order.rounds import Shuffle
-from shardcache_client.order.state import Place, Resumption, State, resume
-from shardcache_client.ranks.membership import Membership, in_worker
-from shardcache_client.ranks.one_epoch import OneEpoch
-from shardcache_client.ranks.one_manifest import OneManifest
-from shardcache_client.ranks.resharding import refuse_resharding
-from shardcache_client.reading.position import ReaderPosition
-from shardcache_client.reading.stream import Decode, EpochStream, Source
-from shardcache_client.sharing.bookmark import Bookmark, Loader
+from shardcache_client.order.partition import taken_in_turns
+from shardcache_client.ranks.group import RankGroup
+from shardcache_client.ranks.membership import in_worker
+from shardcache_client.ranks.torch_group import TorchRankGroup
+from shardcache_client.reader import ShardReader, check_least
+from shardcache_client.sharing.bookmark import Loader
 from shardcache_client.sharing.shared_state import SharedState
-from shardcache_client.topology import Topology, explicit_ranks, job_name
-
-if TYPE_CHECKING:
-    from shardcache_client.sharing.handover import Handover
-
-log = logging.getLogger("shardcache")
-
-_PATIENCE_S = 120.0  # for ranks that stay in an epoch; well below the 10-minute timeout of NCCL's collectives
+from shardcache_client.topology import Ranks, Topology
 
 
-class ShardDataset(IterableDataset[Any]):
+class ShardDataset(ShardReader, IterableDataset[Any]):
     """A PyTorch dataset of tar shards, read from the disk cache that the node's shardcache daemon fills.
 
     Yields dicts: `__key__` and `__url__` (str), and the bytes of each member under its extension. An epoch is one
@@ -106,65 +86,11 @@ class ShardDataset(IterableDataset[Any]):
         EpochMismatchError: this rank repeatedly ends an epoch early while other ranks continue it.
     """
 
-    def __init__(
-        self,
-        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        shuffle: bool = False,
-        shuffle_window: int = 8,
-        seed: int = 0,
-        canonical_nodes: int = 1,
-        even: Even = "pad",
-        samples_per_epoch: int | None = None,
-        epochs: int | None = None,
-        batch_size: int = 1,
-        decode: Decode | None = None,
-        on_error: Handler = reraise,
-        job: str | None = None,
-        socket: str | os.PathLike[str] | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        timeout_s: float = 300.0,
-        partial_reads: bool = True,
-        fallback: Fallback = "error",
-        zero_copy: bool | str | Collection[str] = False,
-    ) -> None:
-        _check_least(0, shuffle_window=shuffle_window)
-        counts = {"samples_per_epoch": samples_per_epoch, "epochs": epochs}
-        _check_least(1, canonical_nodes=canonical_nodes, batch_size=batch_size, **counts)
-        if even not in ("pad", "drop", None):
-            raise ConfigError(f"even is {even!r}", remedy='choose "pad", "drop" or None')
-        if fallback not in ("error", "direct"):
-            raise ConfigError(f"fallback is {fallback!r}", remedy='choose "error" or "direct"')
-        self.seed = seed
-        self._on_error = on_error
-        self._job = job or job_name()
-        named_ranks = explicit_ranks(rank, world_size)
-        self._membership = Membership(named_ranks)
-        self._reading: tuple[int, EpochStream] | None = None
-        where = socket_path(socket)
-        patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
-        self._agreed = OneManifest(patterns, named_ranks, timeout_s)
-        resolve = resolver(fallback)
-        self.manifest = self._agreed.settle(lambda: resolve(where, Reader(self._job), patterns, timeout_s))
-        shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
-        self._dealing = Assignment(shuffling, even, batch_size, samples_per_epoch)
-        self._source = Source(
-            sessions=Sessions(
-                where, Patience(timeout_s), partial_reads=bool(partial_reads and not zero_copy), fallback=fallback
-            ),
-            manifest=self.manifest,
-            deal=self._dealing.deal(self.manifest),
-            decode=decode,
-            handover=_handover(zero_copy) if zero_copy else None,
-            epochs=epochs,
-        )
-        self._shared_state = SharedState(in_worker=in_worker)
-        self._one_epoch = OneEpoch(self._agreed.name, self._agreed.place, min(timeout_s, _PATIENCE_S))
-        self._bookmark = Bookmark(self._shared_state, self._dealing.identities(self.manifest))
+    def _ranks_of(self, explicit: Ranks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
+        return TorchRankGroup(explicit, urls, timeout_s)
 
-    def __repr__(self) -> str:
-        return f"ShardDataset({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
+    def _new_shared_state(self) -> SharedState:
+        return SharedState(in_worker=in_worker)
 
     def __len__(self) -> int:
         """Return the number of samples that this rank reads per epoch.
@@ -179,10 +105,7 @@ class ShardDataset(IterableDataset[Any]):
                 f"len() of the loader is not known: its batch_size is {loaders_size}, the dataset's {size}, and each "
                 f"worker may have a short batch; pass batch_size={loaders_size} to the dataset as well"
             )
-        samples = self._deal().rank_size(self.topology())
-        if samples is None:
-            raise TypeError(f"the number of samples is not known: {self._why_not_counted()}")
-        return samples
+        return super().__len__()
 
     def __iter__(self) -> Iterator[Any]:
         loader = _loader()
@@ -192,89 +115,19 @@ class ShardDataset(IterableDataset[Any]):
             _let_collate_pass_buffers()
             if loader is None:
                 self._source.handover.acks.receive_here()
-        self._refuse_resharding()
-        topology = self.topology()
-        deal = self._deal()
-        check(deal, topology, self._dealing.even)
-        self._agreed.compare(self.manifest, topology, counted=deal.counted)
-        epoch = self._bookmark.begin(loader, self._agree_on_epoch)
-        stream = self._stream_of(epoch, topology, self._bookmark.states)
-        self._reading = os.getpid(), stream
-        self._explain(topology)
-        return stream.samples(self._look_at_callers, partial(self._bookmark.finish, epoch, loader))
-
-    @property
-    def _stream(self) -> EpochStream | None:
-        """The stream that this process reads; None in a process forked after the stream began."""
-        return self._reading[1] if self._reading is not None and self._reading[0] == os.getpid() else None
+        return self._begin(loader)
 
     def _look_at_callers(self) -> None:
-        self._refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
+        super()._look_at_callers()
         found = batching_of(self)
         self._bookmark.note_batching(None if found is None else (found.batch_size, found.drop_last))
 
-    def _agree_on_epoch(self, epoch: int, left: int | None) -> int:
-        # With even=None, ranks need not be in step: each one counts for itself.
-        return epoch if self._dealing.even is None else self._one_epoch.agree(self._membership.ranks, epoch, left)
-
-    def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
-        source, start = replace(self._source, deal=self._deal()), Resumption(epoch)
-        if states and states[0].epoch == epoch:
-            if states[0].counted != source.deal.counted:
-                source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
-            start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
-        reader = Reader(self._job, topology, _loader_name(), self._dealing.batch_size)
-        return EpochStream(source, reader, start, ReaderPosition.at(start.place, self._on_error))
-
-    def _deal(self) -> Deal:
-        """Return the deal of this dataset; by sample counts only if all ranks are sure to have the same counts."""
-        deal, ranks = self._source.deal, self._membership.ranks
-        if not deal.counted or self._dealing.needs_counts or ranks.world_size == 1:
-            return deal
-        shared = self._agreed.settled or self.manifest.counts_listed
-        return deal if shared else self._dealing.deal(self.manifest, counted=False)
-
-    def _why_not_counted(self) -> str:
-        uncounted, shards = self.manifest.uncounted, len(self.manifest)
-        known = "this node has counted the samples, but other ranks' nodes may not have"
-        return (
-            f"{f'{uncounted} of {shards} shards were never counted' if uncounted else known}. "
-            "Count them once with `shardcache index URL... -o index.json`, then use index.json as the url"
-            + ("" if uncounted else "; or initialise torch.distributed before creating the dataset")
-        )
-
-    def _explain(self, topology: Topology) -> None:
-        """Log once that samples are not counted, and how many workers have nothing to read because of it."""
-        if self._deal().counted or topology.reader:
-            return
-        with self._shared_state.edit() as notes:
-            if notes.setdefault("explained", False):
-                return
-            notes["explained"] = True
-        idle = max(0, topology.readers - len(self.manifest))
-        log.warning(
-            "each worker gets whole shards%s, and len() is not known: %s",
-            f" ({idle} of {topology.readers} workers get none)" if idle else "",
-            self._why_not_counted(),
-        )
-
-    # Epochs and resuming
+    def _loader_name(self) -> str:
+        return _loader_name()
 
     @property
-    def epoch(self) -> int:
-        """The epoch that this process is reading, or else the next one that it would read."""
-        return self._bookmark.next_epoch if self._stream is None else self._stream.start.epoch
-
-    @property
-    def position(self) -> int:
-        """Number of samples of its share that this reader has passed, bad ones included."""
-        return 0 if self._stream is None else self._stream.reader_position.taken
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that every iteration reads from now on, including those in running DataLoader workers."""
-        self._refuse_resharding()  # a wrapper that sends one process's batches to all never reads on the others
-        self._bookmark.set_epoch(epoch)
-        self._reading = None
+    def _in_worker(self) -> bool:
+        return in_worker()
 
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return this reader's position: a few numbers, whatever the size of dataset and batches.
@@ -302,41 +155,11 @@ class ShardDataset(IterableDataset[Any]):
                 remedy="use torchdata's StatefulDataLoader and its state_dict(); or call state_dict(batches=...) with "
                 "the number of batches taken since the iteration began",
             )
-        stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
-        own_loop = not in_worker() and not stateful_loader_asks()
-        over = own_loop and self._is_over(stream) and self._ranks_end_together(stream, topology)
-        return self._state(stream, topology, stream.reader_position.place, over=over).to_json()
-
-    def _is_over(self, stream: EpochStream) -> bool:
-        """Return True if the epoch has no more batches, but for a short one that the loader drops."""
-        size, drop_last = self._bookmark.batching or (1, False)
-        return stream.read or (stream.counted and stream.samples_left < (size if drop_last else 1))
-
-    def load_state_dict(self, state: object) -> None:
-        """Resume from a state, exactly where it was taken, at the next iteration of its epoch.
-
-        This is the next iteration, unless `set_epoch` sets another epoch. After a state taken at the end of an epoch,
-        the next epoch is read; if `set_epoch` names the finished epoch, the iteration yields nothing.
-
-        The number of ranks and workers may differ from the run that saved the state: the rest of the epoch is divided
-        among the new ones. One rank's state with all its workers suffices, since ranks take their batches in step; from
-        a list of several ranks' states, each rank's own is used. With `even=None`, ranks differ by a sample: one rank's
-        state then suffices until one of its workers reaches the end of its share; after that, an error asks for the
-        states of the others.
-
-        Args:
-            state: the return value of `state_dict`, or any structure that contains such states, such as a
-                StatefulDataLoader's.
-
-        Raises ConfigError if it contains no state, or one of another dataset; the next iteration raises it if the
-        positions of all readers cannot be derived.
-        """
-        self._bookmark.load(state, worker=in_worker())
-        self._reading = None
+        return self._own_state(topology, alone=not in_worker() and not stateful_loader_asks())
 
     def _state_of_rank(self, topology: Topology, batches: int) -> dict[str, Any]:
         """Return the states of all workers of this rank after `batches` batches were taken from them in turn."""
-        _check_least(0, batches=batches)
+        check_least(0, batches=batches)
         bookmark = self._bookmark
         states = bookmark.states_of_workers if bookmark.workers else bookmark.states
         workers = max(1, bookmark.workers)
@@ -363,46 +186,6 @@ class ShardDataset(IterableDataset[Any]):
         each = zip(streams, crew, places, strict=True)
         return {"workers": [self._state(*reader, over=over).to_json() for reader in each]}
 
-    def _ranks_end_together(self, stream: EpochStream, reader: Topology) -> bool:
-        """Return True if the epoch ends after the same number of batches on all ranks."""
-        if reader.world_size == 1:
-            return True
-        deal, drop_last = stream.deal, (self._bookmark.batching or (1, False))[1]
-        return isinstance(deal, SampleDeal) and deal.ends_together(
-            self._cut(reader), stream.start.phases, drop_last=drop_last
-        )
-
-    def _state(self, stream: EpochStream, reader: Topology, place: Place, *, over: bool) -> State:
-        """Return a reader's state; at the end of an epoch, samples that the loader drops count as taken."""
-        if over and stream.counted:
-            place = stream.reader_position.place.after(stream.samples_left)
-        return State(
-            dataset=self._bookmark.datasets[stream.counted],
-            epoch=stream.start.epoch,
-            cut=self._cut(reader),
-            counted=stream.counted,
-            phases=stream.start.phases,
-            reader=reader.reader,
-            place=place,
-            over=over,
-        )
-
-    # Ranks and workers
-
-    def topology(self) -> Topology:
-        """Return the place of this process among the readers of the job, as of now."""
-        return self._membership.topology()
-
-    def _cut(self, topology: Topology) -> Cut:
-        return Cut.of(topology, self._dealing.even, self._dealing.batch_size)
-
-    def _refuse_resharding(self) -> None:
-        refuse_resharding(self.topology(), self._membership.ranks_of_job.world_size)
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._refuse_resharding()  # a spawned worker cannot see wrappers around its parent's loader
-        return self.__dict__ | {"_reading": None}
-
 
 def _loader() -> Loader | None:
     """Return this process's place among the workers of a DataLoader; None if it is not a worker."""
@@ -419,25 +202,8 @@ def _loader_name() -> str:
     return "" if loader is None else f"{os.stat('/proc/self/ns/pid').st_ino}-{os.getppid()}-{loader.number}"  # noqa: PTH116
 
 
-def _handover(zero_copy: bool | str | Collection[str]) -> Handover:
-    from shardcache_client.sharing.handover import Handover  # needs numpy
-
-    if isinstance(zero_copy, bool):
-        return Handover()
-    extensions = [zero_copy] if isinstance(zero_copy, str) else zero_copy
-    if any(extension.startswith(".") for extension in extensions):
-        raise ConfigError(f"zero_copy is {zero_copy!r}", remedy='write extensions without a dot: "jpg", not ".jpg"')
-    return Handover(frozenset(extension.lower() for extension in extensions))
-
-
 def _let_collate_pass_buffers() -> None:
     """Have `default_collate` gather Buffers in a list in this process, as it does with bytes."""
     from shardcache_client.files.buffers import Buffer, pass_on
 
     default_collate_fn_map[Buffer] = pass_on
-
-
-def _check_least(least: int, **numbers: int | None) -> None:
-    for name, number in numbers.items():
-        if number is not None and number < least:
-            raise ConfigError(f"{name} is {number}", remedy=f"give {least} or more")

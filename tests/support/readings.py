@@ -14,7 +14,7 @@ from shardcache.errors import ShardcacheError
 from shardcache.protocol import Arriving
 from shardcache.tarindex import index_tar, write
 from shardcache_client.reading.arriving import ArrivingShard
-from shardcache_client.reading.reader import ShardReader
+from shardcache_client.reading.mapped_shard import MappedShard
 
 Items = list[tuple[str, Any]]
 
@@ -84,10 +84,10 @@ def going_on(read: Callable[[Path, int], Reading], path: Path) -> list[Items | N
         found.append(None)
 
 
-def _publish(path: Path) -> ShardReader:
+def _publish(path: Path) -> MappedShard:
     sidecar = path.with_suffix(".idx")
     write(sidecar, {"size_bytes": path.stat().st_size}, index_tar(path, str(path)))
-    return ShardReader(path, sidecar, str(path))
+    return MappedShard(path, sidecar, str(path))
 
 
 def _read(samples: Iterator[dict[str, Any]]) -> Reading:

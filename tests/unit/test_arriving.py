@@ -24,7 +24,7 @@ from shardcache.protocol import Arriving
 from shardcache.tarindex import index_tar, write
 from shardcache_client.files.mapping import ShardGoneError
 from shardcache_client.reading.arriving import ArrivingShard
-from shardcache_client.reading.reader import ShardReader
+from shardcache_client.reading.mapped_shard import MappedShard
 from support.strategies import Row, formats, members, pack_rows
 from support.tars import make_tar, pack, random_samples
 
@@ -84,7 +84,7 @@ class Download:
         return ArrivingShard(self.grant(), self.more)
 
 
-def outcomes(shard: ArrivingShard | ShardReader, start: int = 0) -> Iterator[dict[str, Any] | str]:
+def outcomes(shard: ArrivingShard | MappedShard, start: int = 0) -> Iterator[dict[str, Any] | str]:
     """Each sample from `start` on, or what is said of it."""
     while True:
         try:
@@ -102,7 +102,7 @@ def whole(path: Path, tar: bytes) -> list[dict[str, Any] | str]:
     index_path = path.with_suffix(".idx")
     path.write_bytes(tar)
     write(index_path, {"size_bytes": len(tar)}, index_tar(path, URL))
-    with ShardReader(path, index_path, URL) as reader:
+    with MappedShard(path, index_path, URL) as reader:
         return list(outcomes(reader))
 
 

@@ -332,7 +332,7 @@ def test_a_missing_numpy_is_told() -> None:
     script = """
 import sys
 sys.modules["numpy"] = None
-import shardcache_client.reading.reader
+import shardcache_client.reading.mapped_shard
 from shardcache.errors import ConfigError
 try:
     import shardcache_client.sharing.handover

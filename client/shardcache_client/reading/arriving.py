@@ -28,7 +28,7 @@ def _closed(_beyond: int) -> NoReturn:
 
 
 class ArrivingShard:
-    """The samples of a shard as far as it has arrived. Used like a `ShardReader`, with the same sample numbers.
+    """The samples of a shard as far as it has arrived. Used like a `MappedShard`, with the same sample numbers.
 
     The file has its final size from the start, so it is mapped once; bytes that have not arrived would read as zeros,
     and are never accessed. Renaming the file on publication does not affect the map.
@@ -87,7 +87,7 @@ class ArrivingShard:
         """Yield samples from number `start` on, each as soon as it has arrived, until `stop` or until the rest must be
         read another way.
 
-        Raises SampleError in place of a bad sample, as `ShardReader.samples` does; NotATarError, TruncatedShardError or
+        Raises SampleError in place of a bad sample, as `MappedShard.samples` does; NotATarError, TruncatedShardError or
         CorruptShardError if the bytes so far are not a valid tar; and what `more` raises.
         """
         for number in count(start) if stop is None else range(start, stop):

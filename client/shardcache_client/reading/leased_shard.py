@@ -21,7 +21,7 @@ from shardcache_client.daemon.session import Grant, Lease
 from shardcache_client.daemon.source import ShardSource
 from shardcache_client.files.slicing import Sample
 from shardcache_client.reading.arriving import ArrivingShard
-from shardcache_client.reading.reader import ShardReader
+from shardcache_client.reading.mapped_shard import MappedShard
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -62,7 +62,7 @@ class LeasedShard:
         self._start, self._stop = span or (0, None)
         self._in_order = span is not None
         self._handover = handover
-        self._shard: ShardReader | ArrivingShard | None = None
+        self._shard: MappedShard | ArrivingShard | None = None
         self._version: str | None = None
         self.number = self._start
         self._bad = 0  # number of samples that could not be yielded
@@ -80,7 +80,7 @@ class LeasedShard:
     def open(self) -> None:
         """Wait for the shard, or its beginning, and map it.
 
-        Raises what `Session.wait` and `ShardReader` raise, and ShardChangedError if the origin has replaced the shard
+        Raises what `Session.wait` and `MappedShard` raise, and ShardChangedError if the origin has replaced the shard
         after some of its samples were yielded.
         """
         with self._naming_what_was_given():
@@ -105,7 +105,7 @@ class LeasedShard:
                         raise
                     self._ask_again()
                 else:
-                    if isinstance(self._shard, ShardReader) or self.number == self._stop:
+                    if isinstance(self._shard, MappedShard) or self.number == self._stop:
                         return
                 self._open()
 
@@ -123,11 +123,11 @@ class LeasedShard:
     @property
     def settled(self) -> bool:
         """True if every other process has mapped the files of the samples sent to it."""
-        return not isinstance(self._shard, ShardReader) or self._shard.settled
+        return not isinstance(self._shard, MappedShard) or self._shard.settled
 
     @property
-    def _whole(self) -> ShardReader:
-        assert isinstance(self._shard, ShardReader)
+    def _whole(self) -> MappedShard:
+        assert isinstance(self._shard, MappedShard)
         return self._shard
 
     def _open(self) -> None:
@@ -166,7 +166,7 @@ class LeasedShard:
             self._bad += 1
             raise
 
-    def _opened(self) -> ShardReader | ArrivingShard:
+    def _opened(self) -> MappedShard | ArrivingShard:
         tries_left = _TRIES
         while True:
             grant = self._session.wait(self._lease)
@@ -186,7 +186,7 @@ class LeasedShard:
         self._session.release(self._lease, read=False)
         self._lease = self._session.lease(self._lease.position, partial=self._lease.partial)
 
-    def _map(self, grant: Grant) -> ShardReader | ArrivingShard:
+    def _map(self, grant: Grant) -> MappedShard | ArrivingShard:
         if grant["type"] == "arriving":
             self._was_arriving = True
             last = None if self._count is None else self._count - 1
@@ -197,7 +197,7 @@ class LeasedShard:
                 f"it holds {leased['samples']} samples, but the manifest says {self._count}", url=leased["url"]
             )
         paths = Path(leased["path"]), Path(leased["index_path"])
-        return ShardReader(*paths, leased["url"], in_order=self._in_order, handover=self._handover)
+        return MappedShard(*paths, leased["url"], in_order=self._in_order, handover=self._handover)
 
     def _more(self, beyond: int) -> Arriving | None:
         grant = self._session.more(self._lease, beyond)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # imports numpy
     from shardcache_client.sharing.handover import Handover
 
 
-class ShardReader:
+class MappedShard:
     """One mapped shard. Usable as a context manager; its samples outlive it.
 
     Args:
@@ -58,7 +58,7 @@ class ShardReader:
             raise unreadable(exn, path, url) from exn
 
     def __repr__(self) -> str:
-        return f"ShardReader({self.url!r}, samples={len(self)}, closed={self._map.closed})"
+        return f"MappedShard({self.url!r}, samples={len(self)}, closed={self._map.closed})"
 
     def __len__(self) -> int:
         return self._samples

@@ -10,7 +10,7 @@ import pytest
 
 from shardcache.errors import CacheDirError, CorruptShardError, SampleError
 from shardcache.tarindex import index_tar, write
-from shardcache_client.reading.reader import ShardReader
+from shardcache_client.reading.mapped_shard import MappedShard
 from support.tars import Sample, make_tar, pack, random_samples
 
 URL = "s3://bucket/train-000000.tar"
@@ -44,7 +44,7 @@ def open_files() -> int:
 
 def test_iteration_gives_every_sample_in_order(shard: tuple[Path, Path]) -> None:
     """All keys, extensions and bytes, with the original url, twice over."""
-    with ShardReader(*shard, URL) as reader:
+    with MappedShard(*shard, URL) as reader:
         assert len(reader) == 20
         assert list(reader) == list(reader) == with_url(SAMPLES)
 
@@ -52,7 +52,7 @@ def test_iteration_gives_every_sample_in_order(shard: tuple[Path, Path]) -> None
 def test_any_sample_can_be_had_alone(shard: tuple[Path, Path]) -> None:
     """`sample(i)` and `samples(i)` begin anywhere; outside of the shard there is nothing."""
     expected = with_url(SAMPLES)
-    with ShardReader(*shard, URL) as reader:
+    with MappedShard(*shard, URL) as reader:
         assert [reader.sample(number) for number in reversed(range(20))] == expected[::-1]
         assert list(reader.samples(17)) == expected[17:]
         assert list(reader.samples(20)) == []
@@ -64,7 +64,7 @@ def test_any_sample_can_be_had_alone(shard: tuple[Path, Path]) -> None:
 def test_a_bad_sample_is_an_error_of_its_own(tmp_path: Path) -> None:
     """The samples before it come, it raises with its key and url, those behind it can still be had."""
     shard = publish(tmp_path, pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.jpg", b"3"), ("c.jpg", b"4")]))
-    with ShardReader(*shard, URL) as reader:
+    with MappedShard(*shard, URL) as reader:
         samples = iter(reader)
         assert next(samples)["__key__"] == "a"
         with pytest.raises(SampleError, match="'b' has two members") as caught:
@@ -78,7 +78,7 @@ def test_a_bad_sample_is_an_error_of_its_own(tmp_path: Path) -> None:
 
 def test_samples_outlive_the_reader_and_the_file(shard: tuple[Path, Path]) -> None:
     """They are copies: closing the reader and removing the shard does not touch them."""
-    with ShardReader(*shard, URL) as reader:
+    with MappedShard(*shard, URL) as reader:
         samples = list(reader)
     for path in shard:
         path.unlink()
@@ -87,7 +87,7 @@ def test_samples_outlive_the_reader_and_the_file(shard: tuple[Path, Path]) -> No
 
 def test_an_unlinked_shard_can_be_read_to_its_end(shard: tuple[Path, Path]) -> None:
     """What is mapped stays until it is let go."""
-    with ShardReader(*shard, URL) as reader:
+    with MappedShard(*shard, URL) as reader:
         for path in shard:
             path.unlink()
         assert list(reader) == with_url(SAMPLES)
@@ -96,7 +96,7 @@ def test_an_unlinked_shard_can_be_read_to_its_end(shard: tuple[Path, Path]) -> N
 def test_closing_gives_everything_back(shard: tuple[Path, Path]) -> None:
     """No descriptor and no mapping is left, also when an iterator is in the middle; that one ends in ValueError."""
     before = open_files()
-    reader = ShardReader(*shard, URL)
+    reader = MappedShard(*shard, URL)
     assert open_files() <= before + 2  # Python keeps one for each map
     samples = iter(reader)
     next(samples)
@@ -115,7 +115,7 @@ def test_a_cache_that_this_process_cannot_see_is_told(shard: tuple[Path, Path], 
     shard[missing].unlink()
     before = open_files()
     with pytest.raises(CacheDirError, match=shard[missing].name) as caught:
-        ShardReader(*shard, URL)
+        MappedShard(*shard, URL)
     assert caught.value.url == URL
     assert "mount" in caught.value.remedy
     assert open_files() == before
@@ -126,7 +126,7 @@ def test_an_index_of_another_tar_is_refused(shard: tuple[Path, Path]) -> None:
     os.truncate(shard[0], 5120)
     before = open_files()
     with pytest.raises(CorruptShardError, match="5120 bytes instead of") as caught:
-        ShardReader(*shard, URL)
+        MappedShard(*shard, URL)
     assert caught.value.url == URL
     assert open_files() == before
 
@@ -135,12 +135,12 @@ def test_a_damaged_index_names_the_shard(shard: tuple[Path, Path]) -> None:
     """The sidecar's error gets the url of the shard that it cost."""
     os.truncate(shard[1], 100)
     with pytest.raises(CorruptShardError, match="sidecar") as caught:
-        ShardReader(*shard, URL)
+        MappedShard(*shard, URL)
     assert caught.value.url == URL
 
 
 def test_a_shard_without_samples_is_empty(tmp_path: Path) -> None:
     """An archive without members is no error."""
-    with ShardReader(*publish(tmp_path, make_tar([])), URL) as reader:
+    with MappedShard(*publish(tmp_path, make_tar([])), URL) as reader:
         assert len(reader) == 0
         assert list(reader) == []

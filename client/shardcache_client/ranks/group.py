@@ -1,0 +1,57 @@
+"""The ranks that read one dataset together, as far as a process knows of them without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.topology import Ranks, Topology, ranks_of_environment
+
+
+class RankGroup:
+    """Ranks that know their number and share nothing: each resolves its own manifest and counts its own epochs.
+
+    Args:
+        explicit: the ranks that the user named; None for the launcher's.
+    """
+
+    def __init__(self, explicit: Ranks | None) -> None:
+        self.explicit = explicit
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topology()!r})"
+
+    @property
+    def ranks(self) -> Ranks:
+        """Rank for which this process reads."""
+        return self.explicit or self.ranks_of_job
+
+    @property
+    def ranks_of_job(self) -> Ranks:
+        """Rank of the process in its job, whatever the user named."""
+        return ranks_of_environment()
+
+    def topology(self) -> Topology:
+        """Return the place of this process among the readers of the job, as of now."""
+        return Topology(self.ranks.rank, self.ranks.world_size)
+
+    @property
+    def settled(self) -> bool:
+        """True if all ranks have the manifest of rank 0."""
+        return False
+
+    def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
+        """Return the manifest for all ranks, which `resolve` makes."""
+        return resolve()
+
+    def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
+        """Raise ManifestMismatchError if another rank is known to read other shards."""
+
+    def agree(self, epoch: int, left: int | None) -> int:
+        """Return the epoch that this rank begins.
+
+        Args:
+            epoch: the next one by its own count.
+            left: the epoch that it ended early, if any.
+        """
+        return epoch

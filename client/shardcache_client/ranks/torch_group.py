@@ -1,0 +1,56 @@
+"""The ranks of a torch job: known from torch.distributed or the launcher, and in touch over its key-value store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.ranks.group import RankGroup
+from shardcache_client.ranks.membership import Membership
+from shardcache_client.ranks.one_epoch import OneEpoch
+from shardcache_client.ranks.one_manifest import OneManifest
+from shardcache_client.topology import Ranks, Topology
+
+_PATIENCE_S = 120.0  # for ranks that stay in an epoch; well below the 10-minute timeout of NCCL's collectives
+
+
+class TorchRankGroup(RankGroup):
+    """Ranks that read rank 0's manifest, or compare theirs, and agree on the epoch. Can be pickled for workers.
+
+    Args:
+        explicit: the ranks that the user named; None for those of torch.distributed or the launcher.
+        urls: of the dataset, as the user gave them.
+        timeout_s: how long to wait for rank 0's manifest.
+    """
+
+    def __init__(self, explicit: Ranks | None, urls: Sequence[str], timeout_s: float) -> None:
+        super().__init__(explicit)
+        self._membership = Membership(explicit)
+        self._manifest = OneManifest(urls, explicit, timeout_s)
+        self._epoch = OneEpoch(self._manifest.name, self._manifest.place, min(timeout_s, _PATIENCE_S))
+
+    @property
+    def ranks_of_job(self) -> Ranks:
+        """Rank of the process by torch.distributed or else the launcher."""
+        return self._membership.ranks_of_job
+
+    def topology(self) -> Topology:
+        """Return the place of this process, or DataLoader worker, among the readers of the job."""
+        return self._membership.topology()
+
+    @property
+    def settled(self) -> bool:
+        """True if all ranks have the manifest of rank 0."""
+        return self._manifest.settled
+
+    def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
+        """Return rank 0's manifest, or this process's if torch.distributed is not initialised."""
+        return self._manifest.settle(resolve)
+
+    def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
+        """Raise ManifestMismatchError if this manifest differs from that of the first rank to compare."""
+        self._manifest.compare(manifest, topology, counted=counted)
+
+    def agree(self, epoch: int, left: int | None) -> int:
+        """Return the epoch that all ranks begin; see `OneEpoch`."""
+        return self._epoch.agree(self.ranks, epoch, left)

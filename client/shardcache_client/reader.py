@@ -1,0 +1,317 @@
+"""`ShardReader`: the samples of tar shards as an iterable that needs no torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shardcache.errors import ConfigError
+from shardcache.protocol import from_here, socket_path
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.session import Patience
+from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
+from shardcache_client.handlers import Handler, reraise
+from shardcache_client.order.deal import Assignment, Deal, SampleDeal, check
+from shardcache_client.order.partition import Cut, Even
+from shardcache_client.order.rounds import Shuffle
+from shardcache_client.order.state import Place, Resumption, State, resume
+from shardcache_client.ranks.group import RankGroup
+from shardcache_client.ranks.resharding import refuse_resharding
+from shardcache_client.reading.position import ReaderPosition
+from shardcache_client.reading.stream import Decode, EpochStream, Source
+from shardcache_client.sharing.bookmark import Bookmark, Loader
+from shardcache_client.sharing.shared_state import SharedState
+from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name
+
+if TYPE_CHECKING:
+    from shardcache_client.sharing.handover import Handover
+
+log = logging.getLogger("shardcache")
+
+
+class ShardReader:
+    """An iterable over the samples of tar shards, read from the disk cache that the node's shardcache daemon fills.
+
+    For training without torch: each process of the job makes one, with its rank and the number of processes, and gets
+    its share of the samples. `ShardDataset` adds what torch has: DataLoader workers, and ranks that compare notes.
+
+        reader = ShardReader(urls, shuffle=True, rank=jax.process_index(), world_size=jax.process_count())
+
+    Samples, order, epochs and states are those of `ShardDataset`, which describes the arguments; a state of one can be
+    loaded into the other. Ranks without torch.distributed share nothing: if they see different shards, or end an epoch
+    early on some ranks alone, nobody notices. Use the same index file on all ranks, and `set_epoch`.
+
+    Raises the errors of `ShardDataset`.
+    """
+
+    def __init__(
+        self,
+        urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        shuffle: bool = False,
+        shuffle_window: int = 8,
+        seed: int = 0,
+        canonical_nodes: int = 1,
+        even: Even = "pad",
+        samples_per_epoch: int | None = None,
+        epochs: int | None = None,
+        batch_size: int = 1,
+        decode: Decode | None = None,
+        on_error: Handler = reraise,
+        job: str | None = None,
+        socket: str | os.PathLike[str] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        timeout_s: float = 300.0,
+        partial_reads: bool = True,
+        fallback: Fallback = "error",
+        zero_copy: bool | str | Collection[str] = False,
+    ) -> None:
+        check_least(0, shuffle_window=shuffle_window)
+        counts = {"samples_per_epoch": samples_per_epoch, "epochs": epochs}
+        check_least(1, canonical_nodes=canonical_nodes, batch_size=batch_size, **counts)
+        if even not in ("pad", "drop", None):
+            raise ConfigError(f"even is {even!r}", remedy='choose "pad", "drop" or None')
+        if fallback not in ("error", "direct"):
+            raise ConfigError(f"fallback is {fallback!r}", remedy='choose "error" or "direct"')
+        self.seed = seed
+        self._on_error = on_error
+        self._job = job or job_name()
+        self._reading: tuple[int, EpochStream] | None = None
+        where = socket_path(socket)
+        patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
+        self._group = self._ranks_of(explicit_ranks(rank, world_size), patterns, timeout_s)
+        resolve = resolver(fallback)
+        self.manifest = self._group.settle(lambda: resolve(where, Reader(self._job), patterns, timeout_s))
+        shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
+        self._dealing = Assignment(shuffling, even, batch_size, samples_per_epoch)
+        self._source = Source(
+            sessions=Sessions(
+                where, Patience(timeout_s), partial_reads=bool(partial_reads and not zero_copy), fallback=fallback
+            ),
+            manifest=self.manifest,
+            deal=self._dealing.deal(self.manifest),
+            decode=decode,
+            handover=_handover(zero_copy) if zero_copy else None,
+            epochs=epochs,
+        )
+        self._shared_state = self._new_shared_state()
+        self._bookmark = Bookmark(self._shared_state, self._dealing.identities(self.manifest))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
+
+    def _ranks_of(self, explicit: Ranks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
+        return RankGroup(explicit)
+
+    def _new_shared_state(self) -> SharedState:
+        return SharedState()
+
+    def __len__(self) -> int:
+        """Return the number of samples that this rank reads per epoch.
+
+        Raises TypeError, as Python expects of `__len__`, while the number is unknown.
+        """
+        samples = self._deal().rank_size(self.topology())
+        if samples is None:
+            raise TypeError(f"the number of samples is not known: {self._why_not_counted()}")
+        return samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._begin(None)
+
+    def _begin(self, loader: Loader | None) -> Iterator[Any]:
+        """Begin an iteration, as a worker of a DataLoader or alone, and return its samples."""
+        self._refuse_resharding()
+        topology = self.topology()
+        deal = self._deal()
+        check(deal, topology, self._dealing.even)
+        self._group.compare(self.manifest, topology, counted=deal.counted)
+        epoch = self._bookmark.begin(loader, self._agree_on_epoch)
+        stream = self._stream_of(epoch, topology, self._bookmark.states)
+        self._reading = os.getpid(), stream
+        self._explain(topology)
+        return stream.samples(self._look_at_callers, partial(self._bookmark.finish, epoch, loader))
+
+    @property
+    def _stream(self) -> EpochStream | None:
+        """The stream that this process reads; None in a process forked after the stream began."""
+        return self._reading[1] if self._reading is not None and self._reading[0] == os.getpid() else None
+
+    def _look_at_callers(self) -> None:
+        self._refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
+
+    def _agree_on_epoch(self, epoch: int, left: int | None) -> int:
+        # With even=None, ranks need not be in step: each one counts for itself.
+        return epoch if self._dealing.even is None else self._group.agree(epoch, left)
+
+    def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
+        source, start = replace(self._source, deal=self._deal()), Resumption(epoch)
+        if states and states[0].epoch == epoch:
+            if states[0].counted != source.deal.counted:
+                source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
+            start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
+        reader = Reader(self._job, topology, self._loader_name(), self._dealing.batch_size)
+        return EpochStream(source, reader, start, ReaderPosition.at(start.place, self._on_error))
+
+    def _loader_name(self) -> str:
+        """Return a name for the loader that is unique on this node; empty if there is none."""
+        return ""
+
+    def _deal(self) -> Deal:
+        """Return the deal of this dataset; by sample counts only if all ranks are sure to have the same counts."""
+        deal, ranks = self._source.deal, self._group.ranks
+        if not deal.counted or self._dealing.needs_counts or ranks.world_size == 1:
+            return deal
+        shared = self._group.settled or self.manifest.counts_listed
+        return deal if shared else self._dealing.deal(self.manifest, counted=False)
+
+    def _why_not_counted(self) -> str:
+        uncounted, shards = self.manifest.uncounted, len(self.manifest)
+        known = "this node has counted the samples, but other ranks' nodes may not have"
+        return (
+            f"{f'{uncounted} of {shards} shards were never counted' if uncounted else known}. "
+            "Count them once with `shardcache index URL... -o index.json`, then use index.json as the url"
+            + ("" if uncounted else "; or initialise torch.distributed before creating the dataset")
+        )
+
+    def _explain(self, topology: Topology) -> None:
+        """Log once that samples are not counted, and how many workers have nothing to read because of it."""
+        if self._deal().counted or topology.reader:
+            return
+        with self._shared_state.edit() as notes:
+            if notes.setdefault("explained", False):
+                return
+            notes["explained"] = True
+        idle = max(0, topology.readers - len(self.manifest))
+        log.warning(
+            "each worker gets whole shards%s, and len() is not known: %s",
+            f" ({idle} of {topology.readers} workers get none)" if idle else "",
+            self._why_not_counted(),
+        )
+
+    # Epochs and resuming
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this process is reading, or else the next one that it would read."""
+        return self._bookmark.next_epoch if self._stream is None else self._stream.start.epoch
+
+    @property
+    def position(self) -> int:
+        """Number of samples of its share that this reader has passed, bad ones included."""
+        return 0 if self._stream is None else self._stream.reader_position.taken
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that every iteration reads from now on, including those in running DataLoader workers."""
+        self._refuse_resharding()  # a wrapper that sends one process's batches to all never reads on the others
+        self._bookmark.set_epoch(epoch)
+        self._reading = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last sample taken: a few numbers, whatever the size of the dataset.
+
+        A state taken after an epoch's last sample resumes with the next epoch, unless other ranks have one sample more
+        or fewer (`even=None`): then load their states along with it.
+        """
+        return self._own_state(self.topology(), alone=True)
+
+    def _own_state(self, topology: Topology, *, alone: bool) -> dict[str, Any]:
+        """Return the state of this reader; `alone` if no loader keeps account of the end of the epoch."""
+        stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
+        over = alone and self._is_over(stream) and self._ranks_end_together(stream, topology)
+        return self._state(stream, topology, stream.reader_position.place, over=over).to_json()
+
+    def _is_over(self, stream: EpochStream) -> bool:
+        """Return True if the epoch has no more batches, but for a short one that the loader drops."""
+        size, drop_last = self._bookmark.batching or (1, False)
+        return stream.read or (stream.counted and stream.samples_left < (size if drop_last else 1))
+
+    def load_state_dict(self, state: object) -> None:
+        """Resume from a state, exactly where it was taken, at the next iteration of its epoch.
+
+        This is the next iteration, unless `set_epoch` sets another epoch. After a state taken at the end of an epoch,
+        the next epoch is read; if `set_epoch` names the finished epoch, the iteration yields nothing.
+
+        The number of ranks and workers may differ from the run that saved the state: the rest of the epoch is divided
+        among the new ones. One rank's state with all its workers suffices, since ranks take their batches in step; from
+        a list of several ranks' states, each rank's own is used. With `even=None`, ranks differ by a sample: one rank's
+        state then suffices until one of its workers reaches the end of its share; after that, an error asks for the
+        states of the others.
+
+        Args:
+            state: the return value of `state_dict`, or any structure that contains such states, such as a
+                StatefulDataLoader's.
+
+        Raises ConfigError if it contains no state, or one of another dataset; the next iteration raises it if the
+        positions of all readers cannot be derived.
+        """
+        self._bookmark.load(state, worker=self._in_worker)
+        self._reading = None
+
+    def _ranks_end_together(self, stream: EpochStream, reader: Topology) -> bool:
+        """Return True if the epoch ends after the same number of batches on all ranks."""
+        if reader.world_size == 1:
+            return True
+        deal, drop_last = stream.deal, (self._bookmark.batching or (1, False))[1]
+        return isinstance(deal, SampleDeal) and deal.ends_together(
+            self._cut(reader), stream.start.phases, drop_last=drop_last
+        )
+
+    def _state(self, stream: EpochStream, reader: Topology, place: Place, *, over: bool) -> State:
+        """Return a reader's state; at the end of an epoch, samples that the loader drops count as taken."""
+        if over and stream.counted:
+            place = stream.reader_position.place.after(stream.samples_left)
+        return State(
+            dataset=self._bookmark.datasets[stream.counted],
+            epoch=stream.start.epoch,
+            cut=self._cut(reader),
+            counted=stream.counted,
+            phases=stream.start.phases,
+            reader=reader.reader,
+            place=place,
+            over=over,
+        )
+
+    # Ranks and workers
+
+    def topology(self) -> Topology:
+        """Return the place of this process among the readers of the job, as of now."""
+        return self._group.topology()
+
+    @property
+    def _in_worker(self) -> bool:
+        """True in a DataLoader worker."""
+        return False
+
+    def _cut(self, topology: Topology) -> Cut:
+        return Cut.of(topology, self._dealing.even, self._dealing.batch_size)
+
+    def _refuse_resharding(self) -> None:
+        refuse_resharding(self.topology(), self._group.ranks_of_job.world_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._refuse_resharding()  # a spawned worker cannot see wrappers around its parent's loader
+        return self.__dict__ | {"_reading": None}
+
+
+def _handover(zero_copy: bool | str | Collection[str]) -> Handover:
+    from shardcache_client.sharing.handover import Handover  # needs numpy
+
+    if isinstance(zero_copy, bool):
+        return Handover()
+    extensions = [zero_copy] if isinstance(zero_copy, str) else zero_copy
+    if any(extension.startswith(".") for extension in extensions):
+        raise ConfigError(f"zero_copy is {zero_copy!r}", remedy='write extensions without a dot: "jpg", not ".jpg"')
+    return Handover(frozenset(extension.lower() for extension in extensions))
+
+
+def check_least(least: int, **numbers: int | None) -> None:
+    """Raise ConfigError for the first number below `least`."""
+    for name, number in numbers.items():
+        if number is not None and number < least:
+            raise ConfigError(f"{name} is {number}", remedy=f"give {least} or more")
