@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from shardcache.redact import redact
@@ -327,6 +328,23 @@ class DecodeError(SampleError):
     """The function that decodes samples raised an exception."""
 
     code = "decode"
+
+
+class MissingMemberError(SampleError):
+    """A sample lacks a member that it was expected to have."""
+
+    code = "missing_member"
+
+    @classmethod
+    def of(cls, extension: str, sample: Mapping[str, Any]) -> Self:
+        """Build for a sample, given as a dict with its `__key__`, `__url__` and members."""
+        members = ", ".join(sorted(name for name in sample if not name.startswith("__"))) or "none"
+        return cls(
+            f"the sample {sample.get('__key__')!r} has no member {extension!r} (it has: {members})",
+            url=sample.get("__url__"),
+            remedy=f"write the member; or pass missing='skip' to leave such samples out, or "
+            f"missing={{{extension!r}: default}} to fill it in",
+        )
 
 
 class RanksError(ShardcacheError):

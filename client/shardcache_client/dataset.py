@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
@@ -13,13 +14,19 @@ from shardcache.errors import ConfigError
 from shardcache_client.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
 from shardcache_client.malloc import keep_freed_memory
 from shardcache_client.order.partition import taken_in_turns
+from shardcache_client.order.state import State
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import in_worker
 from shardcache_client.ranks.torch_group import TorchRankGroup
 from shardcache_client.reader import ShardReader, check_least
+from shardcache_client.reading.rank_position import RankPosition
+from shardcache_client.reading.stream import EpochStream
 from shardcache_client.sharing.bookmark import Loader
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology
+
+if TYPE_CHECKING:
+    from shardcache_client.loader import ShardLoader
 
 
 class ShardDataset(ShardReader, IterableDataset[Any]):
@@ -146,25 +153,96 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
 
         Raises ConfigError if the position cannot be determined, for example with a loader of another batch_size.
         """
-        topology = self.topology()
         if batches is not None:
-            return self._state_of_rank(topology, batches)
+            return self._state_of_rank(batches)
         if not in_worker() and self._bookmark.workers:
             raise ConfigError(
                 "the samples are read by the loader's workers, which run ahead of the training loop",
                 remedy="use torchdata's StatefulDataLoader and its state_dict(); or call state_dict(batches=...) with "
                 "the number of batches taken since the iteration began",
             )
-        return self._own_state(topology, alone=not in_worker() and not stateful_loader_asks())
+        return self._own_state(alone=not in_worker() and not stateful_loader_asks()).to_json()
 
-    def _state_of_rank(self, topology: Topology, batches: int) -> dict[str, Any]:
+    def loader(
+        self,
+        *,
+        batch_size: int | Literal["dataset"] | None = "dataset",
+        num_workers: int | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool | None = None,
+        persistent_workers: bool | None = None,
+        **options: Any,
+    ) -> ShardLoader:
+        """Return a loader of this dataset's batches, which keeps account of epochs, length and state.
+
+            loader = dataset.loader(batch_size=256, num_workers=8)
+            for epoch in range(loader.epoch, 90):
+                for batch in loader:
+                    ...  # torch.save(loader.state_dict(), ...) at any batch
+
+        Args:
+            batch_size: samples per batch; None for samples one by one. Default: the dataset's. It becomes the dataset's
+                if that has none of its own.
+            num_workers: number of worker processes. Default: this process's share of the CPUs, 8 at most.
+            collate_fn: makes a batch of a list of samples. Default: torch's `default_collate`.
+            pin_memory: default: True if there is a CUDA device.
+            persistent_workers: default: True if there are workers.
+            options: further arguments of `torch.utils.data.DataLoader`, such as `drop_last`, `in_order`,
+                `prefetch_factor` or `multiprocessing_context`.
+
+        Raises ConfigError if the dataset has another batch_size, or for an option that a dataset of its own order
+        cannot have.
+        """
+        from shardcache_client.loader import ShardLoader
+
+        if batch_size == "dataset":
+            batch_size = self._dealing.batch_size
+        elif batch_size is not None:
+            self._read_batches_of(batch_size)
+        return ShardLoader(
+            self,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            **options,
+        )
+
+    def _read_batches_of(self, batch_size: int) -> None:
+        check_least(1, batch_size=batch_size)
+        own = self._dealing.batch_size
+        if own not in (1, batch_size):
+            raise ConfigError(
+                f"the loader's batch_size is {batch_size}, the dataset's {own}",
+                remedy="give it to one of the two; two loaders of different sizes need a dataset each",
+            )
+        self._dealing = replace(self._dealing, batch_size=batch_size)
+        self._source = replace(self._source, deal=self._dealing.deal(self.manifest))
+
+    def rank_position(self, workers: int, *, batch_size: int, drop_last: bool) -> RankPosition:
+        """Return the position of this rank at the start of the next iteration, by a loader with these workers."""
+        states, turn = self._bookmark.next_states()
+        return RankPosition(
+            lambda epoch: self._streams_of_rank(epoch, max(1, workers), states),
+            lambda stream, place: self._state(stream, place, over=False),
+            epoch=self._bookmark.next_epoch,
+            turn=turn if states and states[0].cut.workers == workers else 0,
+            batch_size=batch_size,
+            drop_last=drop_last,
+        )
+
+    def reader_state(self) -> State:
+        """Return the state of the reader of this process, a worker of a `ShardLoader`, after its last sample."""
+        return self._own_state(alone=False)
+
+    def _state_of_rank(self, batches: int) -> dict[str, Any]:
         """Return the states of all workers of this rank after `batches` batches were taken from them in turn."""
         check_least(0, batches=batches)
         bookmark = self._bookmark
         states = bookmark.states_of_workers if bookmark.workers else bookmark.states
         workers = max(1, bookmark.workers)
-        crew = [Topology(topology.rank, topology.world_size, worker, workers) for worker in range(workers)]
-        streams = [self._stream_of(bookmark.epoch_begun, reader, states) for reader in crew]
+        streams = self._streams_of_rank(bookmark.epoch_begun, workers, states)
         if not streams[0].counted:
             raise ConfigError(
                 "batches=... does not determine a position: the samples of the shards are not counted",
@@ -181,10 +259,16 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
             )
         left = [stream.samples_left // size * size if drop_last else stream.samples_left for stream in streams]
         taken = taken_in_turns(left, size, batches)
-        over = taken == left and self._ranks_end_together(streams[0], crew[0])
+        over = taken == left and self.ranks_end_together(streams[0])
         places = [stream.reader_position.place.after(count) for stream, count in zip(streams, taken, strict=True)]
-        each = zip(streams, crew, places, strict=True)
+        each = zip(streams, places, strict=True)
         return {"workers": [self._state(*reader, over=over).to_json() for reader in each]}
+
+    def _streams_of_rank(self, epoch: int, workers: int, states: Sequence[State]) -> list[EpochStream]:
+        """Return the streams of all workers of this rank at the start of an iteration."""
+        ranks = self._group.ranks
+        crew = [Topology(ranks.rank, ranks.world_size, worker, workers) for worker in range(workers)]
+        return [self._stream_of(epoch, reader, states) for reader in crew]
 
 
 def _loader() -> Loader | None:

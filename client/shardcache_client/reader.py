@@ -132,6 +132,7 @@ class ShardReader:
         check(deal, topology, self._dealing.even)
         self._group.compare(self.manifest, topology, counted=deal.counted)
         epoch = self._bookmark.begin(loader, self._agree_on_epoch)
+        topology = topology.turned(self._bookmark.turn)
         stream = self._stream_of(epoch, topology, self._bookmark.states)
         self._reading = os.getpid(), stream
         self._explain(topology)
@@ -218,13 +219,13 @@ class ShardReader:
         A state taken after an epoch's last sample resumes with the next epoch, unless other ranks have one sample more
         or fewer (`even=None`): then load their states along with it.
         """
-        return self._own_state(self.topology(), alone=True)
+        return self._own_state(alone=True).to_json()
 
-    def _own_state(self, topology: Topology, *, alone: bool) -> dict[str, Any]:
+    def _own_state(self, *, alone: bool) -> State:
         """Return the state of this reader; `alone` if no loader keeps account of the end of the epoch."""
-        stream = self._stream or self._stream_of(self.epoch, topology, self._bookmark.states)
-        over = alone and self._is_over(stream) and self._ranks_end_together(stream, topology)
-        return self._state(stream, topology, stream.reader_position.place, over=over).to_json()
+        stream = self._stream or self._stream_of(self.epoch, self.topology(), self._bookmark.states)
+        over = alone and self._is_over(stream) and self.ranks_end_together(stream)
+        return self._state(stream, stream.reader_position.place, over=over)
 
     def _is_over(self, stream: EpochStream) -> bool:
         """Return True if the epoch has no more batches, but for a short one that the loader drops."""
@@ -253,26 +254,26 @@ class ShardReader:
         self._bookmark.load(state, worker=self._in_worker)
         self._reading = None
 
-    def _ranks_end_together(self, stream: EpochStream, reader: Topology) -> bool:
+    def ranks_end_together(self, stream: EpochStream) -> bool:
         """Return True if the epoch ends after the same number of batches on all ranks."""
-        if reader.world_size == 1:
+        if stream.topology.world_size == 1:
             return True
         deal, drop_last = stream.deal, (self._bookmark.batching or (1, False))[1]
         return isinstance(deal, SampleDeal) and deal.ends_together(
-            self._cut(reader), stream.start.phases, drop_last=drop_last
+            self._cut(stream.topology), stream.start.phases, drop_last=drop_last
         )
 
-    def _state(self, stream: EpochStream, reader: Topology, place: Place, *, over: bool) -> State:
+    def _state(self, stream: EpochStream, place: Place, *, over: bool) -> State:
         """Return a reader's state; at the end of an epoch, samples that the loader drops count as taken."""
         if over and stream.counted:
             place = stream.reader_position.place.after(stream.samples_left)
         return State(
             dataset=self._bookmark.datasets[stream.counted],
             epoch=stream.start.epoch,
-            cut=self._cut(reader),
+            cut=self._cut(stream.topology),
             counted=stream.counted,
             phases=stream.start.phases,
-            reader=reader.reader,
+            reader=stream.topology.reader,
             place=place,
             over=over,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardcache.errors import ConfigError
@@ -47,6 +47,10 @@ class Topology:
     def reader(self) -> int:
         """Number of this reader in the job, from 0."""
         return self.rank * self.workers + self.worker
+
+    def turned(self, turn: int) -> Topology:
+        """Return the place that this worker has if worker `turn` is the first whose batch is taken."""
+        return replace(self, worker=(self.worker + turn) % self.workers) if turn else self
 
 
 def explicit_ranks(rank: int | None, world_size: int | None) -> Ranks | None:

@@ -161,6 +161,18 @@ def find_states(data: object) -> list[State]:
     return states
 
 
+def find_turn(data: object) -> int:
+    """Return the number of the worker whose turn is next, according to the first `ShardLoader` state found; else 0."""
+    if isinstance(data, Mapping):
+        turn = data.get("turn")
+        if isinstance(turn, int) and isinstance(data.get("workers"), Sequence):
+            return max(0, turn)
+        data = list(data.values())
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview | range):
+        return next(filter(None, map(find_turn, data)), 0)
+    return 0
+
+
 def _search(data: object) -> Iterator[Mapping[str, Any]]:
     if isinstance(data, Mapping):
         if _MARK in data:

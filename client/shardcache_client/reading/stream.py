@@ -19,6 +19,7 @@ from shardcache_client.order.state import Resumption
 from shardcache_client.reading.iteration import read
 from shardcache_client.reading.position import ReaderPosition, StoppedError
 from shardcache_client.reading.shard_window import ShardWindow
+from shardcache_client.topology import Topology
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -118,6 +119,11 @@ class EpochStream:
     def _end(self, when_read: Callable[[], object]) -> None:
         self.read = True
         when_read()
+
+    @property
+    def topology(self) -> Topology:
+        """Place of the reader among those of the job."""
+        return self._reader.topology
 
     @property
     def deal(self) -> Deal:

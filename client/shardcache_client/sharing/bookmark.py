@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.state import State, find_states
+from shardcache_client.order.state import State, find_states, find_turn
 from shardcache_client.sharing.epoch import Agree, Epochs, by_own_count
 from shardcache_client.sharing.shared_state import SharedState
 
@@ -42,6 +42,7 @@ class Bookmark:
         self._loaded_here: Sequence[State] = ()  # loaded by this worker, for its next iteration
         # Pid, and the states from which that process began its current iteration; a forked child has begun none.
         self._begun: tuple[int, Sequence[State]] | None = None
+        self._turn = 0
         self._iterations = 0  # number begun by this worker
 
     def __repr__(self) -> str:
@@ -100,8 +101,16 @@ class Bookmark:
                 "loader": loader and loader.number,
                 "workers": loader.workers if loader else 0,
             }
-            self._begun = os.getpid(), own or _take(notes, epoch, loader)
+            taken = _take(notes, epoch, loader)
+            self._begun = os.getpid(), own or taken
+            same_workers = bool(taken) and loader is not None and taken[0].cut.workers == loader.workers
+            self._turn = notes["loaded"]["turn"] if same_workers and not own else 0
         return epoch
+
+    @property
+    def turn(self) -> int:
+        """Number of the worker that has the first turn in the iteration that this process has begun."""
+        return self._turn
 
     def finish(self, epoch: int, loader: Loader | None) -> None:
         """Note that this process has yielded the last sample of its part of the iteration."""
@@ -143,7 +152,8 @@ class Bookmark:
         next_epoch = epoch + over
         self._epochs.go_on(next_epoch)
         with self._shared_state.edit() as notes:
-            loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states]}
+            turn = 0 if over else find_turn(data)
+            loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states], "turn": turn}
             notes |= {"workers": 0, "begun_epoch": next_epoch, "loaded": loaded}
 
     @property
@@ -161,6 +171,14 @@ class Bookmark:
         if loaded is None or loaded.get("loader", notes.get("loader")) != notes.get("loader"):
             return ()
         return find_states(loaded["states"])
+
+    def next_states(self) -> tuple[Sequence[State], int]:
+        """Return the states that the next iteration resumes from, if any, and the worker that has its first turn."""
+        notes = self._shared_state.read()
+        loaded = notes.get("loaded")
+        if loaded is None or "loader" in loaded or loaded["epoch"] != self.next_epoch:
+            return (), 0
+        return find_states(loaded["states"]), loaded["turn"]
 
 
 def _take(notes: dict[str, Any], epoch: int, loader: Loader | None) -> Sequence[State]:

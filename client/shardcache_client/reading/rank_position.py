@@ -1,0 +1,82 @@
+"""The position of one rank in an iteration, known from the states that its workers send along with their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardcache_client.order.state import Place, State
+from shardcache_client.reading.stream import EpochStream
+
+Streams = Callable[[int], Sequence[EpochStream]]
+"""Returns the streams of all workers at the start of an iteration over an epoch."""
+
+
+class RankPosition:
+    """The states of a rank's workers after the batches that the training loop has taken from them.
+
+    Args:
+        streams: makes the workers' streams.
+        state_of: returns a state of a stream at a place.
+        epoch: the epoch that the iteration is expected to read; another one if the ranks agree on it.
+        turn: number of the worker whose batch comes first.
+        batch_size: size of the loader's batches.
+        drop_last: True if the loader drops short batches.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        state_of: Callable[[EpochStream, Place], State],
+        *,
+        epoch: int,
+        turn: int,
+        batch_size: int,
+        drop_last: bool,
+    ) -> None:
+        self.epoch = epoch
+        self._make = streams
+        self._state_of = state_of
+        self._next_worker = turn
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._ended = False
+        self._begin(epoch)
+
+    def __repr__(self) -> str:
+        return f"RankPosition(epoch={self.epoch}, next_worker={self._next_worker}, ended={self._ended})"
+
+    def _begin(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._streams = self._make(epoch)
+        self._states = [self._state_of(stream, stream.reader_position.place) for stream in self._streams]
+
+    def note(self, state: State) -> None:
+        """Note the state of the worker that has made the batch just taken."""
+        if state.epoch != self.epoch:
+            self._begin(state.epoch)
+        worker = state.reader % len(self._states)
+        self._states[worker] = state
+        self._next_worker = (worker + 1) % len(self._states)
+
+    def end(self) -> None:
+        """Note that there are no more batches."""
+        self._ended = True
+
+    def states(self, ends_together: Callable[[EpochStream], bool]) -> dict[str, Any]:
+        """Return the states of all workers, and the worker whose turn is next, as a JSON object.
+
+        Args:
+            ends_together: returns True if all ranks end the epoch after the same number of batches.
+        """
+        over = (self._ended or all(map(self._is_read, self._streams, self._states))) and ends_together(self._streams[0])
+        states = [replace(state, over=over) for state in self._states]
+        return {"workers": [state.to_json() for state in states], "turn": 0 if over else self._next_worker}
+
+    def _is_read(self, stream: EpochStream, state: State) -> bool:
+        """Return True if a worker is known to make no more batches."""
+        if not stream.counted:
+            return False
+        left = stream.samples_left - (state.place.given - stream.reader_position.given)
+        return left < (self._batch_size if self._drop_last else 1)
