@@ -19,10 +19,12 @@ from shardcache_client.handlers import (
 if TYPE_CHECKING:
     from shardcache_client.dataset import ShardDataset
     from shardcache_client.lengths.batching import batch_by_length
+    from shardcache_client.loader import ShardLoader
     from shardcache_client.reader import ShardReader
 
 __all__ = [
     "ShardDataset",
+    "ShardLoader",
     "ShardReader",
     "batch_by_length",
     "ignore_and_continue",
@@ -33,7 +35,12 @@ __all__ = [
 ]
 
 # Imported at their first use: most need torch, and daemon-side tools use the rest of this package without it.
-_MODULES = {"ShardDataset": "dataset", "ShardReader": "reader", "batch_by_length": "lengths.batching"}
+_MODULES = {
+    "ShardDataset": "dataset",
+    "ShardLoader": "loader",
+    "ShardReader": "reader",
+    "batch_by_length": "lengths.batching",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardcache_client.daemon.session import Lease
 from shardcache_client.daemon.source import ShardSource
+from shardcache_client.files.slicing import NameOf
 from shardcache_client.reading.leased_shard import LeasedShard
 
 if TYPE_CHECKING:
@@ -19,13 +20,23 @@ class ShardWindow:
     Args:
         reads: number of positions of the plan that belong to this epoch.
         partial: True if a shard's beginning will do; None: the session's default.
+        handover, name_of: as for `LeasedShard`.
     """
 
-    def __init__(self, session: ShardSource, reads: int, *, partial: bool | None, handover: Handover | None) -> None:
+    def __init__(
+        self,
+        session: ShardSource,
+        reads: int,
+        *,
+        partial: bool | None,
+        handover: Handover | None,
+        name_of: NameOf | None = None,
+    ) -> None:
         self._session = session
         self._reads = reads
         self._partial = partial
         self._handover = handover
+        self._name_of = name_of
         self._ahead: deque[Lease] = deque()
         self._asked = 0
         self._taken: list[LeasedShard] = []
@@ -46,7 +57,12 @@ class ShardWindow:
         self.ask(1)
         self.let_go()
         leased_shard = LeasedShard(
-            self._session, self._ahead.popleft(), count=count, span=span, handover=self._handover
+            self._session,
+            self._ahead.popleft(),
+            count=count,
+            span=span,
+            handover=self._handover,
+            name_of=self._name_of,
         )
         self._session.extend()  # after the request for the shard, so as not to delay it
         self._taken.append(leased_shard)
