@@ -60,7 +60,7 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
             batch and `len(loader)` is right; if it differs, `len(loader)` is unknown with several workers.
         decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other members decoded by their
             extension as in webdataset (none is unpickled); or a table such as
-            `{"jpg": "rgb8", "cls": int, "json": "json"}`, which leaves other members as bytes (docs/decoding.md); or a
+            `{"jpg": "rgb8", "cls": int, "json": "json"}`, which leaves other members as bytes (see "Decoding" in docs/python.md); or a
             function that returns what to yield for a sample. An exception becomes a DecodeError.
         members: extensions of the members to read, such as `("jpg;png", "cls")`, where "jpg;png" means either, as
             "jpg". Default: all.

@@ -165,6 +165,10 @@ def test_members_have_alternatives_under_the_first_name() -> None:
     members = Members(["JPG;png", "cls"])
     assert members.names == ("jpg", "cls")
     assert [members.name_of(extension) for extension in ("jpg", "png", "cls", "txt")] == ["jpg", "jpg", "cls", None]
+    table = Pipeline.of({"jpg;png": bytes.upper}, None, "error")
+    assert table.members is not None
+    assert [table.members.name_of(extension) for extension in ("jpg", "png", "txt")] == ["jpg", "jpg", "txt"]
+    assert table(sample(jpg=b"x")) == sample(jpg=b"X")
     for wrong in ([], [".jpg"], ["jpg;"], ["jpg", "jpg"], ["__key__"]):
         with pytest.raises(ConfigError):
             Members(wrong)

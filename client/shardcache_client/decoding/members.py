@@ -12,12 +12,14 @@ class Members:
 
     Args:
         names: extensions without a dot.
+        others: True to read other members, too.
 
     Attributes:
         names: the names that samples get, in order.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], *, others: bool = False) -> None:
+        self._others = others
         self._names: dict[str, str] = {}  # from each extension to the first of its alternatives
         for alternatives in names:
             first, *others = alternatives.lower().split(";")
@@ -36,4 +38,4 @@ class Members:
 
     def name_of(self, extension: str) -> str | None:
         """Return the name under which a sample gets the member with this extension; None to leave it out."""
-        return self._names.get(extension)
+        return self._names.get(extension, extension if self._others else None)

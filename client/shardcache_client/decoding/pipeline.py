@@ -54,10 +54,12 @@ class Pipeline:
         if isinstance(decode, str):
             table = DecodeByExtension(by_extension(decode))
         elif isinstance(decode, Mapping):
-            table = DecodeMembers(decoders(decode))
-            if chosen is not None and (left_out := set(decode) - set(required)):
+            named = Members(decode, others=True)
+            table = DecodeMembers(dict(zip(named.names, decoders(decode).values(), strict=True)))
+            if chosen is not None and (left_out := set(named.names) - set(required)):
                 raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")
-            required = tuple(dict.fromkeys((*required, *decode)))
+            required = tuple(dict.fromkeys((*required, *named.names)))
+            chosen = chosen or named
         if isinstance(missing, Mapping) and (unknown := set(missing) - set(required)):
             raise ConfigError(
                 f"missing has a value for {min(unknown)!r}, which neither members nor decode names",
