@@ -59,9 +59,9 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
         batch_size: the DataLoader's batch size. Each worker then reads whole batches, so a rank has at most one short
             batch and `len(loader)` is right; if it differs, `len(loader)` is unknown with several workers.
         decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other members decoded by their
-            extension as in webdataset (none is unpickled); or a table such as
-            `{"jpg": "rgb8", "cls": int, "json": "json"}`, which leaves other members as bytes (see "Decoding" in docs/python.md); or a
-            function that returns what to yield for a sample. An exception becomes a DecodeError.
+            extension as in webdataset (none is unpickled); or a table such as `{"jpg": "rgb8", "cls": int}`, which
+            leaves other members as bytes; or a function that returns what to yield for a sample. An exception becomes
+            a DecodeError. See "Decoding" in docs/python.md.
         members: extensions of the members to read, such as `("jpg;png", "cls")`, where "jpg;png" means either, as
             "jpg". Default: all.
         missing: for a sample without a member that `members` or the table of `decode` names: "error", a
@@ -180,7 +180,7 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
         persistent_workers: bool | None = None,
         **options: Any,
     ) -> ShardLoader:
-        """Return a loader of this dataset's batches, which keeps account of epochs, length and state.
+        """Return a loader of this dataset's batches, which keeps account of epochs, length and state::
 
             loader = dataset.loader(batch_size=256, num_workers=8)
             for epoch in range(loader.epoch, 90):

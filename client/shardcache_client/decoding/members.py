@@ -22,8 +22,8 @@ class Members:
         self._others = others
         self._names: dict[str, str] = {}  # from each extension to the first of its alternatives
         for alternatives in names:
-            first, *others = alternatives.lower().split(";")
-            for extension in (first, *others):
+            first, *rest = alternatives.lower().split(";")
+            for extension in (first, *rest):
                 if not extension or extension.startswith((".", "__")):
                     raise ConfigError(f"{alternatives!r} names no member", remedy='write extensions as "jpg", no dot')
                 if extension in self._names:
