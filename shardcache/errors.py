@@ -317,8 +317,14 @@ class ShardTimeoutError(DaemonError):
     retryable = True
 
 
+class InputError(ShardcacheError):
+    """A file to be written to shards is missing or malformed, or changes while it is being read."""
+
+    code = "input"
+
+
 class SampleError(ShardcacheError):
-    """One sample of an intact shard is unusable, for example because two members have the same name."""
+    """One sample of an intact shard, or to be written to one, is unusable: two of its members have the same name."""
 
     code = "sample"
 
