@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from shardcache.writing.worker import Setup, Task
 CLASSES = "classes.json"
 """Name of the list of classes in the destination."""
 
-_SAVE_EVERY_S = 1.0
 Json = dict[str, Any]
 Tell = Callable[[Json], object]
 """Called with `done_bytes` of `total_bytes` and `done_shards` of `shards`; the totals grow until all is planned."""
@@ -94,7 +91,7 @@ class _Conversion:
         self._done = {"written": 0, "kept": 0}
         self._done_bytes = 0
         self._saving = asyncio.Lock()
-        self._saved_s = 0.0
+        self._unsaved = 0
         self._failure: ShardcacheError | None = None
 
     async def run(self, setup: Setup, workers: int) -> Json:
@@ -103,14 +100,10 @@ class _Conversion:
         Raises as `convert`.
         """
         await self._begin()
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._plan(workers))
-                for _ in range(workers):
-                    group.create_task(self._write(setup, workers))
-        finally:
-            with suppress(ShardcacheError):  # the shards that it lacks will be written again
-                await self._save()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._plan(workers))
+            for _ in range(workers):
+                group.create_task(self._write(setup, workers))
         if self._failure is not None:
             raise self._failure
         return await self._finish()
@@ -125,7 +118,7 @@ class _Conversion:
         else:
             check_empty(self._objects, self._target.url)
             self._journal = Journal(settings)
-            await self._save()
+            await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
     async def _plan(self, workers: int) -> None:
         """Cut the input into shards, ahead of the writing: a planned shard takes next to no memory."""
@@ -154,7 +147,8 @@ class _Conversion:
                     else:
                         self._journal.shards[name] = await process.write(Task(name, shard.first, shard.last))
                         self._done["written"] += 1
-                        await self._save(_SAVE_EVERY_S)
+                        self._unsaved += 1
+                        await self._save()
                 except ShardcacheError as exn:
                     self._failure = self._failure or exn
                     self._end(workers)
@@ -170,12 +164,12 @@ class _Conversion:
         found, recorded = self._objects.get(name), self._journal.shards.get(name)
         return found is not None and recorded == Stored(found.size_bytes, found.version, shard.samples)
 
-    async def _save(self, every_s: float = 0.0) -> None:
-        """Store the journal, unless that was done in the last `every_s` seconds: shards that it lacks are rewritten."""
+    async def _save(self) -> None:
+        """Store the journal, once for all shards that were completed while it was stored the last time."""
         async with self._saving:
-            if time.monotonic() - self._saved_s >= every_s:
+            if self._unsaved:
+                self._unsaved = 0
                 await self._target.store_bytes(self._journal.to_json(), JOURNAL)
-                self._saved_s = time.monotonic()
 
     def _show(self) -> None:
         self._tell(

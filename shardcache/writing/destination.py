@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Self
 
 from shardcache import shardlist
-from shardcache.access.protocols import LOCAL
-from shardcache.access.urls import SHARD_SUFFIXES, protocol_of
+from shardcache.access.protocols import LOCAL, WEB
+from shardcache.access.urls import SHARD_SUFFIXES, checked, protocol_of
 from shardcache.config import OriginTable
 from shardcache.errors import AccessDeniedError, ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.fetch.retry import BACKOFF
-from shardcache.origin.base import RemoteObject
+from shardcache.origin.base import WRITABLE, RemoteObject
 from shardcache.origin.buffers import read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, from_here, local_path
@@ -47,7 +47,9 @@ class Destination:
         self.url = from_here(url).rstrip("/") + "/"
         self._tables = tables
         self._is_local = protocol_of(self.url) in LOCAL
-        Origins(tables, max_connections=1).origin(self.url)  # checks it
+        checked(self.url)
+        if protocol_of(self.url) in WEB:
+            raise ConfigError("web servers can only be read", url=self.url, remedy=WRITABLE)
 
     async def __aenter__(self) -> Self:
         self._origins = Origins(self._tables, max_connections=_CONNECTIONS)

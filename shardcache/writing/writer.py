@@ -68,8 +68,8 @@ class ShardWriter:
         # One thread has the event loop: the destination's connections belong to it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shardcache-upload")
         self._runner = self._thread.submit(asyncio.Runner).result()
+        self._call(self._target.__aenter__())
         try:
-            self._call(self._target.__aenter__())
             check_empty(self._call(self._target.objects()), self._target.url)
         except BaseException:
             self._close()
@@ -89,7 +89,6 @@ class ShardWriter:
         finally:
             if self._shard is not None:
                 self._shard.discard()
-            self._call(self._target.__aexit__(None, None, None))
             self._close()
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -136,5 +135,6 @@ class ShardWriter:
         return self._thread.submit(self._runner.run, work).result()
 
     def _close(self) -> None:
+        self._call(self._target.__aexit__(None, None, None))
         self._thread.submit(self._runner.close).result()
         self._thread.shutdown()
