@@ -209,7 +209,7 @@ class CorruptShardError(ShardError):
 
 
 class UnsupportedShardError(ShardError):
-    """Decompressing the shard needs more memory than one shard is allowed."""
+    """Decompressing or indexing the shard needs more memory than one shard is allowed."""
 
     code = "unsupported_shard"
     default_remedy = "compress the shard with a smaller window (`xz -9`, `zstd --long=27`), or not at all"

@@ -209,6 +209,7 @@ def _told(found: Input, settings: Settings) -> Json:
         "names": settings.names.pattern,
         "columns": dict(settings.reading.columns),
         "field": settings.reading.field,
+        "pack": settings.reading.pack,
         "classes": settings.reading.classes,
         "shuffle": settings.reading.seed,
     }

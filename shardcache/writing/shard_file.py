@@ -40,7 +40,7 @@ class ShardFile:
             add(self._file.write, sample)
         except OSError as exn:
             raise unwritable(exn, self.path) from exn
-        self.samples += 1
+        self.samples += sample.count
 
     def finish(self) -> None:
         """Write the end of the archive, and close the file."""

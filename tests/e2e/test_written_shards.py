@@ -27,11 +27,12 @@ def root() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_lines_are_read_back_in_any_order(root: Path, moto: Bucket) -> None:
+@pytest.mark.parametrize("flags", [(), ("--pack",)])
+def test_lines_are_read_back_in_any_order(root: Path, moto: Bucket, flags: tuple[str, ...]) -> None:
     """From an object store: the length is exact before anything is fetched, and every line comes once, unchanged."""
     lines = [json.dumps({"number": number, "text": "ü" * (number % 50)}, ensure_ascii=False) for number in range(LINES)]
     (root / "lines.jsonl").write_text("\n".join(lines))
-    ran = shardcache("write", root / "lines.jsonl", f"{moto.url}/text", "--shard-size", "500kB", "--json")
+    ran = shardcache("write", root / "lines.jsonl", f"{moto.url}/text", "--shard-size", "90kB", "--json", *flags)
     assert ran.code == 0, ran.err
     with Daemon(root, env=moto.env()) as daemon:
         dataset = ShardDataset(ran.json["index"], shuffle=True, seed=7, socket=daemon.socket)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.cli.common import FAILED, USAGE
+from shardcache.tarindex import index_tar, key_of
 from support.cli import clean_environment, shardcache
 from support.daemon import eventually
 from support.guard import GUARD_S
@@ -98,6 +99,26 @@ def test_lines_become_samples_by_number(tmp_path: Path) -> None:
     assert samples(tmp_path / "text") == texts
 
 
+def test_lines_are_packed(tmp_path: Path) -> None:
+    """Many to a member: the index counts them, blank ones left out, whatever ends a line, and through several files."""
+    lines = [json.dumps({"id": number}).encode() for number in range(3_000)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines[:1_000]) + b"\n \t\n\n" + b"\r\n".join(lines[1_000:2_000]))
+    (tmp_path / "b.jsonl").write_bytes(b"\n".join(lines[2_000:]))
+    ran = shardcache("write", tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "out", *SIZE, "--pack", "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["samples"], ran.json["shards"]) == (3_000, 11)
+    found, files = [], [tmp_path / "out" / row["url"] for row in rows(tmp_path / "out")]
+    for path, row in zip(files, rows(tmp_path / "out"), strict=True):
+        tables, tar = index_tar(path, str(path)), path.read_bytes()
+        assert len(tables) == row["nsamples"] and len(tar) <= 20_000
+        spans = zip(tables.starts, tables.ends, strict=True)
+        found += [(key_of(tables, sample), tar[start:end]) for sample, (start, end) in enumerate(spans)]
+    keys = [f"{number:09d}" for number in range(3_002) if number not in (1_000, 1_001)]
+    assert found == list(zip(keys, lines, strict=True))
+    refused = shardcache("write", tmp_path / "a.jsonl", tmp_path / "text", "--pack", "--field", "id")
+    assert refused.code == USAGE and "--pack does not apply" in refused.err
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [("{", "not JSON"), ('{"a": 1}', "no field 'text'"), ('{"text": 1}', "not a text"), ("7", "no field")],
@@ -166,7 +187,7 @@ def test_other_input_or_settings_never_mix(photos: Path, tmp_path: Path) -> None
     """A changed file, another size or order: an error that names the change, and nothing is touched."""
     out = tmp_path / "out"
     shardcache("write", photos, out, *SIZE)
-    before = {path: path.stat() for path in out.iterdir()}
+    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.iterdir()}
     refusals = [
         shardcache("write", photos, out, "--shard-size", "30kB"),
         shardcache("write", photos, out, *SIZE, "--shuffle", "1"),
@@ -177,7 +198,7 @@ def test_other_input_or_settings_never_mix(photos: Path, tmp_path: Path) -> None
         refusals, ("shard_size_bytes: 20000 then, 30000 now", "shuffle: null then, 1 now", "input:"), strict=True
     ):
         assert ran.code == USAGE and named in ran.err
-    assert {path: path.stat() for path in out.iterdir()} == before
+    assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.iterdir()} == before
 
 
 def test_shards_of_others_are_not_mixed_with(photos: Path, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def _size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
 @click.option(
     "--field", metavar="NAME", help="JSONL: write this text of each line as txt.  [default: the whole line as json]"
 )
+@click.option("--pack", is_flag=True, help="JSONL: write many lines per member, which shardcache alone reads.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path, readable=False),
@@ -76,6 +77,7 @@ def write(
     columns: dict[str, str],
     split: str | None,
     field: str | None,
+    pack: bool,
     config: Path | None,
     as_json: bool,
 ) -> None:
@@ -93,7 +95,7 @@ def write(
     from shardcache.writing.plan.cutting import ShardNames
     from shardcache.writing.sources.opening import Reading
 
-    settings = Settings(shard_size, ShardNames(names), Reading(field, columns, split, classes, shuffle))
+    settings = Settings(shard_size, ShardNames(names), Reading(field, pack, columns, split, classes, shuffle))
     processes = workers or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
     tables = Config.load({}, config).origin
     with ByteProgress(make_console(stderr=True), "writing") as bar:

@@ -20,10 +20,15 @@ _NUMBERS = frozenset({"cls", "cls2", "class", "count", "id", "index", "inx"})  #
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample: its key, and the extension and content of each member, in the order in which they are written."""
+    """One sample: its key, and the extension and content of each member, in the order in which they are written.
+
+    Attributes:
+        count: number of samples that readers will find in it: more than one in lines (`tarindex.lines`).
+    """
 
     key: str
     members: tuple[tuple[str, bytes], ...]
+    count: int = 1
 
 
 def sample_of(fields: Mapping[str, Any]) -> Sample:

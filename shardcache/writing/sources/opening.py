@@ -23,6 +23,7 @@ class Reading:
 
     Attributes:
         field: of JSONL, the field that becomes a sample's text; None for whole lines.
+        pack: of JSONL, write many lines per member.
         columns: of tables, column → extension; all columns if empty.
         split: of a dataset with splits, the one to read.
         classes: of folders, add the number of a sample's first-level folder as `cls`.
@@ -30,6 +31,7 @@ class Reading:
     """
 
     field: str | None = None
+    pack: bool = False
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     split: str | None = None
     classes: bool = False
@@ -90,7 +92,7 @@ def recognize(names: Sequence[str], reading: Reading, scratch: Path) -> Input:
         found = _dataset(paths, reading)
     else:
         facts = [fact_of(Path(path)) for path in sorted(set(paths))]
-        lines = {"field": reading.field}
+        lines = {"field": reading.field, "pack": reading.pack}
         table = {"columns": dict(reading.columns), "seed": reading.seed}
         found = Input(kind, {"files": facts, **(lines if kind == "jsonl" else table)}, identity_of(facts))
     return found
@@ -190,8 +192,11 @@ def _kind(name: str) -> str:
 
 
 def _check(kind: str, reading: Reading) -> None:
+    if reading.pack and reading.field is not None:
+        raise ConfigError("--pack does not apply to a --field, which may contain line feeds", remedy="omit one of them")
     given = {
         "--field": (reading.field is not None, {"jsonl"}),
+        "--pack": (reading.pack, {"jsonl"}),
         "--columns": (bool(reading.columns), {"parquet", "datasets"}),
         "--split": (reading.split is not None, {"datasets"}),
         "--classes": (reading.classes, {"folder"}),
