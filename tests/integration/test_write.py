@@ -132,43 +132,60 @@ def test_a_line_without_the_field_is_named(tmp_path: Path, line: str, reason: st
     assert not (tmp_path / "out" / "index.json").exists()
 
 
+def recorded(out: Path) -> dict[str, list[int]]:
+    """Return the shards in the journal of a run."""
+    journal = out / ".shardcache-write.json"
+    found: dict[str, list[int]] = json.loads(journal.read_text())["shards"] if journal.exists() else {}
+    return found
+
+
+def start(*args: Path | str) -> subprocess.Popen[str]:
+    """Start the command."""
+    command = [sys.executable, "-m", "shardcache", "write", *map(str, args)]
+    return subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True)
+
+
 def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     """kill -9: its processes end, no half shard lies under its name; the next run keeps what was complete."""
     last, out = photos / "dog" / "zzz.jpg", tmp_path / "out"
-    os.mkfifo(last)  # reading it blocks for ever
+    last.touch()
+    shardcache("write", photos, tmp_path / "fresh", *SIZE)
+    fresh = shards(tmp_path / "fresh")
+    last.unlink()
+    os.mkfifo(last)  # who opens it waits for ever, which only the last shard's process does
     then = last.stat().st_mtime_ns
-    command = [sys.executable, "-m", "shardcache", "write", photos, out, *SIZE, "--workers", "2"]
-    run = subprocess.Popen(command, env=clean_environment({}), stdout=subprocess.DEVNULL)
-    journal = out / ".shardcache-write.json"
-
-    def all_but_one() -> bool:
-        return len(list(out.glob(".shard-*.part"))) == 1 and len(recorded()) == len(list(out.glob("*.tar"))) >= 4
-
-    def recorded() -> dict[str, list[int]]:
-        found: dict[str, list[int]] = json.loads(journal.read_text())["shards"] if journal.exists() else {}
-        return found
-
-    try:
-        eventually(all_but_one)
-        workers = running(run.pid, "shardcache.writing.worker")
-        assert workers
-    finally:
-        run.send_signal(signal.SIGKILL)
-        run.wait()
+    with start(photos, out, *SIZE, "--workers", "2") as run:
+        try:
+            eventually(lambda: len(recorded(out)) == len(fresh) - 1 and (out / f".{max(fresh)}.part").exists())
+            workers = running(run.pid, "shardcache.writing.worker")
+        finally:
+            run.send_signal(signal.SIGKILL)
     for pid in workers:
         wait_until_ended(pid)
+    assert workers and shards(out) == {name: data for name, data in fresh.items() if name != max(fresh)}
     complete = {path.name: path.stat().st_ino for path in out.glob("*.tar")}
     assert not (out / "index.json").exists()
     last.unlink()
     last.touch()
-    os.utime(last, ns=(then, then))  # to this command it is the same file
+    os.utime(last, ns=(then, then))  # the same file, as far as name, size and time tell
     resumed = shardcache("write", photos, out, *SIZE, "--workers", "2", "--json")
     assert resumed.code == 0, resumed.err
-    assert resumed.json["kept"] == len(complete) and resumed.json["written"] == resumed.json["shards"] - len(complete)
+    assert (resumed.json["kept"], resumed.json["written"]) == (len(complete), 1)
     assert all((out / name).stat().st_ino == inode for name, inode in complete.items())
-    assert len(samples(out)) == 41 and not list(out.glob(".*.part"))
-    shardcache("write", photos, tmp_path / "fresh", *SIZE)
-    assert shards(out) == shards(tmp_path / "fresh")
+    assert shards(out) == fresh and len(samples(out)) == 41 and not list(out.glob(".*.part"))
+
+
+def test_a_file_that_changes_meanwhile_ends_the_run(photos: Path, tmp_path: Path) -> None:
+    """Shards of the old and the new file never lie in one dataset: the error names it, and no index is written."""
+    gate, changed = photos / "cat" / "000.png", photos / "dog" / "039.jpg"
+    os.mkfifo(gate)
+    with start(photos, tmp_path / "out", *SIZE, "--workers", "1") as run:
+        eventually((tmp_path / "out" / ".shard-000000.tar.part").exists)
+        changed.write_bytes(bytes(2_000))
+        gate.open("w").close()
+        _, err = run.communicate()
+    assert run.returncode == FAILED and str(changed) in err and "changed while" in err
+    assert recorded(tmp_path / "out") and not (tmp_path / "out" / "index.json").exists()
 
 
 def test_a_finished_dataset_is_kept_and_a_damaged_shard_written_again(photos: Path, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
-from shardcache.errors import AccessDeniedError, ConfigError, NotFoundError, SampleError
+from shardcache.errors import AccessDeniedError, ConfigError, NotFoundError, OriginUnavailableError, SampleError
 from shardcache.writing import ShardWriter
 from support.buckets import Bucket
 from support.cli import shardcache
@@ -169,12 +170,29 @@ def test_a_failed_upload_reaches_the_program(moto: Bucket, monkeypatch: pytest.M
     assert "train/index.json" not in keys(moto)
 
 
+class HalfMemory(MemoryFileSystem):  # type: ignore[misc]
+    """A filesystem whose files grow as they are written, and which fails at half of each shard."""
+
+    protocol = "halfmemory"
+
+    def put_file(self, lpath: str, rpath: str, **kwargs: Any) -> None:
+        """Write half of it."""
+        data = Path(lpath).read_bytes()
+        self.pipe_file(rpath, data[: len(data) // 2])
+        raise OSError("the connection was lost")
+
+
 def test_any_filesystem_of_fsspec_is_written_to() -> None:
-    """Where files grow as they are written, they do so under another name."""
+    """Where files grow as they are written, they do so under another name: half a shard is never seen."""
+    fsspec.register_implementation("halfmemory", HalfMemory, clobber=True)
+    memory = fsspec.filesystem("memory")
+    with pytest.raises(OriginUnavailableError, match="lost"), ShardWriter("halfmemory://half/train") as shards:
+        shards.write({"__key__": "1", "txt": "a"})
+    left = [path.rpartition("/")[2] for path in MemoryFileSystem.store if "half/train/" in path]
+    assert left == [".shard-000000.tar.part"]
     with ShardWriter("memory://written/train") as shards:
         for sample in random_samples(20):
             shards.write(sample)
-    memory = fsspec.filesystem("memory")
     names = sorted(path.rpartition("/")[2] for path in memory.find("/written/train"))
     assert names == ["index.json", "shard-000000.tar"]
     with tarfile.open(fileobj=io.BytesIO(memory.cat_file("/written/train/shard-000000.tar"))) as tar:
