@@ -34,16 +34,17 @@ class WritingProcess:
             await self._process.wait()
 
     async def write(self, task: Task) -> Stored:
-        """Write one shard. Raises as `worker.write_shard`; CacheError if there is no process, or it was killed."""
+        """Write one shard. Raises as `worker.write_shard`; CacheError if there is no process, or it ended."""
         process = self._process = self._process or await _start(self._setup)
         assert process.stdout is not None
         await _send(process, json.dumps(asdict(task)))
         answer = await process.stdout.readline()
         if not answer:
             raise CacheError(
-                "a process that writes shards was killed",
+                "a process that writes shards ended",
                 url=task.name,
-                remedy="look for the OOM killer in dmesg, and try fewer --workers; the same command again resumes",
+                remedy="if it printed no traceback, look for the OOM killer in dmesg, and try fewer --workers; "
+                "the same command again resumes",
             )
         found = json.loads(answer)
         if isinstance(found, dict):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardcache.errors import DiskError
-from shardcache.writing.plan.samples import Sample
+from shardcache.writing.plan.samples import Sample, Succession
 from shardcache.writing.plan.tar import END, add
 
 _BUFFER_BYTES = 1024**2
@@ -24,6 +24,7 @@ class ShardFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.samples = 0
+        self._succession = Succession()
         try:
             self._file: BinaryIO = path.open("wb", buffering=_BUFFER_BYTES)
         except OSError as exn:
@@ -35,7 +36,8 @@ class ShardFile:
         return self._file.tell() + len(END)
 
     def add(self, sample: Sample) -> None:
-        """Append a sample."""
+        """Append a sample. Raises SampleError for one with the key of the one before."""
+        self._succession.check(sample)
         try:
             add(self._file.write, sample)
         except OSError as exn:

@@ -17,7 +17,6 @@ from shardcache.errors import ShardcacheError
 from shardcache.store.indexing import end_with_parent
 from shardcache.writing.destination import Destination
 from shardcache.writing.plan.journal import Stored
-from shardcache.writing.plan.samples import keys_differ
 from shardcache.writing.shard_file import ShardFile
 from shardcache.writing.sources.opening import open_source
 from shardcache.writing.sources.source import Json, Position, Source
@@ -55,7 +54,7 @@ async def write_shard(source: Source, destination: Destination, task: Task) -> S
     """
     shard = ShardFile(destination.draft(task.name))
     try:
-        for sample in keys_differ(source.read(task.first, task.last)):
+        for sample in source.read(task.first, task.last):
             shard.add(sample)
         shard.finish()
         stored = await destination.store(shard.path, task.name)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from shardcache.config import MIB, Settings
-from shardcache.errors import ConfigError, SampleError
+from shardcache.errors import ConfigError
 from shardcache.origin.base import RemoteObject
 from shardcache.writing.destination import Destination, check_empty
 from shardcache.writing.plan.cutting import SHARD_NAMES, ShardNames
@@ -61,7 +61,6 @@ class ShardWriter:
         self._uploading: tuple[Future[RemoteObject], int] | None = None
         self._stored: list[tuple[RemoteObject, int]] = []  # with their numbers of samples
         self._number = 0
-        self._last_key: str | None = None
         self._is_open = False
 
     def __enter__(self) -> Self:
@@ -102,17 +101,11 @@ class ShardWriter:
         if not self._is_open:
             raise ConfigError("the ShardWriter is not open", remedy="write within its `with` block")
         found = sample_of(sample)
-        if found.key == self._last_key:
-            raise SampleError(
-                f"two samples in succession have the key {found.key!r}; readers would take them for one",
-                remedy="give each sample its own key",
-            )
         if self._shard is not None and self._shard.size_bytes + sample_bytes(found) > self._shard_size_bytes:
             self._finish_shard()
         if self._shard is None:
             self._shard = ShardFile(self._target.draft(self._names.name(self._number)))
         self._shard.add(found)
-        self._last_key = found.key
 
     def _finish_shard(self) -> None:
         """Upload the shard at hand, after the one before it: at most two lie on the disk."""

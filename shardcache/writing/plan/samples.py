@@ -6,7 +6,7 @@ import io
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,14 +122,17 @@ def _shown(text: str) -> str:
     return repr(text[:_SHOWN_CHARS])
 
 
-def keys_differ(samples: Iterable[Sample]) -> Iterable[Sample]:
-    """Yield the samples; raise SampleError for one with the key of the sample before it, which readers would merge."""
-    before = None
-    for sample in samples:
-        if sample.key == before:
+class Succession:
+    """The keys of successive samples, two of which must differ: readers would take the samples for one."""
+
+    def __init__(self) -> None:
+        self._last: str | None = None
+
+    def check(self, sample: Sample) -> None:
+        """Note the next sample. Raises SampleError if it has the key of the one before."""
+        if sample.key == self._last:
             raise SampleError(
                 f"two samples in succession have the key {_shown(sample.key)}; readers would take them for one",
                 remedy="give each sample its own key",
             )
-        before = sample.key
-        yield sample
+        self._last = sample.key

@@ -98,7 +98,10 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[C
 
 def samples(rows: Rows, columns: Sequence[Column], numbers: Iterable[int]) -> Iterator[Sample]:
     """Yield a sample for each row, its number as key; a null is left out. Raises SampleError, InputError."""
-    values = [rows.column(column.name).to_pylist() for column in columns]
+    try:
+        values = [rows.column(column.name).to_pylist() for column in columns]
+    except UnicodeDecodeError as exn:
+        raise InputError(f"a text is not UTF-8 ({exn})", remedy="leave its column out with --columns") from exn
     for number, row in zip(numbers, zip(*values, strict=True), strict=True):
         key = _KEY % number
         members = (column.member(key, value) for column, value in zip(columns, row, strict=True) if value is not None)
