@@ -210,7 +210,7 @@ class CorruptShardError(ShardError):
 
 
 class UnsupportedShardError(ShardError):
-    """Decompressing the shard needs more memory than one shard is allowed."""
+    """Decompressing or indexing the shard needs more memory than one shard is allowed."""
 
     code = "unsupported_shard"
     default_remedy = "compress the shard with a smaller window (`xz -9`, `zstd --long=27`), or not at all"
@@ -318,8 +318,14 @@ class ShardTimeoutError(DaemonError):
     retryable = True
 
 
+class InputError(ShardcacheError):
+    """A file to be written to shards is missing or malformed, or changes while it is being read."""
+
+    code = "input"
+
+
 class SampleError(ShardcacheError):
-    """One sample of an intact shard is unusable, for example because two members have the same name."""
+    """One sample of an intact shard, or to be written to one, is unusable: two of its members have the same name."""
 
     code = "sample"
 

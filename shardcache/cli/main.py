@@ -20,6 +20,7 @@ from shardcache.cli.commands.status import status
 from shardcache.cli.commands.top import top
 from shardcache.cli.commands.verify import verify
 from shardcache.cli.commands.warm import warm
+from shardcache.cli.commands.write import write
 from shardcache.cli.common import INTERRUPTED, report
 from shardcache.errors import ShardcacheError
 
@@ -44,7 +45,9 @@ class App(click.Group):
 
 @click.group(
     cls=App,
-    commands=[serve, status, top, dashboard, warm, index, ls, pin, unpin, evict, verify, set_, doctor, probe, demo],
+    commands=[
+        *(serve, status, top, dashboard, write, warm, index, ls, pin, unpin, evict, verify, set_, doctor, probe, demo),
+    ],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 success; 1 failure; 2 usage error; 3 no daemon at the socket.",
 )

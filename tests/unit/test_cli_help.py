@@ -10,7 +10,7 @@ import pytest
 from support.cli import shardcache
 
 HEAVY = ("aiohttp", "pydantic", "rich", "s3fs", "torch", "moto")
-COMMANDS = ("serve", "status", "top", "warm", "index", "ls", "evict", "verify", "doctor", "probe", "demo")
+COMMANDS = ("serve", "status", "top", "write", "warm", "index", "ls", "evict", "verify", "doctor", "probe", "demo")
 
 
 def test_help_loads_nothing_heavy() -> None:
