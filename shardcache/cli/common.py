@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 
@@ -21,9 +22,34 @@ NO_DAEMON = 3
 INTERRUPTED = 130
 
 _JSON_KEY = "shardcache.json"
+# More characters than any summary has.
+_WHOLE = 10_000
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 T = TypeVar("T")
+
+
+class Family(click.Group):
+    """A group of commands, listed in order of use with their whole summaries."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the command names in order of use, not alphabetically."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; a summary that is too long for its line is wrapped, not cut."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary(command)) for name, command in self.commands.items()])
+
+
+def summary(command: click.Command) -> str:
+    """Return the first sentence of a command's help."""
+    return command.get_short_help_str(limit=_WHOLE)
+
+
+def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Have the shell complete an argument that may be a local path."""
+    return [CompletionItem(typed, type="file")]
 
 
 def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:

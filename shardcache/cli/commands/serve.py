@@ -28,12 +28,18 @@ def _option(name: str, field: FieldInfo) -> click.Option:
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     return click.Option(
         [flag, name],
-        # Everything else stays text, for pydantic to parse.
-        type=click.Choice(choices) if choices else str,
+        type=_type(field, choices),
         metavar=None if choices else _metavar(field),
         multiple=is_list,
         help=_help(field),
     )
+
+
+def _type(field: FieldInfo, choices: tuple[str, ...]) -> click.ParamType | type[str]:
+    """Return the type that a shell completes; but for choices, the value stays text, for pydantic to parse."""
+    if choices:
+        return click.Choice(choices)
+    return click.Path() if _metavar(field) == "PATH" else str
 
 
 def _fits_flag(field: FieldInfo) -> bool:
