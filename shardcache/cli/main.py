@@ -22,6 +22,7 @@ from shardcache.cli.commands.verify import verify
 from shardcache.cli.commands.warm import warm
 from shardcache.cli.common import INTERRUPTED, Family, report
 from shardcache.cli.installation.completion import completion
+from shardcache.cli.installation.config import config
 from shardcache.errors import ShardcacheError
 
 
@@ -57,6 +58,7 @@ class App(Family):
         doctor,
         probe,
         demo,
+        config,
         completion,
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
