@@ -23,6 +23,7 @@ from shardcache.cli.commands.warm import warm
 from shardcache.cli.common import INTERRUPTED, Family, report
 from shardcache.cli.installation.completion import completion
 from shardcache.cli.installation.config import config
+from shardcache.cli.installation.man import man
 from shardcache.errors import ShardcacheError
 
 
@@ -60,6 +61,7 @@ class App(Family):
         demo,
         config,
         completion,
+        man,
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 success; 1 failure; 2 usage error; 3 no daemon at the socket.",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from support.cli import clean_environment, shardcache
-from support.daemon import Daemon
+from support.daemon import Daemon, eventually
+from support.raw_session import RawSession
 from support.tars import write_shards
 
 INTERVAL = "0.1"
@@ -49,10 +53,10 @@ def lines_of(daemon: Daemon) -> Iterator[Iterator[dict[str, Any]]]:
 class Terminal:
     """`shardcache top` on a terminal of its own."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, *flags: str, columns: int = 120) -> None:
         self._near, far = pty.openpty()
-        env = clean_environment({"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"})
-        self._process = subprocess.Popen(command(daemon), env=env, stdin=far, stdout=far, stderr=far)
+        env = clean_environment({"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "30"})
+        self._process = subprocess.Popen(command(daemon, *flags), env=env, stdin=far, stdout=far, stderr=far)
         os.close(far)
         self.seen = ""
 
@@ -177,3 +181,26 @@ def test_daemon_that_goes_away_is_told_and_found_again(terminal: Terminal, daemo
     terminal.read_until(f"pid {daemon.pid}")
     terminal.press("q")
     assert terminal.wait() == 0
+
+
+def test_80_columns_hold_whole_names(daemon: Daemon, tmp_path: Path) -> None:
+    """On such a terminal no line is longer; jobs have their names and users, those that ended are one line."""
+    (tmp_path / "store").mkdir()
+    [shard] = write_shards(tmp_path / "store", 1, samples_per_shard=10)
+    name = "resnet50-imagenet21k-482113"
+    for ended in ("prepare", "evaluate"):
+        RawSession(daemon, job=ended).close()
+    eventually(lambda: daemon.sessions() == 0)
+    with RawSession(daemon, job=name) as session:
+        session.plan([f"file://{shard}"], [0])
+        session.take(0)
+        terminal = Terminal(daemon, "--once", columns=80)
+        try:
+            assert terminal.wait() == 0
+        finally:
+            terminal.close()
+    rows = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in terminal.seen.splitlines()]
+    assert all(cell_len(row) <= 80 for row in rows)
+    [row] = [row for row in rows if row.startswith(f"{name}  ")]
+    assert row.split()[1] == getpass.getuser()
+    assert "2 jobs without readers: evaluate, prepare" in rows, rows

@@ -35,7 +35,7 @@ def _option(name: str, field: FieldInfo) -> click.Option:
     )
 
 
-def _type(field: FieldInfo, choices: tuple[str, ...]) -> click.ParamType | type[str]:
+def _type(field: FieldInfo, choices: tuple[str, ...]) -> click.Choice[str] | click.Path | type[str]:
     """Return the type that a shell completes; but for choices, the value stays text, for pydantic to parse."""
     if choices:
         return click.Choice(choices)
