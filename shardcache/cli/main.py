@@ -23,6 +23,7 @@ from shardcache.cli.commands.warm import warm
 from shardcache.cli.common import INTERRUPTED, Family, report
 from shardcache.cli.installation.completion import completion
 from shardcache.cli.installation.config import config
+from shardcache.cli.installation.install import install
 from shardcache.cli.installation.man import man
 from shardcache.errors import ShardcacheError
 
@@ -60,6 +61,7 @@ class App(Family):
         probe,
         demo,
         config,
+        install,
         completion,
         man,
     ],
