@@ -70,7 +70,9 @@ def test_the_files_are_those_of_the_docs(image: Path) -> None:
     """But for the program, what is installed is deploy/systemd, under the names that the page gives."""
     install(image)
     page = (ROOT / "docs/deploy-systemd.md").read_text()
-    for name, place in re.findall(r"^install -D .*?(shardcache\.\w+) (/\S+)$", page, re.MULTILINE):
+    places = re.findall(r"^install -D .*?(shardcache\.\w+) (/\S+)$", page, re.MULTILINE)
+    assert len(places) == 2
+    for name, place in places:
         assert (image / place[1:]).read_text() == (ROOT / "deploy/systemd" / name).read_text()
     for name in ("shardcache.service", "shardcache.socket"):
         shipped = (ROOT / "deploy/systemd" / name).read_text()

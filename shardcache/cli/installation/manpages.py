@@ -20,14 +20,15 @@ _CODE = re.compile(r"`([^`]+)`")
 def pages(root: click.Group, name: str, version: str) -> Mapping[str, str]:
     """Return the page of a program, and of each of its commands, by file name."""
     context = click.Context(root, info_name=name, **root.context_settings)
-    return {f"{_page_name(each)}.1": _page(each, version) for each in _contexts(context)}
+    return {f"{_page_name(each)}.1": _page(each, version) for each in contexts(context)}
 
 
-def _contexts(context: click.Context) -> Iterator[click.Context]:
+def contexts(context: click.Context) -> Iterator[click.Context]:
+    """Yield the context of a command, and those of all commands below it."""
     yield context
     if isinstance(context.command, click.Group):
         for command in context.command.commands.values():
-            yield from _contexts(click.Context(command, parent=context, info_name=command.name))
+            yield from contexts(click.Context(command, parent=context, info_name=command.name))
 
 
 def _page(context: click.Context, version: str) -> str:
