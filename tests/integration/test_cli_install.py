@@ -137,6 +137,14 @@ def test_a_program_that_the_service_cannot_see_is_refused(image: Path) -> None:
     assert [path.name for path in image.rglob("*")] == ["etc"]
 
 
+@pytest.mark.parametrize("path", ["/home/alice/cache", "/root/cache", "/nvme/my cache", "/nvme/%h"])
+@pytest.mark.parametrize("flag", ["--cache-dir", "--program"])
+def test_a_path_that_the_service_cannot_use_is_refused(image: Path, flag: str, path: str) -> None:
+    """Home folders are hidden from it, and systemd reads signs in a unit in its own way."""
+    ran = shardcache("install", "systemd", "--root", image, "--program", PROGRAM, flag, path)
+    assert ran.code == 2 and path in ran.err and [path.name for path in image.rglob("*")] == ["etc"]
+
+
 def test_a_machine_without_systemd_is_a_usage_error() -> None:
     """With what to do, and nothing changed."""
     if Path("/run/systemd/system").is_dir():

@@ -17,6 +17,7 @@ from support.daemon import Daemon
 from support.ports import free_port
 from support.raw_session import RawSession
 from support.tars import write_shards
+from support.terminal import LEAVE_ALTERNATE_SCREEN, Terminal
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 INTERVAL = "0.1"
@@ -144,6 +145,23 @@ def test_a_node_that_is_back_is_up_again(pair: tuple[NodeDaemon, NodeDaemon], to
         finally:
             process.kill()
     assert back["status"]["pid"] == second.pid and first.pid != second.pid
+
+
+def test_it_is_live_on_a_terminal(pair: tuple[NodeDaemon, NodeDaemon], token_file: Path) -> None:
+    """Until q, and what becomes of a node is seen."""
+    first, second = pair
+    command = [sys.executable, "-m", "shardcache", "top", "--interval", INTERVAL]
+    command += ["--nodes", f"{first.name},{second.name}", "--http-token-file", str(token_file)]
+    terminal = Terminal(command, columns=80)
+    try:
+        terminal.read_until("2 up")
+        second.kill()
+        terminal.read_until(f"{second.name}: no daemon answers")
+        terminal.press("q")
+        assert terminal.wait() == 0 and LEAVE_ALTERNATE_SCREEN in terminal.seen
+    finally:
+        terminal.close()
+    assert "Traceback" not in terminal.seen
 
 
 def test_without_the_token_a_node_is_down_with_the_remedy(

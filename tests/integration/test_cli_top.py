@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import os
-import pty
 import re
 import signal
 import subprocess
@@ -22,9 +20,9 @@ from support.cli import clean_environment, shardcache
 from support.daemon import Daemon, eventually
 from support.raw_session import RawSession
 from support.tars import write_shards
+from support.terminal import LEAVE_ALTERNATE_SCREEN, Terminal
 
 INTERVAL = "0.1"
-LEAVE_ALTERNATE_SCREEN = "\x1b[?1049l"
 
 
 @pytest.fixture
@@ -50,48 +48,10 @@ def lines_of(daemon: Daemon) -> Iterator[Iterator[dict[str, Any]]]:
             process.kill()
 
 
-class Terminal:
-    """`shardcache top` on a terminal of its own."""
-
-    def __init__(self, daemon: Daemon, *flags: str, columns: int = 120) -> None:
-        self._near, far = pty.openpty()
-        env = clean_environment({"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "30"})
-        self._process = subprocess.Popen(command(daemon, *flags), env=env, stdin=far, stdout=far, stderr=far)
-        os.close(far)
-        self.seen = ""
-
-    def read_until(self, text: str) -> None:
-        """Take what is shown until `text` has been."""
-        while text not in self.seen:
-            self.seen += os.read(self._near, 65536).decode(errors="replace")
-
-    def press(self, key: str) -> None:
-        """Type a key."""
-        os.write(self._near, key.encode())
-
-    def interrupt(self) -> None:
-        """Send what Ctrl-C sends."""
-        self._process.send_signal(signal.SIGINT)
-
-    def wait(self) -> int:
-        """Return the exit code once all that was shown is read."""
-        try:
-            self.read_until("never shown")
-        except OSError:  # nobody has the other end open any more
-            return self._process.wait()
-        raise AssertionError("a terminal has no other end")
-
-    def close(self) -> None:
-        """End it, if it still runs."""
-        self._process.kill()
-        self._process.wait()
-        os.close(self._near)
-
-
 @pytest.fixture
 def terminal(daemon: Daemon) -> Iterator[Terminal]:
     """Watch the daemon on a terminal."""
-    terminal = Terminal(daemon)
+    terminal = Terminal(command(daemon))
     yield terminal
     terminal.close()
 
@@ -194,7 +154,7 @@ def test_80_columns_hold_whole_names(daemon: Daemon, tmp_path: Path) -> None:
     with RawSession(daemon, job=name) as session:
         session.plan([f"file://{shard}"], [0])
         session.take(0)
-        terminal = Terminal(daemon, "--once", columns=80)
+        terminal = Terminal(command(daemon, "--once"), columns=80)
         try:
             assert terminal.wait() == 0
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import shlex
 import subprocess
 import sys
@@ -26,6 +27,7 @@ _LINK = Path("/usr/local/bin/shardcache")
 _SHIPPED_PROGRAM = "/opt/shardcache/bin/shardcache"
 # Folders that ProtectHome= hides from the daemon.
 _HIDDEN = ("/home", "/root", "/run/user")
+_PLAIN = re.compile(r"[\w/.+-]+")
 _CACHE_DIR = """\
 [Unit]
 RequiresMountsFor={0}
@@ -49,22 +51,31 @@ class Done:
 
 
 def this_program() -> Path:
-    """Return the path of the running `shardcache`. Raises ConfigError if a daemon of the system could not start it."""
+    """Return the path of the running `shardcache`. Raises ConfigError if a service could not start it."""
     program = Path(sys.executable).parent / "shardcache"
-    for place in (program, Path(sys.executable).resolve()):
-        if any(place.is_relative_to(hidden) for hidden in _HIDDEN):
-            raise ConfigError(
-                f"the daemon cannot see {place}: home folders are hidden from it",
-                remedy="python3 -m venv /opt/shardcache && /opt/shardcache/bin/pip install 'shardcache[daemon]' && "
-                f"{_SHIPPED_PROGRAM} install systemd",
-            )
     if not program.exists():
         raise ConfigError(f"there is no {program}", remedy="name the program to start with --program")
+    for place in (program, Path(sys.executable).resolve()):
+        _check_visible(
+            place,
+            "python3 -m venv /opt/shardcache && /opt/shardcache/bin/pip install 'shardcache[daemon]' && "
+            f"{_SHIPPED_PROGRAM} install systemd",
+        )
     return program
+
+
+def _check_visible(path: Path, remedy: str) -> None:
+    """Raise ConfigError for a path in a home folder, or one that a unit would have to quote."""
+    if any(path.is_relative_to(hidden) for hidden in _HIDDEN):
+        raise ConfigError(f"the daemon cannot see {path}: home folders are hidden from it", remedy=remedy)
+    if not _PLAIN.fullmatch(str(path)):
+        raise ConfigError(f"{str(path)!r} cannot be written into a unit", remedy="use a path without spaces and signs")
 
 
 class Installation:
     """The service below a root folder, as docs/deploy-systemd.md describes it; made in steps, and again without harm.
+
+    Raises ConfigError for a program or a folder that the service could not use.
 
     Args:
         root: `/`, or the root folder of an image.
@@ -74,6 +85,8 @@ class Installation:
     """
 
     def __init__(self, root: Path, program: Path, cache_dir: Path | None, *, dry_run: bool) -> None:
+        for path in filter(None, (program, cache_dir)):
+            _check_visible(path, "choose a path outside of home folders")
         self._root = root
         self._program = program
         self._cache_dir = cache_dir
