@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+from shardcache.cli.installation.manpages import pages
 from shardcache.cli.main import app
 from support.cli import clean_environment, shardcache
 
@@ -64,6 +65,18 @@ def test_a_page_has_what_the_help_has(name: str, folder: Path) -> None:
     for text in (command.help or "", command.epilog or ""):
         for paragraph in text.replace("\b", "").split("\n\n"):
             assert " ".join(paragraph.split()).replace("`", "") in page
+
+
+@needs_groff
+def test_nothing_in_a_help_is_a_request_of_roff(tmp_path: Path) -> None:
+    """Dots and quotes at the beginning of a line, backslashes and other signs are shown as they are."""
+    lines = (".config holds it", "'quoted' first", "C:\\temp", "an ellipsis … and -- dashes")
+    help_text = "\n\n".join((*lines, "\b\n" + "\n".join(lines)))
+    command = click.Command("odd", help=help_text, params=[click.Option(["--sep"], help="'.' by default")])
+    (tmp_path / "odd.1").write_text(pages(click.Group("top", commands=[command]), "top", "1")["top-odd.1"])
+    page = rendered(tmp_path / "odd.1")
+    assert [page.count(line) for line in lines] == [3, 2, 2, 2]  # the first one is also the summary
+    assert "--sep TEXT '.' by default" in page
 
 
 @pytest.mark.skipif(shutil.which("man") is None, reason="no man here: apt-get install man-db")

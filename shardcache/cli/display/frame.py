@@ -55,17 +55,17 @@ def frame(moment: Moment, width: int, height: int | None = None) -> RenderableTy
     head, page = _head(moment), moment.page
     jobs = sorted(page["jobs"], key=_job_order)
     rows = JobRows.of([job for job in jobs if job["sessions"]], moment.rates, width)
-    idle = [job for job in jobs if not job["sessions"]]
+    idle = _idle([job for job in jobs if not job["sessions"]], width, below_jobs=bool(rows.heights))
     transfers = sorted(page["transfers"], key=_transfer_order)
     headings = sum(_HEADING_LINES for section in (rows.heights, transfers) if section)
-    room = None if height is None else max(0, height - 1 - head.row_count - headings - _lines_of_idle(rows, idle))
+    room = None if height is None else max(0, height - 1 - head.row_count - headings - len(idle))
     for_jobs, for_transfers = share(room, sum(rows.heights), len(transfers))
     bar_columns = _BAR_COLUMNS if width >= _BAR_FROM_COLUMNS else 0
     return Group(
         headline(page),
         head,
         *_jobs(rows, for_jobs),
-        *_idle(rows, idle, width),
+        *idle,
         *_transfers(transfers, for_transfers, partial(transfer_table, bar_columns=bar_columns, url=Tail)),
     )
 
@@ -86,15 +86,11 @@ def _jobs(rows: JobRows, lines: int) -> list[RenderableType]:
     return ["", rows.table(shown), *_hidden(len(rows.heights) - shown)]
 
 
-def _lines_of_idle(rows: JobRows, jobs: Sequence[Row]) -> int:
-    return len(_idle(rows, jobs, 0))
-
-
-def _idle(rows: JobRows, jobs: Sequence[Row], width: int) -> list[RenderableType]:
-    """Return the line about jobs without readers, below a blank one if there is no table above it."""
+def _idle(jobs: Sequence[Row], width: int, *, below_jobs: bool) -> list[RenderableType]:
+    """Return the line about jobs without readers, after a blank one if no table of jobs is above it."""
     if not jobs:
         return []
-    return [*([] if rows.heights else [""]), without_readers(jobs, width)]
+    return [*([] if below_jobs else [""]), without_readers(jobs, width)]
 
 
 def _transfers(rows: Sequence[Row], lines: int, table: Callable[[Sequence[Row]], Table]) -> list[RenderableType]:
