@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from shardcache.cache.readers.jobs import JobKey
 
 # A reader of a job: its rank and its number among the rank's workers.
 Place = tuple[int | None, int | None]
 
-# Epochs remembered, of all jobs together.
-_MOST_EPOCHS = 1024
+# Epochs remembered, of all jobs together, and readers of each: clients name both.
+_MOST_EPOCHS = 256
+_MOST_READERS = 1024
 
 
 class Epochs:
@@ -18,6 +20,14 @@ class Epochs:
 
     def __init__(self) -> None:
         self._readers: OrderedDict[tuple[JobKey, int | None], set[Place]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return the number of epochs remembered."""
+        return len(self._readers)
+
+    def __iter__(self) -> Iterator[set[Place]]:
+        """Yield the readers of each."""
+        return iter(self._readers.values())
 
     def begins(self, job: JobKey, epoch: int | None, reader: Place) -> bool:
         """Note a reader's plan; return True if a pass over the epoch begins with it.
@@ -31,5 +41,6 @@ class Epochs:
         begins = not readers or reader in readers
         if begins:
             readers.clear()
-        readers.add(reader)
+        if len(readers) < _MOST_READERS:
+            readers.add(reader)
         return begins
