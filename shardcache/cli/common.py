@@ -78,7 +78,7 @@ def nodes_options(command: Command) -> Command:
     token = click.option(
         "--http-token-file",
         "token_file",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),
         envvar="SHARDCACHE_HTTP_TOKEN_FILE",
         help="File with the token of the nodes' TCP ports.  [default: $SHARDCACHE_HTTP_TOKEN_FILE]",
     )

@@ -63,10 +63,10 @@ def test_a_shell_completes_commands_options_and_values(
     assert completed(shell, line, tmp_path) == offered
 
 
-def test_local_paths_are_completed_by_the_shell(tmp_path: Path) -> None:
-    """Where a url may be a path, the shell offers files, as it does without our script."""
-    (tmp_path / "shard-0.tar").touch()
-    env = program(tmp_path) | {"COMP_WORDS": "shardcache warm sha", "COMP_CWORD": "2"}
+@pytest.mark.parametrize("line", ["warm sha", "serve --cache-dir sha", "config check sha"])
+def test_local_paths_are_completed_by_the_shell(line: str, tmp_path: Path) -> None:
+    """For urls, which may be paths, and options that are paths, the shell offers files, as it does without a script."""
+    env = program(tmp_path) | {"COMP_WORDS": f"shardcache {line}", "COMP_CWORD": str(len(line.split()))}
     asked = subprocess.run(
         [tmp_path / "shardcache"],
         env=env | {"_SHARDCACHE_COMPLETE": "bash_complete"},

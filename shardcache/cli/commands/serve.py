@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
+from shardcache.cli.common import complete_path
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
@@ -28,18 +30,13 @@ def _option(name: str, field: FieldInfo) -> click.Option:
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     return click.Option(
         [flag, name],
-        type=_type(field, choices),
+        # Everything else stays text, for pydantic to parse.
+        type=click.Choice(choices) if choices else str,
         metavar=None if choices else _metavar(field),
+        shell_complete=complete_path if _metavar(field) == "PATH" else None,
         multiple=is_list,
         help=_help(field),
     )
-
-
-def _type(field: FieldInfo, choices: tuple[str, ...]) -> click.Choice[str] | click.Path | type[str]:
-    """Return the type that a shell completes; but for choices, the value stays text, for pydantic to parse."""
-    if choices:
-        return click.Choice(choices)
-    return click.Path() if _metavar(field) == "PATH" else str
 
 
 def _fits_flag(field: FieldInfo) -> bool:

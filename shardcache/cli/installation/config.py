@@ -29,7 +29,7 @@ def config() -> None:
 @click.option(
     "--config",
     "file",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     help="TOML config file.  [default: $SHARDCACHE_CONFIG, else /etc/shardcache/shardcache.toml if it exists]",
 )
 @json_option
@@ -144,7 +144,7 @@ def _flag(name: str) -> str:
 
 
 @config.command(short_help="Check a config file.")
-@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.argument("file", type=click.Path(path_type=Path, readable=False), required=False)
 @json_option
 def check(file: Path | None, as_json: bool) -> None:
     """Check that a config file is valid; exit 2 and name each invalid option and its line if it is not.

@@ -12,7 +12,7 @@ import click
 from shardcache.cli.common import Family, json_option, print_json
 from shardcache.errors import ConfigError
 
-_FOLDER = click.Path(path_type=Path, file_okay=False)
+_FOLDER = click.Path(path_type=Path, readable=False, file_okay=False)
 _PLANNED = {"created": "would create", "updated": "would update", "ran": "would run"}
 # Files of a running service: what they say now takes effect at its next start.
 _OF_THE_SERVICE = (".service", ".socket", ".conf")
@@ -34,7 +34,7 @@ def install() -> None:
 @click.option("--cache-dir", type=_FOLDER, help="Folder for the cache.  [default: /var/cache/shardcache]")
 @click.option(
     "--program",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     help="The shardcache that the service starts.  [default: the one that runs this command]",
 )
 @json_option

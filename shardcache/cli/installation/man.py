@@ -12,7 +12,7 @@ from shardcache.errors import ConfigError
 
 
 @click.command(short_help="Write the man pages of all commands into a folder.")
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=click.Path(path_type=Path, readable=False, file_okay=False))
 @json_option
 @click.pass_context
 def man(ctx: click.Context, folder: Path, as_json: bool) -> None:
