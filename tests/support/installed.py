@@ -32,9 +32,9 @@ class Environment:
 
     def pip(self, *args: str, cwd: Path | None = None) -> str:
         """Run this interpreter's pip on it without any index; return what it printed. It must succeed."""
-        command = [sys.executable, "-m", "pip", "--python", self.python, *args]
+        command = [sys.executable, "-m", "pip", "--python", str(self.python), *args]
         env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_NO_INPUT": "1", "PIP_FIND_LINKS": ""}
-        done = subprocess.run(
+        done: subprocess.CompletedProcess[str] = subprocess.run(
             command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=GUARD_S
         )
         assert done.returncode == 0, done.stdout
@@ -48,6 +48,12 @@ class Environment:
         for requirement in self._closure(installed, {"", *extras}, {}):
             self._link(requirement)
         self.pip("install", f"{name}[{','.join(extras)}]")
+
+    def link(self, name: str) -> None:
+        """Add an installed package and its requirements."""
+        package = distribution(name)
+        for each in (package, *self._closure(package, {""}, {})):
+            self._link(each)
 
     def run(self, *command: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run a program; the first word is looked up among those of this environment."""
