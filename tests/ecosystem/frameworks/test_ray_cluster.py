@@ -111,13 +111,19 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+def parent(pid: int) -> int:
+    """Return the process that started another."""
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("PPid:")]
+    return int(line.split()[1])
+
+
 def is_other(current: Callable[[], int], pid: int) -> Callable[[], bool]:
     """Return a condition: another process has taken the place of one."""
     return lambda: current() != pid
 
 
 def test_a_daemon_per_node_as_long_as_the_job(cluster: TwoNodes) -> None:
-    """Each node has one, also a node that joins; one that is killed is replaced; none outlives its node or the job."""
+    """Each node has one, also a node that joins; killed ones are replaced; none outlives its actor, node or job."""
     daemons = cluster.start_daemons()
     first = pids(daemons)
     assert len(set(first.values())) == 2
@@ -125,9 +131,17 @@ def test_a_daemon_per_node_as_long_as_the_job(cluster: TwoNodes) -> None:
     os.kill(victim, 9)
     eventually(is_other(lambda: pids(daemons)[node], victim))
 
+    victim = pids(daemons)[node]
+    os.kill(parent(victim), 9)  # the actor's process, as Ray does when memory runs out
+    eventually(lambda: is_gone(victim))
+    eventually(is_other(lambda: pids(daemons)[node], victim))
+
     third = cluster.add()
     eventually(lambda: len(pids(daemons)) == 3)
     before = pids(daemons)
+    actor = parent(before[third.node_id])
+    for process in (parent(actor), actor):  # as `ray stop --force`: no process of Ray is left to end the daemon
+        os.kill(process, 9)
     cluster.kill(third)
     eventually(lambda: is_gone(before[third.node_id]))
     eventually(lambda: pids(daemons) == {node: pid for node, pid in before.items() if node != third.node_id})
