@@ -60,7 +60,8 @@ def start_daemons(
     """Start a shardcache daemon on every node of the Ray cluster, and on each node that joins; wait until all serve.
 
     Every node needs `shardcache[daemon]`. A daemon that ends is restarted; one whose node is removed ends with it. If
-    the cluster has daemons already, they are returned, whatever the arguments.
+    the cluster has daemons already, these are returned, whatever the arguments: they still end with the job that
+    started them, or with the cluster.
 
     Args:
         cache_dir: folder on each node's local disk; kept when the daemons stop. Here and in `socket`, `{node}` stands
