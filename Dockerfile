@@ -1,5 +1,6 @@
 # syntax=docker/dockerfile:1
-# The daemon:  docker build -t registry.example.com/shardcache:0.1.0 .
+# The daemon, from a checkout:  docker build -t registry.example.com/shardcache:0.1.0 .
+# … and from a tag:  docker build -t registry.example.com/shardcache:0.1.0 REPOSITORY#v0.1.0
 # Further stores (gcsfs, adlfs, …):  --build-arg EXTRA="gcsfs adlfs"
 ARG BASE=python:3.11-slim-bookworm
 

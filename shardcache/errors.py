@@ -81,7 +81,8 @@ class ShardcacheError(Exception):
 
     @classmethod
     def _subclasses(cls) -> dict[str, type[Self]]:
-        found = {cls.code: cls}
+        # Ray derives classes from those of the errors that its tasks raise; what has no code of its own is not ours.
+        found = {cls.code: cls} if "code" in vars(cls) else {}
         for child in cls.__subclasses__():
             found.update(child._subclasses())
         return found
