@@ -17,6 +17,7 @@ from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
 from shardcache_client.decoding.pipeline import Decode, Missing, Pipeline
 from shardcache_client.handlers import Handler, reraise
+from shardcache_client.indexed import IndexedShards
 from shardcache_client.order.deal import Assignment, Deal, SampleDeal, check
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.rounds import Shuffle
@@ -145,6 +146,17 @@ class ShardReader:
         `even=None`, and a state of all ranks to resume from. Otherwise as `map`.
         """
         return self._derived(self._source.pipeline.then(function, is_filter=True))
+
+    def indexed(self, window: int = 4) -> IndexedShards:
+        """Return the same samples as a map-style dataset: by number, in the order of `urls`, whatever `shuffle` says.
+
+        Args:
+            window: number of shards that each process holds at a time.
+
+        Raises ConfigError if the samples are not counted, or if this dataset leaves samples out.
+        """
+        check_least(1, window=window)
+        return IndexedShards(self._source, Reader(self._job), window)
 
     def _derived(self, pipeline: Pipeline) -> Self:
         derived = copy(self)

@@ -52,6 +52,10 @@ class Sessions:
             if session.reader == reader:
                 return session
             session.close()  # this process was forked, or its rank has changed
+        return self.open(reader)
+
+    def open(self, reader: Reader) -> ShardSource:
+        """Return a session of its own, to be closed by the caller."""
         kind = FallbackSession if self._fallback == "direct" else Session
         return kind(self._socket, reader, self._patience, partial_reads=self._partial_reads)
 

@@ -1,0 +1,150 @@
+"""`IndexedShards`: the samples of a dataset by their number."""
+
+from __future__ import annotations
+
+import operator
+import os
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Self, SupportsIndex
+
+from shardcache.errors import ConfigError
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.source import ShardSource
+from shardcache_client.decoding.pipeline import Dropped
+from shardcache_client.files.slicing import Sample
+from shardcache_client.order.plan import plan_reading
+from shardcache_client.reading.leased_shard import LeasedShard
+from shardcache_client.reading.stream import Source
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A shard that is mapped, and the session that holds it in the cache."""
+
+    session: ShardSource
+    leased_shard: LeasedShard
+    sample: Callable[[int], Sample]
+
+    def close(self) -> None:
+        self.leased_shard.close()
+        self.session.close()
+
+
+class IndexedShards:
+    """A map-style dataset: `samples[i]` is sample i in the order of `urls`, decoded. Made by `ShardReader.indexed`.
+
+    For evaluation with a sampler of one's own, such as torch's DistributedSampler, for `torch.utils.data.Subset` and
+    `random_split`, and for looking at data:
+
+        samples = dataset.indexed()
+        loader = DataLoader(samples, batch_size=64, sampler=DistributedSampler(samples, shuffle=False), num_workers=8)
+
+    The shard of a sample is fetched as a whole when one of its samples is first asked for, and held until `window`
+    others have been asked for since. So samples in order, or near each other, cost what they cost a ShardDataset, while
+    a random order over a dataset larger than the cache fetches a shard for almost every sample: train with a
+    ShardDataset, whose order is made for shards. Nothing is prefetched.
+
+    Each process holds its own shards; a DataLoader's workers get a copy that holds none.
+
+    Raises, for a sample: what reading it raises; `on_error` is not called. IndexError for a number out of range.
+    """
+
+    def __init__(self, source: Source, reader: Reader, window: int) -> None:
+        if source.manifest.counts is None:
+            raise ConfigError(
+                f"samples have no numbers: {source.manifest.uncounted} of {len(source.manifest)} shards were never "
+                "counted",
+                remedy="count them once: shardcache index URL... -o index.json, then use index.json as the url",
+            )
+        if source.pipeline.filters or source.pipeline.missing == "skip":
+            raise ConfigError(
+                "with a filter, or missing='skip', some numbers would have no sample",
+                remedy="omit it here; torch.utils.data.Subset takes the numbers of the samples that you want",
+            )
+        self._source = source
+        self._reader = reader
+        self._window = window
+        self._ends = list(accumulate(source.manifest.counts))
+        self._held: OrderedDict[int, _Held] = OrderedDict()  # by number of the shard, the last asked for at the end
+        self._parents = self._held  # in a forked process, what the parent holds
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"IndexedShards({self._source.manifest!r}, held={sorted(self._held)})"
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, number: SupportsIndex) -> Any:
+        return self._decoded(*self._find(number))
+
+    def __getitems__(self, numbers: Sequence[SupportsIndex]) -> list[Any]:
+        """Return several samples, in the order asked for; a DataLoader asks for a batch in this way."""
+        places = [self._find(number) for number in numbers]
+        found = {place: self._decoded(*place) for place in sorted(set(places))}  # shard by shard
+        return [found[place] for place in places]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release all shards. Asking for a sample fetches its shard again."""
+        while self._held:
+            self._held.popitem()[1].close()
+
+    def _find(self, number: SupportsIndex) -> tuple[int, int]:
+        """Return the shard of a sample, and its number there."""
+        place = operator.index(number)
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"sample {place} of a dataset with {len(self)} samples")
+        place %= len(self)
+        shard = bisect_right(self._ends, place)
+        return shard, place - (self._ends[shard - 1] if shard else 0)
+
+    def _decoded(self, shard: int, number: int) -> Any:
+        sample, pipeline = self._hold(shard).sample(number), self._source.pipeline
+        if not pipeline:
+            return sample
+        item = pipeline(sample)
+        assert item.__class__ is not Dropped
+        return item
+
+    def _hold(self, shard: int) -> _Held:
+        if self._pid != os.getpid():  # the sessions of before a fork are the parent's, and must not be closed here
+            self._parents, self._held, self._pid = self._held, OrderedDict(), os.getpid()
+        if shard not in self._held:
+            while len(self._held) >= self._window:
+                self._held.popitem(last=False)[1].close()
+            self._held[shard] = self._open(shard)
+        self._held.move_to_end(shard)
+        return self._held[shard]
+
+    def _open(self, shard: int) -> _Held:
+        manifest, members = self._source.manifest, self._source.pipeline.members
+        session = self._source.sessions.open(self._reader)
+        try:
+            session.declare(plan_reading(manifest, 0, [shard], ()))
+            leased_shard = LeasedShard(
+                session,
+                session.lease(0, partial=False),
+                count=manifest[shard].samples,
+                name_of=None if members is None else members.name_of,
+            )
+            leased_shard.open()
+            return _Held(session, leased_shard, leased_shard.cutter())
+        except BaseException:
+            session.close()
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_held": OrderedDict(), "_parents": OrderedDict()}
