@@ -2,7 +2,7 @@
 
     from shardcache_client import ShardDataset
 
-Importing this package does not import torch; `ShardReader` does without it.
+Importing this package does not import torch; `ShardReader` and `MixtureReader` do without it.
 """
 
 from importlib import import_module
@@ -19,9 +19,13 @@ from shardcache_client.handlers import (
 if TYPE_CHECKING:
     from shardcache_client.dataset import ShardDataset
     from shardcache_client.lengths.batching import batch_by_length
+    from shardcache_client.mixture import Mixture
+    from shardcache_client.mixture_reader import MixtureReader
     from shardcache_client.reader import ShardReader
 
 __all__ = [
+    "Mixture",
+    "MixtureReader",
     "ShardDataset",
     "ShardReader",
     "batch_by_length",
@@ -33,7 +37,13 @@ __all__ = [
 ]
 
 # Imported at their first use: most need torch, and daemon-side tools use the rest of this package without it.
-_MODULES = {"ShardDataset": "dataset", "ShardReader": "reader", "batch_by_length": "lengths.batching"}
+_MODULES = {
+    "Mixture": "mixture",
+    "MixtureReader": "mixture_reader",
+    "ShardDataset": "dataset",
+    "ShardReader": "reader",
+    "batch_by_length": "lengths.batching",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.order.deal import Assignment, Deal, SampleDeal, check
+from shardcache_client.order.deal import Assignment, Deal, SpanDeal, check
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.state import Place, Resumption, State, resume
@@ -78,29 +78,36 @@ class ShardReader:
             raise ConfigError(f"even is {even!r}", remedy='choose "pad", "drop" or None')
         if fallback not in ("error", "direct"):
             raise ConfigError(f"fallback is {fallback!r}", remedy='choose "error" or "direct"')
-        self.seed = seed
-        self._on_error = on_error
-        self._job = job or job_name()
-        self._reading: tuple[int, EpochStream] | None = None
         where = socket_path(socket)
         patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
         self._group = self._ranks_of(explicit_ranks(rank, world_size), patterns, timeout_s)
-        resolve = resolver(fallback)
-        self.manifest = self._group.settle(lambda: resolve(where, Reader(self._job), patterns, timeout_s))
+        resolve, job = resolver(fallback), job or job_name()
+        manifest = self._group.settle(lambda: resolve(where, Reader(job), patterns, timeout_s))
         shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
-        self._dealing = Assignment(shuffling, even, batch_size, samples_per_epoch)
-        self._source = Source(
+        dealing = Assignment(shuffling, even, batch_size, samples_per_epoch)
+        source = Source(
             sessions=Sessions(
                 where, Patience(timeout_s), partial_reads=bool(partial_reads and not zero_copy), fallback=fallback
             ),
-            manifest=self.manifest,
-            deal=self._dealing.deal(self.manifest),
+            manifest=manifest,
+            deal=dealing.deal(manifest),
             decode=decode,
             handover=_handover(zero_copy) if zero_copy else None,
             epochs=epochs,
         )
+        self._assemble(source, dealing, seed, on_error, job)
+
+    def _assemble(self, source: Source, dealing: Assignment, seed: int, on_error: Handler, job: str) -> None:
+        """Set what an iteration needs, besides the ranks."""
+        self.seed = seed
+        self.manifest = source.manifest
+        self._on_error = on_error
+        self._job = job
+        self._dealing = dealing
+        self._source = source
+        self._reading: tuple[int, EpochStream] | None = None
         self._shared_state = self._new_shared_state()
-        self._bookmark = Bookmark(self._shared_state, self._dealing.identities(self.manifest))
+        self._bookmark = Bookmark(self._shared_state, dealing.identities(source.manifest))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
@@ -259,7 +266,7 @@ class ShardReader:
         if stream.topology.world_size == 1:
             return True
         deal, drop_last = stream.deal, (self._bookmark.batching or (1, False))[1]
-        return isinstance(deal, SampleDeal) and deal.ends_together(
+        return isinstance(deal, SpanDeal) and deal.ends_together(
             self._cut(stream.topology), stream.start.phases, drop_last=drop_last
         )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar, Protocol
 
 from shardcache.errors import ConfigError
+from shardcache_client.order.interleaving import Interleaved
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.partition import Cut, Even
@@ -47,31 +49,22 @@ class Deal(Protocol):
         """Return the number of samples that a rank reads in an epoch, None if unknown."""
 
 
-@dataclass(frozen=True)
-class SampleDeal:
-    """Deals samples: every reader gets a contiguous span of the epoch, with sizes according to `even`.
+class SpanDeal(ABC):
+    """Deals samples: every reader gets a contiguous span of the epoch, with sizes according to `even`."""
 
-    Attributes:
-        counts: number of samples in each shard of the manifest.
-        samples_per_epoch: length of an epoch; each begins where the previous one ended. None for the whole dataset.
-    """
-
-    counts: Sequence[int]
-    shuffle: Shuffle | None = None
-    even: Even = "pad"
-    batch_size: int = 1
-    samples_per_epoch: int | None = None
+    even: Even
+    batch_size: int
 
     counted: ClassVar[bool] = True
 
-    @cached_property
-    def _order(self) -> Order:
-        return Order(self.counts, self.shuffle)
-
     @property
+    @abstractmethod
     def epoch_samples(self) -> int:
         """Samples of an epoch; see `Deal`."""
-        return self._order.samples if self.samples_per_epoch is None else self.samples_per_epoch
+
+    @abstractmethod
+    def _segment(self, epoch: int, span: tuple[int, int], start: int, stop: int) -> Segment | Interleaved:
+        """Return a part of what the reader of a span of the epoch reads, from one place of its order to a later one."""
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
         """Return the share of this reader or, for `time` above 0, of the reader `time` places further on."""
@@ -80,16 +73,10 @@ class SampleDeal:
         rest = _what_is_left(self.epoch_samples, tuple(phases), cut)
         span = cut.span(len(rest), (topology.reader + time) % cut.readers)
         segments = tuple(
-            Segment.between(
-                self._mix(epoch, *first_span(self.epoch_samples, first, part.reader)), part.start, part.stop
-            )
+            self._segment(epoch, first_span(self.epoch_samples, first, part.reader), part.start, part.stop)
             for part in rest.between(*span)
         )
         return Share(segments, span[1] - span[0] if segments else 0)
-
-    def _mix(self, epoch: int, start: int, stop: int) -> Mix:
-        begin = epoch * self.epoch_samples
-        return Mix(self._order.pieces(begin + start, begin + stop), self.shuffle.window if self.shuffle else 0)
 
     def quota(self, topology: Topology, share: Share) -> int | None:
         """Return the share's size: skipped samples must be replaced, or the ranks would get unequal numbers."""
@@ -103,6 +90,36 @@ class SampleDeal:
     def rank_size(self, topology: Topology) -> int | None:
         """Return the number of samples of the rank's share."""
         return Cut.of(topology, self.even, self.batch_size).rank_size(self.epoch_samples, topology.rank)
+
+
+@dataclass(frozen=True)
+class SampleDeal(SpanDeal):
+    """Deals the samples of one dataset.
+
+    Attributes:
+        counts: number of samples in each shard of the manifest.
+        samples_per_epoch: length of an epoch; each begins where the previous one ended. None for the whole dataset.
+    """
+
+    counts: Sequence[int]
+    shuffle: Shuffle | None = None
+    even: Even = "pad"
+    batch_size: int = 1
+    samples_per_epoch: int | None = None
+
+    @cached_property
+    def _order(self) -> Order:
+        return Order(self.counts, self.shuffle)
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples of an epoch; see `Deal`."""
+        return self._order.samples if self.samples_per_epoch is None else self.samples_per_epoch
+
+    def _segment(self, epoch: int, span: tuple[int, int], start: int, stop: int) -> Segment:
+        begin = epoch * self.epoch_samples
+        pieces = self._order.pieces(begin + span[0], begin + span[1])
+        return Segment.between(Mix(pieces, self.shuffle.window if self.shuffle else 0), start, stop)
 
 
 @dataclass(frozen=True)
@@ -189,11 +206,12 @@ class Assignment:
         One identifies states of dealt shards (False); another, if samples are counted, states of dealt samples (True).
         """
         told = [[shard.url for shard in manifest], repr(self.shuffle), self.samples_per_epoch]
-        found = {False: _digest(told)}
-        return found if manifest.counts is None else found | {True: _digest([*told, manifest.counts])}
+        found = {False: digest(told)}
+        return found if manifest.counts is None else found | {True: digest([*told, manifest.counts])}
 
 
-def _digest(told: object) -> str:
+def digest(told: object) -> str:
+    """Return 16 hexadecimal digits that identify a JSON value."""
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
 
 

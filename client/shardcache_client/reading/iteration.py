@@ -1,4 +1,7 @@
-"""Iteration over the samples of the shards that a reader holds: in file order, or mixed."""
+"""Iteration over the samples of the shards that a reader holds: in file order, or mixed.
+
+Each place of a segment gives its sample, or None if that could not be read and the handler has skipped it.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +21,29 @@ from shardcache.errors import (
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.share import Segment
 from shardcache_client.reading.leased_shard import LeasedShard
-from shardcache_client.reading.position import ReaderPosition
+from shardcache_client.reading.position import Progress
 from shardcache_client.reading.shard_window import ShardWindow
 
 # Errors of a single shard. Any other would affect the next shard as well, so the handler is not called.
 _SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTimeoutError)
 
 
-def read(
-    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
-) -> Iterator[Sample]:
+def read_segment(
+    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
+) -> Iterator[Sample | None]:
     """Yield the samples of a segment; errors go to the position's handler.
 
     Args:
         counts: number of samples in each shard of the manifest, if samples are dealt; else None.
     """
-    if segment.mix.window:
-        return iter(Mixture(segment, counts, shard_window, reader_position))
+    if segment.mixed:
+        return iter(ShuffledSegment(segment, counts, shard_window, reader_position))
     return read_in_order(segment, counts, shard_window, reader_position)
 
 
 def read_in_order(
-    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
-) -> Iterator[Sample]:
+    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
+) -> Iterator[Sample | None]:
     """Read a segment whose pieces come one after another in file order; also from files that are still arriving."""
     for beat, first, last in segment.beats():
         piece = segment.mix.pieces[beat]
@@ -53,12 +56,14 @@ def read_in_order(
             yield from _samples(leased_shard, reader_position)
         except _SHARD_ERRORS as exn:
             reader_position.skip(exn)
-            reader_position.taken += 0 if stop is None else stop - leased_shard.number
+            for _ in range(0 if stop is None else stop - leased_shard.number):
+                reader_position.taken += 1
+                yield None
         finally:
             shard_window.give_back(leased_shard)
 
 
-def _samples(leased_shard: LeasedShard, reader_position: ReaderPosition) -> Iterator[Sample]:
+def _samples(leased_shard: LeasedShard, reader_position: Progress) -> Iterator[Sample | None]:
     while True:
         try:
             for sample in leased_shard.samples():
@@ -68,6 +73,7 @@ def _samples(leased_shard: LeasedShard, reader_position: ReaderPosition) -> Iter
         except SampleError as exn:
             reader_position.taken += 1
             reader_position.skip(exn)
+            yield None
 
 
 # Limit on open requests: the daemon stops reading from a session with too many, and a wide window needs many shards.
@@ -92,30 +98,30 @@ class _InHand:
     cut: Callable[[int], Sample]
 
 
-class Mixture:
+class ShuffledSegment:
     """The samples of a segment whose pieces are each permuted, then mixed. Iterable once."""
 
     def __init__(
-        self, segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
+        self, segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
     ) -> None:
-        self._leg = segment
+        self._segment = segment
         self._counts = counts
         self._shard_window = shard_window
         self._reader_position = reader_position
         self._in_hand: dict[int, _InHand] = {}
 
     def __repr__(self) -> str:
-        return f"Mixture(in_hand={sorted(self._in_hand)}, {self._shard_window!r})"
+        return f"ShuffledSegment(in_hand={sorted(self._in_hand)}, {self._shard_window!r})"
 
-    def __iter__(self) -> Iterator[Sample]:
-        for beat, first, last in self._leg.beats():
+    def __iter__(self) -> Iterator[Sample | None]:
+        for beat, first, last in self._segment.beats():
             self._reader_position.begin_beat(beat, first)
             self._enter(beat)
             yield from self._samples(self._draws(beat, first, last))
             self._leave(beat)
-        self._leave(self._leg.mix.beats)
+        self._leave(self._segment.mix.beats)
 
-    def _samples(self, draws: Sequence[Callable[[], Sample]]) -> Iterator[Sample]:
+    def _samples(self, draws: Sequence[Callable[[], Sample]]) -> Iterator[Sample | None]:
         reader_position = self._reader_position
         for draw in draws:
             reader_position.taken += 1
@@ -123,21 +129,22 @@ class Mixture:
                 sample = draw()
             except SampleError as exn:
                 reader_position.skip(exn)
+                yield None
             except _LostError:
-                pass
+                yield None
             else:
                 yield sample
 
     def _enter(self, beat: int) -> None:
         """Open the pieces of this beat that are not held yet, and request the next one ahead."""
-        new = [piece for piece in self._leg.mix.in_hand(beat) if piece not in self._in_hand]
+        new = [piece for piece in self._segment.mix.in_hand(beat) if piece not in self._in_hand]
         for waiting, piece in zip(range(len(new), 0, -1), new, strict=True):
             self._shard_window.ask(min(waiting, _AT_ONCE))
             self._in_hand[piece] = self._open(piece)
         self._shard_window.ask(1)
 
     def _open(self, number: int) -> _InHand:
-        piece = self._leg.mix.pieces[number]
+        piece = self._segment.mix.pieces[number]
         count = None if self._counts is None else self._counts[piece.shard]
         leased_shard = self._shard_window.take(count)
         try:
@@ -151,7 +158,7 @@ class Mixture:
 
     def _draws(self, beat: int, first: int, last: int | None) -> list[Callable[[], Sample]]:
         """Return the samples of a beat in order, as functions to be called once each."""
-        mix = self._leg.mix
+        mix = self._segment.mix
         in_hand = [(piece, self._in_hand[piece]) for piece in mix.in_hand(beat)]
         parts = [mix.part(piece, beat, held.numbers) for piece, held in in_hand]
         order = mix.interleaved(beat, [len(part) for part in parts])
@@ -165,7 +172,7 @@ class Mixture:
 
     def _leave(self, beat: int) -> None:
         """Release the pieces that are in no later beat."""
-        staying = self._leg.mix.in_hand(beat + 1)
+        staying = self._segment.mix.in_hand(beat + 1)
         for piece in [piece for piece in self._in_hand if piece not in staying]:
             self._shard_window.give_back(self._in_hand.pop(piece).leased_shard)
 

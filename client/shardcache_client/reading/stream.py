@@ -16,7 +16,7 @@ from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.order.share import Share
 from shardcache_client.order.state import Resumption
-from shardcache_client.reading.iteration import read
+from shardcache_client.reading.lanes import read
 from shardcache_client.reading.position import ReaderPosition, StoppedError
 from shardcache_client.reading.shard_window import ShardWindow
 from shardcache_client.topology import Topology
@@ -136,6 +136,11 @@ class EpochStream:
         return self._source.deal.counted
 
     @property
+    def share(self) -> Share:
+        """The reader's own share, from its beginning."""
+        return self._first
+
+    @property
     def samples_left(self) -> int:
         """Number of samples still to be yielded, if it is known."""
         left = self._first.behind(self.reader_position.place).samples or 0
@@ -173,7 +178,7 @@ class EpochStream:
     def _once(self, session: ShardSource, share: Share, after: Sequence[int]) -> Iterator[Sample]:
         plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after)
         session.declare(plan)
-        mixed = any(segment.mix.window for segment in share.segments)
+        mixed = any(segment.mixed for segment in share.segments)
         shard_window = ShardWindow(
             session, plan.reads, partial=False if mixed else None, handover=self._source.handover
         )
@@ -198,4 +203,6 @@ def _decoded(decode: Decode, sample: Sample) -> Any:
 def _line(exn: Exception) -> str:
     """Return the line of the user's function that raised it, as a DataLoader does not show the original traceback."""
     trace = exn.__traceback__ and exn.__traceback__.tb_next
+    while trace and trace.tb_next and trace.tb_frame.f_globals.get("__name__", "").startswith("shardcache_client."):
+        trace = trace.tb_next
     return f", {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
