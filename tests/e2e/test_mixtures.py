@@ -173,6 +173,21 @@ def test_other_readers_go_on_with_a_mixture(make: Make) -> None:
     assert count.total() <= every_sample().total() + 1 + 2, "no more than the padding"
 
 
+def test_lanes_give_back_their_shards(make: Make, daemon: Daemon) -> None:
+    """Of the rests of four readers' spans, no more is held at the last sample than the windows of two sources."""
+    states = []
+    for rank in range(4):
+        mixture = make(rank=rank, world_size=4, even=None)
+        list(islice(mixture, 3))
+        states.append(mixture.state_dict())
+    alone = make(even=None)
+    alone.load_state_dict(states)
+    samples = iter(alone)
+    assert len(list(islice(samples, sum(SAMPLES.values()) - 4 * 3 - 1))) == 59
+    eventually(lambda: daemon.leases() <= 3 + 1)
+    del samples
+
+
 def test_a_state_tells_the_position_in_each_source(make: Make) -> None:
     """By numbers for people to read: where the epoch begins, how much of it there is, and how much is passed."""
     mixture = make({"web": 3, "code": 1}, samples_per_epoch=60)
@@ -318,8 +333,8 @@ def test_a_process_without_torch_reads_a_mixture(make: Make, daemon: Daemon, ind
 
 def mixing(daemon: Daemon, indexes: dict[str, str], **code: Any) -> Mixture:
     """Return a mixture whose second source has options of its own."""
-    web = ShardDataset(indexes["web"], socket=daemon.socket)
-    return Mixture({"web": web, "code": ShardDataset(**({"urls": indexes["code"], "socket": daemon.socket} | code))})
+    options: dict[str, Any] = {"urls": indexes["code"], "socket": daemon.socket} | code
+    return Mixture({"web": ShardDataset(indexes["web"], socket=daemon.socket), "code": ShardDataset(**options)})
 
 
 @pytest.mark.parametrize(
