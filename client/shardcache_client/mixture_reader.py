@@ -46,7 +46,14 @@ class MixtureReader(ShardReader):
             counts_listed=all(source.manifest.counts_listed for source in mixed),
         )
         dealing = MixtureAssignment(
-            None, first._dealing.even, first._dealing.batch_size, samples, sources=mixed, schedule=self._schedule
+            None,
+            first._dealing.even,
+            first._dealing.batch_size,
+            samples,
+            first._dealing.global_batch_size,
+            first._dealing.spans,
+            sources=mixed,
+            schedule=self._schedule,
         )
         decodes = {name: reader._source.decode for name, reader in sources.items()}
         source = Source(
@@ -92,9 +99,11 @@ class MixtureReader(ShardReader):
 
     def _state(self, stream: EpochStream, place: Place, *, over: bool) -> State:
         state = super()._state(stream, place, over=over)
-        passed = self._passed(stream.share, state.place)
-        schedule = self._schedule_of(state.epoch)
-        return replace(state, sources={name: schedule[name] | {"passed": passed[name]} for name in self._names})
+        sources = self._schedule_of(state.epoch)
+        if not self._elastic:  # with global batches, the number of them is the position in all sources
+            passed = self._passed(stream.share, state.place)
+            sources = {name: numbers | {"passed": passed[name]} for name, numbers in sources.items()}
+        return replace(state, sources=sources)
 
     def _passed(self, share: Share, place: Place) -> dict[str, int]:
         left = Share((), 0) if place.time else share.behind(place)
@@ -161,6 +170,8 @@ def _options(reader: ShardReader) -> dict[str, object]:
     return {
         "rank and world_size": reader._group.explicit,
         "batch_size": reader._dealing.batch_size,
+        "global_batch_size": reader._dealing.global_batch_size,
+        "canonical_nodes": reader._dealing.spans if reader._elastic else None,
         "even": reader._dealing.even,
         "epochs": reader._source.epochs,
         "on_error": reader._on_error,

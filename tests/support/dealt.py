@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardcache_client.order.deal import SampleDeal, SpanDeal
-from shardcache_client.order.interleaving import Interleaved
+from shardcache_client.order.deal import SampleDeal
+from shardcache_client.order.elastic import Combed
 from shardcache_client.order.partition import Cut
 from shardcache_client.order.progress import Phase
-from shardcache_client.order.share import Segment, Share
+from shardcache_client.order.share import Part, Segment, Share
+from shardcache_client.order.span_deal import SpanDeal
 from shardcache_client.topology import Topology
 
 Place = tuple[int, int]
@@ -20,9 +21,12 @@ def walk(share: Share, counts: Sequence[int]) -> list[Place]:
     return [place for part in share.segments for place in _walk(part, counts)]
 
 
-def _walk(part: Segment | Interleaved, counts: Sequence[int]) -> list[Place]:
+def _walk(part: Part, counts: Sequence[int]) -> list[Place]:
     if isinstance(part, Segment):
         return _walk_segment(part, counts)
+    if isinstance(part, Combed):
+        passing = _walk(part.passing(), counts)
+        return [passing[place] for place in part.places()]
     lanes = {lane: iter(_walk(lanes_part, counts)) for lane, lanes_part in part.parts().items()}
     places = [next(lanes[lane]) for lane in part.turns()]
     assert not any(list(lane) for lane in lanes.values()), "all that a lane has comes in its turns"

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.proportions import Turns
-from shardcache_client.order.share import Segment
+from shardcache_client.order.share import Part, Segment
+
+if TYPE_CHECKING:
+    from shardcache_client.order.elastic import Comb
+
+Lane: TypeAlias = "Mix | Interleaving | Comb"
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,7 @@ class Interleaving:
     """
 
     turns: Turns
-    lanes: tuple[Mix | Interleaving, ...]
+    lanes: tuple[Lane, ...]
     start: int = 0
     names: tuple[str, ...] = ()
 
@@ -72,10 +78,10 @@ class Interleaved:
         for before, start, stop in zip(*map(turns.before, places), strict=True):
             yield start - before, stop - before
 
-    def parts(self) -> dict[int, Segment | Interleaved]:
+    def parts(self) -> dict[int, Part]:
         """Return the part of each lane that has any."""
         spans = zip(self.whole.lanes, self._spans(), strict=True)
-        return {lane: _between(mix, *span) for lane, (mix, span) in enumerate(spans) if span[0] < span[1]}
+        return {number: between(lane, *span) for number, (lane, span) in enumerate(spans) if span[0] < span[1]}
 
     def turns(self) -> Iterator[int]:
         """Yield the lane of each place."""
@@ -99,5 +105,6 @@ class Interleaved:
         return [shard for _, shard in self.entries()]
 
 
-def _between(lane: Mix | Interleaving, start: int, stop: int) -> Segment | Interleaved:
+def between(lane: Lane, start: int, stop: int) -> Part:
+    """Return the part of a lane from one place of its order to a later one."""
     return Segment.between(lane, start, stop) if isinstance(lane, Mix) else lane.between(start, stop)

@@ -15,13 +15,14 @@ from itertools import pairwise
 from math import isfinite
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.deal import Assignment, Deal, SpanDeal, digest
-from shardcache_client.order.interleaving import Interleaved, Interleaving
+from shardcache_client.order.deal import Assignment, Deal, digest
+from shardcache_client.order.interleaving import Interleaving
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.partition import Even
 from shardcache_client.order.proportions import Proportions
 from shardcache_client.order.rounds import Order, Shuffle
+from shardcache_client.order.span_deal import SpanDeal
 
 Weights = Mapping[str, float] | Mapping[int, Mapping[str, float]]
 """A weight for each source, or such weights for each epoch from which they hold; the first epoch is 0."""
@@ -150,7 +151,8 @@ class MixtureDeal(SpanDeal):
     def _names(self) -> tuple[str, ...]:
         return tuple(source.name for source in self.sources)
 
-    def _segment(self, epoch: int, span: tuple[int, int], start: int, stop: int) -> Interleaved:
+    def lane(self, epoch: int, span: tuple[int, int]) -> Interleaving:
+        """Return the order in which the reader of a span of the epoch reads it."""
         turns, begins = Proportions(self.schedule.samples(epoch)), self.schedule.starts(epoch)
         spans = zip(turns.before(span[0]), turns.before(span[1]), strict=True)
         lanes, first = [], 0
@@ -160,7 +162,7 @@ class MixtureDeal(SpanDeal):
             )
             lanes.append(Mix([*pieces], source.shuffle.window if source.shuffle else 0))
             first += len(source.manifest)
-        return Interleaving(turns, tuple(lanes), span[0], self._names).between(start, stop)
+        return Interleaving(turns, tuple(lanes), span[0], self._names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class MixtureAssignment(Assignment):
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
         """Return the deal."""
-        return MixtureDeal(self.sources, self.schedule, self.even, self.batch_size)
+        return self._elastic(MixtureDeal(self.sources, self.schedule, self.even, self.batch_size))
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return the identifier of mixtures with the same sources; their states carry the numbers of the schedule."""
@@ -185,4 +187,4 @@ class MixtureAssignment(Assignment):
             [source.name, [shard.url for shard in source.manifest], source.manifest.counts, repr(source.shuffle)]
             for source in self.sources
         ]
-        return {True: digest([told, self.samples_per_epoch])}
+        return {True: digest([told, self.samples_per_epoch, *self._told])}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.state import Place
 
 if TYPE_CHECKING:
+    from shardcache_client.order.elastic import Combed
     from shardcache_client.order.interleaving import Interleaved
 
 
@@ -76,6 +77,9 @@ class Segment:
             yield max(0, self.mix.enters(piece) - self.span[0]), self.mix.pieces[piece].shard
 
 
+Part: TypeAlias = "Segment | Interleaved | Combed"
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """A contiguous assignment for one reader.
@@ -85,7 +89,7 @@ class Share:
         samples: total number of samples, bad ones included; None if they are not counted.
     """
 
-    segments: tuple[Segment | Interleaved, ...]
+    segments: tuple[Part, ...]
     samples: int | None
 
     def shards(self) -> list[int]:

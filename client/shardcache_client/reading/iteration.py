@@ -9,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardcache.errors import (
     CapacityError,
@@ -80,8 +81,23 @@ def _samples(leased_shard: LeasedShard, reader_position: Progress) -> Iterator[S
 _AT_ONCE = 8
 
 
+Draw = Callable[[], Sample]
+
+
 class _LostError(Exception):
     """The sample's shard could not be opened, and the handler has been called for it."""
+
+
+def drawn(draw: Draw, reader_position: Progress) -> Sample | None:
+    """Return a sample, or None if the handler skips it."""
+    reader_position.taken += 1
+    try:
+        return draw()
+    except SampleError as exn:
+        reader_position.skip(exn)
+    except _LostError:
+        pass
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +115,7 @@ class _InHand:
 
 
 class ShuffledSegment:
-    """The samples of a segment whose pieces are each permuted, then mixed. Iterable once."""
+    """The samples of a segment, drawn by number: its pieces are each permuted, then mixed. Iterable once."""
 
     def __init__(
         self, segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
@@ -114,26 +130,17 @@ class ShuffledSegment:
         return f"ShuffledSegment(in_hand={sorted(self._in_hand)}, {self._shard_window!r})"
 
     def __iter__(self) -> Iterator[Sample | None]:
+        for draw in self.draws():
+            yield drawn(draw, self._reader_position)
+
+    def draws(self) -> Iterator[Draw]:
+        """Yield each sample as a function that returns it, to be called at most once and before the next is taken."""
         for beat, first, last in self._segment.beats():
             self._reader_position.begin_beat(beat, first)
             self._enter(beat)
-            yield from self._samples(self._draws(beat, first, last))
+            yield from self._draws(beat, first, last)
             self._leave(beat)
         self._leave(self._segment.mix.beats)
-
-    def _samples(self, draws: Sequence[Callable[[], Sample]]) -> Iterator[Sample | None]:
-        reader_position = self._reader_position
-        for draw in draws:
-            reader_position.taken += 1
-            try:
-                sample = draw()
-            except SampleError as exn:
-                reader_position.skip(exn)
-                yield None
-            except _LostError:
-                yield None
-            else:
-                yield sample
 
     def _enter(self, beat: int) -> None:
         """Open the pieces of this beat that are not held yet, and request the next one ahead."""
@@ -154,21 +161,19 @@ class ShuffledSegment:
             self._reader_position.skip(exn)
             cut = _cut_lost
         # Four bytes per number, so that held pieces take hardly any memory, however wide the window.
-        return _InHand(leased_shard, array("I", piece.numbers(count or 0, permuted=True)), cut)
+        numbers = piece.numbers(count or 0, permuted=self._segment.mixed)
+        return _InHand(leased_shard, array("I", numbers), cut)
 
-    def _draws(self, beat: int, first: int, last: int | None) -> list[Callable[[], Sample]]:
-        """Return the samples of a beat in order, as functions to be called once each."""
+    def _draws(self, beat: int, first: int, last: int | None) -> Iterator[Draw]:
         mix = self._segment.mix
         in_hand = [(piece, self._in_hand[piece]) for piece in mix.in_hand(beat)]
         parts = [mix.part(piece, beat, held.numbers) for piece, held in in_hand]
         order = mix.interleaved(beat, [len(part) for part in parts])
         passed = Counter(order[:first])
-        # Unlike a generator, `map` continues after an exception of its function.
-        draws = [
-            map(held.cut, part[passed[place] :]).__next__
-            for place, ((_, held), part) in enumerate(zip(in_hand, parts, strict=True))
-        ]
-        return [draws[place] for place in order[first:last]]
+        cuts = [held.cut for _, held in in_hand]
+        numbers = [iter(part[passed[place] :]) for place, part in enumerate(parts)]
+        for place in order[first:last]:
+            yield partial(cuts[place], next(numbers[place]))
 
     def _leave(self, beat: int) -> None:
         """Release the pieces that are in no later beat."""

@@ -2,60 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
+from typing import TypeVar
 
 from shardcache_client.files.slicing import Sample
+from shardcache_client.order.elastic import Combed
 from shardcache_client.order.interleaving import Interleaved
-from shardcache_client.order.share import Segment
-from shardcache_client.reading.iteration import read_segment
+from shardcache_client.order.share import Part, Segment
+from shardcache_client.reading.iteration import Draw, ShuffledSegment, drawn, read_segment
 from shardcache_client.reading.position import Progress
 from shardcache_client.reading.shard_window import ShardWindow
 
+T = TypeVar("T")
+
 
 def read(
-    part: Segment | Interleaved,
-    counts: Sequence[int] | None,
-    shard_window: ShardWindow,
-    reader_position: Progress,
+    part: Part, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
 ) -> Iterator[Sample]:
     """Yield the samples of a part of a reader's share; errors go to the position's handler.
 
     Args:
         counts: number of samples in each shard of the manifest, if samples are dealt; else None.
     """
-    with closing(_places(part, counts, shard_window, reader_position)) as places:
+    with closing(_Reading(counts, shard_window).places(part, reader_position)) as places:
         for sample in places:
             if sample is not None:
                 yield sample
 
 
-def _places(
-    part: Segment | Interleaved,
-    counts: Sequence[int] | None,
-    shard_window: ShardWindow,
-    reader_position: Progress,
-) -> Generator[Sample | None]:
-    if isinstance(part, Segment):
-        yield from read_segment(part, counts, shard_window, reader_position)
-        return
-    # A lane takes a shard from the window when its turn needs one. A turn that has no sample to give is over, too, so
-    # the lanes take their shards in the order of the plan, whatever is skipped.
-    names, lane_position = part.whole.names, _LanePosition(reader_position)
-    lanes = {
-        lane: _places(lanes_part, counts, shard_window, lane_position) for lane, lanes_part in part.parts().items()
-    }
+class _Reading:
+    """The reading of parts within parts, through one window of shards.
+
+    A lane takes a shard from the window when its turn needs one. A turn whose sample is skipped or not wanted is over,
+    too, so the lanes take their shards in the order of the plan, whatever happens.
+    """
+
+    def __init__(self, counts: Sequence[int] | None, shard_window: ShardWindow) -> None:
+        self._counts = counts
+        self._shard_window = shard_window
+
+    def places(self, part: Part, position: Progress) -> Generator[Sample | None]:
+        """Yield the sample of each place, None in place of a skipped one."""
+        if isinstance(part, Segment):
+            yield from read_segment(part, self._counts, self._shard_window, position)
+        elif isinstance(part, Combed):
+            with closing(self.draws(part.passing(), _LanePosition(position))) as draws:
+                at = -1
+                for place in part.places():
+                    for _ in range(place - at):
+                        draw = next(draws)
+                    at = place
+                    yield drawn(draw, position)
+                next(draws, None)  # beyond its last sample, where it gives back its shards
+        else:
+            lane_position = _LanePosition(position)
+            lanes = {lane: self.places(each, lane_position) for lane, each in part.parts().items()}
+            with closing(_in_turn(part, lanes)) as turns:
+                for lane, sample in turns:
+                    yield sample if sample is None else _named(sample, part, lane)
+
+    def draws(self, part: Part, position: Progress) -> Generator[Draw]:
+        """Yield each sample as a function that returns it."""
+        if isinstance(part, Segment):
+            yield from ShuffledSegment(part, self._counts, self._shard_window, position).draws()
+        else:
+            assert isinstance(part, Interleaved)
+            lanes = {lane: self.draws(each, position) for lane, each in part.parts().items()}
+            with closing(_in_turn(part, lanes)) as turns:
+                for lane, draw in turns:
+                    yield partial(_draw_named, draw, part, lane)
+
+
+def _in_turn(part: Interleaved, lanes: Mapping[int, Generator[T]]) -> Generator[tuple[int, T]]:
     try:
         for lane in part.turns():
-            sample = next(lanes[lane])
-            if names and sample is not None:
-                sample["__source__"] = names[lane]
-            yield sample
+            yield lane, next(lanes[lane])
         for places in lanes.values():
             next(places, None)  # beyond its last sample, where it gives back its shards
     finally:
         for places in lanes.values():
             places.close()
+
+
+def _draw_named(draw: Draw, part: Interleaved, lane: int) -> Sample:
+    return _named(draw(), part, lane)
+
+
+def _named(sample: Sample, part: Interleaved, lane: int) -> Sample:
+    if part.whole.names:
+        sample["__source__"] = part.whole.names[lane]
+    return sample
 
 
 class _LanePosition:
