@@ -59,6 +59,14 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
             no limit.
         batch_size: the DataLoader's batch size. Each worker then reads whole batches, so a rank has at most one short
             batch and `len(loader)` is right; if it differs, `len(loader)` is unknown with several workers.
+        global_batch_size: number of samples in the batches of all ranks together. The sequence of these global batches,
+            sample by sample, is then the same for any number of ranks that divides it and any number of workers: a run
+            may continue on other GPUs without a change to its training. The DataLoader's batch size must be the
+            dataset's `batch_size`, each rank's part; `loader()` takes care of that. An epoch is whole global batches:
+            the last one is filled with samples that come next in the order (`even="pad"`) or left out (`"drop"`). Each
+            global batch has equal parts from `canonical_nodes` spans of the epoch, and each reader goes through all
+            shards of the spans that its rank needs: set `canonical_nodes` to the number of nodes. Default: each reader
+            has its own span, and global batches depend on the readers.
         decode: called with each sample; its return value is yielded. An exception it raises becomes a DecodeError.
         on_error: called with the error of a shard or sample; returns True to skip it, False to end the epoch there, or
             raises. See `handlers`. Unless `even` is None, skipped samples are replaced at the end of the epoch by

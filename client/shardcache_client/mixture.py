@@ -23,7 +23,8 @@ class Mixture(MixtureReader, ShardDataset):
     again in another order; if fewer, the next epoch continues after them. The daemon gets one plan for all sources.
 
     A state tells of each source, under "sources", where in the sequence of its rounds the epoch starts ("start"), how
-    many of its samples the epoch has ("samples"), and how many of these the reader has passed ("passed").
+    many of its samples the epoch has ("samples"), and how many of these the reader has passed ("passed"; not with
+    `global_batch_size`).
 
     Args:
         sources: datasets by name, all of them counted. Each keeps its urls, `shuffle`, `shuffle_window`, `seed`,
