@@ -19,6 +19,7 @@ from shardcache_client.handlers import (
 if TYPE_CHECKING:
     from shardcache_client.dataset import ShardDataset
     from shardcache_client.lengths.batching import batch_by_length
+    from shardcache_client.loader import ShardLoader
     from shardcache_client.mixture import Mixture
     from shardcache_client.mixture_reader import MixtureReader
     from shardcache_client.reader import ShardReader
@@ -27,6 +28,7 @@ __all__ = [
     "Mixture",
     "MixtureReader",
     "ShardDataset",
+    "ShardLoader",
     "ShardReader",
     "batch_by_length",
     "ignore_and_continue",
@@ -41,6 +43,7 @@ _MODULES = {
     "Mixture": "mixture",
     "MixtureReader": "mixture_reader",
     "ShardDataset": "dataset",
+    "ShardLoader": "loader",
     "ShardReader": "reader",
     "batch_by_length": "lengths.batching",
 }

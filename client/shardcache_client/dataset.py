@@ -67,7 +67,14 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
             global batch has equal parts from `canonical_nodes` spans of the epoch, and each reader goes through all
             shards of the spans that its rank needs: set `canonical_nodes` to the number of nodes. Default: each reader
             has its own span, and global batches depend on the readers.
-        decode: called with each sample; its return value is yielded. An exception it raises becomes a DecodeError.
+        decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other members decoded by their
+            extension as in webdataset (none is unpickled); or a table such as `{"jpg": "rgb8", "cls": int}`, which
+            leaves other members as bytes; or a function that returns what to yield for a sample. An exception becomes
+            a DecodeError. See "Decoding" in docs/python.md.
+        members: extensions of the members to read, such as `("jpg;png", "cls")`, where "jpg;png" means either, as
+            "jpg". Default: all.
+        missing: for a sample without a member that `members` or the table of `decode` names: "error", a
+            MissingMemberError; "skip" the sample, as `on_error` would; or a dict with the values to take instead.
         on_error: called with the error of a shard or sample; returns True to skip it, False to end the epoch there, or
             raises. See `handlers`. Unless `even` is None, skipped samples are replaced at the end of the epoch by
             samples of other readers: ranks with unequal numbers would wait for each other indefinitely.
@@ -105,8 +112,8 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
     def _ranks_of(self, explicit: Ranks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
         return TorchRankGroup(explicit, urls, timeout_s)
 
-    def _new_shared_state(self) -> SharedState:
-        return SharedState(in_worker=in_worker)
+    def _new_shared_state(self, notes: dict[str, Any] | None = None) -> SharedState:
+        return SharedState(notes, in_worker)
 
     def __len__(self) -> int:
         """Return the number of samples that this rank reads per epoch.
@@ -182,7 +189,7 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
         persistent_workers: bool | None = None,
         **options: Any,
     ) -> ShardLoader:
-        """Return a loader of this dataset's batches, which keeps account of epochs, length and state.
+        """Return a loader of this dataset's batches, which keeps account of epochs, length and state::
 
             loader = dataset.loader(batch_size=256, num_workers=8)
             for epoch in range(loader.epoch, 90):

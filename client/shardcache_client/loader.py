@@ -97,6 +97,7 @@ class ShardLoader:
             **options,
         )
         self._position: RankPosition | None = None
+        self._begun: Iterator[Any] | None = None  # of which no batch has been taken
 
     def __repr__(self) -> str:
         return f"ShardLoader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
@@ -112,8 +113,11 @@ class ShardLoader:
         return samples // size if self._batches.drop_last else -(-samples // size)
 
     def __iter__(self) -> Iterator[Any]:
-        self._position = position = self._at_start()  # before the workers take the states to resume from
-        return self._follow(iter(self._batches), position)
+        # Lightning begins an iteration twice. An epoch that was begun but not read is not left for the next one.
+        if self._begun is None:
+            self._position = position = self._at_start()  # before the workers take the states to resume from
+            self._begun = self._follow(iter(self._batches), position)
+        return self._begun
 
     def _at_start(self) -> RankPosition:
         return self.dataset.rank_position(
@@ -122,8 +126,10 @@ class ShardLoader:
 
     def _follow(self, batches: Iterator[Any], position: RankPosition) -> Iterator[Any]:
         for batch, state in batches:
+            self._begun = None
             position.note(State.from_json(state))
             yield batch
+        self._begun = None
         position.end()
 
     @property
@@ -134,7 +140,7 @@ class ShardLoader:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
         self.dataset.set_epoch(epoch)
-        self._position = None
+        self._position = self._begun = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch taken: a few numbers per worker.
@@ -150,7 +156,7 @@ class ShardLoader:
         Raises what `ShardDataset.load_state_dict` raises.
         """
         self.dataset.load_state_dict(state)
-        self._position = None
+        self._position = self._begun = None
 
 
 class _Reporting:

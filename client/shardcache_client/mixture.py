@@ -28,7 +28,8 @@ class Mixture(MixtureReader, ShardDataset):
 
     Args:
         sources: datasets by name, all of them counted. Each keeps its urls, `shuffle`, `shuffle_window`, `seed`,
-            `canonical_nodes` and `decode`; all other options must be the same for all, and are the mixture's own.
+            `canonical_nodes`, `decode`, `members` and `missing`, and what `map` and `filter` have added; all other
+            options must be the same for all, and are the mixture's own.
         weights: a weight for each source; only their ratios count. To change them between epochs, give weights by the
             epoch from which they hold: `{0: {"web": 9, "code": 1}, 5: {"web": 1, "code": 1}}`. Default: the sizes of
             the sources, so that an epoch is each sample of each source once.

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any
+from dataclasses import replace
+from itertools import accumulate, chain
 
 from shardcache.errors import ConfigError
-from shardcache_client.files.slicing import Sample
+from shardcache_client.decoding.by_source import PipelineBySource
 from shardcache_client.order.interleaving import Interleaved
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mixture import MixedSource, MixtureAssignment, Schedule, Weights
 from shardcache_client.order.share import Share
 from shardcache_client.order.state import Place, State, find_states
 from shardcache_client.reader import ShardReader, check_least
-from shardcache_client.reading.stream import Decode, EpochStream, Source
+from shardcache_client.reading.stream import EpochStream, Source
 
 
 class MixtureReader(ShardReader):
@@ -55,12 +54,13 @@ class MixtureReader(ShardReader):
             sources=mixed,
             schedule=self._schedule,
         )
-        decodes = {name: reader._source.decode for name, reader in sources.items()}
+        shards = [len(source.manifest) for source in mixed[:-1]]
+        pipelines = {name: reader._source.pipeline for name, reader in sources.items()}
         source = Source(
             sessions=copy.copy(first._source.sessions),
             manifest=manifest,
             deal=dealing.deal(manifest),
-            decode=DecodeBySource(decodes) if any(decodes.values()) else None,
+            pipeline=PipelineBySource(sources=pipelines, firsts=tuple(accumulate(shards, initial=0))),
             handover=first._source.handover,
             epochs=first._source.epochs,
         )
@@ -114,18 +114,6 @@ class MixtureReader(ShardReader):
 def _counts(share: Share, lanes: int) -> list[int]:
     counts = [segment.counts() for segment in share.segments if isinstance(segment, Interleaved)]
     return [sum(each) for each in zip(*counts, strict=True)] if counts else [0] * lanes
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeBySource:
-    """A decode function that calls each source's own, if it has one."""
-
-    decodes: Mapping[str, Decode | None]
-
-    def __call__(self, sample: Sample) -> Any:
-        """Return what the source of the sample makes of it."""
-        decode = self.decodes[sample["__source__"]]
-        return sample if decode is None else decode(sample)
 
 
 def _first_of_alike(sources: Mapping[str, ShardReader]) -> ShardReader:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import from_here, socket_path
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
+from shardcache_client.decoding.pipeline import Decode, Missing, Pipeline
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment, Deal, check
 from shardcache_client.order.elastic import in_batches, resume_batches
@@ -24,7 +26,7 @@ from shardcache_client.order.state import Place, Resumption, State, find_states,
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.resharding import refuse_resharding
 from shardcache_client.reading.position import ReaderPosition
-from shardcache_client.reading.stream import Decode, EpochStream, Source
+from shardcache_client.reading.stream import EpochStream, Source
 from shardcache_client.sharing.bookmark import Bookmark, Loader
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name
@@ -64,6 +66,8 @@ class ShardReader:
         batch_size: int = 1,
         global_batch_size: int | None = None,
         decode: Decode | None = None,
+        members: Iterable[str] | None = None,
+        missing: Missing = "error",
         on_error: Handler = reraise,
         job: str | None = None,
         socket: str | os.PathLike[str] | None = None,
@@ -96,7 +100,7 @@ class ShardReader:
             ),
             manifest=manifest,
             deal=dealing.deal(manifest),
-            decode=decode,
+            pipeline=Pipeline.of(decode, members, missing),
             handover=_handover(zero_copy) if zero_copy else None,
             epochs=epochs,
         )
@@ -120,8 +124,8 @@ class ShardReader:
     def _ranks_of(self, explicit: Ranks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
         return RankGroup(explicit)
 
-    def _new_shared_state(self) -> SharedState:
-        return SharedState()
+    def _new_shared_state(self, notes: dict[str, Any] | None = None) -> SharedState:
+        return SharedState(notes)
 
     def __len__(self) -> int:
         """Return the number of samples that this rank reads per epoch.
@@ -129,6 +133,8 @@ class ShardReader:
         Raises TypeError, as Python expects of `__len__`, while the number is unknown.
         """
         samples = self._deal().rank_size(self.topology())
+        if self._source.pipeline.filters:
+            raise TypeError("the number of samples is not known: it is up to the filter")
         if samples is None:
             raise TypeError(f"the number of samples is not known: {self._why_not_counted()}")
         return samples
@@ -136,12 +142,38 @@ class ShardReader:
     def __iter__(self) -> Iterator[Any]:
         return self._begin(None)
 
+    def map(self, function: Callable[[Any], Any]) -> Self:
+        """Return a dataset that yields `function(item)` for each item of this one.
+
+        It has the same shards and order, begins with this one's epoch, and keeps epochs and states of its own. An
+        exception of the function becomes a DecodeError, which goes to `on_error`.
+        """
+        return self._derived(self._source.pipeline.then(function))
+
+    def filter(self, function: Callable[[Any], object]) -> Self:
+        """Return a dataset that yields the items of this one for which `function(item)` is true.
+
+        Its length is unknown, and ranks get different numbers of items: with several ranks, the dataset needs
+        `even=None`, and a state of all ranks to resume from. Otherwise as `map`.
+        """
+        return self._derived(self._source.pipeline.then(function, is_filter=True))
+
+    def _derived(self, pipeline: Pipeline) -> Self:
+        derived = copy(self)
+        derived._source = replace(self._source, pipeline=pipeline)
+        derived._group = self._group.of_copy()
+        derived._shared_state = self._new_shared_state(self._shared_state.read())
+        derived._bookmark = Bookmark(derived._shared_state, self._bookmark.datasets)
+        derived._reading = None
+        return derived
+
     def _begin(self, loader: Loader | None) -> Iterator[Any]:
         """Begin an iteration, as a worker of a DataLoader or alone, and return its samples."""
         self._refuse_resharding()
         topology = self.topology()
         deal = self._deal()
         check(deal, topology, self._dealing.even)
+        self._check_filters(topology)
         self._group.compare(self.manifest, topology, counted=deal.counted)
         epoch = self._bookmark.begin(loader, self._agree_on_epoch)
         topology = topology.turned(self._bookmark.turn)
@@ -149,6 +181,19 @@ class ShardReader:
         self._reading = os.getpid(), stream
         self._explain(topology)
         return stream.samples(self._look_at_callers, partial(self._bookmark.finish, epoch, loader))
+
+    def _check_filters(self, topology: Topology) -> None:
+        if self._source.pipeline.filters and self._elastic:
+            raise ConfigError(
+                "a filter would change the global batches of each number of workers in its own way",
+                remedy="omit global_batch_size; or filter when shards are written",
+            )
+        if self._source.pipeline.filters and topology.world_size > 1 and self._dealing.even is not None:
+            raise ConfigError(
+                f"a filter gives {topology.world_size} ranks different numbers of samples, and ranks that train "
+                "together would wait for each other",
+                remedy="pass even=None if ranks may differ, as for inference; else filter when shards are written",
+            )
 
     @property
     def _stream(self) -> EpochStream | None:
@@ -167,12 +212,21 @@ class ShardReader:
         if states and states[0].epoch == epoch:
             if states[0].counted != source.deal.counted:
                 source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
+            self._check_states(states)
             if self._elastic:
                 start = resume_batches(states, self._cut(topology), topology)
             else:
                 start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
         reader = Reader(self._job, topology, self._loader_name(), self.batch_size)
         return EpochStream(source, reader, start, ReaderPosition.at(start.place, self._on_error))
+
+    def _check_states(self, states: Sequence[State]) -> None:
+        """Raise ConfigError if the states do not tell how far the filter has let other ranks go."""
+        if self._source.pipeline.filters and {state.reader for state in states} != set(range(states[0].cut.readers)):
+            raise ConfigError(
+                "with a filter, one rank's state does not tell how far the others are",
+                remedy="load the states of all ranks",
+            )
 
     def _loader_name(self) -> str:
         """Return a name for the loader that is unique on this node; empty if there is none."""

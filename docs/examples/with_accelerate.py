@@ -3,7 +3,8 @@
 accelerate launch --num_processes 2 with_accelerate.py URLS --validation URLS --checkpoints DIR  # or torchrun
 accelerate launch --num_processes 2 with_accelerate.py URLS --validation URLS --resume DIR/step-12
 
-Loaders stay out of `accelerator.prepare`, which would shard the samples a second time: each process has its own share.
+Each process has its own share of the samples; `accelerator.prepare` returns a ShardLoader as it is, and would shard a
+DataLoader a second time.
 """
 
 from __future__ import annotations
@@ -14,11 +15,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import nn
-from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 from toy import BATCH, EPOCHS, arguments, decode, loss_of, model, report
 
-from shardcache_client import ShardDataset
+from shardcache_client import ShardDataset, ShardLoader
 
 
 class Progress:
@@ -42,9 +41,8 @@ def main() -> None:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     common: dict[str, Any] = {"batch_size": BATCH, "decode": decode, "socket": args.socket}
     training = ShardDataset(args.urls, shuffle=True, seed=7, **common)
-    loader = StatefulDataLoader(training, BATCH, num_workers=2, persistent_workers=True)  # DataLoader, if never resumed
-    validation = ShardDataset(args.validation, **common)
-    validation_loader = DataLoader(validation, BATCH, num_workers=1, persistent_workers=True)
+    loader = training.loader(num_workers=2)
+    validation = ShardDataset(args.validation, **common).loader(num_workers=1)
     net = model()
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
     progress = Progress()
@@ -53,7 +51,7 @@ def main() -> None:
         accelerator.load_state(args.resume)
     for epoch in range(progress.epoch, EPOCHS):
         progress.epoch = epoch
-        training.set_epoch(epoch)
+        loader.set_epoch(epoch)
         shown = []
         for batch in loader:
             batch = send_to_device(batch, accelerator.device)
@@ -65,13 +63,13 @@ def main() -> None:
                 accelerator.save_state(f"{args.checkpoints}/step-{progress.step}")
             shown.append(batch["key"])
         report(f"epoch {epoch} training", shown, args.out)
-        shown = evaluate(accelerator, net, validation_loader)
+        shown = evaluate(accelerator, net, validation)
         report(f"epoch {epoch} validation", shown, args.out)
     accelerator.end_training()
 
 
 @torch.inference_mode()
-def evaluate(accelerator: Accelerator, net: nn.Module, loader: DataLoader[Any]) -> list[list[str]]:
+def evaluate(accelerator: Accelerator, net: nn.Module, loader: ShardLoader) -> list[list[str]]:
     """Print the accuracy over all ranks; return the keys of this rank's batches."""
     shown, guessed = [], []
     for batch in loader:

@@ -1,4 +1,4 @@
-"""PyTorch Lightning with DDP: plain loaders for training and validation, and a checkpoint that knows where it was.
+"""PyTorch Lightning with DDP: training, validation, and a checkpoint that knows where it was.
 
 python with_lightning.py 's3://bucket/train-{000000..000999}.tar' --validation 's3://bucket/val-{000000..000009}.tar'
 
@@ -13,8 +13,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torchdata.stateful_dataloader import StatefulDataLoader
 from toy import BATCH, EPOCHS, arguments, decode, loss_of, model, report
 
 from shardcache_client import ShardDataset
@@ -64,9 +62,7 @@ def main() -> None:
     args = arguments("--validation", "--checkpoints", "--resume")
     common: dict[str, Any] = {"batch_size": BATCH, "decode": decode, "socket": args.socket}
     training = ShardDataset(args.urls, shuffle=True, seed=7, **common)
-    loader = StatefulDataLoader(training, BATCH, num_workers=2, persistent_workers=True)  # DataLoader, if never resumed
     validation = ShardDataset(args.validation, **common)
-    validation_loader = DataLoader(validation, BATCH, num_workers=1, persistent_workers=True)
     trainer = Trainer(
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices=2,
@@ -78,7 +74,7 @@ def main() -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Toy(args.out), loader, validation_loader, ckpt_path=args.resume)
+    trainer.fit(Toy(args.out), training.loader(num_workers=2), validation.loader(num_workers=1), ckpt_path=args.resume)
 
 
 if __name__ == "__main__":

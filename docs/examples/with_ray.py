@@ -17,7 +17,6 @@ import ray.train
 import ray.train.torch
 import torch
 from ray.train import Checkpoint, RunConfig, ScalingConfig
-from torchdata.stateful_dataloader import StatefulDataLoader
 from toy import BATCH, EPOCHS, arguments, decode, loss_of, model, report
 
 from shardcache_client import ShardDataset
@@ -28,7 +27,7 @@ def train(config: dict[str, Any]) -> None:
     dataset = ShardDataset(
         config["urls"], shuffle=True, seed=7, batch_size=BATCH, decode=decode, socket=config["socket"]
     )
-    loader = StatefulDataLoader(dataset, batch_size=BATCH, num_workers=1)
+    loader = dataset.loader(num_workers=1)
     net = ray.train.torch.prepare_model(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     first = 0
@@ -38,7 +37,7 @@ def train(config: dict[str, Any]) -> None:
         loader.load_state_dict(state["loader"])
         first = state["epoch"]
     for epoch in range(first, EPOCHS):
-        dataset.set_epoch(epoch)
+        loader.set_epoch(epoch)
         shown = []
         for step, batch in enumerate(loader):
             batch |= {name: batch[name].to(ray.train.torch.get_device()) for name in ("image", "label")}

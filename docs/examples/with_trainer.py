@@ -16,32 +16,32 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import default_collate
 from toy import BATCH, EPOCHS, arguments, decode, model, report
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from shardcache_client import ShardDataset
+from shardcache_client import ShardDataset, ShardLoader
 
 
 class ShardTrainer(Trainer):  # type: ignore[misc]
     """Trainer over ShardDatasets, each of which reads its own process's share."""
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
+    def get_train_dataloader(self) -> ShardLoader:
         """Return the loader for `train`."""
         return self.loader(self.train_dataset, self.args.train_batch_size)
 
-    def get_eval_dataloader(self, eval_dataset: Dataset[Any] | None = None) -> DataLoader[Any]:
+    def get_eval_dataloader(self, eval_dataset: ShardDataset | None = None) -> ShardLoader:
         """Return the loader for `evaluate`."""
         return self.loader(eval_dataset or self.eval_dataset, self.args.eval_batch_size)
 
-    def get_test_dataloader(self, test_dataset: Dataset[Any]) -> DataLoader[Any]:
+    def get_test_dataloader(self, test_dataset: ShardDataset) -> ShardLoader:
         """Return the loader for `predict`."""
         return self.loader(test_dataset, self.args.eval_batch_size)
 
-    def loader(self, dataset: Dataset[Any], batch_size: int) -> DataLoader[Any]:
+    def loader(self, dataset: ShardDataset, batch_size: int) -> ShardLoader:
         """Load a dataset as Trainer would, without sharding it."""
-        return DataLoader(
-            dataset, batch_size, collate_fn=self.data_collator, num_workers=self.args.dataloader_num_workers
+        return dataset.loader(
+            batch_size=batch_size, collate_fn=self.data_collator, num_workers=self.args.dataloader_num_workers
         )
 
 

@@ -176,3 +176,5 @@ def test_loaders_that_would_change_global_batches_are_refused(make: Make) -> Non
     with pytest.raises(ConfigError, match="the loader's batch_size is 4, the dataset's 8"):
         make(0, 2).loader(batch_size=4)
     assert make(0, 2).loader().batch_size == 8
+    with pytest.raises(ConfigError, match="a filter would change the global batches"):
+        iter(make().filter(bool))

@@ -188,6 +188,20 @@ def test_an_epoch_that_is_over_is_followed_by_the_next(make: Make) -> None:
     assert keys_of(iter(resumed)) == keys_of(iter(loader))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iteration_that_nobody_read_is_not_left(make: Make, workers: int) -> None:
+    """Lightning begins each epoch twice: neither the epoch nor the states to resume from are lost by that."""
+    whole = keys_of(iter(load(make(), workers)))
+    resumed = load(make(), workers)
+    resumed.load_state_dict(state_after(load(make(), workers), 3))
+    iter(resumed)
+    assert keys_of(iter(resumed)) == whole[3:]
+    loader = load(make(), workers)
+    iter(loader)
+    loader.set_epoch(1)
+    assert keys_of(iter(loader)) == keys_of(iter(resumed))
+
+
 def test_batches_that_come_out_of_order_are_counted_to_their_workers(make: Make) -> None:
     """With `in_order=False`, what is left is exact as well."""
     loader = load(make(), 3, in_order=False)

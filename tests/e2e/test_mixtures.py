@@ -315,6 +315,24 @@ def test_each_source_has_its_own_decode(daemon: Daemon, indexes: dict[str, str])
         list(Mixture(sources))
 
 
+def test_each_source_has_its_own_members_and_stages(daemon: Daemon, tmp_path: Path) -> None:
+    """A choice of members, defaults, `map` and `filter` are those of the source; the mixture's own stages follow."""
+    sources = {}
+    for name, options in (("one", {"members": ("a",)}), ("two", {"members": ("b", "c"), "missing": {"c": 0}})):
+        (tmp_path / f"{name}.tar").write_bytes(make_tar(random_samples(6, {"a": 5, "b": 7})))
+        rows = [{"url": f"{name}.tar", "nsamples": 6}]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+        sources[name] = ShardDataset(f"file://{tmp_path}/{name}.json", even=None, socket=daemon.socket, **options)
+    sources["two"] = sources["two"].filter(lambda sample: sample["__key__"] != "000003").map(sorted)
+    mixture = Mixture(sources).map(list)
+    read = list(mixture)
+    assert read.count(["__key__", "__url__", "a", "__source__"]) == 6
+    assert read.count(["__key__", "__source__", "__url__", "b", "c"]) == 5
+    assert len(read) == 11
+    with pytest.raises(TypeError, match="filter"):
+        len(mixture)
+
+
 def test_a_process_without_torch_reads_a_mixture(make: Make, daemon: Daemon, indexes: dict[str, str]) -> None:
     """The same samples, order and states."""
     sources = {

@@ -25,16 +25,28 @@ Column = tuple[str, Slices]
 """An extension, and the tar's bytes from which its values are sliced."""
 
 
+NameOf = Callable[[str], str | None]
+"""Returns the name under which samples get the member with an extension; None to leave it out."""
+
+
+def named(columns: Iterable[Column], name_of: NameOf | None) -> list[Column | None]:
+    """Return the columns under the names that `name_of` gives them, with None for those left out."""
+    if name_of is None:
+        return list(columns)
+    names = ((name_of(extension), slices) for extension, slices in columns)
+    return [None if name is None else (name, slices) for name, slices in names]
+
+
 def as_bytes(extensions: Iterable[str], tar: Slices) -> list[Column]:
     """Return columns that all slice `tar`."""
     return [(extension, tar) for extension in extensions]
 
 
-def cut(tables: Tables, columns: Sequence[Column], url: str, start: int, stop: int) -> Iterator[Sample]:
+def cut(tables: Tables, columns: Sequence[Column | None], url: str, start: int, stop: int) -> Iterator[Sample]:
     """Yield the samples from number `start` to `stop`: `{"__key__": str, "__url__": str, extension: bytes…}`.
 
     Args:
-        columns: one per extension of `tables`, in its order.
+        columns: one per extension of `tables`, in its order; None to leave out its members.
 
     Raises SampleError in place of a bad sample, which ends the iterator.
     """
@@ -53,13 +65,14 @@ def cut(tables: Tables, columns: Sequence[Column], url: str, start: int, stop: i
         if number in tables.faults:
             raise _sample_error(tables, number, url)
         sample: Sample = {"__key__": str(keys[key_end:next_key_end], "utf-8", "surrogateescape"), "__url__": url}
-        for (extension, tar), first, end in islice(members, next_member_end - member_end):
-            sample[extension] = tar[first:end]
+        for column, first, end in islice(members, next_member_end - member_end):
+            if column is not None:
+                sample[column[0]] = column[1][first:end]
         yield sample
         member_end, key_end = next_member_end, next_key_end
 
 
-def cutter(tables: Tables, columns: Sequence[Column], url: str) -> Callable[[int], Sample]:
+def cutter(tables: Tables, columns: Sequence[Column | None], url: str) -> Callable[[int], Sample]:
     """Return a function that returns any sample by its number, as from `cut`. It raises SampleError for a bad one."""
     # Variables of a closure cost less than attributes, and a shuffled reader comes through here for each sample.
     starts, ends, extension_ids = tables.starts, tables.ends, tables.extension_ids
@@ -72,8 +85,9 @@ def cutter(tables: Tables, columns: Sequence[Column], url: str) -> Callable[[int
         name = str(keys[key : key_ends[number]], "utf-8", "surrogateescape")
         sample: Sample = {"__key__": name, "__url__": url}
         for each in range(member, member_ends[number]):
-            extension, tar = columns[extension_ids[each]]
-            sample[extension] = tar[starts[each] : ends[each]]
+            column = columns[extension_ids[each]]
+            if column is not None:
+                sample[column[0]] = column[1][starts[each] : ends[each]]
         return sample
 
     return cut_one

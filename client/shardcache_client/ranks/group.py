@@ -47,6 +47,10 @@ class RankGroup:
     def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
         """Raise ManifestMismatchError if another rank is known to read other shards."""
 
+    def of_copy(self) -> RankGroup:
+        """Return the group of a copy of the dataset, which counts epochs of its own."""
+        return self
+
     def agree(self, epoch: int, left: int | None) -> int:
         """Return the epoch that this rank begins.
 

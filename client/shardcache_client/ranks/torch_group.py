@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.ranks.group import RankGroup
@@ -27,7 +28,10 @@ class TorchRankGroup(RankGroup):
         super().__init__(explicit)
         self._membership = Membership(explicit)
         self._manifest = OneManifest(urls, explicit, timeout_s)
-        self._epoch = OneEpoch(self._manifest.name, self._manifest.place, min(timeout_s, _PATIENCE_S))
+        self._name = self._manifest.name
+        self._patience_s = min(timeout_s, _PATIENCE_S)
+        self._epoch = OneEpoch(self._name, self._manifest.place, self._patience_s)
+        self._copies = 0
 
     @property
     def ranks_of_job(self) -> Ranks:
@@ -50,6 +54,15 @@ class TorchRankGroup(RankGroup):
     def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
         """Raise ManifestMismatchError if this manifest differs from that of the first rank to compare."""
         self._manifest.compare(manifest, topology, counted=counted)
+
+    def of_copy(self) -> TorchRankGroup:
+        """Return the group of a copy of the dataset, matched across ranks by the order in which copies are made."""
+        group = copy(self)
+        self._copies += 1
+        group._name = f"{self._name}+{self._copies}"
+        group._epoch = OneEpoch(group._name, self._manifest.place, self._patience_s)
+        group._copies = 0
+        return group
 
     def agree(self, epoch: int, left: int | None) -> int:
         """Return the epoch that all ranks begin; see `OneEpoch`."""

@@ -12,7 +12,7 @@ from shardcache.protocol import Arriving
 from shardcache.tarindex import Grouping, Tar
 from shardcache.tarindex.members import Member
 from shardcache_client.files.mapping import map_file, unreadable
-from shardcache_client.files.slicing import Column, Sample, as_bytes, cut
+from shardcache_client.files.slicing import Column, NameOf, Sample, as_bytes, cut, named
 
 More = Callable[[int], Arriving | None]
 """`more(beyond)` waits until more than the first `beyond` bytes of the shard have arrived, and returns the new grant;
@@ -40,6 +40,7 @@ class ArrivingShard:
         grant: the daemon's grant of the shard.
         more: requests more of it.
         last: number of the last sample according to the manifest, which is not yielded here; None if unknown.
+        name_of: chooses the members; None for all.
 
     Raises:
         ShardGoneError: the file does not exist any more: it was published or given up.
@@ -47,8 +48,9 @@ class ArrivingShard:
         CorruptShardError: the size of the file differs from the shard's.
     """
 
-    def __init__(self, grant: Arriving, more: More, last: int | None = None) -> None:
+    def __init__(self, grant: Arriving, more: More, last: int | None = None, name_of: NameOf | None = None) -> None:
         self.url = grant["url"]
+        self._name_of = name_of
         self._more = more
         self._last = last
         self._ready_bytes = grant["ready_bytes"]
@@ -61,7 +63,7 @@ class ArrivingShard:
         except OSError as exn:
             raise unreadable(exn, path, self.url) from exn
         self._grouping = Grouping()
-        self._columns: list[Column] = []
+        self._columns: list[Column | None] = []
         # The daemon checks the end of the tar once the whole shard has arrived.
         tar = Tar(self._read, self._size_bytes, self.url, require_end=False, ignore_trailing_data=True)
         self._members: Iterator[Member] = iter(tar)
@@ -94,7 +96,7 @@ class ArrivingShard:
             if not self._is_whole(number):
                 return
             tables = self._grouping.samples
-            self._columns += as_bytes(tables.extensions[len(self._columns) :], self._map)
+            self._columns += named(as_bytes(tables.extensions[len(self._columns) :], self._map), self._name_of)
             yield from cut(tables, self._columns, self.url, number, number + 1)
 
     def _is_whole(self, number: int) -> bool:

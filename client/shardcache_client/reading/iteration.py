@@ -50,7 +50,9 @@ def read_in_order(
         piece = segment.mix.pieces[beat]
         reader_position.begin_beat(beat, first)
         stop = piece.stop if last is None else piece.start + last
-        leased_shard = shard_window.take(None if counts is None else counts[piece.shard], (piece.start + first, stop))
+        leased_shard = shard_window.take(
+            piece.shard, None if counts is None else counts[piece.shard], (piece.start + first, stop)
+        )
         try:
             leased_shard.open()
             shard_window.ask(1)
@@ -153,7 +155,7 @@ class ShuffledSegment:
     def _open(self, number: int) -> _InHand:
         piece = self._segment.mix.pieces[number]
         count = None if self._counts is None else self._counts[piece.shard]
-        leased_shard = self._shard_window.take(count)
+        leased_shard = self._shard_window.take(piece.shard, count)
         try:
             leased_shard.open()
             count, cut = len(leased_shard), leased_shard.cutter()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from shardcache.errors import CorruptShardError
 from shardcache.tarindex import TarIndex
 from shardcache_client.files.mapping import is_nameless, map_file, unreadable
-from shardcache_client.files.slicing import Column, Sample, as_bytes, cut, cutter
+from shardcache_client.files.slicing import Column, NameOf, Sample, as_bytes, cut, cutter, named
 
 if TYPE_CHECKING:  # imports numpy
     from shardcache_client.sharing.handover import Handover
@@ -25,6 +25,7 @@ class MappedShard:
         in_order: True if most of it will be read in file order.
         handover: passes samples to other processes without a copy; with None, all values are bytes, not only small
             ones.
+        name_of: chooses the members; None for all.
 
     Raises:
         ShardGoneError: a file does not exist.
@@ -40,8 +41,10 @@ class MappedShard:
         *,
         in_order: bool = True,
         handover: Handover | None = None,
+        name_of: NameOf | None = None,
     ) -> None:
         self.url = url
+        self._name_of = name_of
         try:
             self._index = TarIndex.open(index_path)
             try:
@@ -84,8 +87,9 @@ class MappedShard:
         return self._loan is None or self._loan.settled()
 
     @property
-    def _columns(self) -> list[Column]:
-        return as_bytes(self._index.extensions, self._map) if self._loan is None else self._loan.columns(self._index)
+    def _columns(self) -> list[Column | None]:
+        loan, index = self._loan, self._index
+        return named(as_bytes(index.extensions, self._map) if loan is None else loan.columns(index), self._name_of)
 
     def __iter__(self) -> Iterator[Sample]:
         return self.samples()

@@ -78,5 +78,4 @@ class RankPosition:
         """Return True if a worker is known to make no more batches."""
         if not stream.counted:
             return False
-        left = stream.samples_left - (state.place.given - stream.reader_position.given)
-        return left < (self._batch_size if self._drop_last else 1)
+        return stream.left_after(state.place) < (self._batch_size if self._drop_last else 1)

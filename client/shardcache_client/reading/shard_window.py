@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shardcache_client.daemon.session import Lease
 from shardcache_client.daemon.source import ShardSource
+from shardcache_client.files.slicing import NameOf
 from shardcache_client.reading.leased_shard import LeasedShard
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
+
+
+def _all_members(_shard: int) -> None:
+    """Leave out none: the default."""
 
 
 class ShardWindow:
@@ -19,13 +25,24 @@ class ShardWindow:
     Args:
         reads: number of positions of the plan that belong to this epoch.
         partial: True if a shard's beginning will do; None: the session's default.
+        handover: as for `LeasedShard`.
+        name_of: returns the `name_of` for the LeasedShard of a shard, given its number in the manifest.
     """
 
-    def __init__(self, session: ShardSource, reads: int, *, partial: bool | None, handover: Handover | None) -> None:
+    def __init__(
+        self,
+        session: ShardSource,
+        reads: int,
+        *,
+        partial: bool | None,
+        handover: Handover | None,
+        name_of: Callable[[int], NameOf | None] = _all_members,
+    ) -> None:
         self._session = session
         self._reads = reads
         self._partial = partial
         self._handover = handover
+        self._name_of = name_of
         self._ahead: deque[Lease] = deque()
         self._asked = 0
         self._taken: list[LeasedShard] = []
@@ -41,12 +58,22 @@ class ShardWindow:
             self._ahead.append(self._session.lease(self._asked, partial=self._partial))
             self._asked += 1
 
-    def take(self, count: int | None, span: tuple[int, int | None] | None = None) -> LeasedShard:
-        """Return the next shard, to be opened; `count` and `span` as for `LeasedShard`."""
+    def take(self, number: int, count: int | None, span: tuple[int, int | None] | None = None) -> LeasedShard:
+        """Return the next shard, to be opened.
+
+        Args:
+            number: its number in the manifest.
+            count, span: as for `LeasedShard`.
+        """
         self.ask(1)
         self.let_go()
         leased_shard = LeasedShard(
-            self._session, self._ahead.popleft(), count=count, span=span, handover=self._handover
+            self._session,
+            self._ahead.popleft(),
+            count=count,
+            span=span,
+            handover=self._handover,
+            name_of=self._name_of(number),
         )
         self._session.extend()  # after the request for the shard, so as not to delay it
         self._taken.append(leased_shard)

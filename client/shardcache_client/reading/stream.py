@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shardcache.errors import DecodeError, ShardError
+from shardcache.errors import SampleError, ShardError
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.sessions import Sessions
 from shardcache_client.daemon.source import ShardSource
+from shardcache_client.decoding.pipeline import Dropped, Pipeline
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.deal import Deal
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.order.share import Share
-from shardcache_client.order.state import Resumption
+from shardcache_client.order.state import Place, Resumption
 from shardcache_client.reading.lanes import read
 from shardcache_client.reading.position import ReaderPosition, StoppedError
 from shardcache_client.reading.shard_window import ShardWindow
@@ -24,15 +25,13 @@ from shardcache_client.topology import Topology
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
-Decode = Callable[[Sample], Any]
-
 
 @dataclass(frozen=True)
 class Source:
     """Settings shared by the streams of a dataset.
 
     Attributes:
-        decode: applied to each sample; None to yield it as it is.
+        pipeline: applied to each sample.
         handover: passes samples to other processes without a copy.
         epochs: number of epochs in the training run; None for no limit.
     """
@@ -40,7 +39,7 @@ class Source:
     sessions: Sessions
     manifest: Manifest
     deal: Deal
-    decode: Decode | None = None
+    pipeline: Pipeline = field(default_factory=Pipeline)
     handover: Handover | None = None
     epochs: int | None = None
 
@@ -72,7 +71,8 @@ class EpochStream:
         self._source = source
         self._reader = reader
         self._first = self._share(0)
-        self._quota = source.deal.quota(reader.topology, self._first)
+        # Samples that a filter leaves out are not replaced: each of the others comes once.
+        self._quota = None if source.pipeline.filters else source.deal.quota(reader.topology, self._first)
 
     def __repr__(self) -> str:
         return f"EpochStream(epoch={self.start.epoch}, {self.reader_position.place!r}, quota={self._quota})"
@@ -89,7 +89,7 @@ class EpochStream:
             when_asked: called when the first sample is requested, with the requesting code on the call stack.
             when_read: called before the last sample is yielded, or when there are none left.
         """
-        reader_position, quota, decode = self.reader_position, self._quota, self._source.decode
+        reader_position, quota, pipeline = self.reader_position, self._quota, self._source.pipeline
         when_asked()
         if quota == reader_position.given or not self._first.segments:
             self._end(when_read)
@@ -97,11 +97,14 @@ class EpochStream:
         with self._source.sessions.borrow(self._reader) as session:
             try:
                 for sample in self._samples(session):
-                    if decode is not None:
+                    if pipeline:
                         try:
-                            sample = _decoded(decode, sample)
-                        except DecodeError as exn:
+                            sample = pipeline(sample)
+                        except SampleError as exn:
                             reader_position.skip(exn)
+                            continue
+                        if sample.__class__ is Dropped:
+                            reader_position.skipped_samples += sample is Dropped.INCOMPLETE
                             continue
                     reader_position.given += 1
                     if reader_position.given == quota:
@@ -143,8 +146,11 @@ class EpochStream:
     @property
     def samples_left(self) -> int:
         """Number of samples still to be yielded, if it is known."""
-        left = self._first.behind(self.reader_position.place).samples or 0
-        return left if self._quota is None else self._quota - self.reader_position.given
+        return self.left_after(self.reader_position.place)
+
+    def left_after(self, place: Place) -> int:
+        """Return the number of samples to be yielded after a place, if it is known; at most so many with a filter."""
+        return (self._first.behind(place).samples or 0) if self._quota is None else self._quota - place.given
 
     def _share(self, time: int) -> Share:
         return self._source.deal.share(self.start.epoch, time, self._reader.topology, self.start.phases)
@@ -180,29 +186,14 @@ class EpochStream:
         session.declare(plan)
         mixed = any(segment.mixed for segment in share.segments)
         shard_window = ShardWindow(
-            session, plan.reads, partial=False if mixed else None, handover=self._source.handover
+            session,
+            plan.reads,
+            partial=False if mixed else None,
+            handover=self._source.handover,
+            name_of=self._source.pipeline.name_of,
         )
         try:
             for segment in share.segments:
                 yield from read(segment, self._source.counts, shard_window, self.reader_position)
         finally:
             shard_window.empty()
-
-
-def _decoded(decode: Decode, sample: Sample) -> Any:
-    try:
-        return decode(sample)
-    except Exception as exn:  # it is the user's code, and may raise anything
-        raise DecodeError(
-            f"the sample {sample.get('__key__')!r} could not be decoded ({type(exn).__name__}: {exn}{_line(exn)})",
-            url=sample.get("__url__"),
-            remedy="fix the sample or the decode function; until then an on_error handler can skip the sample",
-        ) from exn
-
-
-def _line(exn: Exception) -> str:
-    """Return the line of the user's function that raised it, as a DataLoader does not show the original traceback."""
-    trace = exn.__traceback__ and exn.__traceback__.tb_next
-    while trace and trace.tb_next and trace.tb_frame.f_globals.get("__name__", "").startswith("shardcache_client."):
-        trace = trace.tb_next
-    return f", {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""

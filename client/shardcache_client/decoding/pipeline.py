@@ -1,0 +1,171 @@
+"""The functions that a dataset applies to each sample, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Literal
+
+from shardcache.errors import ConfigError, DecodeError, MissingMemberError
+from shardcache_client.decoding.decoders import Decoder, Spec, by_extension, decoders
+from shardcache_client.decoding.members import Members
+from shardcache_client.files.slicing import NameOf, Sample
+
+Decode = Callable[[Sample], Any] | Mapping[str, Spec] | str
+Missing = Literal["error", "skip"] | Mapping[str, Any]
+
+
+class Dropped(Enum):
+    """Results of a pipeline that are not yielded."""
+
+    FILTERED = "a filter did not want the sample"
+    INCOMPLETE = "a member is missing, and such samples are skipped"
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """From a sample's bytes to what the dataset yields. Can be pickled if its functions can.
+
+    Attributes:
+        required: members that each sample must have.
+        missing: for those that one lacks: raise, skip the sample, or take the value from this mapping.
+        table: decodes members.
+        decode: decodes the sample.
+        stages: further functions; True for a filter.
+        members: the members to read; None for all.
+    """
+
+    required: tuple[str, ...] = ()
+    missing: Missing = "error"
+    table: DecodeMembers | DecodeByExtension | None = None
+    decode: Callable[[Sample], Any] | None = None
+    stages: tuple[tuple[bool, Callable[[Any], Any]], ...] = ()
+    members: Members | None = field(default=None)
+
+    @classmethod
+    def of(cls, decode: Decode | None, members: Iterable[str] | None, missing: Missing) -> Pipeline:
+        """Build from the arguments of a dataset. Raises ConfigError if they are invalid."""
+        if not isinstance(missing, Mapping) and missing not in ("error", "skip"):
+            raise ConfigError(f"missing is {missing!r}", remedy='choose "error", "skip", or a dict of default values')
+        chosen = None if members is None else Members([members] if isinstance(members, str) else members)
+        required = () if chosen is None else chosen.names
+        table: DecodeMembers | DecodeByExtension | None = None
+        if isinstance(decode, str):
+            table = DecodeByExtension(by_extension(decode))
+        elif isinstance(decode, Mapping):
+            named = Members(decode, others=True)
+            table = DecodeMembers(dict(zip(named.names, decoders(decode).values(), strict=True)))
+            if chosen is not None and (left_out := set(named.names) - set(required)):
+                raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")
+            required = tuple(dict.fromkeys((*required, *named.names)))
+            chosen = chosen or named
+        if isinstance(missing, Mapping) and (unknown := set(missing) - set(required)):
+            raise ConfigError(
+                f"missing has a value for {min(unknown)!r}, which neither members nor decode names",
+                remedy="name it in members, too",
+            )
+        function = None if isinstance(decode, str | Mapping) else decode
+        return cls(required, missing, table, function, members=chosen)
+
+    def __bool__(self) -> bool:
+        """Return True if samples have to go through this pipeline."""
+        return bool(self.required or self.table or self.decode or self.stages)
+
+    @property
+    def filters(self) -> bool:
+        """True if samples may be filtered out."""
+        return any(is_filter for is_filter, _ in self.stages)
+
+    def name_of(self, shard: int) -> NameOf | None:
+        """Return how members of a shard are named, and which are left out; None to take all as they are."""
+        return None if self.members is None else self.members.name_of
+
+    def then(self, function: Callable[[Any], Any], *, is_filter: bool = False) -> Pipeline:
+        """Return this pipeline with one more stage."""
+        return replace(self, stages=(*self.stages, (is_filter, function)))
+
+    def __call__(self, sample: Sample) -> Any:
+        """Return what becomes of a sample, or a `Dropped`.
+
+        Raises MissingMemberError, or DecodeError for any exception of a decoder or stage.
+        """
+        absent = [name for name in self.required if name not in sample]
+        if absent and not self._may_lack(absent, sample):
+            return Dropped.INCOMPLETE
+        if self.table is not None:
+            self.table(sample)
+        if absent and isinstance(self.missing, Mapping):
+            sample |= {name: self.missing[name] for name in absent}
+        return self._staged(sample, sample.get("__key__"), sample.get("__url__"))
+
+    def _staged(self, item: Any, key: object, url: str | None) -> Any:
+        """Return what decode and the stages make of the sample with this key."""
+        try:
+            if self.decode is not None:
+                item = self.decode(item)
+            for is_filter, function in self.stages:
+                if not is_filter:
+                    item = function(item)
+                elif not function(item):
+                    return Dropped.FILTERED
+        except Exception as exn:  # it is the user's code, and may raise anything
+            raise DecodeError(
+                f"the sample {key!r} could not be decoded ({type(exn).__name__}: {exn}{_line(exn)})",
+                url=url,
+                remedy="fix the sample or the function; until then an on_error handler can skip the sample",
+            ) from exn
+        return item
+
+    def _may_lack(self, absent: Iterable[str], sample: Sample) -> bool:
+        """Return True if all absent members have default values, False if the sample is to be skipped."""
+        if self.missing == "skip":
+            return False
+        for name in absent:
+            if not isinstance(self.missing, Mapping) or name not in self.missing:
+                raise MissingMemberError.of(name, sample)
+        return True
+
+
+@dataclass(frozen=True)
+class DecodeMembers:
+    """Decodes the members in a table of decoders by extension; others stay as they are."""
+
+    table: Mapping[str, Decoder]
+
+    def __call__(self, sample: Sample) -> None:
+        """Decode the members of a sample in place. Raises DecodeError."""
+        for extension, decoder in self.table.items():
+            if extension in sample:
+                _decode(sample, extension, decoder)
+
+
+@dataclass(frozen=True)
+class DecodeByExtension:
+    """Decodes each member whose extension has a decoder; others stay as they are."""
+
+    decoder_of: Callable[[str], Decoder | None]
+
+    def __call__(self, sample: Sample) -> None:
+        """Decode the members of a sample in place. Raises DecodeError."""
+        for extension in sample:
+            if not extension.startswith("__") and (decoder := self.decoder_of(extension)) is not None:
+                _decode(sample, extension, decoder)
+
+
+def _decode(sample: Sample, extension: str, decoder: Decoder) -> None:
+    try:
+        sample[extension] = decoder(sample[extension])
+    except Exception as exn:
+        raise DecodeError(
+            f"the member {extension!r} of the sample {sample.get('__key__')!r} could not be decoded "
+            f"({type(exn).__name__}: {exn})",
+            url=sample.get("__url__"),
+            remedy="fix the member or its decoder; until then an on_error handler can skip the sample",
+        ) from exn
+
+
+def _line(exn: Exception) -> str:
+    """Return the line of the user's function that raised it, as a DataLoader does not show the original traceback."""
+    trace = exn.__traceback__ and exn.__traceback__.tb_next
+    return f", {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""

@@ -1,0 +1,207 @@
+"""Decoders by name, the choice of members, and what becomes of samples that lack one."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import webdataset as wds
+from PIL import Image
+
+from shardcache.errors import ConfigError, DecodeError, MissingMemberError
+from shardcache_client.decoding.decoders import decoder
+from shardcache_client.decoding.members import Members
+from shardcache_client.decoding.pipeline import Dropped, Pipeline
+
+
+def picture(kind: str = "PNG", mode: str = "RGB") -> bytes:
+    """Return a small image file with different values in each channel."""
+    pixels = np.arange(12 * 8 * 3, dtype=np.uint8).reshape(12, 8, 3)
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+def saved(save: Callable[[Any], None]) -> bytes:
+    """Return the bytes that a function writes to a file."""
+    file = io.BytesIO()
+    save(file)
+    return file.getvalue()
+
+
+def sample(**members: Any) -> dict[str, Any]:
+    """Return a sample with these members."""
+    return {"__key__": "a", "__url__": "file:///s.tar", **members}
+
+
+@pytest.mark.parametrize("name", sorted(wds.autodecode.imagespecs))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_images_are_decoded_as_webdataset_does(name: str, kind: str) -> None:
+    """Each of its names gives the same type, shape and values."""
+    data = picture(kind)
+    theirs = wds.autodecode.imagehandler(name)(f"x.{kind.lower()}", data)
+    ours = decoder(name)(data)
+    assert type(ours) is type(theirs)
+    if isinstance(ours, Image.Image):
+        ours, theirs = np.asarray(ours), np.asarray(theirs)
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    assert np.array_equal(ours, theirs)
+
+
+def test_jpegs_have_the_same_pixels_with_and_without_simplejpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faster decoder is chosen where it is installed, and nothing else changes by it."""
+    noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), dtype=np.uint8)
+    for subsampling in range(3):
+        data = saved(lambda file, kind=subsampling: Image.fromarray(noise).save(file, "JPEG", subsampling=kind))
+        with monkeypatch.context() as without_pillow:
+            without_pillow.setattr(Image, "open", None)
+            fast = decoder("rgb8")(data)
+        with monkeypatch.context() as without_simplejpeg:
+            without_simplejpeg.setitem(sys.modules, "simplejpeg", None)
+            slow = decoder("rgb8")(data)
+        assert np.array_equal(fast, slow)
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "L"])
+def test_jpegs_of_other_colors_become_rgb(mode: str) -> None:
+    """A faster decoder that knows RGB alone does not change what comes out."""
+    data = picture("JPEG", mode)
+    with Image.open(io.BytesIO(data)) as image:
+        assert np.array_equal(decoder("rgb8")(data), np.asarray(image.convert("RGB")))
+
+
+def test_values_by_name_and_type() -> None:
+    """Names and types give plain values; arrays come without pickle."""
+    array = np.arange(6).reshape(2, 3)
+    assert decoder(int)(b"7") == decoder("int")(b" 7\n") == 7
+    assert decoder(float)(b"1.5") == 1.5
+    assert decoder(str)("ä".encode()) == decoder("text")("ä".encode()) == "ä"
+    assert decoder("json")(b'{"a": [1]}') == {"a": [1]}
+    assert np.array_equal(decoder("numpy")(saved(lambda file: np.save(file, array))), array)
+    assert np.array_equal(decoder("npz")(saved(lambda file: np.savez(file, x=array)))["x"], array)
+    assert torch.equal(decoder("tensor")(saved(lambda file: torch.save(torch.ones(2), file))), torch.ones(2))
+    assert decoder("pickle")(pickle.dumps({1})) == {1}
+
+
+@pytest.mark.parametrize("name", ["numpy", "npz", "tensor"])
+def test_nothing_is_unpickled_unless_asked_for(name: str) -> None:
+    """An array of objects, or a file of torch's with any object, is an error."""
+    array = np.array([{1}], dtype=object)
+    save = {
+        "numpy": lambda file: np.save(file, array),
+        "npz": lambda file: np.savez(file, x=array),
+        "tensor": lambda file: torch.save(Members(["a"]), file),
+    }
+    with pytest.raises((ValueError, pickle.UnpicklingError)):
+        decoder(name)(saved(save[name]))
+
+
+def test_an_unknown_name_is_refused_when_the_dataset_is_made() -> None:
+    """With the nearest known name, and the member that it is for."""
+    with pytest.raises(ConfigError, match="no decoder 'rbg8'; did you mean 'rgb8'") as caught:
+        Pipeline.of({"jpg": "rbg8"}, None, "error")
+    assert "decode['jpg']" in str(caught.value)
+    with pytest.raises(ConfigError, match="'pill8', which is no decoder of images; did you mean 'pil"):
+        Pipeline.of("pill8", None, "error")
+    with pytest.raises(ConfigError, match="'json', which is no decoder of images"):
+        Pipeline.of("json", None, "error")
+    with pytest.raises(ConfigError, match="is no decoder"):
+        Pipeline.of({"jpg": 3}, None, "error")  # type: ignore[dict-item]
+
+
+def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the dataset is made, not at the first sample."""
+    monkeypatch.setitem(sys.modules, "torchcodec", None)
+    with pytest.raises(ConfigError, match=r"decode\['mp4'\]: .* needs torchcodec"):
+        Pipeline.of({"mp4": "video"}, None, "error")
+
+
+def test_a_name_alone_decodes_by_extension() -> None:
+    """Images as named, other known extensions as webdataset does, the rest and pickles stay bytes."""
+    pipeline = Pipeline.of("rgb8", None, "error")
+    unpickled = pickle.dumps(1)
+    members = {"seg.png": picture(), "cls": b"3", "json": b"[1]", "txt": b"x", "pyd": unpickled, "bin": b"\0"}
+    found = pipeline(sample(**members))
+    assert found.pop("seg.png").shape == (12, 8, 3)
+    assert found == sample(cls=3, json=[1], txt="x", pyd=unpickled, bin=b"\0")
+
+
+def test_a_table_leaves_other_members_as_they_are() -> None:
+    """And its values may be functions of the bytes."""
+    pipeline = Pipeline.of({"cls": int, "txt": bytes.upper}, None, "error")
+    assert pipeline(sample(cls=b"3", txt=b"x", jpg=b"?")) == sample(cls=3, txt=b"X", jpg=b"?")
+
+
+def test_a_member_that_is_missing_is_an_error_that_names_it() -> None:
+    """With the sample's key, its shard, and what it has."""
+    pipeline = Pipeline.of({"cls": int}, ("jpg", "cls"), "error")
+    with pytest.raises(MissingMemberError, match=r"the sample 'a' has no member 'cls' \(it has: jpg\)") as caught:
+        pipeline(sample(jpg=b"1"))
+    assert caught.value.url == "file:///s.tar"
+
+
+def test_a_sample_that_lacks_a_member_can_be_skipped_or_completed() -> None:
+    """Values to take instead are not decoded."""
+    skipping = Pipeline.of({"cls": int}, None, "skip")
+    assert skipping(sample(jpg=b"1")) is Dropped.INCOMPLETE
+    completing = Pipeline.of({"cls": int}, None, {"cls": -1})
+    assert completing(sample(jpg=b"1")) == sample(jpg=b"1", cls=-1)
+    assert completing(sample(cls=b"5")) == sample(cls=5)
+    with pytest.raises(ConfigError, match="a value for 'cls', which neither"):
+        Pipeline.of(None, ("jpg",), {"cls": 0})
+    with pytest.raises(ConfigError, match="missing is 'ignore'"):
+        Pipeline.of(None, ("jpg",), "ignore")  # type: ignore[arg-type]
+
+
+def test_members_have_alternatives_under_the_first_name() -> None:
+    """Extensions are compared in lower case, as the index has them; nonsense is refused."""
+    members = Members(["JPG;png", "cls"])
+    assert members.names == ("jpg", "cls")
+    assert [members.name_of(extension) for extension in ("jpg", "png", "cls", "txt")] == ["jpg", "jpg", "cls", None]
+    table = Pipeline.of({"jpg;png": bytes.upper}, None, "error")
+    assert table.members is not None
+    assert [table.members.name_of(extension) for extension in ("jpg", "png", "txt")] == ["jpg", "jpg", "txt"]
+    assert table(sample(jpg=b"x")) == sample(jpg=b"X")
+    for wrong in ([], [".jpg"], ["jpg;"], ["jpg", "jpg"], ["__key__"]):
+        with pytest.raises(ConfigError):
+            Members(wrong)
+    with pytest.raises(ConfigError, match="decode names the member 'png', which members leaves out"):
+        Pipeline.of({"png": "rgb"}, ("jpg",), "error")
+
+
+def test_stages_follow_in_their_order() -> None:
+    """Functions see what the one before returned; what a filter does not want is dropped."""
+    pipeline = Pipeline.of({"cls": int}, None, "error").then(lambda item: item["cls"])
+    odd = pipeline.then(lambda number: number % 2, is_filter=True).then(lambda number: number * 10)
+    assert odd(sample(cls=b"3")) == 30
+    assert odd(sample(cls=b"4")) is Dropped.FILTERED
+    assert (pipeline.filters, odd.filters) == (False, True)
+
+
+def test_an_exception_names_sample_and_member() -> None:
+    """A decoder's with the member, a function's with its line."""
+    with pytest.raises(DecodeError, match=r"the member 'cls' of the sample 'a' .*ValueError") as caught:
+        Pipeline.of({"cls": int}, None, "error")(sample(cls=b"x"))
+    assert caught.value.url == "file:///s.tar"
+    with pytest.raises(DecodeError, match=r"the sample 'a' could not be decoded \(ZeroDivisionError.*test_decoding"):
+        Pipeline().then(lambda item: 1 / 0)(sample())
+
+
+def test_a_pipeline_can_be_sent_to_a_spawned_worker() -> None:
+    """As long as the user's own functions can."""
+    pipeline = pickle.loads(
+        pickle.dumps(
+            Pipeline.of({"jpg": "torch", "json": "json", "cls": int}, ("jpg;png", "json", "cls"), "skip").then(
+                json.dumps
+            )
+        )
+    )
+    assert pipeline.members.names == ("jpg", "json", "cls")
+    assert pickle.loads(pickle.dumps(Pipeline.of("pil", None, "error")))(sample(cls=b"1"))["cls"] == 1
