@@ -132,6 +132,19 @@ def test_a_run_goes_on_with_the_next_global_batch_on_any_job(
         state = json.dumps(datasets[0].state_dict(batches=count) if load is plain else loaders[0].state_dict())
 
 
+@pytest.mark.parametrize("load", [stateful, own])
+def test_a_state_of_one_loader_goes_on_with_another(make: Make, load: Any) -> None:
+    """Though a plain loader begins with its first worker, whichever worker's turn it was; and again from its state."""
+    expected, saving = whole(make), load(make(), 2)
+    assert list(islice(saving, 3)) == expected[:3]
+    second = make()
+    second.load_state_dict(saving.state_dict())
+    assert list(islice(plain(second, 2), 4)) == expected[3:7]
+    third = make()
+    third.load_state_dict(second.state_dict(batches=4))
+    assert list(plain(third, 2)) == expected[7:]
+
+
 @pytest.mark.parametrize("load", [own, plain])
 @pytest.mark.parametrize("make", ["dataset", "mixture"], indirect=True)
 def test_after_the_last_global_batch_comes_the_next_epoch(make: Make, load: Any) -> None:

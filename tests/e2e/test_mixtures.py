@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain, islice
@@ -17,6 +20,8 @@ from shardcache.errors import ConfigError, DecodeError
 from shardcache_client import Mixture, MixtureReader, ShardDataset, ShardReader, ignore_and_continue, ignore_and_stop
 from support.daemon import Daemon, eventually
 from support.dealt import walk
+from support.guard import GUARD_S
+from support.ports import free_port
 from support.tars import make_tar, random_samples
 
 # torchdata 0.11 with torch 2.13.
@@ -347,6 +352,44 @@ def test_a_process_without_torch_reads_a_mixture(make: Make, daemon: Daemon, ind
     rest = read(mixture)
     reader.set_epoch(0)
     assert read(reader) == first + rest
+
+
+TORCH_JOB = """
+import json, sys
+import torch.distributed
+from torch.utils.data import DataLoader
+from shardcache_client import Mixture, ShardDataset
+socket, when, *indexes = sys.argv[1:]
+if when == "before":
+    torch.distributed.init_process_group("gloo")
+sources = [ShardDataset(index, shuffle=True, socket=socket) for index in indexes]
+mixture = Mixture(dict(zip(["web", "code"], sources)))
+if when != "before":
+    torch.distributed.init_process_group("gloo")
+loader = DataLoader(mixture, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+print(json.dumps([(sample["__source__"], sample["__key__"]) for sample in loader]))
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+def torch_job(daemon: Daemon, when: str, indexes: dict[str, str]) -> list[Any]:
+    """Run two ranks under torch.distributed, with workers that are spawned; return what each has printed."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TORCH_JOB, str(daemon.socket), when, *indexes.values()]
+    ranks = [
+        subprocess.Popen(command, env=os.environ | address | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    return [json.loads(rank.communicate(timeout=GUARD_S)[0]) for rank in ranks]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_torch_job_reads_each_sample_of_a_mixture_once(daemon: Daemon, indexes: dict[str, str], when: str) -> None:
+    """With ranks of torch.distributed, initialised before or after the datasets are made, and spawned workers."""
+    ranks = torch_job(daemon, when, indexes)
+    assert [len(rank) for rank in ranks] == [36, 36]
+    assert Counter(map(tuple, chain(*ranks))) == every_sample()
 
 
 def mixing(daemon: Daemon, indexes: dict[str, str], **code: Any) -> Mixture:
