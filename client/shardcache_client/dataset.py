@@ -13,7 +13,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch's do
 from shardcache.errors import ConfigError
 from shardcache_client.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
 from shardcache_client.malloc import keep_freed_memory
-from shardcache_client.order.elastic import in_batches
+from shardcache_client.order.lanes.elastic import in_batches
 from shardcache_client.order.partition import taken_in_turns
 from shardcache_client.order.state import State
 from shardcache_client.ranks.group import RankGroup

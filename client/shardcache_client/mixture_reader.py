@@ -9,9 +9,9 @@ from itertools import accumulate, chain
 
 from shardcache.errors import ConfigError
 from shardcache_client.decoding.by_source import PipelineBySource
-from shardcache_client.order.interleaving import Interleaved
+from shardcache_client.order.lanes.interleaving import Interleaved
+from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, Schedule, Weights
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.mixture import MixedSource, MixtureAssignment, Schedule, Weights
 from shardcache_client.order.share import Share
 from shardcache_client.order.state import Place, State, find_states
 from shardcache_client.reader import ShardReader, check_least

@@ -18,7 +18,7 @@ from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
 from shardcache_client.decoding.pipeline import Decode, Missing, Pipeline
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment, Deal, check
-from shardcache_client.order.elastic import in_batches, resume_batches
+from shardcache_client.order.lanes.elastic import in_batches, resume_batches
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.span_deal import SpanDeal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.elastic import Combed
+from shardcache_client.order.lanes.elastic import Combed
 from shardcache_client.order.partition import Cut
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.share import Part, Segment, Share

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment, SampleDeal
-from shardcache_client.order.elastic import Blocks, Combed, ElasticDeal, in_batches, resume_batches
-from shardcache_client.order.interleaving import Interleaved
+from shardcache_client.order.lanes.elastic import Blocks, Combed, ElasticDeal, in_batches, resume_batches
+from shardcache_client.order.lanes.interleaving import Interleaved
+from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, Schedule
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.mixture import MixedSource, MixtureDeal, Schedule
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.share import Part, Segment
@@ -78,7 +78,7 @@ class Elastic:
 
 
 def _walk_all(spans: SpanDeal, epoch: int, span: tuple[int, int], counts: list[int]) -> list[Place]:
-    from shardcache_client.order.interleaving import between
+    from shardcache_client.order.lanes.interleaving import between
     from shardcache_client.order.share import Share
 
     whole = between(spans.lane(epoch, span), 0, span[1] - span[0])

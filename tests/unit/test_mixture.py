@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
-from shardcache_client.order.interleaving import Interleaved
+from shardcache_client.order.lanes.interleaving import Interleaved
+from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, Schedule, Weights, apportioned
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.mixture import MixedSource, MixtureDeal, Schedule, Weights, apportioned
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Order, Shuffle

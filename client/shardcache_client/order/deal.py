@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import ClassVar, Protocol
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.elastic import ElasticDeal, batch_size_of_rank
-from shardcache_client.order.interleaving import Lane
+from shardcache_client.order.lanes.elastic import ElasticDeal, batch_size_of_rank
+from shardcache_client.order.lanes.interleaving import Lane
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.partition import Cut, Even

@@ -10,8 +10,8 @@ from shardcache_client.order.mix import Mix
 from shardcache_client.order.state import Place
 
 if TYPE_CHECKING:
-    from shardcache_client.order.elastic import Combed
-    from shardcache_client.order.interleaving import Interleaved
+    from shardcache_client.order.lanes.elastic import Combed
+    from shardcache_client.order.lanes.interleaving import Interleaved
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import ClassVar
 
-from shardcache_client.order.interleaving import Lane, between
+from shardcache_client.order.lanes.interleaving import Lane, between
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.progress import Phase, first_span, what_is_left
 from shardcache_client.order.share import Share

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TypeVar
 
 from shardcache_client.files.slicing import Sample
-from shardcache_client.order.elastic import Combed
-from shardcache_client.order.interleaving import Interleaved
+from shardcache_client.order.lanes.elastic import Combed
+from shardcache_client.order.lanes.interleaving import Interleaved
 from shardcache_client.order.share import Part, Segment
 from shardcache_client.reading.iteration import Draw, ShuffledSegment, drawn, read_segment
 from shardcache_client.reading.position import Progress

@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import ClassVar
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.interleaving import Interleaving, Lane, between
+from shardcache_client.order.lanes.interleaving import Interleaving, Lane, between
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.share import Part, Share

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from shardcache_client.order.lanes.proportions import Turns
 from shardcache_client.order.mix import Mix
-from shardcache_client.order.proportions import Turns
 from shardcache_client.order.share import Part, Segment
 
 if TYPE_CHECKING:
-    from shardcache_client.order.elastic import Comb
+    from shardcache_client.order.lanes.elastic import Comb
 
 Lane: TypeAlias = "Mix | Interleaving | Comb"
 

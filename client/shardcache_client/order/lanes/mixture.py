@@ -16,11 +16,11 @@ from math import isfinite
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import Assignment, Deal, digest
-from shardcache_client.order.interleaving import Interleaving
+from shardcache_client.order.lanes.interleaving import Interleaving
+from shardcache_client.order.lanes.proportions import Proportions
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.partition import Even
-from shardcache_client.order.proportions import Proportions
 from shardcache_client.order.rounds import Order, Shuffle
 from shardcache_client.order.span_deal import SpanDeal
 
