@@ -2,7 +2,7 @@
 
     from shardcache_client import ShardDataset
 
-Importing this package does not import torch; `ShardReader` does without it.
+Importing this package does not import torch; `ShardReader` and `MixtureReader` do without it.
 """
 
 from importlib import import_module
@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from shardcache_client.dataset import ShardDataset
     from shardcache_client.lengths.batching import batch_by_length
     from shardcache_client.loader import ShardLoader
+    from shardcache_client.mixture import Mixture
+    from shardcache_client.mixture_reader import MixtureReader
     from shardcache_client.reader import ShardReader
 
 __all__ = [
+    "Mixture",
+    "MixtureReader",
     "ShardDataset",
     "ShardLoader",
     "ShardReader",
@@ -36,6 +40,8 @@ __all__ = [
 
 # Imported at their first use: most need torch, and daemon-side tools use the rest of this package without it.
 _MODULES = {
+    "Mixture": "mixture",
+    "MixtureReader": "mixture_reader",
     "ShardDataset": "dataset",
     "ShardLoader": "loader",
     "ShardReader": "reader",

@@ -13,6 +13,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch's do
 from shardcache.errors import ConfigError
 from shardcache_client.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
 from shardcache_client.malloc import keep_freed_memory
+from shardcache_client.order.lanes.elastic import in_batches
 from shardcache_client.order.partition import taken_in_turns
 from shardcache_client.order.state import State
 from shardcache_client.ranks.group import RankGroup
@@ -58,6 +59,14 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
             no limit.
         batch_size: the DataLoader's batch size. Each worker then reads whole batches, so a rank has at most one short
             batch and `len(loader)` is right; if it differs, `len(loader)` is unknown with several workers.
+        global_batch_size: number of samples in the batches of all ranks together. The sequence of these global batches,
+            sample by sample, is then the same for any number of ranks that divides it and any number of workers: a run
+            may continue on other GPUs without a change to its training. The DataLoader's batch size must be the
+            dataset's `batch_size`, each rank's part; `loader()` takes care of that. An epoch is whole global batches:
+            the last one is filled with samples that come next in the order (`even="pad"`) or left out (`"drop"`). Each
+            global batch has equal parts from `canonical_nodes` spans of the epoch, and each reader goes through all
+            shards of the spans that its rank needs: set `canonical_nodes` to the number of nodes. Default: each reader
+            has its own span, and global batches depend on the readers.
         decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other members decoded by their
             extension as in webdataset (none is unpickled); or a table such as `{"jpg": "rgb8", "cls": int}`, which
             leaves other members as bytes; or a function that returns what to yield for a sample. An exception becomes
@@ -112,7 +121,7 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
         Raises TypeError, as Python expects of `__len__`, while the number is unknown, and if a loader with several
         workers and a different batch_size asks, since its own length would be wrong.
         """
-        size = self._dealing.batch_size
+        size = self.batch_size
         loaders_size = batch_size_of_loader_asking_length(self)
         if loaders_size and size % loaders_size:
             raise TypeError(
@@ -203,7 +212,7 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
         from shardcache_client.loader import ShardLoader
 
         if batch_size == "dataset":
-            batch_size = self._dealing.batch_size
+            batch_size = self.batch_size
         elif batch_size is not None:
             self._read_batches_of(batch_size)
         return ShardLoader(
@@ -218,12 +227,14 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
 
     def _read_batches_of(self, batch_size: int) -> None:
         check_least(1, batch_size=batch_size)
-        own = self._dealing.batch_size
-        if own not in (1, batch_size):
+        own = self.batch_size
+        if own != batch_size and (own != 1 or self._elastic):
             raise ConfigError(
                 f"the loader's batch_size is {batch_size}, the dataset's {own}",
                 remedy="give it to one of the two; two loaders of different sizes need a dataset each",
             )
+        if self._elastic:
+            return
         self._dealing = replace(self._dealing, batch_size=batch_size)
         self._source = replace(self._source, deal=self._dealing.deal(self.manifest))
 
@@ -255,7 +266,7 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
                 "batches=... does not determine a position: the samples of the shards are not counted",
                 remedy="count them: shardcache index URL... -o index.json; or use torchdata's StatefulDataLoader",
             )
-        size = self._dealing.batch_size
+        size = self.batch_size
         loaders_size, drop_last = bookmark.batching or (size, False)
         if batches and loaders_size != size:
             raise ConfigError(
@@ -268,8 +279,8 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
         taken = taken_in_turns(left, size, batches)
         over = taken == left and self.ranks_end_together(streams[0])
         places = [stream.reader_position.place.after(count) for stream, count in zip(streams, taken, strict=True)]
-        each = zip(streams, places, strict=True)
-        return {"workers": [self._state(*reader, over=over).to_json() for reader in each]}
+        each = [self._state(*reader, over=over) for reader in zip(streams, places, strict=True)]
+        return {"workers": [state.to_json() for state in (in_batches(each) if self._elastic else each)]}
 
     def _streams_of_rank(self, epoch: int, workers: int, states: Sequence[State]) -> list[EpochStream]:
         """Return the streams of all workers of this rank at the start of an iteration."""

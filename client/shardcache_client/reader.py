@@ -18,10 +18,12 @@ from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
 from shardcache_client.decoding.pipeline import Decode, Missing, Pipeline
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.indexed import IndexedShards
-from shardcache_client.order.deal import Assignment, Deal, SampleDeal, check
+from shardcache_client.order.deal import Assignment, Deal, check
+from shardcache_client.order.lanes.elastic import in_batches, resume_batches
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.order.state import Place, Resumption, State, resume
+from shardcache_client.order.span_deal import SpanDeal
+from shardcache_client.order.state import Place, Resumption, State, find_states, resume
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.resharding import refuse_resharding
 from shardcache_client.reading.position import ReaderPosition
@@ -63,6 +65,7 @@ class ShardReader:
         samples_per_epoch: int | None = None,
         epochs: int | None = None,
         batch_size: int = 1,
+        global_batch_size: int | None = None,
         decode: Decode | None = None,
         members: Iterable[str] | None = None,
         missing: Missing = "error",
@@ -81,31 +84,40 @@ class ShardReader:
         check_least(1, canonical_nodes=canonical_nodes, batch_size=batch_size, **counts)
         if even not in ("pad", "drop", None):
             raise ConfigError(f"even is {even!r}", remedy='choose "pad", "drop" or None')
+        if global_batch_size is not None:
+            _check_global_batches(global_batch_size, batch_size, even, canonical_nodes)
         if fallback not in ("error", "direct"):
             raise ConfigError(f"fallback is {fallback!r}", remedy='choose "error" or "direct"')
-        self.seed = seed
-        self._on_error = on_error
-        self._job = job or job_name()
-        self._reading: tuple[int, EpochStream] | None = None
         where = socket_path(socket)
         patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
         self._group = self._ranks_of(explicit_ranks(rank, world_size), patterns, timeout_s)
-        resolve = resolver(fallback)
-        self.manifest = self._group.settle(lambda: resolve(where, Reader(self._job), patterns, timeout_s))
+        resolve, job = resolver(fallback), job or job_name()
+        manifest = self._group.settle(lambda: resolve(where, Reader(job), patterns, timeout_s))
         shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
-        self._dealing = Assignment(shuffling, even, batch_size, samples_per_epoch)
-        self._source = Source(
+        dealing = Assignment(shuffling, even, batch_size, samples_per_epoch, global_batch_size, spans=canonical_nodes)
+        source = Source(
             sessions=Sessions(
                 where, Patience(timeout_s), partial_reads=bool(partial_reads and not zero_copy), fallback=fallback
             ),
-            manifest=self.manifest,
-            deal=self._dealing.deal(self.manifest),
+            manifest=manifest,
+            deal=dealing.deal(manifest),
             pipeline=Pipeline.of(decode, members, missing),
             handover=_handover(zero_copy) if zero_copy else None,
             epochs=epochs,
         )
+        self._assemble(source, dealing, seed, on_error, job)
+
+    def _assemble(self, source: Source, dealing: Assignment, seed: int, on_error: Handler, job: str) -> None:
+        """Set what an iteration needs, besides the ranks."""
+        self.seed = seed
+        self.manifest = source.manifest
+        self._on_error = on_error
+        self._job = job
+        self._dealing = dealing
+        self._source = source
+        self._reading: tuple[int, EpochStream] | None = None
         self._shared_state = self._new_shared_state()
-        self._bookmark = Bookmark(self._shared_state, self._dealing.identities(self.manifest))
+        self._bookmark = Bookmark(self._shared_state, dealing.identities(source.manifest))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
@@ -183,6 +195,11 @@ class ShardReader:
         return stream.samples(self._look_at_callers, partial(self._bookmark.finish, epoch, loader))
 
     def _check_filters(self, topology: Topology) -> None:
+        if self._source.pipeline.filters and self._elastic:
+            raise ConfigError(
+                "a filter would change the global batches of each number of workers in its own way",
+                remedy="omit global_batch_size; or filter when shards are written",
+            )
         if self._source.pipeline.filters and topology.world_size > 1 and self._dealing.even is not None:
             raise ConfigError(
                 f"a filter gives {topology.world_size} ranks different numbers of samples, and ranks that train "
@@ -208,8 +225,11 @@ class ShardReader:
             if states[0].counted != source.deal.counted:
                 source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
             self._check_states(states)
-            start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
-        reader = Reader(self._job, topology, self._loader_name(), self._dealing.batch_size)
+            if self._elastic:
+                start = resume_batches(states, self._cut(topology), topology)
+            else:
+                start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
+        reader = Reader(self._job, topology, self._loader_name(), self.batch_size)
         return EpochStream(source, reader, start, ReaderPosition.at(start.place, self._on_error))
 
     def _check_states(self, states: Sequence[State]) -> None:
@@ -312,6 +332,8 @@ class ShardReader:
         Raises ConfigError if it contains no state, or one of another dataset; the next iteration raises it if the
         positions of all readers cannot be derived.
         """
+        if self._elastic and not self._in_worker:  # a loader's worker is loaded into by a loader that knows its turn
+            state = [each.to_json() for each in in_batches(find_states(state))]
         self._bookmark.load(state, worker=self._in_worker)
         self._reading = None
 
@@ -320,7 +342,7 @@ class ShardReader:
         if stream.topology.world_size == 1:
             return True
         deal, drop_last = stream.deal, (self._bookmark.batching or (1, False))[1]
-        return isinstance(deal, SampleDeal) and deal.ends_together(
+        return isinstance(deal, SpanDeal) and deal.ends_together(
             self._cut(stream.topology), stream.start.phases, drop_last=drop_last
         )
 
@@ -351,7 +373,20 @@ class ShardReader:
         return False
 
     def _cut(self, topology: Topology) -> Cut:
-        return Cut.of(topology, self._dealing.even, self._dealing.batch_size)
+        return Cut.of(topology, self._dealing.even, self._dealing.batch_size_of(topology.world_size))
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples in a batch of this rank; with `global_batch_size`, its part of a global batch.
+
+        Raises ConfigError if the number of ranks does not divide `global_batch_size`.
+        """
+        return self._dealing.batch_size_of(self._group.ranks.world_size)
+
+    @property
+    def _elastic(self) -> bool:
+        """True if global batches do not depend on the number of ranks and workers."""
+        return self._dealing.global_batch_size is not None
 
     def _refuse_resharding(self) -> None:
         refuse_resharding(self.topology(), self._group.ranks_of_job.world_size)
@@ -370,6 +405,22 @@ def _handover(zero_copy: bool | str | Collection[str]) -> Handover:
     if any(extension.startswith(".") for extension in extensions):
         raise ConfigError(f"zero_copy is {zero_copy!r}", remedy='write extensions without a dot: "jpg", not ".jpg"')
     return Handover(frozenset(extension.lower() for extension in extensions))
+
+
+def _check_global_batches(size: int, batch_size: int, even: Even, nodes: int) -> None:
+    check_least(1, global_batch_size=size)
+    if batch_size != 1:
+        raise ConfigError(
+            f"batch_size is {batch_size} and global_batch_size is {size}",
+            remedy="give global_batch_size alone: batch_size is then each rank's part of it",
+        )
+    if even is None:
+        raise ConfigError("global_batch_size needs ranks that are even", remedy='choose even="pad" or even="drop"')
+    if size % nodes:
+        raise ConfigError(
+            f"global_batch_size={size} cannot be divided among canonical_nodes={nodes}",
+            remedy="make it a multiple of canonical_nodes",
+        )
 
 
 def check_least(least: int, **numbers: int | None) -> None:

@@ -106,7 +106,7 @@ def _samples(shard_source: FallbackSession, plan: Plan) -> Iterator[Pair]:
     shard_window = ShardWindow(shard_source, plan.reads, partial=None, handover=None)
     try:
         for _ in range(plan.reads):
-            leased_shard = shard_window.take(SAMPLES, (0, None))
+            leased_shard = shard_window.take(0, SAMPLES, (0, None))
             leased_shard.open()
             shard_window.ask(1)
             for sample in leased_shard.samples():

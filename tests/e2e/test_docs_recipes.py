@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import io
+import json
 import os
 import re
 import shlex
@@ -38,10 +40,10 @@ def daemon() -> Iterator[Daemon]:
         yield daemon
 
 
-def run(daemon: Daemon, script: str, argument: Path | str) -> str:
+def run(daemon: Daemon, script: str, *arguments: Path | str) -> str:
     """Run a script in the daemon's folder; return what it printed."""
     env = clean_environment({"SHARDCACHE_SOCKET": str(daemon.socket), "OMP_NUM_THREADS": "1"})
-    command = [sys.executable, script, os.fspath(argument)]
+    command = [sys.executable, script, *map(os.fspath, arguments)]
     done = subprocess.run(command, cwd=daemon.root, env=env, capture_output=True, text=True, timeout=GUARD_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -90,6 +92,18 @@ def test_text(daemon: Daemon) -> None:
     tokens = sum(len(f"line {number}\n") + 1 for number in range(2_000))
     run(daemon, "pack.py", "lines.txt")
     assert run(daemon, "text.py", "text/index.json") == f"{(tokens - 1) // 1_024} blocks of 1024\n"
+
+
+def test_mixture(daemon: Daemon) -> None:
+    """Every batch has the proportions of its epoch; one source has more samples than it gives, the other fewer."""
+    for name, count in (("web", 150), ("code", 8)):
+        write(daemon, name, [{"__key__": f"{number}", "txt": b"word"} for number in range(count)])
+        rows = [{"url": f"{name}.tar", "nsamples": count}]
+        (daemon.root / f"{name}.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    printed = run(daemon, "mixture.py", "web.json", "code.json").splitlines()
+    assert [line.partition(" ")[0] for line in printed] == sorted("012" * 5)
+    assert all(ast.literal_eval(line.partition(" ")[2]) == {"web": 18, "code": 2} for line in printed[:10])
+    assert all(ast.literal_eval(line.partition(" ")[2]) == {"web": 10, "code": 10} for line in printed[10:])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("soundfile") is None, reason="needs pip install soundfile")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcache_client.order.deal import SampleDeal
+from shardcache_client.order.lanes.elastic import Combed
 from shardcache_client.order.partition import Cut
 from shardcache_client.order.progress import Phase
-from shardcache_client.order.share import Segment, Share
+from shardcache_client.order.share import Part, Segment, Share
+from shardcache_client.order.span_deal import SpanDeal
 from shardcache_client.topology import Topology
 
 Place = tuple[int, int]
@@ -16,10 +18,22 @@ Place = tuple[int, int]
 
 def walk(share: Share, counts: Sequence[int]) -> list[Place]:
     """Return the samples of a share in the order in which a reader gives them."""
-    return [place for segment in share.segments for place in _walk_leg(segment, counts)]
+    return [place for part in share.segments for place in _walk(part, counts)]
 
 
-def _walk_leg(segment: Segment, counts: Sequence[int]) -> list[Place]:
+def _walk(part: Part, counts: Sequence[int]) -> list[Place]:
+    if isinstance(part, Segment):
+        return _walk_segment(part, counts)
+    if isinstance(part, Combed):
+        passing = _walk(part.passing(), counts)
+        return [passing[place] for place in part.places()]
+    lanes = {lane: iter(_walk(lanes_part, counts)) for lane, lanes_part in part.parts().items()}
+    places = [next(lanes[lane]) for lane in part.turns()]
+    assert not any(list(lane) for lane in lanes.values()), "all that a lane has comes in its turns"
+    return places
+
+
+def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
     mix, places = segment.mix, []
     for beat, first, last in segment.beats():
         pieces = mix.in_hand(beat)
@@ -45,4 +59,11 @@ def crew(cut: Cut) -> list[Topology]:
 
 def everybody(deal: SampleDeal, epoch: int, cut: Cut, phases: Sequence[Phase] = ()) -> list[list[Place]]:
     """Return for each reader of a job what it reads of an epoch, in order."""
-    return [walk(deal.share(epoch, 0, reader, phases), deal.counts) for reader in crew(cut)]
+    return shares(deal, deal.counts, epoch, cut, phases)
+
+
+def shares(
+    deal: SpanDeal, counts: Sequence[int], epoch: int, cut: Cut, phases: Sequence[Phase] = ()
+) -> list[list[Place]]:
+    """Return what each reader of a job reads of an epoch of any deal, with so many samples in each shard."""
+    return [walk(deal.share(epoch, 0, reader, phases), counts) for reader in crew(cut)]

@@ -59,6 +59,16 @@ class Sessions:
         kind = FallbackSession if self._fallback == "direct" else Session
         return kind(self._socket, reader, self._patience, partial_reads=self._partial_reads)
 
+    @property
+    def settings(self) -> tuple[Path, Patience, bool, Fallback]:
+        """The arguments with which this object was created; equal for interchangeable ones."""
+        return self._socket, self._patience, self._partial_reads, self._fallback
+
+    @property
+    def timeout_s(self) -> float:
+        """How long to wait for a shard."""
+        return self._patience.limit_s
+
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(Sessions, partial_reads=self._partial_reads, fallback=self._fallback)
         return make, (self._socket, self._patience)

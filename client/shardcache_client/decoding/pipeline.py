@@ -10,7 +10,7 @@ from typing import Any, Literal
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client.decoding.decoders import Decoder, Spec, by_extension, decoders
 from shardcache_client.decoding.members import Members
-from shardcache_client.files.slicing import Sample
+from shardcache_client.files.slicing import NameOf, Sample
 
 Decode = Callable[[Sample], Any] | Mapping[str, Spec] | str
 Missing = Literal["error", "skip"] | Mapping[str, Any]
@@ -77,6 +77,10 @@ class Pipeline:
         """True if samples may be filtered out."""
         return any(is_filter for is_filter, _ in self.stages)
 
+    def name_of(self, shard: int) -> NameOf | None:
+        """Return how members of a shard are named, and which are left out; None to take all as they are."""
+        return None if self.members is None else self.members.name_of
+
     def then(self, function: Callable[[Any], Any], *, is_filter: bool = False) -> Pipeline:
         """Return this pipeline with one more stage."""
         return replace(self, stages=(*self.stages, (is_filter, function)))
@@ -93,9 +97,13 @@ class Pipeline:
             self.table(sample)
         if absent and isinstance(self.missing, Mapping):
             sample |= {name: self.missing[name] for name in absent}
-        key, url = sample.get("__key__"), sample.get("__url__")
+        return self._staged(sample, sample.get("__key__"), sample.get("__url__"))
+
+    def _staged(self, item: Any, key: object, url: str | None) -> Any:
+        """Return what decode and the stages make of the sample with this key."""
         try:
-            item = sample if self.decode is None else self.decode(sample)
+            if self.decode is not None:
+                item = self.decode(item)
             for is_filter, function in self.stages:
                 if not is_filter:
                     item = function(item)

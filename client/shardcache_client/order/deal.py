@@ -6,19 +6,20 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import ClassVar, Protocol
 
 from shardcache.errors import ConfigError
+from shardcache_client.order.lanes.elastic import ElasticDeal, batch_size_of_rank
+from shardcache_client.order.lanes.interleaving import Lane
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.partition import Cut, Even
-from shardcache_client.order.progress import Phase, first_span, what_is_left
+from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
 from shardcache_client.order.share import Segment, Share
+from shardcache_client.order.span_deal import SpanDeal
 from shardcache_client.topology import Topology
-
-_what_is_left = lru_cache(maxsize=4)(what_is_left)
 
 
 class Deal(Protocol):
@@ -48,8 +49,8 @@ class Deal(Protocol):
 
 
 @dataclass(frozen=True)
-class SampleDeal:
-    """Deals samples: every reader gets a contiguous span of the epoch, with sizes according to `even`.
+class SampleDeal(SpanDeal):
+    """Deals the samples of one dataset.
 
     Attributes:
         counts: number of samples in each shard of the manifest.
@@ -62,8 +63,6 @@ class SampleDeal:
     batch_size: int = 1
     samples_per_epoch: int | None = None
 
-    counted: ClassVar[bool] = True
-
     @cached_property
     def _order(self) -> Order:
         return Order(self.counts, self.shuffle)
@@ -73,36 +72,11 @@ class SampleDeal:
         """Samples of an epoch; see `Deal`."""
         return self._order.samples if self.samples_per_epoch is None else self.samples_per_epoch
 
-    def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
-        """Return the share of this reader or, for `time` above 0, of the reader `time` places further on."""
-        cut = Cut.of(topology, self.even, self.batch_size)
-        first = phases[0].cut if phases else cut
-        rest = _what_is_left(self.epoch_samples, tuple(phases), cut)
-        span = cut.span(len(rest), (topology.reader + time) % cut.readers)
-        segments = tuple(
-            Segment.between(
-                self._mix(epoch, *first_span(self.epoch_samples, first, part.reader)), part.start, part.stop
-            )
-            for part in rest.between(*span)
-        )
-        return Share(segments, span[1] - span[0] if segments else 0)
-
-    def _mix(self, epoch: int, start: int, stop: int) -> Mix:
+    def lane(self, epoch: int, span: tuple[int, int]) -> Lane:
+        """Return the order in which the reader of a span of the epoch reads it."""
         begin = epoch * self.epoch_samples
-        return Mix(self._order.pieces(begin + start, begin + stop), self.shuffle.window if self.shuffle else 0)
-
-    def quota(self, topology: Topology, share: Share) -> int | None:
-        """Return the share's size: skipped samples must be replaced, or the ranks would get unequal numbers."""
-        return None if self.even is None else share.samples
-
-    def ends_together(self, cut: Cut, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
-        """Return True if all ranks make the same number of batches of the samples left after the phases."""
-        left = len(_what_is_left(self.epoch_samples, tuple(phases), cut))
-        return len({cut.batches(left, rank, drop_last=drop_last) for rank in range(cut.world_size)}) == 1
-
-    def rank_size(self, topology: Topology) -> int | None:
-        """Return the number of samples of the rank's share."""
-        return Cut.of(topology, self.even, self.batch_size).rank_size(self.epoch_samples, topology.rank)
+        pieces = self._order.pieces(begin + span[0], begin + span[1])
+        return Mix(pieces, self.shuffle.window if self.shuffle else 0)
 
 
 @dataclass(frozen=True)
@@ -151,17 +125,28 @@ class ShardDeal:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Options of a dataset for its deal; see `SampleDeal` and `ShardDeal`."""
+    """Options of a dataset for its deal; see `SampleDeal`, `ShardDeal` and `ElasticDeal`.
+
+    Attributes:
+        spans: number of spans of a global batch.
+    """
 
     shuffle: Shuffle | None = None
     even: Even = "pad"
     batch_size: int = 1
     samples_per_epoch: int | None = None
+    global_batch_size: int | None = None
+    spans: int = 1
 
     @property
     def needs_counts(self) -> bool:
         """True if several ranks cannot be dealt anything until samples are counted; see `check`."""
-        return self.even is not None and self.samples_per_epoch is None
+        return self.global_batch_size is not None or (self.even is not None and self.samples_per_epoch is None)
+
+    def batch_size_of(self, world_size: int) -> int:
+        """Return the number of samples in a batch of each rank."""
+        size = self.global_batch_size
+        return self.batch_size if size is None else batch_size_of_rank(size, world_size)
 
     def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
         """Return the deal for a manifest.
@@ -172,6 +157,11 @@ class Assignment:
         Raises ConfigError if samples are to be dealt that are not counted, or if there are none.
         """
         options = (self.shuffle, self.even, self.batch_size, self.samples_per_epoch)
+        if self.global_batch_size is not None and (counted is False or manifest.counts is None):
+            raise ConfigError(
+                f"global_batch_size needs the number of samples, and {manifest.uncounted} shards were never counted",
+                remedy="count them once with `shardcache index URL... -o index.json`, and use index.json as the url",
+            )
         if counted is False or (counted is None and manifest.counts is None):
             return ShardDeal(len(manifest), *options)
         if manifest.counts is None:
@@ -181,19 +171,28 @@ class Assignment:
             )
         if not manifest.samples:
             raise ConfigError("the shards contain no samples")
-        return SampleDeal(manifest.counts, *options)
+        return self._elastic(SampleDeal(manifest.counts, *options))
+
+    def _elastic(self, deal: SpanDeal) -> SpanDeal:
+        size = self.global_batch_size
+        return deal if size is None else ElasticDeal(deal, size, self.spans)
+
+    @property
+    def _told(self) -> list[object]:
+        return [] if self.global_batch_size is None else [self.global_batch_size, self.spans, self.even]
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return identifiers, of 16 hexadecimal digits, that are equal for datasets with interchangeable states.
 
         One identifies states of dealt shards (False); another, if samples are counted, states of dealt samples (True).
         """
-        told = [[shard.url for shard in manifest], repr(self.shuffle), self.samples_per_epoch]
-        found = {False: _digest(told)}
-        return found if manifest.counts is None else found | {True: _digest([*told, manifest.counts])}
+        told = [[shard.url for shard in manifest], repr(self.shuffle), self.samples_per_epoch, *self._told]
+        found = {False: digest(told)}
+        return found if manifest.counts is None else found | {True: digest([*told, manifest.counts])}
 
 
-def _digest(told: object) -> str:
+def digest(told: object) -> str:
+    """Return 16 hexadecimal digits that identify a JSON value."""
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
 
 

@@ -71,7 +71,7 @@ class Mix:
 
     def _key(self, beat: int) -> str:
         last = self.pieces[min(beat, len(self.pieces) - 1)]
-        return f"{last.key}/{last.shard}:{last.start}+{beat - len(self.pieces) if beat >= len(self.pieces) else 0}"
+        return f"{last.own_key}:{last.start}+{beat - len(self.pieces) if beat >= len(self.pieces) else 0}"
 
     # For pieces whose sizes are known
 
@@ -87,6 +87,10 @@ class Mix:
         """Return the beat that contains a place of the whole order, and the place's index in that beat."""
         beat = bisect_right(range(self.beats), place, key=self._come)
         return beat, place - (self._come(beat - 1) if beat else 0)
+
+    def enters(self, piece: int) -> int:
+        """Return the first place at which a piece is held."""
+        return self._come(piece - 1) if piece else 0
 
     def _come(self, beat: int) -> int:
         """Return the number of samples up to the end of a beat: all of pieces that have left, parts of the others."""

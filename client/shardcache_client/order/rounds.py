@@ -41,18 +41,25 @@ class Piece:
 
     Attributes:
         shard: number of the shard in the manifest.
-        key: determines the order of the shard's samples.
+        key: key of the round.
         start, stop: range of the samples in that order; `stop` is None for all samples of an uncounted shard.
+        first: number in the manifest of the first shard of this shard's dataset; not 0 if several are mixed.
     """
 
     shard: int
     key: str
     start: int = 0
     stop: int | None = None
+    first: int = 0
+
+    @property
+    def own_key(self) -> str:
+        """Determines the order of the shard's samples; the same whether or not its dataset is mixed with others."""
+        return f"{self.key}/{self.shard - self.first}"
 
     def numbers(self, count: int, *, permuted: bool) -> Sequence[int]:
         """Return the numbers in the tar of these samples, in order; the shard has `count` samples."""
-        order = permutation(count, f"{self.key}/{self.shard}") if permuted else range(count)
+        order = permutation(count, self.own_key) if permuted else range(count)
         return order[self.start : self.stop]
 
 

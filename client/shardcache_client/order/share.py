@@ -1,12 +1,17 @@
-"""One reader's share of an epoch: ranges of beats in mixes. Pure."""
+"""One reader's share of an epoch: ranges of beats in mixes, or of several mixes that take turns. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.state import Place
+
+if TYPE_CHECKING:
+    from shardcache_client.order.lanes.elastic import Combed
+    from shardcache_client.order.lanes.interleaving import Interleaved
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,11 @@ class Segment:
         """Number of samples, if they are counted."""
         return self.span[1] - self.span[0]
 
+    @property
+    def mixed(self) -> bool:
+        """True if the samples of several shards are mixed, or those of one permuted."""
+        return self.mix.window > 0
+
     def after(self, passed: int) -> Segment:
         """Return the rest after `passed` samples, fewer than all."""
         return Segment.between(self.mix, self.span[0] + passed, self.span[1]) if passed else self
@@ -61,6 +71,14 @@ class Segment:
         """Return the shards of these pieces, by their numbers in the manifest."""
         return [self.mix.pieces[piece].shard for piece in self.pieces]
 
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
+        for piece in self.pieces:
+            yield max(0, self.mix.enters(piece) - self.span[0]), self.mix.pieces[piece].shard
+
+
+Part: TypeAlias = "Segment | Interleaved | Combed"
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -71,7 +89,7 @@ class Share:
         samples: total number of samples, bad ones included; None if they are not counted.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[Part, ...]
     samples: int | None
 
     def shards(self) -> list[int]:
@@ -82,7 +100,12 @@ class Share:
         """Return the rest of this share after a place that a reader has reached in it."""
         if self.samples is None:
             return Share(
-                tuple(Segment(segment.mix, (place.beat, place.nth), segment.last) for segment in self.segments), None
+                tuple(
+                    Segment(segment.mix, (place.beat, place.nth), segment.last)
+                    for segment in self.segments
+                    if isinstance(segment, Segment)  # an interleaving is counted
+                ),
+                None,
             )
         segments, passed = [], place.taken
         for segment in self.segments:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -56,6 +56,8 @@ class State:
         beyond: samples after the place that were passed as well, as in `Phase`; set by stages that reorder samples. The
             same readers read them again on resuming; other readers do not.
         over: True if no reader has anything left of the epoch.
+        sources: of a mixture, by name: position in its endless sequence at the "start" of the epoch, number of its
+            "samples" in the epoch, and of those that this reader has "passed" of its share.
     """
 
     dataset: str
@@ -67,10 +69,14 @@ class State:
     place: Place = Place()
     beyond: str = ""
     over: bool = False
+    sources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON-compatible dict of numbers and short strings."""
-        return {_MARK: _FORMAT, **asdict(self)}
+        fields = asdict(self)
+        if not self.sources:
+            del fields["sources"]
+        return {_MARK: _FORMAT, **fields}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> State:
@@ -88,6 +94,10 @@ class State:
                 place=Place(**{name: _count(value) for name, value in data["place"].items()}),
                 beyond=_bits(data["beyond"]),
                 over=_flag(data.get("over", False)),
+                sources={
+                    _text(name): {_text(key): _count(number) for key, number in numbers.items()}
+                    for name, numbers in data.get("sources", {}).items()
+                },
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
             raise ConfigError(f"the state is invalid: {str(exn)[:200]}") from exn

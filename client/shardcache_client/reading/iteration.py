@@ -1,4 +1,7 @@
-"""Iteration over the samples of the shards that a reader holds: in file order, or mixed."""
+"""Iteration over the samples of the shards that a reader holds: in file order, or mixed.
+
+Each place of a segment gives its sample, or None if that could not be read and the handler has skipped it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardcache.errors import (
     CapacityError,
@@ -18,47 +22,51 @@ from shardcache.errors import (
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.share import Segment
 from shardcache_client.reading.leased_shard import LeasedShard
-from shardcache_client.reading.position import ReaderPosition
+from shardcache_client.reading.position import Progress
 from shardcache_client.reading.shard_window import ShardWindow
 
 # Errors of a single shard. Any other would affect the next shard as well, so the handler is not called.
 _SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTimeoutError)
 
 
-def read(
-    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
-) -> Iterator[Sample]:
+def read_segment(
+    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
+) -> Iterator[Sample | None]:
     """Yield the samples of a segment; errors go to the position's handler.
 
     Args:
         counts: number of samples in each shard of the manifest, if samples are dealt; else None.
     """
-    if segment.mix.window:
-        return iter(Mixture(segment, counts, shard_window, reader_position))
+    if segment.mixed:
+        return iter(ShuffledSegment(segment, counts, shard_window, reader_position))
     return read_in_order(segment, counts, shard_window, reader_position)
 
 
 def read_in_order(
-    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
-) -> Iterator[Sample]:
+    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
+) -> Iterator[Sample | None]:
     """Read a segment whose pieces come one after another in file order; also from files that are still arriving."""
     for beat, first, last in segment.beats():
         piece = segment.mix.pieces[beat]
         reader_position.begin_beat(beat, first)
         stop = piece.stop if last is None else piece.start + last
-        leased_shard = shard_window.take(None if counts is None else counts[piece.shard], (piece.start + first, stop))
+        leased_shard = shard_window.take(
+            piece.shard, None if counts is None else counts[piece.shard], (piece.start + first, stop)
+        )
         try:
             leased_shard.open()
             shard_window.ask(1)
             yield from _samples(leased_shard, reader_position)
         except _SHARD_ERRORS as exn:
             reader_position.skip(exn)
-            reader_position.taken += 0 if stop is None else stop - leased_shard.number
+            for _ in range(0 if stop is None else stop - leased_shard.number):
+                reader_position.taken += 1
+                yield None
         finally:
             shard_window.give_back(leased_shard)
 
 
-def _samples(leased_shard: LeasedShard, reader_position: ReaderPosition) -> Iterator[Sample]:
+def _samples(leased_shard: LeasedShard, reader_position: Progress) -> Iterator[Sample | None]:
     while True:
         try:
             for sample in leased_shard.samples():
@@ -68,14 +76,30 @@ def _samples(leased_shard: LeasedShard, reader_position: ReaderPosition) -> Iter
         except SampleError as exn:
             reader_position.taken += 1
             reader_position.skip(exn)
+            yield None
 
 
 # Limit on open requests: the daemon stops reading from a session with too many, and a wide window needs many shards.
 _AT_ONCE = 8
 
 
+Draw = Callable[[], Sample]
+
+
 class _LostError(Exception):
     """The sample's shard could not be opened, and the handler has been called for it."""
+
+
+def drawn(draw: Draw, reader_position: Progress) -> Sample | None:
+    """Return a sample, or None if the handler skips it."""
+    reader_position.taken += 1
+    try:
+        return draw()
+    except SampleError as exn:
+        reader_position.skip(exn)
+    except _LostError:
+        pass
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,54 +116,46 @@ class _InHand:
     cut: Callable[[int], Sample]
 
 
-class Mixture:
-    """The samples of a segment whose pieces are each permuted, then mixed. Iterable once."""
+class ShuffledSegment:
+    """The samples of a segment, drawn by number: its pieces are each permuted, then mixed. Iterable once."""
 
     def __init__(
-        self, segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: ReaderPosition
+        self, segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
     ) -> None:
-        self._leg = segment
+        self._segment = segment
         self._counts = counts
         self._shard_window = shard_window
         self._reader_position = reader_position
         self._in_hand: dict[int, _InHand] = {}
 
     def __repr__(self) -> str:
-        return f"Mixture(in_hand={sorted(self._in_hand)}, {self._shard_window!r})"
+        return f"ShuffledSegment(in_hand={sorted(self._in_hand)}, {self._shard_window!r})"
 
-    def __iter__(self) -> Iterator[Sample]:
-        for beat, first, last in self._leg.beats():
+    def __iter__(self) -> Iterator[Sample | None]:
+        for draw in self.draws():
+            yield drawn(draw, self._reader_position)
+
+    def draws(self) -> Iterator[Draw]:
+        """Yield each sample as a function that returns it, to be called at most once and before the next is taken."""
+        for beat, first, last in self._segment.beats():
             self._reader_position.begin_beat(beat, first)
             self._enter(beat)
-            yield from self._samples(self._draws(beat, first, last))
+            yield from self._draws(beat, first, last)
             self._leave(beat)
-        self._leave(self._leg.mix.beats)
-
-    def _samples(self, draws: Sequence[Callable[[], Sample]]) -> Iterator[Sample]:
-        reader_position = self._reader_position
-        for draw in draws:
-            reader_position.taken += 1
-            try:
-                sample = draw()
-            except SampleError as exn:
-                reader_position.skip(exn)
-            except _LostError:
-                pass
-            else:
-                yield sample
+        self._leave(self._segment.mix.beats)
 
     def _enter(self, beat: int) -> None:
         """Open the pieces of this beat that are not held yet, and request the next one ahead."""
-        new = [piece for piece in self._leg.mix.in_hand(beat) if piece not in self._in_hand]
+        new = [piece for piece in self._segment.mix.in_hand(beat) if piece not in self._in_hand]
         for waiting, piece in zip(range(len(new), 0, -1), new, strict=True):
             self._shard_window.ask(min(waiting, _AT_ONCE))
             self._in_hand[piece] = self._open(piece)
         self._shard_window.ask(1)
 
     def _open(self, number: int) -> _InHand:
-        piece = self._leg.mix.pieces[number]
+        piece = self._segment.mix.pieces[number]
         count = None if self._counts is None else self._counts[piece.shard]
-        leased_shard = self._shard_window.take(count)
+        leased_shard = self._shard_window.take(piece.shard, count)
         try:
             leased_shard.open()
             count, cut = len(leased_shard), leased_shard.cutter()
@@ -147,25 +163,23 @@ class Mixture:
             self._reader_position.skip(exn)
             cut = _cut_lost
         # Four bytes per number, so that held pieces take hardly any memory, however wide the window.
-        return _InHand(leased_shard, array("I", piece.numbers(count or 0, permuted=True)), cut)
+        numbers = piece.numbers(count or 0, permuted=self._segment.mixed)
+        return _InHand(leased_shard, array("I", numbers), cut)
 
-    def _draws(self, beat: int, first: int, last: int | None) -> list[Callable[[], Sample]]:
-        """Return the samples of a beat in order, as functions to be called once each."""
-        mix = self._leg.mix
+    def _draws(self, beat: int, first: int, last: int | None) -> Iterator[Draw]:
+        mix = self._segment.mix
         in_hand = [(piece, self._in_hand[piece]) for piece in mix.in_hand(beat)]
         parts = [mix.part(piece, beat, held.numbers) for piece, held in in_hand]
         order = mix.interleaved(beat, [len(part) for part in parts])
         passed = Counter(order[:first])
-        # Unlike a generator, `map` continues after an exception of its function.
-        draws = [
-            map(held.cut, part[passed[place] :]).__next__
-            for place, ((_, held), part) in enumerate(zip(in_hand, parts, strict=True))
-        ]
-        return [draws[place] for place in order[first:last]]
+        cuts = [held.cut for _, held in in_hand]
+        numbers = [iter(part[passed[place] :]) for place, part in enumerate(parts)]
+        for place in order[first:last]:
+            yield partial(cuts[place], next(numbers[place]))
 
     def _leave(self, beat: int) -> None:
         """Release the pieces that are in no later beat."""
-        staying = self._leg.mix.in_hand(beat + 1)
+        staying = self._segment.mix.in_hand(beat + 1)
         for piece in [piece for piece in self._in_hand if piece not in staying]:
             self._shard_window.give_back(self._in_hand.pop(piece).leased_shard)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Protocol
 
 from shardcache.errors import SampleError
 from shardcache_client.handlers import Handler
@@ -14,6 +15,22 @@ log = logging.getLogger("shardcache")
 
 class StoppedError(Exception):
     """A handler has ended the epoch."""
+
+
+class Progress(Protocol):
+    """The interface by which reading moves a position on.
+
+    Attributes:
+        taken: number of samples passed.
+    """
+
+    taken: int
+
+    def begin_beat(self, beat: int, skipped: int) -> None:
+        """Note the start of a beat, of which `skipped` samples were taken before."""
+
+    def skip(self, exn: Exception) -> None:
+        """Call the handler with an error. Raises what ends the epoch."""
 
 
 @dataclass(slots=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shardcache_client.daemon.session import Lease
@@ -14,13 +15,18 @@ if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
 
+def _all_members(_shard: int) -> None:
+    """Leave out none: the default."""
+
+
 class ShardWindow:
     """Takes the shards of a declared plan one after another and releases them in any order.
 
     Args:
         reads: number of positions of the plan that belong to this epoch.
         partial: True if a shard's beginning will do; None: the session's default.
-        handover, name_of: as for `LeasedShard`.
+        handover: as for `LeasedShard`.
+        name_of: returns the `name_of` for the LeasedShard of a shard, given its number in the manifest.
     """
 
     def __init__(
@@ -30,7 +36,7 @@ class ShardWindow:
         *,
         partial: bool | None,
         handover: Handover | None,
-        name_of: NameOf | None = None,
+        name_of: Callable[[int], NameOf | None] = _all_members,
     ) -> None:
         self._session = session
         self._reads = reads
@@ -52,8 +58,13 @@ class ShardWindow:
             self._ahead.append(self._session.lease(self._asked, partial=self._partial))
             self._asked += 1
 
-    def take(self, count: int | None, span: tuple[int, int | None] | None = None) -> LeasedShard:
-        """Return the next shard, to be opened; `count` and `span` as for `LeasedShard`."""
+    def take(self, number: int, count: int | None, span: tuple[int, int | None] | None = None) -> LeasedShard:
+        """Return the next shard, to be opened.
+
+        Args:
+            number: its number in the manifest.
+            count, span: as for `LeasedShard`.
+        """
         self.ask(1)
         self.let_go()
         leased_shard = LeasedShard(
@@ -62,7 +73,7 @@ class ShardWindow:
             count=count,
             span=span,
             handover=self._handover,
-            name_of=self._name_of,
+            name_of=self._name_of(number),
         )
         self._session.extend()  # after the request for the shard, so as not to delay it
         self._taken.append(leased_shard)

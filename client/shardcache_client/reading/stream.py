@@ -17,7 +17,7 @@ from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.order.share import Share
 from shardcache_client.order.state import Place, Resumption
-from shardcache_client.reading.iteration import read
+from shardcache_client.reading.lanes import read
 from shardcache_client.reading.position import ReaderPosition, StoppedError
 from shardcache_client.reading.shard_window import ShardWindow
 from shardcache_client.topology import Topology
@@ -139,6 +139,11 @@ class EpochStream:
         return self._source.deal.counted
 
     @property
+    def share(self) -> Share:
+        """The reader's own share, from its beginning."""
+        return self._first
+
+    @property
     def samples_left(self) -> int:
         """Number of samples still to be yielded, if it is known."""
         return self.left_after(self.reader_position.place)
@@ -179,14 +184,13 @@ class EpochStream:
     def _once(self, session: ShardSource, share: Share, after: Sequence[int]) -> Iterator[Sample]:
         plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after)
         session.declare(plan)
-        mixed = any(segment.mix.window for segment in share.segments)
-        members = self._source.pipeline.members
+        mixed = any(segment.mixed for segment in share.segments)
         shard_window = ShardWindow(
             session,
             plan.reads,
             partial=False if mixed else None,
             handover=self._source.handover,
-            name_of=None if members is None else members.name_of,
+            name_of=self._source.pipeline.name_of,
         )
         try:
             for segment in share.segments:

@@ -1,0 +1,169 @@
+"""`MixtureReader`: several datasets mixed in proportion, as an iterable that needs no torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import accumulate, chain
+
+from shardcache.errors import ConfigError
+from shardcache_client.decoding.by_source import PipelineBySource
+from shardcache_client.order.lanes.interleaving import Interleaved
+from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, Schedule, Weights
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.share import Share
+from shardcache_client.order.state import Place, State, find_states
+from shardcache_client.reader import ShardReader, check_least
+from shardcache_client.reading.stream import EpochStream, Source
+
+
+class MixtureReader(ShardReader):
+    """An iterable over the samples of several datasets, mixed in proportion to their weights.
+
+    For training without torch; `Mixture` adds what torch has, as `ShardDataset` does to `ShardReader`. Samples, order,
+    epochs and states are those of `Mixture`, which describes the arguments.
+
+    Raises ConfigError as `Mixture` does.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, ShardReader],
+        weights: Weights | None = None,
+        *,
+        samples_per_epoch: int | None = None,
+    ) -> None:
+        check_least(1, samples_per_epoch=samples_per_epoch)
+        first = _first_of_alike(sources)
+        mixed = tuple(MixedSource(name, reader.manifest, reader._dealing.shuffle) for name, reader in sources.items())
+        samples = samples_per_epoch or sum(source.samples for source in mixed)
+        self._schedule = Schedule.of(weights, mixed, samples)
+        self._group = self._ranks_of(first._group.explicit, list(sources), first._source.sessions.timeout_s)
+        manifest = Manifest(
+            tuple(chain.from_iterable(source.manifest for source in mixed)),
+            counts_listed=all(source.manifest.counts_listed for source in mixed),
+        )
+        dealing = MixtureAssignment(
+            None,
+            first._dealing.even,
+            first._dealing.batch_size,
+            samples,
+            first._dealing.global_batch_size,
+            first._dealing.spans,
+            sources=mixed,
+            schedule=self._schedule,
+        )
+        shards = [len(source.manifest) for source in mixed[:-1]]
+        pipelines = {name: reader._source.pipeline for name, reader in sources.items()}
+        source = Source(
+            sessions=copy.copy(first._source.sessions),
+            manifest=manifest,
+            deal=dealing.deal(manifest),
+            pipeline=PipelineBySource(sources=pipelines, firsts=tuple(accumulate(shards, initial=0))),
+            handover=first._source.handover,
+            epochs=first._source.epochs,
+        )
+        self._names = tuple(sources)
+        self._assemble(source, dealing, first.seed, first._on_error, first._job)
+
+    def samples_of(self, epoch: int) -> dict[str, int]:
+        """Return the number of samples of each source in an epoch, over all ranks."""
+        check_least(0, epoch=epoch)
+        return dict(zip(self._names, self._schedule.samples(epoch), strict=True))
+
+    def load_state_dict(self, state: object) -> None:
+        """Resume from a state, as `ShardReader.load_state_dict` does; weights of later epochs may have changed.
+
+        Raises ConfigError also if the weights of this or an earlier epoch differ from those of the run that saved it.
+        """
+        saved = find_states(state)[0]
+        if saved.dataset == self._bookmark.datasets[True]:
+            self._check_schedule(saved)
+        super().load_state_dict(state)
+
+    def _check_schedule(self, saved: State) -> None:
+        for name, numbers in self._schedule_of(saved.epoch).items():
+            told = saved.sources.get(name, {})
+            if any(told.get(key) != number for key, number in numbers.items()):
+                raise ConfigError(
+                    f"in epoch {saved.epoch} of the state, source {name!r} has {told.get('samples')} samples from its "
+                    f"sample {told.get('start')} on; by these weights, {numbers['samples']} from {numbers['start']} on",
+                    remedy="give the weights of the run that saved the state up to this epoch; those of later epochs "
+                    "may differ",
+                )
+
+    def _schedule_of(self, epoch: int) -> dict[str, dict[str, int]]:
+        each = zip(self._names, self._schedule.starts(epoch), self._schedule.samples(epoch), strict=True)
+        return {name: {"start": start, "samples": samples} for name, start, samples in each}
+
+    def _state(self, stream: EpochStream, place: Place, *, over: bool) -> State:
+        state = super()._state(stream, place, over=over)
+        sources = self._schedule_of(state.epoch)
+        if not self._elastic:  # with global batches, the number of them is the position in all sources
+            passed = self._passed(stream.share, state.place)
+            sources = {name: numbers | {"passed": passed[name]} for name, numbers in sources.items()}
+        return replace(state, sources=sources)
+
+    def _passed(self, share: Share, place: Place) -> dict[str, int]:
+        left = Share((), 0) if place.time else share.behind(place)
+        counts = zip(self._names, _counts(share, len(self._names)), _counts(left, len(self._names)), strict=True)
+        return {name: whole - rest for name, whole, rest in counts}
+
+
+def _counts(share: Share, lanes: int) -> list[int]:
+    counts = [segment.counts() for segment in share.segments if isinstance(segment, Interleaved)]
+    return [sum(each) for each in zip(*counts, strict=True)] if counts else [0] * lanes
+
+
+def _first_of_alike(sources: Mapping[str, ShardReader]) -> ShardReader:
+    """Return the first source, whose options of the job are those of all.
+
+    Raises ConfigError if they differ, or if a source cannot be mixed.
+    """
+    if not sources:
+        raise ConfigError("a mixture of no sources", remedy='give at least one: Mixture({"name": ShardDataset(...)})')
+    for name, reader in sources.items():
+        _check(name, reader)
+    (name, first), *others = sources.items()
+    for other, reader in others:
+        for option, value in _options(first).items():
+            if _options(reader)[option] != value:
+                raise ConfigError(
+                    f"sources {name!r} and {other!r} differ in {option}", remedy="give the same to all sources"
+                )
+    return first
+
+
+def _check(name: str, reader: ShardReader) -> None:
+    if isinstance(reader, MixtureReader):
+        raise ConfigError(f"source {name!r} is a mixture itself", remedy="give all sources to one mixture")
+    if reader.manifest.counts is None:
+        raise ConfigError(
+            f"source {name!r} cannot be mixed: {reader.manifest.uncounted} of its {len(reader.manifest)} shards were "
+            "never counted",
+            remedy="count them once with `shardcache index URL... -o index.json`, and use index.json as the url",
+        )
+    if not reader.manifest.samples:
+        raise ConfigError(f"the shards of source {name!r} contain no samples")
+    if reader._dealing.samples_per_epoch is not None:
+        raise ConfigError(
+            f"source {name!r} has samples_per_epoch", remedy="give it to the mixture, whose epochs are those of all"
+        )
+
+
+def _options(reader: ShardReader) -> dict[str, object]:
+    """Return the options that the sources of a mixture share, by the names of the arguments."""
+    handover = reader._source.handover
+    return {
+        "rank and world_size": reader._group.explicit,
+        "batch_size": reader._dealing.batch_size,
+        "global_batch_size": reader._dealing.global_batch_size,
+        "canonical_nodes": reader._dealing.spans if reader._elastic else None,
+        "even": reader._dealing.even,
+        "epochs": reader._source.epochs,
+        "on_error": reader._on_error,
+        "job": reader._job,
+        "zero_copy": handover and (handover.extensions or "all"),
+        "socket, timeout_s, partial_reads or fallback": reader._source.sessions.settings,
+    }

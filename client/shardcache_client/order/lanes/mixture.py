@@ -1,0 +1,190 @@
+"""The epochs of a mixture: sources read side by side, in proportions that may change from epoch to epoch. Pure.
+
+Each source is an endless sequence of rounds, the same as if it was read by itself. An epoch takes the next samples of
+each, as many as its weight says: a source that is smaller than its part comes again, and one that is larger goes on in
+the next epoch where this one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from math import isfinite
+
+from shardcache.errors import ConfigError
+from shardcache_client.order.deal import Assignment, Deal, digest
+from shardcache_client.order.lanes.interleaving import Interleaving
+from shardcache_client.order.lanes.proportions import Proportions
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.mix import Mix
+from shardcache_client.order.partition import Even
+from shardcache_client.order.rounds import Order, Shuffle
+from shardcache_client.order.span_deal import SpanDeal
+
+Weights = Mapping[str, float] | Mapping[int, Mapping[str, float]]
+"""A weight for each source, or such weights for each epoch from which they hold; the first epoch is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedSource:
+    """A dataset as a part of a mixture.
+
+    Attributes:
+        name: unique in the mixture.
+        manifest: its shards, all counted.
+        shuffle: its own shuffle.
+    """
+
+    name: str
+    manifest: Manifest
+    shuffle: Shuffle | None = None
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.manifest.samples or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The number of samples that each epoch takes of each source.
+
+    Attributes:
+        steps: epochs from which new numbers hold, ascending from 0, each with a number per source.
+    """
+
+    steps: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, weights: Weights | None, sources: Sequence[MixedSource], samples: int) -> Schedule:
+        """Build from weights, for epochs of `samples` samples; None for weights proportional to the sources' sizes.
+
+        Raises ConfigError for weights that are incomplete, negative or all 0, or for a source without samples.
+        """
+        names = [source.name for source in sources]
+        if weights is None:
+            weights = {source.name: source.samples for source in sources}
+        by_epoch = _by_epoch(weights)
+        steps = ((epoch, apportioned(samples, _checked(by_epoch[epoch], names))) for epoch in sorted(by_epoch))
+        return cls(tuple(steps))
+
+    def samples(self, epoch: int) -> tuple[int, ...]:
+        """Return the number of samples that an epoch takes of each source."""
+        return next(samples for first, samples in reversed(self.steps) if first <= epoch)
+
+    def starts(self, epoch: int) -> tuple[int, ...]:
+        """Return the number of samples of each source that all earlier epochs take."""
+        starts = [0] * len(self.steps[0][1])
+        for (first, samples), (end, _) in pairwise((*self.steps, (epoch, ()))):
+            epochs = max(0, min(end, epoch) - first)
+            starts = [start + epochs * each for start, each in zip(starts, samples, strict=True)]
+        return tuple(starts)
+
+
+def _by_epoch(weights: Weights) -> dict[int, Mapping[str, float]]:
+    by_epoch: dict[int, Mapping[str, float]] = {}
+    for key, value in weights.items():
+        if isinstance(key, str):
+            by_epoch[0] = weights  # type: ignore[assignment]  # the keys are names
+        elif isinstance(key, int) and key >= 0 and isinstance(value, Mapping):
+            by_epoch[key] = value
+        else:
+            raise ConfigError(
+                f"weights has {key!r}: {value!r}",
+                remedy='write {"name": weight, …}; or {0: {"name": weight, …}, epoch: {…}} for weights from an epoch',
+            )
+    if 0 not in by_epoch:
+        raise ConfigError("weights has none for epoch 0", remedy="give the weights of the first epoch under 0")
+    return by_epoch
+
+
+def _checked(weights: Mapping[str, float], names: Sequence[str]) -> list[Fraction]:
+    if set(weights) != set(names):
+        raise ConfigError(
+            f"weights are for {', '.join(map(repr, weights))}; the sources are {', '.join(map(repr, names))}",
+            remedy="give a weight for each source; 0 for one that is not read",
+        )
+    if not all(isinstance(weight, int | float) and isfinite(weight) and weight >= 0 for weight in weights.values()):
+        raise ConfigError(f"weights are {dict(weights)}", remedy="give finite numbers, 0 or more")
+    if not any(weights.values()):
+        raise ConfigError("the weights are all 0", remedy="give at least one source a weight above 0")
+    return [Fraction(weights[name]) for name in names]
+
+
+def apportioned(samples: int, weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Divide a number of samples in proportion to the weights, by largest remainder; the earlier source wins a tie."""
+    total = sum(weights)
+    exact = [samples * weight / total for weight in weights]
+    parts = [int(part) for part in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda nth: parts[nth] - exact[nth])
+    for nth in by_remainder[: samples - sum(parts)]:
+        parts[nth] += 1
+    return tuple(parts)
+
+
+@dataclass(frozen=True)
+class MixtureDeal(SpanDeal):
+    """Deals the samples of several sources, interleaved in proportion.
+
+    Attributes:
+        sources: in the order of their shards in the mixture's manifest.
+    """
+
+    sources: tuple[MixedSource, ...]
+    schedule: Schedule
+    even: Even = "pad"
+    batch_size: int = 1
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples of an epoch; see `Deal`."""
+        return sum(self.schedule.samples(0))
+
+    @cached_property
+    def _orders(self) -> list[Order]:
+        return [Order(source.manifest.counts or (), source.shuffle) for source in self.sources]
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(source.name for source in self.sources)
+
+    def lane(self, epoch: int, span: tuple[int, int]) -> Interleaving:
+        """Return the order in which the reader of a span of the epoch reads it."""
+        turns, begins = Proportions(self.schedule.samples(epoch)), self.schedule.starts(epoch)
+        spans = zip(turns.before(span[0]), turns.before(span[1]), strict=True)
+        lanes, first = [], 0
+        for source, order, begin, (low, high) in zip(self.sources, self._orders, begins, spans, strict=True):
+            pieces = (
+                replace(each, shard=first + each.shard, first=first) for each in order.pieces(begin + low, begin + high)
+            )
+            lanes.append(Mix([*pieces], source.shuffle.window if source.shuffle else 0))
+            first += len(source.manifest)
+        return Interleaving(turns, tuple(lanes), span[0], self._names)
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureAssignment(Assignment):
+    """Options of a mixture for its deal; `shuffle` is that of each source, and `samples_per_epoch` always given."""
+
+    sources: tuple[MixedSource, ...] = ()
+    schedule: Schedule = Schedule(())
+
+    @property
+    def needs_counts(self) -> bool:
+        """Always True: proportions are numbers of samples."""
+        return True
+
+    def deal(self, manifest: Manifest, *, counted: bool | None = None) -> Deal:
+        """Return the deal."""
+        return self._elastic(MixtureDeal(self.sources, self.schedule, self.even, self.batch_size))
+
+    def identities(self, manifest: Manifest) -> dict[bool, str]:
+        """Return the identifier of mixtures with the same sources; their states carry the numbers of the schedule."""
+        told = [
+            [source.name, [shard.url for shard in source.manifest], source.manifest.counts, repr(source.shuffle)]
+            for source in self.sources
+        ]
+        return {True: digest([told, self.samples_per_epoch, *self._told])}

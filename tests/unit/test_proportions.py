@@ -1,0 +1,73 @@
+"""proportions.py: how several lanes take turns, compared with a count of the turns one by one."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import accumulate
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardcache_client.order.lanes.proportions import Proportions
+
+sizes = st.lists(st.integers(0, 60) | st.sampled_from([0, 1, 1, 500]), min_size=1, max_size=12).filter(any)
+
+
+def turns_of(samples: list[int]) -> list[int]:
+    """Return the lane of each place."""
+    return [Proportions(tuple(samples)).lane(place) for place in range(sum(samples))]
+
+
+@settings(deadline=None)
+@given(sizes)
+def test_each_lane_has_exactly_its_samples(samples: list[int]) -> None:
+    """At the end of the sequence, nothing is missing and nothing is left, also of lanes with one sample or none."""
+    turns = turns_of(samples)
+    assert [turns.count(lane) for lane in range(len(samples))] == samples
+
+
+@settings(deadline=None)
+@given(sizes)
+def test_any_place_is_found_without_those_before_it(samples: list[int]) -> None:
+    """Counts before a place, and the place of a turn, are what counting from the start gives."""
+    proportions, counts = Proportions(tuple(samples)), [0] * len(samples)
+    for place, lane in enumerate(turns_of(samples)):
+        assert list(proportions.before(place)) == counts
+        assert proportions.place(lane, counts[lane]) == place
+        counts[lane] += 1
+    assert list(proportions.before(sum(samples))) == samples
+
+
+def worst(samples: list[int]) -> tuple[Fraction, Fraction]:
+    """Return the greatest error of any lane's number among the first places, and among the places of any window."""
+    turns, total = turns_of(samples), sum(samples)
+    errors, spreads = [Fraction(0)], [Fraction(0)]
+    for lane, size in enumerate(samples):
+        counts = accumulate((turn == lane for turn in turns), initial=0)
+        drift = [count - Fraction(place * size, total) for place, count in enumerate(counts)]
+        errors.append(max(map(abs, drift)))
+        spreads.append(max(drift) - min(drift))  # every pair of places is the ends of a window
+    return max(errors), max(spreads)
+
+
+@settings(deadline=None, max_examples=200)
+@given(sizes)
+def test_every_window_has_the_proportions(samples: list[int]) -> None:
+    """The error stays below 2 after any place, and below 4 in any window; half a sample and one with two lanes."""
+    error, spread = worst(samples)
+    assert error < 2
+    assert spread < 4
+    if len([size for size in samples if size]) <= 2:
+        assert error <= Fraction(1, 2)
+        assert spread <= 1
+
+
+def test_equal_lanes_come_in_turn() -> None:
+    """Three sources of equal weight: each once in every three samples."""
+    turns = turns_of([40, 40, 40])
+    assert all(sorted(turns[at : at + 3]) == [0, 1, 2] for at in range(0, 120, 3))
+
+
+def test_the_turns_are_pinned() -> None:
+    """A run that goes on under a later release finds the sequence that it began with."""
+    assert turns_of([5, 3, 0, 2]) == [0, 1, 0, 3, 0, 1, 0, 3, 0, 1]
