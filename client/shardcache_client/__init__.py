@@ -2,7 +2,7 @@
 
     from shardcache_client import ShardDataset
 
-Importing this package does not import torch; `ShardReader` does without it.
+Importing this package does not import torch; `ShardReader` and `cached_paths` do without it.
 """
 
 from importlib import import_module
@@ -19,12 +19,14 @@ from shardcache_client.handlers import (
 if TYPE_CHECKING:
     from shardcache_client.dataset import ShardDataset
     from shardcache_client.lengths.batching import batch_by_length
+    from shardcache_client.paths import cached_paths
     from shardcache_client.reader import ShardReader
 
 __all__ = [
     "ShardDataset",
     "ShardReader",
     "batch_by_length",
+    "cached_paths",
     "ignore_and_continue",
     "ignore_and_stop",
     "reraise",
@@ -33,7 +35,12 @@ __all__ = [
 ]
 
 # Imported at their first use: most need torch, and daemon-side tools use the rest of this package without it.
-_MODULES = {"ShardDataset": "dataset", "ShardReader": "reader", "batch_by_length": "lengths.batching"}
+_MODULES = {
+    "ShardDataset": "dataset",
+    "ShardReader": "reader",
+    "batch_by_length": "lengths.batching",
+    "cached_paths": "paths",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -176,7 +176,6 @@ class ShardReader:
         return (
             f"{f'{uncounted} of {shards} shards were never counted' if uncounted else known}. "
             "Count them once with `shardcache index URL... -o index.json`, then use index.json as the url"
-            + ("" if uncounted else "; or initialise torch.distributed before creating the dataset")
         )
 
     def _explain(self, topology: Topology) -> None:

@@ -41,6 +41,7 @@ class MappedShard:
         in_order: bool = True,
         handover: Handover | None = None,
     ) -> None:
+        self.path = path
         self.url = url
         try:
             self._index = TarIndex.open(index_path)
