@@ -22,7 +22,7 @@ def cached_paths(
     socket: str | os.PathLike[str] | None = None,
     timeout_s: float = 300.0,
 ) -> Iterator[list[str]]:
-    """Fetch shards and hold them in the cache until the `with` block ends; a list of their paths in the order of `urls`.
+    """Fetch shards and hold them in the cache until the `with` block ends; yields their paths, in the order of `urls`.
 
     For libraries that read tar files themselves. The block begins once every shard is on local disk, verified and, if
     it was compressed, inflated:
