@@ -43,7 +43,8 @@ class ShardReader:
 
     Samples, order, epochs and states are those of `ShardDataset`, which describes the arguments; a state of one can be
     loaded into the other. Ranks without torch.distributed share nothing: if they see different shards, or end an epoch
-    early on some ranks alone, nobody notices. Use the same index file on all ranks, and `set_epoch`.
+    early on some ranks alone, nobody notices. Use the same index file on all ranks, and `set_epoch`. docs/frameworks.md
+    has recipes for JAX, tf.data and others, with batches that are read ahead.
 
     Raises the errors of `ShardDataset`.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardcache_client import ShardDataset, ShardReader
-from support.daemon import Daemon
+from support.daemon import Daemon, eventually
 
 WITHOUT_TORCH = """
 import json, sys
@@ -54,6 +54,32 @@ def test_a_reader_goes_on_from_a_datasets_state(index: str, daemon: Daemon) -> N
     after = [sample["__key__"] for sample in reader]
     assert before + after == before + [sample["__key__"] for sample in samples]
     assert len(before + after) == len(reader)
+
+
+def test_remedies_name_only_what_a_reader_can_use(urls: str, daemon: Daemon) -> None:
+    """Counts that only this node knows do not suffice for two ranks; torch.distributed is a remedy for a dataset only."""
+    for _ in ShardReader(urls, socket=daemon.socket):
+        pass
+    told = []
+    for kind in (ShardReader, ShardDataset):
+        with pytest.raises(TypeError, match="shardcache index") as caught:
+            len(kind(urls, socket=daemon.socket, rank=0, world_size=2))
+        told.append(str(caught.value))
+    assert ["torch" in text for text in told] == [False, True]
+
+
+@pytest.mark.parametrize("reader", ["ShardReader", "ShardDataset"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_script_may_end_in_the_middle_of_an_epoch(reader: str, shuffle: bool, index: str, daemon: Daemon) -> None:
+    """An iterator that is left to the end of the interpreter prints nothing, and its session ends."""
+    script = f"""
+from shardcache_client import {reader}
+samples = iter({reader}({index!r}, shuffle={shuffle}, socket={str(daemon.socket)!r}))
+next(samples)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    eventually(lambda: daemon.leases() == 0)
 
 
 def test_ranks_come_from_the_launcher(index: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
