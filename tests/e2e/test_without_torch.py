@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardcache_client import ShardDataset, ShardReader
 from support.daemon import Daemon, eventually
+from support.tars import write_shards
 
 WITHOUT_TORCH = """
 import json, sys
@@ -56,14 +58,14 @@ def test_a_reader_goes_on_from_a_datasets_state(index: str, daemon: Daemon) -> N
     assert len(before + after) == len(reader)
 
 
-def test_remedies_name_only_what_a_reader_can_use(urls: str, daemon: Daemon) -> None:
-    """Counts that only this node knows do not suffice for two ranks; torch.distributed is a remedy for a dataset only."""
-    for _ in ShardReader(urls, socket=daemon.socket):
-        pass
+def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path) -> None:
+    """Counts that only this node knows do not suffice for two ranks; torch.distributed is a dataset's remedy."""
+    urls = write_shards(tmp_path, 2, 5)
+    assert len(list(ShardReader(urls, socket=daemon.socket))) == 10
     told = []
     for kind in (ShardReader, ShardDataset):
         with pytest.raises(TypeError, match="shardcache index") as caught:
-            len(kind(urls, socket=daemon.socket, rank=0, world_size=2))
+            len(kind(urls, even=None, socket=daemon.socket, rank=0, world_size=2))
         told.append(str(caught.value))
     assert ["torch" in text for text in told] == [False, True]
 

@@ -68,7 +68,7 @@ _lent: weakref.WeakSet[ShardSource] = weakref.WeakSet()
 
 @atexit.register
 def _close_lent() -> None:
-    """Close the sessions of iterators that a script leaves unfinished, while the modules that this needs still exist."""
+    """Close the sessions of iterators that a script leaves unfinished, while the modules that they need exist."""
     for session in list(_lent):
         session.close()
 
