@@ -72,8 +72,8 @@ def test_nodes_of_torchdata_go_on(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_processes_without_torch_read_in_turn_and_go_on(daemon: Daemon, tmp_path: Path) -> None:
-    """Two readers for each of two training processes; a checkpoint in the middle of a turn, when some of the readers
-    have ended their epoch, resumes with the next batch.
+    """Two readers for each of two training processes; checkpoints in the middle of a turn resume with the next batch,
+    also when one of the readers has ended its epoch.
     """
 
     def ranks(*options: str) -> list[tuple[list[str], dict[str, str]]]:
@@ -83,8 +83,11 @@ def test_processes_without_torch_read_in_turn_and_go_on(daemon: Daemon, tmp_path
     epochs = run_ranks(daemon, tmp_path / "out", *ranks("--checkpoints", str(tmp_path)))
     check_epochs(epochs, readers=2 * RANKS)
     first, second = (len(epochs[f"epoch {epoch}"][0]) for epoch in (0, 1))
-    saved = tmp_path / f"step-{first + second - 1}"
-    check_rest(epochs, run_ranks(daemon, tmp_path / "rest", *ranks("--resume", str(saved))), second - 1)
+    for steps in (3, second - 1):
+        rest = run_ranks(
+            daemon, tmp_path / f"rest {steps}", *ranks("--resume", str(tmp_path / f"step-{first + steps}"))
+        )
+        check_rest(epochs, rest, steps)
 
 
 def test_another_number_of_processes_reads_the_rest(daemon: Daemon, tmp_path: Path) -> None:
