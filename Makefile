@@ -23,7 +23,7 @@ test: $(VENV)/.installed-dev  ## run the tests
 platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus
 	$(BIN)/python -m pytest -m '' tests/platforms
 
-ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, Ray Train
+ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart  ## run other projects' code over shardcache: webdataset's tests, open_clip, timm, Trainer, Ray Train, JAX, tf.data, DALI
 	$(BIN)/python -m pytest -m '' tests/ecosystem/frameworks
 	PYTHONPATH=$(abspath $(VENV))/apart $(BIN)/python -m pytest -m '' tests/ecosystem/pipelines
 

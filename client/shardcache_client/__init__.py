@@ -2,7 +2,7 @@
 
     from shardcache_client import ShardDataset
 
-Importing this package does not import torch; `ShardReader` and `MixtureReader` do without it.
+Importing this package does not import torch; `ShardReader`, `MixtureReader` and `cached_paths` do without it.
 """
 
 from importlib import import_module
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shardcache_client.loader import ShardLoader
     from shardcache_client.mixture import Mixture
     from shardcache_client.mixture_reader import MixtureReader
+    from shardcache_client.paths import cached_paths
     from shardcache_client.reader import ShardReader
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ShardLoader",
     "ShardReader",
     "batch_by_length",
+    "cached_paths",
     "ignore_and_continue",
     "ignore_and_stop",
     "reraise",
@@ -46,6 +48,7 @@ _MODULES = {
     "ShardLoader": "loader",
     "ShardReader": "reader",
     "batch_by_length": "lengths.batching",
+    "cached_paths": "paths",
 }
 
 

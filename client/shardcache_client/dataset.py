@@ -145,6 +145,10 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
         found = batching_of(self)
         self._bookmark.note_batching(None if found is None else (found.batch_size, found.drop_last))
 
+    def _why_not_counted(self) -> str:
+        remedy = "" if self.manifest.uncounted else "; or initialise torch.distributed before creating the dataset"
+        return super()._why_not_counted() + remedy
+
     def _loader_name(self) -> str:
         return _loader_name()
 

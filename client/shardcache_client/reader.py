@@ -48,7 +48,8 @@ class ShardReader:
 
     Samples, order, epochs and states are those of `ShardDataset`, which describes the arguments; a state of one can be
     loaded into the other. Ranks without torch.distributed share nothing: if they see different shards, or end an epoch
-    early on some ranks alone, nobody notices. Use the same index file on all ranks, and `set_epoch`.
+    early on some ranks alone, nobody notices. Use the same index file on all ranks, and `set_epoch`. docs/frameworks.md
+    has recipes for JAX, tf.data and others, with batches that are read ahead.
 
     Raises the errors of `ShardDataset`.
     """
@@ -258,7 +259,6 @@ class ShardReader:
         return (
             f"{f'{uncounted} of {shards} shards were never counted' if uncounted else known}. "
             "Count them once with `shardcache index URL... -o index.json`, then use index.json as the url"
-            + ("" if uncounted else "; or initialise torch.distributed before creating the dataset")
         )
 
     def _explain(self, topology: Topology) -> None:

@@ -16,9 +16,12 @@ from support.examples import (
     RANKS,
     TRAINING,
     check,
+    check_epochs,
+    check_rest,
     check_resumed,
     counted_shards,
     run,
+    run_ranks,
     torchrun,
 )
 from support.moto_s3 import MotoS3
@@ -57,6 +60,34 @@ def test_accelerate_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path)
     Accelerate saves the states of rank 0 alone, and gives them to all ranks.
     """
     check_resumed(daemon, tmp_path, torchrun("with_accelerate.py"), "step-{}".format)
+
+
+def test_nodes_of_torchdata_go_on(daemon: Daemon, tmp_path: Path) -> None:
+    """Three epochs through nodes that read ahead; all ranks resume from rank 0's state with the very next batch."""
+    command = [*torchrun("with_torchdata_nodes.py"), "s3://ways-in/train.json"]
+    epochs = run(daemon, tmp_path / "out", *command, "--checkpoints", str(tmp_path))
+    check_epochs(epochs)
+    saved = tmp_path / f"step-{len(epochs['epoch 0'][0]) + 3}.pt"
+    check_rest(epochs, run(daemon, tmp_path / "rest", *command, "--resume", str(saved)), 3)
+
+
+def test_processes_without_torch_read_in_turn_and_go_on(daemon: Daemon, tmp_path: Path) -> None:
+    """Two readers for each of two training processes; checkpoints in the middle of a turn resume with the next batch,
+    also when one of the readers has ended its epoch.
+    """
+
+    def ranks(*options: str) -> list[tuple[list[str], dict[str, str]]]:
+        command = ["with_processes.py", "s3://ways-in/train.json", *options]
+        return [(command, {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}) for rank in range(RANKS)]
+
+    epochs = run_ranks(daemon, tmp_path / "out", *ranks("--checkpoints", str(tmp_path)))
+    check_epochs(epochs, readers=2 * RANKS)
+    first, second = (len(epochs[f"epoch {epoch}"][0]) for epoch in (0, 1))
+    for steps in (3, second - 1):
+        rest = run_ranks(
+            daemon, tmp_path / f"rest {steps}", *ranks("--resume", str(tmp_path / f"step-{first + steps}"))
+        )
+        check_rest(epochs, rest, steps)
 
 
 def test_another_number_of_processes_reads_the_rest(daemon: Daemon, tmp_path: Path) -> None:

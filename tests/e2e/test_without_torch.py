@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardcache_client import ShardDataset, ShardReader
-from support.daemon import Daemon
+from support.daemon import Daemon, eventually
+from support.tars import write_shards
 
 WITHOUT_TORCH = """
 import json, sys
@@ -54,6 +56,32 @@ def test_a_reader_goes_on_from_a_datasets_state(index: str, daemon: Daemon) -> N
     after = [sample["__key__"] for sample in reader]
     assert before + after == before + [sample["__key__"] for sample in samples]
     assert len(before + after) == len(reader)
+
+
+def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path) -> None:
+    """Counts that only this node knows do not suffice for two ranks; torch.distributed is a dataset's remedy."""
+    urls = write_shards(tmp_path, 2, 5)
+    assert len(list(ShardReader(urls, socket=daemon.socket))) == 10
+    told = []
+    for kind in (ShardReader, ShardDataset):
+        with pytest.raises(TypeError, match="shardcache index") as caught:
+            len(kind(urls, even=None, socket=daemon.socket, rank=0, world_size=2))
+        told.append(str(caught.value))
+    assert ["torch" in text for text in told] == [False, True]
+
+
+@pytest.mark.parametrize("reader", ["ShardReader", "ShardDataset"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_script_may_end_in_the_middle_of_an_epoch(reader: str, shuffle: bool, index: str, daemon: Daemon) -> None:
+    """An iterator that is left to the end of the interpreter prints nothing, and its session ends."""
+    script = f"""
+from shardcache_client import {reader}
+samples = iter({reader}({index!r}, shuffle={shuffle}, socket={str(daemon.socket)!r}))
+next(samples)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    eventually(lambda: daemon.leases() == 0)
 
 
 def test_ranks_come_from_the_launcher(index: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+
+from PIL import Image
 
 from support.cli import clean_environment, shardcache
 from support.daemon import Daemon
 from support.guard import GUARD_S
 from support.moto_s3 import MotoS3
-from support.tars import make_tar, random_samples
+from support.tars import make_tar
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TRAINING = (5, 11, 3, 8, 1, 13, 6)
@@ -41,29 +44,68 @@ def counted_shards(server: MotoS3) -> Iterator[Daemon]:
 
 
 def put_shards(server: MotoS3, name: str, counts: tuple[int, ...]) -> None:
-    """Store shards with so many samples each: an image, and a class from 0 to 9."""
-    for number, count in enumerate(counts):
-        samples = random_samples(count, {"jpg": 100}, first=sum(counts[:number]))
-        tar = make_tar([{**sample, "cls": str(place % 10).encode()} for place, sample in enumerate(samples)])
+    """Store shards with so many samples each, an image and a class from 0 to 9; and their index file."""
+    for number in range(len(counts)):
+        keys = range(sum(counts[:number]), sum(counts[: number + 1]))
+        tar = make_tar([{"__key__": f"{key:06d}", "jpg": jpeg(key), "cls": str(key % 10).encode()} for key in keys])
         server.put("ways-in", f"{name}/{number}.tar", tar)
+    rows = [{"url": f"{name}/{number}.tar", "nsamples": count} for number, count in enumerate(counts)]
+    server.put("ways-in", f"{name}.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
+
+
+def jpeg(number: int) -> bytes:
+    """Return a small image, of a colour by its number."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (number, 2 * number, 255 - number)).save(file, "JPEG")
+    return file.getvalue()
 
 
 def run(daemon: Daemon, out: Path, *command: str, limit_s: float = GUARD_S) -> Reports:
     """Run an example; return what it reported: by the report's name, what each rank was given."""
-    job = subprocess.Popen(
+    finish(start(daemon, out, command), limit_s)
+    return reports(out)
+
+
+def run_ranks(daemon: Daemon, out: Path, *ranks: tuple[Sequence[str], Mapping[str, str]]) -> Reports:
+    """Run an example in a process for each rank, with its command and variables; return what they reported."""
+    outs = [out.with_name(f"{out.name}-{rank}") for rank in range(len(ranks))]
+    jobs = [start(daemon, path, *each) for path, each in zip(outs, ranks, strict=True)]
+    try:
+        for job in jobs:
+            finish(job, GUARD_S)
+    finally:
+        for job in jobs:
+            job.kill()
+    each = [reports(path) for path in outs]
+    return {name: [rank[name][0] for rank in each] for name in each[0]}
+
+
+def start(
+    daemon: Daemon, out: Path, command: Sequence[str], env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start an example that adds its reports to a file."""
+    return subprocess.Popen(
         [sys.executable, *command, "--socket", str(daemon.socket), "--out", str(out)],
         cwd=EXAMPLES,
-        env=clean_environment({"OMP_NUM_THREADS": "1"}),
+        env=clean_environment({"OMP_NUM_THREADS": "1", **(env or {})}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def finish(job: subprocess.Popen[str], limit_s: float) -> None:
+    """Wait until an example has ended, without an error."""
     try:
         said, _ = job.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         job.terminate()  # a launcher that is killed would leave its ranks behind
         said, _ = job.communicate()
     assert job.returncode == 0, said
+
+
+def reports(out: Path) -> Reports:
+    """Return what an example reported to a file."""
     return {row["name"]: row["ranks"] for row in map(json.loads, out.read_text().splitlines())}
 
 
@@ -79,6 +121,28 @@ def check(ranks: list[Rank], counts: tuple[int, ...]) -> None:
     reads = Counter(chain.from_iterable(chain.from_iterable(ranks)))
     assert sorted(reads) == [f"{number:06d}" for number in range(sum(counts))]
     assert reads.total() - len(reads) == -sum(counts) % RANKS
+
+
+def check_epochs(epochs: Reports, readers: int = RANKS) -> None:
+    """Check training without validation: every sample in each epoch, in another order each time.
+
+    Args:
+        readers: number of equal shares, of which the last samples may come twice.
+    """
+    assert list(epochs) == [f"epoch {epoch}" for epoch in range(EPOCHS)]
+    for ranks in epochs.values():
+        reads = Counter(chain.from_iterable(chain.from_iterable(ranks)))
+        assert sorted(reads) == [f"{number:06d}" for number in range(sum(TRAINING))]
+        assert reads.total() - len(reads) == -sum(TRAINING) % readers
+    assert epochs["epoch 0"] != epochs["epoch 1"] != epochs["epoch 2"]
+
+
+def check_rest(epochs: Reports, rest: Reports, steps: int) -> None:
+    """Check a run resumed after some steps of the second epoch: the very next batches, then the third epoch."""
+    assert rest == {
+        "epoch 1": [rank[steps:] for rank in epochs["epoch 1"]],
+        "epoch 2": epochs["epoch 2"],
+    }
 
 
 def check_resumed(daemon: Daemon, folder: Path, command: list[str], checkpoint: Callable[[int], str]) -> Reports:

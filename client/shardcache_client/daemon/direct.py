@@ -84,7 +84,7 @@ class DirectSession:
                 lambda until_s: fetch.wait(max(0.0, until_s - time.monotonic())),
                 fetch.explain,
                 self.meanwhile,
-                remedy="fix that cause, or raise ShardDataset's timeout_s",
+                remedy="fix that cause, or raise timeout_s",
             )
         except ShardcacheError:
             self.release(lease)

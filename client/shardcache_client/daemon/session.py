@@ -228,7 +228,7 @@ class Session:
             lambda until_s: through(deadline_s, partial(_answer, lease=lease, until_s=until_s)),
             lambda: through(deadline_s, partial(_explain, lease=lease)),
             self.meanwhile,
-            remedy="fix that cause (`shardcache status` shows the transfers), or raise ShardDataset's timeout_s",
+            remedy="fix that cause (`shardcache status` shows the transfers), or raise timeout_s",
         )
         _tell_of_damage(answer)
         return cast(Grant, answer)

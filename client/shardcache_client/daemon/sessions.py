@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -36,6 +38,7 @@ class Sessions:
     def borrow(self, reader: Reader) -> Iterator[ShardSource]:
         """Lend a session to an iterator. It is closed, and its plan dropped, if the iterator stops before its end."""
         session = self._take(reader)
+        _lent.add(session)
         try:
             yield session
         except BaseException:
@@ -72,6 +75,16 @@ class Sessions:
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(Sessions, partial_reads=self._partial_reads, fallback=self._fallback)
         return make, (self._socket, self._patience)
+
+
+_lent: weakref.WeakSet[ShardSource] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_lent() -> None:
+    """Close the sessions of iterators that a script leaves unfinished, while the modules that they need exist."""
+    for session in list(_lent):
+        session.close()
 
 
 def resolver(fallback: Fallback) -> Callable[[Path, Reader, Sequence[str], float], Manifest]:

@@ -47,8 +47,13 @@ def is_nameless(path: Path) -> bool:
 def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError:
     """Return the error for a cached file that cannot be opened or mapped."""
     kind = ShardGoneError if isinstance(exn, FileNotFoundError) else CacheDirError
+    message = f"this process cannot read {exn.filename or path} ({exn.strerror})"
+    if exn.errno == errno.EMFILE:
+        return kind(
+            message, url=url, remedy="raise this process's limit on open files (ulimit -n), or hold fewer shards"
+        )
     return kind(
-        f"this process cannot read {exn.filename or path} ({exn.strerror})",
+        message,
         url=url,
         remedy="in a container, mount the cache folder at the same path as for the daemon; "
         "otherwise, add the user to the folder's group",

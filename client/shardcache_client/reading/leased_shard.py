@@ -124,6 +124,11 @@ class LeasedShard:
         return len(self._whole)
 
     @property
+    def path(self) -> Path:
+        """Path of the tar. This object must be open, and its lease not partial."""
+        return self._whole.path
+
+    @property
     def settled(self) -> bool:
         """True if every other process has mapped the files of the samples sent to it."""
         return not isinstance(self._shard, MappedShard) or self._shard.settled

@@ -43,6 +43,7 @@ class MappedShard:
         handover: Handover | None = None,
         name_of: NameOf | None = None,
     ) -> None:
+        self.path = path
         self.url = url
         self._name_of = name_of
         try:

@@ -1,0 +1,69 @@
+"""`cached_paths`: local paths of cached shards, for libraries that read tar files themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from shardcache.protocol import from_here, socket_path
+from shardcache_client.daemon.connection import Reader, resolve
+from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.order.plan import plan_reading
+from shardcache_client.reading.shard_window import ShardWindow
+from shardcache_client.topology import job_name
+
+
+@contextmanager
+def cached_paths(
+    urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    job: str | None = None,
+    socket: str | os.PathLike[str] | None = None,
+    timeout_s: float = 300.0,
+) -> Iterator[list[str]]:
+    """Fetch shards and hold them in the cache until the `with` block ends; yields their paths, in the order of `urls`.
+
+    For libraries that read tar files themselves. The block begins once every shard is on local disk, verified and, if
+    it was compressed, inflated:
+
+        with cached_paths("s3://bucket/val-{000..099}.tar") as paths:
+            dataset = load_dataset("webdataset", data_files=paths, split="train", streaming=True)
+
+    The files are read-only. Other processes of the node may read them, too, as long as this one is in the block: the
+    shards stay cached, also across a restart of the daemon, and are released when the block or the process ends. All of
+    them must fit into the cache at the same time; two file descriptors are open per shard.
+
+    Args:
+        urls: as for `ShardDataset`.
+        job: name of this job in `shardcache status`. Default: as for `ShardDataset`.
+        socket: path of the daemon's socket. Default: the same as for `shardcache serve`.
+        timeout_s: how long to wait for each shard, or for a lost daemon to come back.
+
+    Raises:
+        NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
+        NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved, or a shard cannot be
+            fetched.
+        ShardError: a shard is damaged, or not a tar.
+        CapacityError: the shards do not fit into the cache, in addition to those that other jobs hold.
+        ShardTimeoutError: a shard did not arrive in time.
+        CacheDirError: this process cannot read the cache folder.
+    """
+    where, reader = socket_path(socket), Reader(job or job_name())
+    patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
+    manifest = resolve(where, reader, patterns, timeout_s)
+    session = Session(where, reader, Patience(timeout_s))
+    window = ShardWindow(session, len(manifest), partial=False, handover=None)
+    try:
+        session.declare(plan_reading(manifest, 0, range(len(manifest)), ()))
+        yield [_next_path(window) for _ in manifest]
+    finally:
+        window.empty()
+        session.close()
+
+
+def _next_path(window: ShardWindow) -> str:
+    """Wait for the next shard and keep it mapped: a file that is in use stays cached, even without a lease."""
+    leased_shard = window.take(None)
+    leased_shard.open()
+    return str(leased_shard.path)

@@ -1,0 +1,66 @@
+"""Hugging Face datasets: an IterableDataset with a shard for each worker of each process, which datasets shares out.
+
+torchrun --nproc-per-node 2 with_datasets.py 's3://bucket/index.json' --checkpoints DIR
+torchrun --nproc-per-node 2 with_datasets.py 's3://bucket/index.json' --resume DIR/epoch-1-step-3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from datasets import IterableDataset
+from datasets.distributed import split_dataset_by_node
+from torch.nn.parallel import DistributedDataParallel
+from torchdata.stateful_dataloader import StatefulDataLoader
+from toy import BATCH, EPOCHS, arguments, decode, loss_of, model, report
+
+from shardcache_client import ShardReader
+
+WORKERS = 2  # per process
+
+
+def read(urls: str, socket: str | None, epoch: int, reader: list[int], readers: int) -> Iterator[Any]:
+    """Yield the samples of some of the epoch's readers: of one, in a worker."""
+    for number in reader:
+        shards = ShardReader(
+            urls, shuffle=True, seed=7, batch_size=BATCH, socket=socket, rank=number, world_size=readers
+        )
+        shards.set_epoch(epoch)
+        yield from shards
+
+
+def main() -> None:
+    """Train on what the command line names."""
+    args = arguments("--checkpoints", "--resume")
+    dist.init_process_group("gloo")
+    rank, processes = dist.get_rank(), dist.get_world_size()
+    readers = processes * WORKERS
+    saved = torch.load(f"{args.resume}-rank-{rank}.pt", weights_only=False) if args.resume else {"epoch": 0}
+    net = DistributedDataParallel(model())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for epoch in range(saved["epoch"], EPOCHS):
+        # datasets deals out lists among generators: each worker gets one number.
+        options = {"urls": args.urls, "socket": args.socket, "epoch": epoch, "readers": readers}
+        dataset = IterableDataset.from_generator(read, gen_kwargs=options | {"reader": list(range(readers))})
+        dataset = split_dataset_by_node(dataset.map(decode), rank, processes)
+        loader = StatefulDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS)
+        if "loader" in saved:
+            loader.load_state_dict(saved.pop("loader"))
+        shown = []
+        for step, batch in enumerate(loader):
+            optimizer.zero_grad()
+            loss_of(net, batch).backward()
+            optimizer.step()
+            shown.append(batch["key"])
+            if args.checkpoints:
+                state = {"epoch": epoch, "loader": loader.state_dict()}
+                torch.save(state, f"{args.checkpoints}/epoch-{epoch}-step-{step + 1}-rank-{rank}.pt")
+        report(f"epoch {epoch}", shown, args.out)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
