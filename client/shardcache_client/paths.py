@@ -56,14 +56,14 @@ def cached_paths(
     window = ShardWindow(session, len(manifest), partial=False, handover=None)
     try:
         session.declare(plan_reading(manifest, 0, range(len(manifest)), ()))
-        yield [_next_path(window) for _ in manifest]
+        yield [_next_path(window, number) for number in range(len(manifest))]
     finally:
         window.empty()
         session.close()
 
 
-def _next_path(window: ShardWindow) -> str:
+def _next_path(window: ShardWindow, number: int) -> str:
     """Wait for the next shard and keep it mapped: a file that is in use stays cached, even without a lease."""
-    leased_shard = window.take(None)
+    leased_shard = window.take(number, None)
     leased_shard.open()
     return str(leased_shard.path)
