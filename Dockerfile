@@ -1,5 +1,6 @@
 # syntax=docker/dockerfile:1
-# The daemon:  docker build -t registry.example.com/shardcache:0.1.0 .
+# The daemon, from a checkout:  docker build -t registry.example.com/shardcache:0.1.0 .
+# … and from a tag:  docker build -t registry.example.com/shardcache:0.1.0 REPOSITORY#v0.1.0
 # Further stores (gcsfs, adlfs, …):  --build-arg EXTRA="gcsfs adlfs"
 ARG BASE=python:3.11-slim-bookworm
 
@@ -9,6 +10,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY shardcache shardcache
 COPY client client
+COPY deploy/systemd deploy/systemd
 # Wheels first, all of them; the environment is then made of nothing but these. No pip stays in it.
 # hadolint ignore=DL3013
 RUN pip wheel --no-cache-dir --wheel-dir /wheels -c constraints.txt '.[daemon]' ${EXTRA} \

@@ -37,8 +37,8 @@ docs: $(VENV)/.installed-docs  ## build the documentation site into build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-trees docs build/docs
 	@echo "open build/docs/index.html"
 
-bench: $(VENV)/.installed-bench  ## measure against other loaders on this machine (minutes, some 10 GB of disk)
-	PYTHONPATH=tests $(BIN)/python -m benchmarks
+bench: $(VENV)/.installed-bench $(VENV)/mosaicml  ## measure against other loaders on this machine (minutes, some 10 GB of disk)
+	PYTHONPATH=tests:$(abspath $(VENV))/mosaicml $(BIN)/python -m benchmarks
 
 faults: $(VENV)/.installed-dev  ## break store, disk, daemon and messages on purpose (an hour or two)
 	PYTHONPATH=tests $(BIN)/python -m campaign
@@ -56,6 +56,11 @@ $(VENV)/apart: constraints.txt | $(VENV)/.installed-ecosystem
 	@rm -rf $@
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --target $@ \
 	  torchvision open-clip-torch==3.3.0 timm==1.0.31
+
+# It depends on torchvision, as above, and on the clients of every cloud.
+$(VENV)/mosaicml: constraints.txt | $(VENV)/.installed-bench
+	@rm -rf $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@ mosaicml-streaming==0.13.0
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

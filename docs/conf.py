@@ -27,13 +27,14 @@ nitpicky = True
 # Names of Python's and other projects' own, whose sites would have to be asked, and of what is not for users.
 nitpick_ignore_regex = [
     ("py:.*", r"(?!shardcache).*"),
-    ("py:class", r"shardcache_client\.(topology|lengths\.gathering)\..*"),
+    ("py:class", r"shardcache_client\.(topology|lengths\.gathering|ray\.\w+)\..*"),
 ]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = False
 
+autodoc_mock_imports = ["pyarrow", "ray"]  # not installed for the docs: half a gigabyte
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -37,6 +37,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from shardcache.config_sources import VARIABLE_PREFIX, Sources
 from shardcache.errors import ConfigError
 from shardcache.units import size
 
@@ -49,7 +50,6 @@ LEAST_CAPACITY_BYTES = 64 * 1024
 _BLOCK_BYTES = 4096
 _BYTES = TypeAdapter(ByteSize)
 
-_PREFIX = "SHARDCACHE_"
 # Read by the client and the command line.
 _OTHER_VARIABLES = {
     CONFIG_ENV,
@@ -290,66 +290,67 @@ class Settings(BaseSettings):
         Raises ConfigError naming every invalid option, or a config file that cannot be read.
         """
         path = config or (Path(os.environ[CONFIG_ENV]) if os.environ.get(CONFIG_ENV) else None)
-        source = path or DEFAULT_CONFIG
-        bound = type(cls.__name__, (cls,), {"model_config": {"toml_file": source}, "__module__": __name__})
+        if path is not None:
+            _must_be_file(path)
+        return cls._build(Sources(flags, os.environ, path or DEFAULT_CONFIG))
+
+    @classmethod
+    def _build(cls, sources: Sources) -> Self:
+        bound = type(cls.__name__, (cls,), {"model_config": {"toml_file": sources.file}, "__module__": __name__})
         try:
-            if path is not None and not path.is_file():
-                raise ConfigError(f"no config file at {path}", remedy="correct --config or omit it")
-            return bound(**flags)  # type: ignore[no-any-return]
+            return bound(**sources.flags)  # type: ignore[no-any-return]
         except ValidationError as exn:
-            raise ConfigError(_Explanation(flags, source).of(exn), remedy="see `shardcache serve --help`") from None
+            raise ConfigError(_explained(exn, sources), remedy="see `shardcache serve --help`") from None
         except SettingsError as exn:
             raise ConfigError(
                 f"a SHARDCACHE_ variable has a value of the wrong type: {exn}",
                 remedy="write the value as JSON, or set it in the config file",
             ) from None
         except (ValueError, OSError) as exn:  # a TOML file that is malformed or not readable
-            remedy = f"correct the file; check it with: shardcache doctor --config {source}"
-            raise ConfigError(f"cannot read {source}: {exn}", remedy=remedy) from None
+            remedy = f"correct the file; check it with: shardcache config check {sources.file}"
+            raise ConfigError(f"cannot read {sources.file}: {exn}", remedy=remedy) from None
+
+
+class FileSettings(Settings):
+    """The options in a config file, without those of the environment."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        *_others: PydanticBaseSettingsSource,
+        **_named: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the TOML file as the only source."""
+        return (TomlConfigSettingsSource(settings_cls),)
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Build from a file. Raises ConfigError naming every invalid option, or that it cannot be read."""
+        _must_be_file(file)
+        return cls._build(Sources({}, {}, file))
+
+
+def _must_be_file(path: Path) -> None:
+    try:
+        is_file = path.is_file()
+    except OSError as exn:
+        raise ConfigError(f"cannot read {path}: {exn}", remedy="make its folder accessible") from None
+    if not is_file:
+        raise ConfigError(f"no config file at {path}", remedy="correct the path, or omit it")
 
 
 def unknown_variables(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str | None]]:
     """Yield each unknown SHARDCACHE_ variable with the closest known name, or None."""
-    known = {_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
+    known = {VARIABLE_PREFIX + name.upper() for name in Settings.model_fields} | _OTHER_VARIABLES
     for name in sorted(env):
-        if name.startswith(_PREFIX) and name.upper() not in known and not _SERVICE_LINK.match(name):
+        if name.startswith(VARIABLE_PREFIX) and name.upper() not in known and not _SERVICE_LINK.match(name):
             yield name, next(iter(difflib.get_close_matches(name, known, n=1)), None)
 
 
-class _Explanation:
-    """Error text for invalid options: where each was set, and what is wrong with it."""
-
-    def __init__(self, flags: Mapping[str, Any], file: Path) -> None:
-        self._flags = flags
-        self._file = file
-
-    def of(self, error: ValidationError) -> str:
-        return "; ".join(f"{self._option(one['loc'])}: {_reason(one)}" for one in error.errors())
-
-    def _option(self, loc: tuple[int | str, ...]) -> str:
-        name = str(loc[0])
-        if name in self._flags:
-            return "--" + name.replace("_", "-")
-        if variable := next((each for each in os.environ if each.upper() == _PREFIX + name.upper()), None):
-            return f"${variable}"
-        dotted = ".".join(str(part) for part in loc if not str(part).startswith("function-"))
-        line = self._line(loc)
-        return f"{dotted} in {self._file}" + (f", line {line}" if line else "")
-
-    def _line(self, loc: tuple[int | str, ...]) -> int | None:
-        """Return the line number of a key in the file, or else of its table."""
-        table, count, begins, wanted = "", 0, None, [str(part) for part in loc if isinstance(part, str)]
-        number = next((part for part in loc if isinstance(part, int)), 0)
-        for at, text in enumerate(self._file.read_text().splitlines(), 1):
-            if header := re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", text):
-                count = count + 1 if header[1] == table else 1
-                table = header[1]
-            is_in_table = table == wanted[0] and count == number + 1
-            begins = at if is_in_table and begins is None else begins
-            key = wanted[0] if not table else wanted[1] if is_in_table and len(wanted) > 1 else None
-            if key is not None and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*=""", text):
-                return at
-        return begins
+def _explained(error: ValidationError, sources: Sources) -> str:
+    """Return what is wrong with each invalid option, and where it is set."""
+    return "; ".join(f"{sources.place(one['loc'])}: {_reason(one)}" for one in error.errors())
 
 
 def _reason(error: ErrorDetails) -> str:

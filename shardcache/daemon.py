@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -34,7 +35,7 @@ from shardcache.server.process.socket_activation import ActivatedSockets
 from shardcache.server.process.takeover import predecessor_gone
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
-from shardcache.units import size
+from shardcache.units import duration, size
 
 log = structlog.get_logger()
 
@@ -56,10 +57,18 @@ def serve(settings: Settings) -> None:
     for name, meant in unknown_variables():
         log.warning("unknown environment variable", name=name, meant=meant)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(settings, manager, handed))
+        stopping_s, store = runner.run(_serve(settings, manager, handed))
+    log.info(
+        "stopped",
+        took=duration(time.monotonic() - stopping_s),
+        cache_dir=str(settings.cache_dir),
+        shards=len(store.shards),
+        used=size(store.space.used_bytes),
+    )
 
 
-async def _serve(settings: Settings, manager: ServiceNotifier, handed: ActivatedSockets) -> None:
+async def _serve(settings: Settings, manager: ServiceNotifier, handed: ActivatedSockets) -> tuple[float, Store]:
+    """Serve; return the time of the stop signal by the monotonic clock, and the closed store."""
     path = handed.path(settings.socket)
     if path is None:
         path = socket_path(settings.socket)
@@ -70,12 +79,12 @@ async def _serve(settings: Settings, manager: ServiceNotifier, handed: Activated
         listening(settings.http, settings.http_token_file, handed.tcp) as listener,
         listening_at(path, settings.group, handed.unix) as sock,
     ):
-        await _serve_at(sock, listener, settings, manager)
+        return await _serve_at(sock, listener, settings, manager)
 
 
 async def _serve_at(
     sock: socket.socket, listener: Listener | None, settings: Settings, manager: ServiceNotifier
-) -> None:
+) -> tuple[float, Store]:
     with garbage.building():
         # Load the SDK now, so that the first reader need not wait for it and its tens of thousands of objects are
         # frozen, too.
@@ -92,16 +101,18 @@ async def _serve_at(
             loop = asyncio.get_running_loop()
             loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
             try:
-                await _run(
+                stopping_s = await _run(
                     settings, store, manager, lambda cache: last.enter_async_context(serving(cache, sock, listener))
                 )
             finally:
                 await loop.shutdown_default_executor()  # no thread may still write when the next daemon does
+    return stopping_s, store
 
 
 async def _run(
     settings: Settings, store: Store, manager: ServiceNotifier, serve_with: Callable[[Cache], Awaitable[Drain]]
-) -> None:
+) -> float:
+    """Serve until a stop signal; return its time by the monotonic clock."""
     counters = Counters()
     origins = Origins(
         settings.origin, max_connections=settings.max_connections, redirect_guard=AllowList(settings.allow)
@@ -135,6 +146,7 @@ async def _run(
                 group.create_task(origins.prepare())
                 group.create_task(indexers.prepare())
                 await stop.wait()
+            stopping_s = time.monotonic()
             log.info("stopping")
             _end_by_force(_STOP_LIMIT_S)
             watching.cancel()
@@ -144,6 +156,7 @@ async def _run(
     finally:
         await indexers.close()
         await origins.close()
+    return stopping_s
 
 
 @contextlib.contextmanager

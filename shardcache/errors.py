@@ -81,7 +81,8 @@ class ShardcacheError(Exception):
 
     @classmethod
     def _subclasses(cls) -> dict[str, type[Self]]:
-        found = {cls.code: cls}
+        # Ray derives classes from those of the errors that its tasks raise; what has no code of its own is not ours.
+        found = {cls.code: cls} if "code" in vars(cls) else {}
         for child in cls.__subclasses__():
             found.update(child._subclasses())
         return found
@@ -210,7 +211,7 @@ class CorruptShardError(ShardError):
 
 
 class UnsupportedShardError(ShardError):
-    """Decompressing the shard needs more memory than one shard is allowed."""
+    """Decompressing or indexing the shard needs more memory than one shard is allowed."""
 
     code = "unsupported_shard"
     default_remedy = "compress the shard with a smaller window (`xz -9`, `zstd --long=27`), or not at all"
@@ -318,8 +319,14 @@ class ShardTimeoutError(DaemonError):
     retryable = True
 
 
+class InputError(ShardcacheError):
+    """A file to be written to shards is missing or malformed, or changes while it is being read."""
+
+    code = "input"
+
+
 class SampleError(ShardcacheError):
-    """One sample of an intact shard is unusable, for example because two members have the same name."""
+    """One sample of an intact shard, or to be written to one, is unusable: two of its members have the same name."""
 
     code = "sample"
 

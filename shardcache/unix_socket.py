@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_HEALTH = b"GET /v1/health HTTP/1.0\r\nHost: shardcache\r\n\r\n"
+_REQUEST = b"GET %s HTTP/1.0\r\nHost: shardcache\r\n\r\n"
 
 
 @contextmanager
@@ -27,11 +27,27 @@ def health(path: Path, timeout_s: float) -> dict[str, Any]:
 
     Raises OSError if nothing answers (TimeoutError included), ValueError if something other than a daemon does.
     """
-    with connected(path, timeout_s) as sock:
-        sock.sendall(_HEALTH)
-        answer = b"".join(iter(lambda: sock.recv(65536), b""))
-    found: dict[str, Any] = json.loads(answer.partition(b"\r\n\r\n")[2])
+    found: dict[str, Any] = json.loads(_get(path, b"/v1/health", timeout_s))
     match found:
         case {"status": str()}:
             return found
     raise ValueError("not a daemon's health")
+
+
+def cached_urls(path: Path, timeout_s: float) -> list[str]:
+    """Return the urls of the cached shards that this user may see; `timeout_s` limits each step.
+
+    Raises OSError if nothing answers, ValueError if something other than a daemon does.
+    """
+    rows = map(json.loads, _get(path, b"/v1/shards", timeout_s).splitlines())
+    try:
+        return [str(row["url"]) for row in rows]
+    except (KeyError, TypeError):
+        raise ValueError("not a daemon's list of shards") from None
+
+
+def _get(path: Path, target: bytes, timeout_s: float) -> bytes:
+    with connected(path, timeout_s) as sock:
+        sock.sendall(_REQUEST % target)
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    return answer.partition(b"\r\n\r\n")[2]

@@ -65,17 +65,32 @@ def explicit_ranks(rank: int | None, world_size: int | None) -> Ranks | None:
     return Ranks(rank, world_size)
 
 
-def ranks_of_environment(env: Mapping[str, str] = os.environ) -> Ranks:
+def ranks_of_environment(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> Ranks:
     """Return the ranks that the launcher set: torchrun's, else those of a Slurm step, else a single process.
 
     Only the variables of a Slurm step count. A batch script or a shell under `salloc` runs once, yet sees the
-    SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0; only `srun` sets SLURM_STEP_NUM_TASKS. Raises
-    ConfigError for invalid values.
+    SLURM_NTASKS of the whole allocation and a SLURM_PROCID of 0; only `srun` sets SLURM_STEP_NUM_TASKS. In Ray's
+    workers, they are those of `ray start`, and do not count. Raises ConfigError for invalid values.
     """
-    for rank, world_size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
+    launchers = [("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")]
+    for rank, world_size in launchers[:1] if _is_ray_worker(env, argv) else launchers:
         if rank in env and world_size in env:
             return Ranks(_number(env, rank), _number(env, world_size))
     return Ranks()
+
+
+def ranks_of_ray_train() -> Ranks | None:
+    """Return the rank of this worker of a Ray Train run; None in any other process."""
+    train = sys.modules.get("ray.train")
+    try:
+        context = train and train.get_context()
+    except RuntimeError:  # not a worker of a run
+        return None
+    return Ranks(context.get_world_rank(), context.get_world_size()) if context else None
+
+
+def _is_ray_worker(env: Mapping[str, str], argv: Sequence[str]) -> bool:
+    return bool(argv) and Path(argv[0]).name == "default_worker.py" and bool(env.get("RAY_JOB_ID"))
 
 
 def _number(env: Mapping[str, str], name: str) -> int:
@@ -112,8 +127,7 @@ def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv
     """
     if env.get("SHARDCACHE_JOB"):
         return env["SHARDCACHE_JOB"]
-    script = Path(argv[0]).name if argv else ""
-    if script == "default_worker.py" and env.get("RAY_JOB_ID"):
+    if _is_ray_worker(env, argv):
         return _ray_job(env)
     if env.get("SLURM_JOB_ID"):
         return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{_slurm_id(env)}"
@@ -121,5 +135,6 @@ def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv
     if run_id != "none":
         return run_id
     # With `-c`, with `-m` and at a prompt there is no script.
+    script = Path(argv[0]).name if argv else ""
     script = script.encode(errors="replace").decode()  # a file name need not be valid text; a message must be
     return script if script not in ("", "-c", "-m") else "python"

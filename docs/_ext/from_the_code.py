@@ -23,10 +23,14 @@ from sphinx.util.docutils import SphinxDirective
 
 from shardcache import config
 from shardcache.cli.commands.serve import serve
+from shardcache.cli.installation.manpages import contexts
 from shardcache.cli.main import app as shardcache
 from shardcache.errors import ShardcacheError
 
 DOCS = Path(__file__).parents[1]
+
+# A paragraph that click leaves as it is.
+_UNWRAPPED = re.compile(r"\x08\n(.*?)(?=\n\n|$)", re.DOTALL)
 
 # Links that lead out of docs/ on the repository's page, and where they lead on the site.
 _ON_THE_SITE = (
@@ -55,17 +59,19 @@ class Commands(Entries):
 
     def run(self) -> list[nodes.Node]:
         """Return a section for each."""
-        group = click.Context(shardcache, info_name="shardcache", **shardcache.context_settings)
-        return [self._command(shardcache.commands[name], group) for name in shardcache.list_commands(group)]
+        root = click.Context(shardcache, info_name="shardcache", **shardcache.context_settings)
+        return [self._command(each) for each in contexts(root) if not isinstance(each.command, click.Group)]
 
-    def _command(self, command: click.Command, group: click.Context) -> nodes.section:
-        context = click.Context(command, parent=group, info_name=command.name)
+    def _command(self, context: click.Context) -> nodes.section:
+        command = context.command
+        name = context.command_path.partition(" ")[2]
+        anchor = name.replace(" ", "-")
         usage = command.get_usage(context).removeprefix("Usage: ")
-        section = nodes.section("", nodes.title(text=str(command.name)), ids=[str(command.name)])
+        section = nodes.section("", nodes.title(text=name), ids=[anchor])
         section += nodes.literal_block(usage, usage, language="text")
-        section += self.parse_text_to_nodes(inspect.cleandoc(command.help or ""))
+        section += self.parse_text_to_nodes(_UNWRAPPED.sub(r"```text\n\1\n```", inspect.cleandoc(command.help or "")))
         records = (param.get_help_record(context) for param in command.get_params(context))
-        options = [self._option(str(command.name), *record) for record in records if record]
+        options = [self._option(anchor, *record) for record in records if record]
         section += nodes.definition_list("", *options)
         return section
 

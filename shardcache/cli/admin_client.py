@@ -103,13 +103,13 @@ class AdminClient:
 
     async def _json(self, method: str, path: str, **options: Any) -> Json:
         async with self._request(method, path, **options) as response:
-            answer: Json = _shown(await response.json())
+            answer: Json = shown(await response.json())
             return answer
 
     async def _lines(self, method: str, path: str, **options: Any) -> Lines:
         async with self._request(method, path, **options) as response:
             async for line in response.content:
-                yield _shown(json.loads(line))
+                yield shown(json.loads(line))
 
     async def _until_done(self, path: str, body: Json) -> Lines:
         event: Json = {}
@@ -124,7 +124,7 @@ class AdminClient:
         with self._translated():
             async with self.http.request(method, path, **options) as response:
                 if not response.ok:
-                    raise await _error_of(response)
+                    raise await error_of(response)
                 yield response
 
     @contextmanager
@@ -152,21 +152,22 @@ class AdminClient:
         return NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {command}")
 
 
-def _shown(value: Any) -> Any:
+def shown(value: Any) -> Any:
     """Return JSON without terminal control sequences: urls, names and reasons come from other users."""
     match value:
         case str():
             return printable(value)
         case list():
-            return list(map(_shown, value))
+            return list(map(shown, value))
         case dict():
-            return {name: _shown(inner) for name, inner in value.items()}
+            return {name: shown(inner) for name, inner in value.items()}
     return value
 
 
-async def _error_of(response: aiohttp.ClientResponse) -> Exception:
+async def error_of(response: aiohttp.ClientResponse) -> Exception:
+    """Return the error that a response holds, or a ProtocolError that says what it holds instead."""
     try:
-        return from_json(_shown((await response.json())["error"]))
+        return from_json(shown((await response.json())["error"]))
     except (aiohttp.ContentTypeError, ValueError, KeyError, TypeError):
         text = (await response.text()).strip()[:200]
         return ProtocolError(f"the daemon answered {response.status} {response.reason}: {text}")

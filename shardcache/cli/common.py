@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
 
@@ -21,9 +22,34 @@ NO_DAEMON = 3
 INTERRUPTED = 130
 
 _JSON_KEY = "shardcache.json"
+# More characters than any summary has.
+_WHOLE = 10_000
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 T = TypeVar("T")
+
+
+class Family(click.Group):
+    """A group of commands, listed in order of use with their whole summaries."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the command names in order of use, not alphabetically."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; a summary that is too long for its line is wrapped, not cut."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary(command)) for name, command in self.commands.items()])
+
+
+def summary(command: click.Command) -> str:
+    """Return the first sentence of a command's help."""
+    return command.get_short_help_str(limit=_WHOLE)
+
+
+def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Have the shell complete an argument that may be a local path."""
+    return [CompletionItem(typed, type="file")]
 
 
 def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
@@ -45,6 +71,25 @@ def socket_option(command: Command) -> Command:
         help="The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]",
     )
     return option(command)
+
+
+def nodes_options(command: Command) -> Command:
+    """Add `--nodes` and `--http-token-file` as `nodes`, the names of the nodes, and `token_file`."""
+    token = click.option(
+        "--http-token-file",
+        "token_file",
+        type=click.Path(path_type=Path, readable=False),
+        envvar="SHARDCACHE_HTTP_TOKEN_FILE",
+        help="File with the token of the nodes' TCP ports.  [default: $SHARDCACHE_HTTP_TOKEN_FILE]",
+    )
+    nodes = click.option(
+        "--nodes",
+        callback=lambda _ctx, _param, text: tuple(filter(None, (text or "").split(","))),
+        metavar="HOST,…",
+        help="Show these nodes instead of this one, by their TCP port (`serve --http`): HOST, HOST:PORT or "
+        "https://HOST:PORT, separated by commas.  [default port: 9300]",
+    )
+    return nodes(token(command))
 
 
 def print_json(value: object) -> None:

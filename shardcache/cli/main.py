@@ -20,11 +20,16 @@ from shardcache.cli.commands.status import status
 from shardcache.cli.commands.top import top
 from shardcache.cli.commands.verify import verify
 from shardcache.cli.commands.warm import warm
-from shardcache.cli.common import INTERRUPTED, report
+from shardcache.cli.commands.write import write
+from shardcache.cli.common import INTERRUPTED, Family, report
+from shardcache.cli.installation.completion import completion
+from shardcache.cli.installation.config import config
+from shardcache.cli.installation.install import install
+from shardcache.cli.installation.man import man
 from shardcache.errors import ShardcacheError
 
 
-class App(click.Group):
+class App(Family):
     """A group whose commands may raise any ShardcacheError: it is shown as a message, never as a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -37,14 +42,13 @@ class App(click.Group):
             # click would print "Aborted!" and exit 1; shells and schedulers expect 128 + SIGINT.
             ctx.exit(INTERRUPTED)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the command names in order of use, not alphabetically."""
-        return list(self.commands)
-
 
 @click.group(
     cls=App,
-    commands=[serve, status, top, dashboard, warm, index, ls, pin, unpin, evict, verify, set_, doctor, probe, demo],
+    commands=[
+        *(serve, status, top, dashboard, write, warm, index, ls, pin, unpin, evict, verify, set_, doctor, probe, demo),
+        *(config, install, completion, man),
+    ],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 success; 1 failure; 2 usage error; 3 no daemon at the socket.",
 )

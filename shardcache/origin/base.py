@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from shardcache.config import OriginTable
 from shardcache.origin.redirect_guard import RedirectGuard
@@ -12,6 +13,9 @@ from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
 
 MD5 = "md5"
+
+WRITABLE = "write to a folder, s3://, or another object store"
+"""Remedy for a url that nothing can be written to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +103,14 @@ class Origin(Protocol):
 
     async def close(self) -> None:
         """Close connections."""
+
+
+@runtime_checkable
+class Uploads(Protocol):
+    """An origin that objects can be stored in."""
+
+    async def upload(self, path: Path, url: str) -> RemoteObject:
+        """Store a file under `url`, whole or not at all, and return the object; the file may be moved there.
+
+        Raises the errors of `Origin.stat`; with OriginUnavailableError, a retry may help.
+        """

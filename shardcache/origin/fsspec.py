@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import fsspec
 from fsspec.registry import known_implementations, registry
 
+from shardcache.access.protocols import STORES
 from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
@@ -22,7 +24,7 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardcacheError,
 )
-from shardcache.origin.base import Origin, RemoteObject, Setup
+from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup
 from shardcache.origin.buffers import Buffers
 from shardcache.origin.http_status import error_of
 from shardcache.transport.flow import Flow, Received
@@ -51,6 +53,7 @@ class FsspecOrigin(Origin):
     def __init__(self, setup: Setup) -> None:
         """Open the filesystem. Raises ImportError, ConfigError."""
         protocol = setup.protocol
+        self._is_atomic = protocol in STORES
         if protocol not in known_implementations and protocol not in registry:
             raise ConfigError(f"fsspec has no filesystem for {protocol}:// urls", remedy="see its list of protocols")
         self._fs = _filesystem(protocol, dict(setup.table.storage_options))
@@ -59,7 +62,7 @@ class FsspecOrigin(Origin):
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`."""
-        with _translated(url):
+        with translated(url):
             self._fs.invalidate_cache()
             return self._remote_object(url, await self._call("info", self._path(url)))
 
@@ -70,7 +73,7 @@ class FsspecOrigin(Origin):
         return await self._buffers.fetch(parts, lambda buffer: self._read_into(obj, parts, buffer, flow), commit)
 
     async def _read_into(self, obj: RemoteObject, parts: Parts, buffer: memoryview, flow: Flow) -> None:
-        with _translated(obj.url):
+        with translated(obj.url):
             path = self._path(obj.url)
             await flow.ready()
             data: bytes = await self._call("cat_file", path, start=parts.start, end=parts.stop)
@@ -83,12 +86,28 @@ class FsspecOrigin(Origin):
         """As `Origin.list_prefix`."""
         folder = prefix[: prefix.rindex("/") + 1]
         root = self._path(folder).rstrip("/") + "/"
-        with _translated(prefix):
+        with translated(prefix):
             self._fs.invalidate_cache()
             found: Mapping[str, Any] = await self._call("find", root, detail=True)
             received(len(found))
             objects = [self._remote_object(folder + path.removeprefix(root), info) for path, info in found.items()]
         return sorted((obj for obj in objects if obj.url.startswith(prefix)), key=lambda obj: obj.url)
+
+    async def upload(self, path: Path, url: str) -> RemoteObject:
+        """As `Uploads.upload`; where files grow as they are written, under another name until the end."""
+        target = self._path(url)
+        folder, _, name = target.rpartition("/")
+        draft = target if self._is_atomic else f"{folder}/.{name}.part"
+        try:
+            with translated(url):
+                if draft != target:
+                    await self._call("makedirs", folder, exist_ok=True)
+                await self._call("put_file", str(path), draft)
+                if draft != target:
+                    await self._call("mv_file" if self._fs.async_impl else "mv", draft, target)
+        except NotImplementedError:
+            raise ConfigError("this kind of url can only be read", url=url, remedy=WRITABLE) from None
+        return await self.stat(url)
 
     async def close(self) -> None:
         """Stop the threads; fsspec filesystems close their connections when they are garbage-collected."""
@@ -145,7 +164,8 @@ def _stamp(date: Any) -> str:
 
 
 @contextmanager
-def _translated(url: str) -> Iterator[None]:
+def translated(url: str) -> Iterator[None]:
+    """Translate what a filesystem raises in the block."""
     try:
         yield
     except ShardcacheError:  # NotFoundError is also an OSError

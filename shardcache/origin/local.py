@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+from pathlib import Path
 
 from shardcache.origin.base import RemoteObject, Setup
-from shardcache.origin.fsspec import FsspecOrigin
+from shardcache.origin.fsspec import FsspecOrigin, translated
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
@@ -40,8 +42,28 @@ class LocalOrigin(FsspecOrigin):
         await self._check(prefix[: prefix.rindex("/") + 1])
         return await super().list_prefix(prefix, received)
 
+    async def upload(self, path: Path, url: str) -> RemoteObject:
+        """As `Uploads.upload`: the file is moved if it lies on the same filesystem, and survives a loss of power."""
+        with translated(url):
+            await asyncio.to_thread(_publish, path, Path(self._path(url)))
+        return await self.stat(url)
+
     async def _check(self, url: str) -> None:
         path = url.partition("://")[2] if "://" in url else url
         real = await asyncio.to_thread(os.path.realpath, path)
         if real != path.rstrip("/"):
             self._redirect_guard.check_hop(url, f"file://{real}" + "/" * path.endswith("/"))
+
+
+def _publish(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if path.stat().st_dev != target.parent.stat().st_dev:
+        path = Path(shutil.copyfile(path, target.with_name(f".{target.name}.part")))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    path.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

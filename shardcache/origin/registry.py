@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import importlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from shardcache.access.protocols import row_of
 from shardcache.access.urls import checked, protocol_of
 from shardcache.config import OriginTable
-from shardcache.errors import CacheError, MissingPackageError
-from shardcache.origin.base import Origin, RemoteObject, Setup
+from shardcache.errors import CacheError, ConfigError, MissingPackageError
+from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, Uploads
 from shardcache.origin.redirect_guard import RedirectGuard, Unfenced
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
@@ -49,6 +50,13 @@ class Origins:
         Does not block: the packages it needs are imported on first use, in a thread. Raises ConfigError for a url that
         contains `..` or is a relative path.
         """
+        return self._deferred(url)
+
+    def uploads(self, url: str) -> Uploads:
+        """Return the origin of a url or prefix to be written to. Raises as `origin`; so does writing, if it cannot."""
+        return self._deferred(url)
+
+    def _deferred(self, url: str) -> Deferred:
         protocol, table = protocol_of(checked(url)), self.rule(url)
         key = (protocol, table.match)
         if key not in self._origins:
@@ -103,6 +111,13 @@ class Deferred:
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""
         return await (await self._loaded()).list_prefix(prefix, received)
+
+    async def upload(self, path: Path, url: str) -> RemoteObject:
+        """As `Uploads.upload`. Raises ConfigError for an origin that is only read."""
+        origin = await self._loaded()
+        if not isinstance(origin, Uploads):
+            raise ConfigError("this kind of url can only be read", url=url, remedy=WRITABLE)
+        return await origin.upload(path, url)
 
     async def close(self) -> None:
         """Close the origin if it was loaded."""

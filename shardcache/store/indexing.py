@@ -95,20 +95,20 @@ def index_shard(request: Request) -> Indexed:
     return Indexed(len(samples), sidecar_bytes, sidecar_bytes <= request.allowed_bytes)
 
 
-def _end_with(parent: int) -> None:
-    """Make the kernel kill this process when its parent, the daemon with pid `parent`, is killed (prctl(2)).
+def end_with_parent(parent: int) -> None:
+    """Make the kernel kill this process when its parent, with pid `parent`, is killed (prctl(2)).
 
     The next daemon may index the same shard: this process must not be writing the same file by then.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # an answer without a reader is not an error
-    if os.getppid() != parent:  # the daemon died before that call
+    if os.getppid() != parent:  # the parent died before that call
         sys.exit()
 
 
 def main() -> None:
     """Answer requests until the input ends; the only argument is the daemon's pid."""
-    _end_with(int(sys.argv[1]))
+    end_with_parent(int(sys.argv[1]))
     for line in sys.stdin:
         try:
             answer: dict[str, Any] = asdict(index_shard(Request(**json.loads(line))))

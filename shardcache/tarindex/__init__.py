@@ -6,6 +6,7 @@ samples out of the shard without parsing tar. For a shard that is still arriving
 fetched so far.
 """
 
+from shardcache.tarindex.lines import split_lines
 from shardcache.tarindex.members import Tar
 from shardcache.tarindex.samples import Grouping, index_tar
 from shardcache.tarindex.sidecar import TarIndex, read_header, write
@@ -22,5 +23,6 @@ __all__ = [
     "index_tar",
     "key_of",
     "read_header",
+    "split_lines",
     "write",
 ]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from shardcache.tarindex.lines import split_lines
 from shardcache.tarindex.members import Member, Tar
 from shardcache.tarindex.tables import Fault, Samples
 
@@ -19,7 +20,8 @@ _RESERVED = frozenset({"__key__", "__url__", "__bad__"})
 def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing_data: bool = False) -> Samples:
     """Walk the tar at `path` and return its samples. Blocks.
 
-    Links, directories, devices and `__x__` members are skipped, as in WebDataset. A sample with two members of the same
+    Links, directories, devices and `__x__` members are skipped, as in WebDataset, but for those with lines of samples
+    (`split_lines`). A sample with two members of the same
     extension, for which WebDataset raises, and one with a sparse member, whose content is not contiguous, are recorded
     as faults; the other samples stay usable.
 
@@ -33,6 +35,7 @@ def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing
         TruncatedShardError: the tar ends early.
         TrailingDataError: data follows the tar's end.
         CorruptShardError: a header is damaged.
+        UnsupportedShardError: its lines are too many.
         OSError: the file cannot be read.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -43,7 +46,7 @@ def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing
     try:
         size_bytes = os.fstat(fd).st_size
         tar = Tar(read, size_bytes, url, require_end=require_end, ignore_trailing_data=ignore_trailing_data)
-        return group(tar)
+        return group(split_lines(tar, read, url))
     finally:
         os.close(fd)
 

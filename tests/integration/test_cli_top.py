@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
-import os
-import pty
+import re
 import signal
 import subprocess
 import sys
@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from support.cli import clean_environment, shardcache
-from support.daemon import Daemon
+from support.daemon import Daemon, eventually
+from support.raw_session import RawSession
 from support.tars import write_shards
+from support.terminal import LEAVE_ALTERNATE_SCREEN, Terminal
 
 INTERVAL = "0.1"
-LEAVE_ALTERNATE_SCREEN = "\x1b[?1049l"
 
 
 @pytest.fixture
@@ -46,48 +48,10 @@ def lines_of(daemon: Daemon) -> Iterator[Iterator[dict[str, Any]]]:
             process.kill()
 
 
-class Terminal:
-    """`shardcache top` on a terminal of its own."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._near, far = pty.openpty()
-        env = clean_environment({"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"})
-        self._process = subprocess.Popen(command(daemon), env=env, stdin=far, stdout=far, stderr=far)
-        os.close(far)
-        self.seen = ""
-
-    def read_until(self, text: str) -> None:
-        """Take what is shown until `text` has been."""
-        while text not in self.seen:
-            self.seen += os.read(self._near, 65536).decode(errors="replace")
-
-    def press(self, key: str) -> None:
-        """Type a key."""
-        os.write(self._near, key.encode())
-
-    def interrupt(self) -> None:
-        """Send what Ctrl-C sends."""
-        self._process.send_signal(signal.SIGINT)
-
-    def wait(self) -> int:
-        """Return the exit code once all that was shown is read."""
-        try:
-            self.read_until("never shown")
-        except OSError:  # nobody has the other end open any more
-            return self._process.wait()
-        raise AssertionError("a terminal has no other end")
-
-    def close(self) -> None:
-        """End it, if it still runs."""
-        self._process.kill()
-        self._process.wait()
-        os.close(self._near)
-
-
 @pytest.fixture
 def terminal(daemon: Daemon) -> Iterator[Terminal]:
     """Watch the daemon on a terminal."""
-    terminal = Terminal(daemon)
+    terminal = Terminal(command(daemon))
     yield terminal
     terminal.close()
 
@@ -177,3 +141,26 @@ def test_daemon_that_goes_away_is_told_and_found_again(terminal: Terminal, daemo
     terminal.read_until(f"pid {daemon.pid}")
     terminal.press("q")
     assert terminal.wait() == 0
+
+
+def test_80_columns_hold_whole_names(daemon: Daemon, tmp_path: Path) -> None:
+    """On such a terminal no line is longer; jobs have their names and users, those that ended are one line."""
+    (tmp_path / "store").mkdir()
+    [shard] = write_shards(tmp_path / "store", 1, samples_per_shard=10)
+    name = "resnet50-imagenet21k-482113"
+    for ended in ("prepare", "evaluate"):
+        RawSession(daemon, job=ended).close()
+    eventually(lambda: daemon.sessions() == 0)
+    with RawSession(daemon, job=name) as session:
+        session.plan([f"file://{shard}"], [0])
+        session.take(0)
+        terminal = Terminal(command(daemon, "--once"), columns=80)
+        try:
+            assert terminal.wait() == 0
+        finally:
+            terminal.close()
+    rows = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in terminal.seen.splitlines()]
+    assert all(cell_len(row) <= 80 for row in rows)
+    [row] = [row for row in rows if row.startswith(f"{name}  ")]
+    assert row.split()[1] == getpass.getuser()
+    assert "2 jobs without readers: evaluate, prepare" in rows, rows

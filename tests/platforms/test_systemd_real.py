@@ -71,6 +71,16 @@ def cached(machine: Machine) -> str:
     return machine.run("find", "/var/cache/shardcache/shards", "-name", "*.tar").strip()
 
 
+def test_the_command_does_what_the_docs_do_by_hand(machine: Machine) -> None:
+    """`install systemd` finds every file as it would write it, and the service enabled; what was started runs on."""
+    before = machine.property(UNIT, "MainPID")
+    [done] = asked(machine, "install", "systemd", "--program", f"{AT}/bin/shardcache", user="root")
+    steps = done["steps"]
+    assert isinstance(steps, list) and len(steps) > 7
+    assert {step["state"] for step in steps} == {"unchanged", "ran"}
+    assert machine.property(UNIT, "MainPID") == before
+
+
 def test_those_who_train_are_served_and_no_others(machine: Machine, url: str) -> None:
     """In its sandbox the daemon fetches, indexes and evicts; its files and its socket are the group's alone."""
     assert asked(machine, "warm", url)[-1]["event"] == "done"

@@ -86,7 +86,11 @@ class OtherUser:
 
     def doctor(self, *args: str | Path) -> tuple[int, Any]:
         """Run `shardcache doctor` without what would be measured; return its exit code and the JSON that it prints."""
-        code, report = self._run(_COMMAND, ["doctor", "--quick", "--json", *map(str, args)], before=_IMPORT)
+        return self.command("doctor", "--quick", *args)
+
+    def command(self, *args: str | Path) -> tuple[int, Any]:
+        """Run `shardcache` with --json; return its exit code and the JSON that it prints."""
+        code, report = self._run(_COMMAND, [*map(str, args), "--json"], before=_IMPORT)
         return code, report
 
     def _run(self, script: str, task: object, *, before: str = "") -> Any:

@@ -127,6 +127,22 @@ def test_samples_equal_those_of_the_index(
         assert list(outcomes(shard)) == expected[:-1]
 
 
+def test_lines_come_as_they_arrive(path: Path) -> None:
+    """Members with a sample per line: each line but the last, once the line feed behind the next has arrived."""
+    tar = pack([("0.txt", b"first"), ("__lines__/1.txt", b"one\ntwo\nthree\n"), ("__lines__/4.txt", b"four\nfive")])
+    expected = whole(path.with_suffix(".tar"), tar)
+    assert [sample["txt"] for sample in expected if isinstance(sample, dict)] == [
+        *(b"first", b"one", b"two", b"three", b"four", b"five")
+    ]
+    counts = set()
+    for ready_bytes in range(0, len(tar), 3):
+        with Download(path, tar, [ready_bytes], blank=0xAA).open() as shard:
+            given = list(outcomes(shard))
+        assert given == expected[: len(given)]
+        counts.add(len(given))
+    assert counts == set(range(6))
+
+
 VARIOUS = [
     ("1.jpg", b"1" * 700),
     ("1.cls", b""),

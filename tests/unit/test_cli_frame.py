@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -32,7 +33,7 @@ COUNTERS = (
 def job(name: str = "resnet", **facts: object) -> Page:
     """Return a job that reads well, but for these facts."""
     calm = {
-        "uid": 1000,
+        "uid": 0,
         "sessions": 2,
         "shards_planned": 100,
         "shards_done": 40,
@@ -77,7 +78,7 @@ def page(uptime_s: float = 100.0, pid: int = 42, **changes: Any) -> Page:
 def lines(moment: Moment, width: int = 200, height: int | None = None) -> list[str]:
     """Return a frame's lines, with single spaces."""
     console = Console(file=io.StringIO(), width=width)
-    console.print(frame(moment, height))
+    console.print(frame(moment, width, height))
     assert isinstance(console.file, io.StringIO)
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 
@@ -106,13 +107,13 @@ def test_rates_are_differences_over_the_daemons_own_time() -> None:
         ([job(stall_s=4.0)], 0.25),  # two readers, each waited half a second of two
         ([], 1.0),  # all five seconds are new: no more than the whole
         ([job(stall_s=9.0)], 0.0),
-        ([job(stall_s=4.0, uid=0)], 1.0),  # another user's job of that name
+        ([job(stall_s=4.0, uid=1000)], 1.0),  # another user's job of that name
     ],
 )
 def test_waiting_share_is_of_all_readers_time(former: list[Page], share: float) -> None:
     """The part of the interval in which a job's readers waited, 0 to 1 whatever joins and leaves."""
     rates = rates_between(page(10.0, jobs=former), page(12.0, jobs=[job(stall_s=5.0)]))
-    assert rates is not None and rates.waiting_share == {("resnet", 1000): share}
+    assert rates is not None and rates.waiting_share == {("resnet", 0): share}
 
 
 def test_job_without_readers_has_no_share() -> None:
@@ -138,7 +139,7 @@ def test_json_is_the_page_with_its_rates() -> None:
         "origin_requests_per_s": 0.0,
         "hits_per_s": 10.0,
         "misses_per_s": 0.0,
-        "jobs": [{"name": "resnet", "uid": 1000, "waiting_share": 0.25}],
+        "jobs": [{"name": "resnet", "uid": 0, "waiting_share": 0.25}],
     }
 
 
@@ -155,7 +156,8 @@ def test_head_shows_what_happens_now_and_what_happened() -> None:
     assert rows[3].startswith("1.0 TB of 2.0 TB · 1,000 shards")
     assert rows[4] == "origin 500.0 MB/s · 4.0 requests/s · 1.0 TB since start"
     assert rows[5] == "leases 10.0/s · 90 hits (90%) · 10 misses"
-    assert rows[6].startswith("since start evictions 5 · re-fetched 1 ·")
+    assert rows[2].endswith(" 1.0 TB free on disk")
+    assert rows[6] == "since start evictions 5 · re-fetched 1"
 
 
 def test_first_frame_has_no_rates() -> None:
@@ -176,7 +178,7 @@ def test_job_row_shows_progress_pace_and_waiting() -> None:
     [row] = [
         row for row in lines(Moment(now, rates_between(page(98.0, jobs=[job(stall_s=2.0)]), now))) if "resnet" in row
     ]
-    assert row.startswith("resnet 2 ━") and " 40 of 100 2 0 s 25% " in row
+    assert row.startswith("resnet root 2 ━") and " 40 of 100 2 0 s 25% " in row
     assert row.endswith(" 3.0 s: network 2.5 s, disk 500 ms 1 reader: downloading from the object store")
 
 
@@ -204,7 +206,7 @@ def test_transfer_tells_when_it_is_needed(needed_in_s: float | None, text: str) 
 
 
 def test_most_urgent_comes_first() -> None:
-    """Jobs that wait, then those with least ahead, ended ones last; transfers by class and by need."""
+    """Jobs that wait, then those with least ahead, ended ones in a line below; transfers by class and by need."""
     jobs = [
         job("ended", sessions=0, ahead_s=0.0),
         job("calm", ahead_s=None),
@@ -219,8 +221,59 @@ def test_most_urgent_comes_first() -> None:
     ]
     rows = lines(Moment(page(jobs=jobs, transfers=transfers)))
     heading = next(number for number, row in enumerate(rows) if row.startswith("job "))
-    assert [row.split()[0] for row in rows[heading + 1 : heading + 5]] == ["waits", "soon", "calm", "ended"]
+    assert [row.split()[0] for row in rows[heading + 1 : heading + 4]] == ["waits", "soon", "calm"]
+    assert rows[heading + 4] == "1 job without readers: ended"
     assert first_words(rows, "s3://") == ["s3://waiting", "s3://sooner", "s3://later", "s3://warm"]
+
+
+NAMES = ("resnet50-imagenet21k-482113", "a-name-of-the-scheduler-" * 4, "eval")
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 140, 200])
+def test_names_of_jobs_are_whole_in_any_width(width: int) -> None:
+    """A usual name on its line, one too long for any column folded; no line is wider than the screen."""
+    waiting = {"ahead_s": 0.0, "waiting": 1, "waiting_for": "downloading from the object store"}
+    jobs = [job(name, stall_s=3600.0, shards_planned=10**6, **waiting) for name in NAMES]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(frame(Moment(page(jobs=jobs)), width, 40))
+    assert isinstance(console.file, io.StringIO)
+    rows = console.file.getvalue().splitlines()
+    heading = next(number for number, row in enumerate(rows) if row.startswith("job "))
+    columns = rows[heading].index("user")
+    assert all(cell_len(row) <= width for row in rows)
+    assert "".join(row[:columns].strip() for row in rows[heading + 1 :]) == "".join(sorted(NAMES))
+    for name in ("resnet50-imagenet21k-482113", "eval"):
+        assert any(row.startswith(f"{name} ") for row in rows)
+    for kept in ("user", "shards read", "ahead", "waiting now"):
+        assert kept in rows[heading]
+
+
+def test_a_wide_screen_shows_all_columns() -> None:
+    """Nothing is given up where there is room."""
+    rows = lines(Moment(page(jobs=[job()])), 160)
+    assert "job user readers shards read shards/s ahead waits waited waiting now" in rows
+
+
+def test_folded_names_count_as_lines() -> None:
+    """A frame with them is still no longer than the screen."""
+    rows = lines(Moment(page(jobs=[job("x" * 200) for _ in range(20)])), 80, 24)
+    assert len(rows) <= 24 and any(row.startswith("… and ") for row in rows)
+
+
+@pytest.mark.parametrize(("width", "end"), [(80, "old04, old05 and 34 more"), (400, "old38, old39")])
+def test_jobs_without_readers_are_one_line(width: int, end: str) -> None:
+    """With as many whole names as fit."""
+    ended = [job(f"old{number:02d}", sessions=0) for number in range(40)]
+    [row] = [row for row in lines(Moment(page(jobs=[job(), *ended])), width, 40) if "old" in row]
+    assert row.startswith("40 jobs without readers: old00, old01,") and len(row) <= width
+    assert row.endswith(end)
+
+
+def test_a_job_has_its_users_name() -> None:
+    """The id, where this node does not know the user."""
+    rows = lines(Moment(page(jobs=[job("known"), job("foreign", uid=987654)])))
+    assert any(row.startswith("known root ") for row in rows)
+    assert any(row.startswith("foreign 987654 ") for row in rows)
 
 
 @pytest.mark.parametrize("height", [13, 24, 40, 80])

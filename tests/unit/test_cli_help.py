@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
+from shardcache.cli.main import app
 from support.cli import shardcache
 
 HEAVY = ("aiohttp", "pydantic", "rich", "s3fs", "torch", "moto")
-COMMANDS = ("serve", "status", "top", "warm", "index", "ls", "evict", "verify", "doctor", "probe", "demo")
+COMMANDS = ("serve", "status", "top", "write", "warm", "index", "ls", "evict", "verify", "doctor", "probe", "demo")
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -56,3 +57,12 @@ def test_client_installation_says_how_to_get_the_command_line() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "pip install 'shardcache[daemon]'" in done.stderr
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_summaries_are_whole(columns: str) -> None:
+    """The list of commands cuts no sentence, in any width."""
+    page = " ".join(shardcache("--help", env={"COLUMNS": columns}).out.split())
+    assert "..." not in page.partition("Commands:")[2]
+    for command in app.commands.values():
+        assert " ".join((command.short_help or command.help or "").split()).partition(". ")[0].rstrip(".") in page

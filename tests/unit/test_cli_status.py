@@ -58,7 +58,7 @@ PAGE: dict[str, Any] = {
     "jobs": [
         {
             "name": "resnet",
-            "uid": 1000,
+            "uid": 0,
             "sessions": 8,
             "shards_planned": 100,
             "shards_done": 40,
@@ -99,7 +99,7 @@ def test_page_tells_cache_and_counters() -> None:
     assert "1.0 TB of 2.0 TB · 1,000 shards · 30.0 GB leased · 1.0 TB free on disk" in page
     assert "3.0 TB in 400,000 requests" in page
     assert "90 hits (90%) · 10 misses" in page
-    assert "evictions 5 · re-fetched 1 · parts paused 8 · retries 6 · damaged 7" in page
+    assert "damaged 7 · evictions 5 · re-fetched 1 · retries 6 · parts paused 8" in page
 
 
 def test_a_bad_disk_is_shown_with_its_cause_and_remedy() -> None:
@@ -135,13 +135,13 @@ def test_jobs_show_how_far_they_are_and_how_long_they_waited() -> None:
     """A line a job: who, how many readers, progress, pace, seconds ahead, waiting time, its causes, who waits now."""
     waited = "2.5 s: network 2.0 s, disk 500 ms"
     now = "3 readers: downloading from the object store"
-    assert line_with("resnet", shown(PAGE)) == f"resnet 1000 8 40 of 100 2.1 12.0 s {waited} {now}"
+    assert line_with("resnet", shown(PAGE)) == f"resnet root 8 40 of 100 2.1 12.0 s {waited} {now}"
 
 
 def test_job_without_waiting_readers_shows_none() -> None:
     """A job that has all it planned and never waited."""
     calm = job(ahead_s=None, stall_s=0.0, waited={"network_s": 0.0, "disk_s": 0.0}, waiting=0, waiting_for=None)
-    assert line_with("resnet", shown(calm)) == "resnet 1000 8 40 of 100 2.1 all cached 0 ms"
+    assert line_with("resnet", shown(calm)) == "resnet root 8 40 of 100 2.1 all cached 0 ms"
 
 
 def test_reader_that_waits_for_no_transfer_is_counted() -> None:
@@ -173,6 +173,6 @@ def test_daemon_that_tells_less_is_shown_all_the_same() -> None:
     ]
     older["counters"] = {key: value for key, value in PAGE["counters"].items() if key not in ("refetches", "paused")}
     page = shown(older)
-    assert line_with("resnet", page) == "resnet 1000 8 40 of 100 2.5 s"
+    assert line_with("resnet", page) == "resnet root 8 40 of 100 2.5 s"
     assert line_with("s3://b/a.tar", page).endswith("1.0 MB of 4.0 MB planned 2")
-    assert "evictions 5 · retries 6 · damaged 7" in page
+    assert "damaged 7 · evictions 5 · retries 6" in page

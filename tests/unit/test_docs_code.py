@@ -60,8 +60,13 @@ def complaint(args: list[str]) -> str:
     name, *rest = args
     if name not in app.commands:
         return "" if name.startswith("-") or not re.fullmatch(r"[a-z]+", name) else "no such command"
-    command = app.commands[name]
+    command: click.Command = app.commands[name]
     context = click.Context(command, info_name=name, parent=click.Context(app))
+    if isinstance(command, click.Group):
+        below = command.commands.get(rest[0] if rest else "")
+        if below is None:
+            return "no such command" if rest else ""
+        command, rest = below, rest[1:]
     try:
         command.make_parser(context).parse_args(rest)
     except click.NoSuchOption as exn:
@@ -83,6 +88,11 @@ def test_complaints_are_made() -> None:
     """The check above would see an option or a command that does not exist, wherever in a line it stands."""
     line = "$ sudo -u x /bin/shardcache serve --capacitty 1 && shardcache wram s3://a/ | shardcache ls -x  # shardcache"
     assert [bool(complaint(args)) for args in commands(line)] == [True, True, True]
+    assert [bool(complaint(["config", *args])) for args in (["shwo"], ["check", "--fast"], ["show"])] == [
+        True,
+        True,
+        False,
+    ]
     assert list(commands("kubectl -n shardcache get pods")) == []
 
 

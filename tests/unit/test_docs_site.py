@@ -16,6 +16,7 @@ from pydantic import ByteSize
 
 import shardcache_client
 from shardcache import errors
+from shardcache.cli.installation.manpages import contexts
 from shardcache.cli.main import app
 from shardcache.config import AllowRule, OriginTable, Settings
 from shardcache.errors import ShardcacheError
@@ -69,9 +70,11 @@ def every_option() -> Iterator[tuple[str, str, str]]:
 
     But for --help: click keeps that as it was when the command was first run, in some test before, with or without -h.
     """
-    group = click.Context(app, info_name="shardcache", **app.context_settings)
-    for name, command in app.commands.items():
-        for param in command.get_params(click.Context(command, parent=group, info_name=name)):
+    for context in contexts(click.Context(app, info_name="shardcache", **app.context_settings)):
+        name = context.command_path.partition(" ")[2].replace(" ", "-")
+        if isinstance(context.command, click.Group):
+            continue
+        for param in context.command.get_params(context):
             if isinstance(param, click.Option) and "--help" not in param.opts:
                 yield name, f"{name}-{param.opts[0].lstrip('-')}", " ".join([*param.opts, *param.secondary_opts])
 

@@ -29,6 +29,14 @@ def test_ranks_come_from_the_launcher(env: dict[str, str], ranks: Ranks) -> None
     assert ranks_of_environment(env) == ranks
 
 
+def test_rays_workers_are_not_the_tasks_of_the_step_that_started_ray() -> None:
+    """`srun ray start` leaves its own rank in the environment of each worker; torchrun's may be theirs."""
+    worker = {"RAY_JOB_ID": "02000000"}
+    assert ranks_of_environment(SRUN | worker, ["/ray/default_worker.py"]) == Ranks(0, 1)
+    assert ranks_of_environment(SRUN | worker | TORCHRUN, ["/ray/default_worker.py"]) == Ranks(3, 8)
+    assert ranks_of_environment(SRUN | worker, ["driver.py"]) == Ranks(1, 4)
+
+
 @pytest.mark.parametrize("env", [{"RANK": "one", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}])
 def test_nonsense_in_the_environment_is_an_error(env: dict[str, str]) -> None:
     """A rank that is no number, or not below the world size, is not guessed around."""

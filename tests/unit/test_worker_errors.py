@@ -104,3 +104,14 @@ def test_one_that_ends_the_program_is_shown(capfd: pytest.CaptureFixture[str]) -
     program = "from shardcache.errors import ConfigError; raise ConfigError('no such option', remedy='leave it out')"
     subprocess.run([sys.executable, "-c", program], check=False)
     assert capfd.readouterr().err.endswith("ConfigError: no such option\n  What to do: leave it out\n")
+
+
+def test_a_derived_class_of_another_project_takes_no_place() -> None:
+    """Ray derives a class, with a constructor of its own, from that of an error: errors are not made of it later."""
+
+    class DerivedError(OutdatedError):
+        def __init__(self, cause: Exception) -> None:
+            super().__init__(str(cause))
+
+    assert type(from_json(OutdatedError("old").to_json())) is OutdatedError
+    assert type(pickle.loads(pickle.dumps(DerivedError(ValueError("old"))))) is OutdatedError

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from shardcache_client.ranks import distributed
-from shardcache_client.topology import Ranks, Topology, ranks_of_environment
+from shardcache_client.topology import Ranks, Topology, ranks_of_environment, ranks_of_ray_train
 
 
 def in_worker() -> bool:
@@ -38,10 +38,10 @@ class Membership:
 
     @property
     def ranks_of_job(self) -> Ranks:
-        """Rank of the process by torch.distributed or else the launcher, whatever the user named."""
+        """Rank of the process by torch.distributed, Ray Train or else the launcher, whatever the user named."""
         # A spawned worker has no torch.distributed and reads for the process that started it.
         inherited = self._inherited if in_worker() else None
-        return distributed.ranks() or inherited or ranks_of_environment()
+        return distributed.ranks() or inherited or ranks_of_ray_train() or ranks_of_environment()
 
     def topology(self) -> Topology:
         """Return the place of this process among the readers of the job, as of now."""
@@ -51,4 +51,4 @@ class Membership:
         return Topology(ranks.rank, ranks.world_size, worker.id, worker.num_workers)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_inherited": distributed.ranks()}
+        return self.__dict__ | {"_inherited": distributed.ranks() or ranks_of_ray_train()}

@@ -9,7 +9,7 @@ from typing import NoReturn, Self
 
 from shardcache.errors import CorruptShardError
 from shardcache.protocol import Arriving
-from shardcache.tarindex import Grouping, Tar
+from shardcache.tarindex import Grouping, Tar, split_lines
 from shardcache.tarindex.members import Member
 from shardcache_client.files.mapping import map_file, unreadable
 from shardcache_client.files.slicing import Column, NameOf, Sample, as_bytes, cut, named
@@ -66,7 +66,7 @@ class ArrivingShard:
         self._columns: list[Column | None] = []
         # The daemon checks the end of the tar once the whole shard has arrived.
         tar = Tar(self._read, self._size_bytes, self.url, require_end=False, ignore_trailing_data=True)
-        self._members: Iterator[Member] = iter(tar)
+        self._members: Iterator[Member] = split_lines(tar, self._read, self.url)
 
     def __repr__(self) -> str:
         ready = f"{self._ready_bytes} of {self._size_bytes} bytes"

@@ -14,7 +14,7 @@ import click
 
 from shardcache import __version__
 from shardcache.cli.commands.serve import SettingsCommand
-from shardcache.cli.common import FAILED, NO_DAEMON, json_option, print_json
+from shardcache.cli.common import FAILED, NO_DAEMON, complete_path, json_option, print_json
 from shardcache.protocol import from_here
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", 
     short_help="Check this node and suggest fixes.",
     epilog="Exit codes: 0 no check failed; 1 a check failed; 3 no check failed, but no daemon answers.",
 )
-@click.argument("urls", nargs=-1, metavar="[URL]...")
+@click.argument("urls", nargs=-1, metavar="[URL]...", shell_complete=complete_path)
 @click.option(
     "--config",
     type=click.Path(path_type=Path, readable=False),

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from shardcache import shardlist
-from shardcache.cli.common import fail, json_option, print_lines, socket_option, stream
+from shardcache.cli.common import complete_path, fail, json_option, print_lines, socket_option, stream
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef, from_here
 
@@ -35,7 +35,7 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
 @click.option(
     "-o",
     "--output",

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from shardcache.cli.common import ask, fail, json_option, print_json, print_lines, socket_option, stream
+from shardcache.cli.common import ask, complete_path, fail, json_option, print_json, print_lines, socket_option, stream
 from shardcache.protocol import from_here
 
 
 @click.command()
-@click.argument("urls", nargs=-1, metavar="[URL...]")
+@click.argument("urls", nargs=-1, metavar="[URL...]", shell_complete=complete_path)
 @json_option
 @socket_option
 def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
@@ -62,7 +62,7 @@ async def _show_pins(lines: AsyncIterator[dict[str, Any]]) -> None:
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
 @json_option
 @socket_option
 def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:

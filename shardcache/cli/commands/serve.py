@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
+from shardcache.cli.common import complete_path
+
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
@@ -31,6 +33,7 @@ def _option(name: str, field: FieldInfo) -> click.Option:
         # Everything else stays text, for pydantic to parse.
         type=click.Choice(choices) if choices else str,
         metavar=None if choices else _metavar(field),
+        shell_complete=complete_path if _metavar(field) == "PATH" else None,
         multiple=is_list,
         help=_help(field),
     )

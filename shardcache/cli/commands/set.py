@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from shardcache.cli.common import ask, json_option, print_json, socket_option
 from shardcache.errors import ConfigError
 
+_VALUES = {"capacity": (), "max-bandwidth": ("none",), "log-level": ("debug", "info", "warning", "error")}
+
+
+def _complete_name(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
+    return _starting(typed, _VALUES)
+
+
+def _complete_value(ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
+    return _starting(typed, _VALUES.get(str(ctx.params.get("name")), ()))
+
+
+def _starting(typed: str, known: Iterable[str]) -> list[CompletionItem]:
+    return [CompletionItem(text) for text in known if text.startswith(typed)]
+
 
 @click.command(name="set")
-@click.argument("name", default="")
-@click.argument("value", default="")
+@click.argument("name", default="", shell_complete=_complete_name)
+@click.argument("value", default="", shell_complete=_complete_value)
 @json_option
 @socket_option
 def set_(name: str, value: str, as_json: bool, socket: Path | None) -> None:

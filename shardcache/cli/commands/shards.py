@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from shardcache.cli.common import ask, fail, json_option, print_json, print_lines, socket_option, stream
+from shardcache.cli.common import ask, complete_path, fail, json_option, print_json, print_lines, socket_option, stream
 from shardcache.protocol import from_here
 
 
@@ -45,7 +45,7 @@ async def _show_shards(lines: AsyncIterator[dict[str, Any]]) -> None:
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
 @json_option
 @socket_option
 def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from shardcache.cli.common import fail, json_option, print_lines, socket_option, stream
+from shardcache.cli.common import complete_path, fail, json_option, print_lines, socket_option, stream
 from shardcache.protocol import from_here
 
 
 @click.command()
-@click.argument("urls", nargs=-1, required=True, metavar="URL...")
+@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
 @json_option
 @socket_option
 def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:

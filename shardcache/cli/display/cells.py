@@ -5,7 +5,9 @@ Fields that an older daemon does not report are left blank.
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from rich.progress_bar import ProgressBar
@@ -20,13 +22,14 @@ Row = Mapping[str, Any]
 _SOON_S = 10.0
 
 _HELD = {"leased_bytes": "leased", "arriving_bytes": "arriving"}
+# What matters most comes first: a narrow screen cuts the end.
 _COUNTERS = {
+    "corrupt": "damaged",
     "evictions": "evictions",
     "refetches": "re-fetched",
-    "paused": "parts paused",
     "retries": "retries",
+    "paused": "parts paused",
     "hedges": "hedged",
-    "corrupt": "damaged",
 }
 
 
@@ -39,9 +42,12 @@ def fill(cache: Row) -> str:
     """Describe how full the cache is, and with what."""
     parts = [f"{size(cache['used_bytes'])} of {size(cache['capacity_bytes'])}", count(cache["shards"], "shard")]
     parts += [f"{size(cache[key])} {what}" for key, what in _HELD.items() if cache.get(key)]
-    if cache["free_bytes"] is not None:
-        parts.append(f"{size(cache['free_bytes'])} free on disk")
     return " · ".join(parts)
+
+
+def free(cache: Row) -> str:
+    """Describe the space that is left on the cache disk; empty if it is unknown."""
+    return "" if cache["free_bytes"] is None else f"{size(cache['free_bytes'])} free on disk"
 
 
 def disk(page: Row) -> Text | None:
@@ -74,8 +80,9 @@ def scrub(page: Row) -> str | None:
 
 
 def troubles(counters: Row) -> str:
-    """List the counters since start that may be worth a look."""
-    return " · ".join(f"{what} {counters[key]:,}" for key, what in _COUNTERS.items() if key in counters)
+    """List the counters since start that may be worth a look, but for zeros."""
+    counted = [f"{what} {counters[key]:,}" for key, what in _COUNTERS.items() if counters.get(key)]
+    return " · ".join(counted) or "nothing evicted, damaged or retried"
 
 
 def leases(counters: Row) -> str:
@@ -102,6 +109,19 @@ def needed_in(transfer: Row) -> str:
     if needed_in_s is None:
         return ""
     return duration(needed_in_s) if needed_in_s > 0 else "now"
+
+
+def user(job: Row) -> str:
+    """Return the name of a job's user; the id if this node has no such user."""
+    return _user_name(job["uid"])
+
+
+@cache
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def progress(job: Row) -> str:

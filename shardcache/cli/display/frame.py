@@ -13,15 +13,18 @@ from rich.table import Table
 from rich.text import Text
 
 from shardcache.cli.display import cells
-from shardcache.cli.display.output import Tail, make_table, one_line
+from shardcache.cli.display.job_rows import JobRows, without_readers
+from shardcache.cli.display.output import Tail, one_line
 from shardcache.cli.display.page import headline, transfer_table
-from shardcache.cli.display.rates import Page, Rates, job_key
+from shardcache.cli.display.rates import Page, Rates
 from shardcache.errors import ShardcacheError
 from shardcache.units import size
 
 Row = Mapping[str, Any]
 
 _BAR_COLUMNS = 12
+# A narrower screen needs the columns of the transfers' bars for their names.
+_BAR_FROM_COLUMNS = 100
 # A table's heading and the blank line above it.
 _HEADING_LINES = 2
 
@@ -47,18 +50,23 @@ class Moment:
         return self.page | {"rates": self.rates and self.rates.to_json()}
 
 
-def frame(moment: Moment, height: int | None = None) -> RenderableType:
-    """Return the rendered frame, at most `height` lines of it if given."""
+def frame(moment: Moment, width: int, height: int | None = None) -> RenderableType:
+    """Return the rendered frame for a width, at most `height` lines of it if given."""
     head, page = _head(moment), moment.page
-    jobs, transfers = sorted(page["jobs"], key=_job_order), sorted(page["transfers"], key=_transfer_order)
-    headings = (bool(jobs) + bool(transfers)) * _HEADING_LINES
-    room = None if height is None else max(0, height - 1 - head.row_count - headings)
-    for_jobs, for_transfers = share(room, len(jobs), len(transfers))
+    jobs = sorted(page["jobs"], key=_job_order)
+    rows = JobRows.of([job for job in jobs if job["sessions"]], moment.rates, width)
+    idle = _idle([job for job in jobs if not job["sessions"]], width, below_jobs=bool(rows.heights))
+    transfers = sorted(page["transfers"], key=_transfer_order)
+    headings = sum(_HEADING_LINES for section in (rows.heights, transfers) if section)
+    room = None if height is None else max(0, height - 1 - head.row_count - headings - len(idle))
+    for_jobs, for_transfers = share(room, sum(rows.heights), len(transfers))
+    bar_columns = _BAR_COLUMNS if width >= _BAR_FROM_COLUMNS else 0
     return Group(
         headline(page),
         head,
-        *_section(jobs, for_jobs, partial(_job_table, rates=moment.rates)),
-        *_section(transfers, for_transfers, partial(transfer_table, bar_columns=_BAR_COLUMNS, url=Tail)),
+        *_jobs(rows, for_jobs),
+        *idle,
+        *_transfers(transfers, for_transfers, partial(transfer_table, bar_columns=bar_columns, url=Tail)),
     )
 
 
@@ -70,20 +78,40 @@ def share(lines: int | None, jobs: int, transfers: int) -> tuple[int, int]:
     return for_jobs, min(transfers, lines - for_jobs)
 
 
-def _section(rows: Sequence[Row], lines: int, table: Callable[[Sequence[Row]], Table]) -> list[RenderableType]:
-    """Return a table of the rows that fit; if some do not, the last line says how many are hidden."""
+def _jobs(rows: JobRows, lines: int) -> list[RenderableType]:
+    """Return a table of the jobs that fit; if some do not, the last line says how many are hidden."""
+    if not rows.heights or not lines:
+        return []
+    shown = rows.fitting(lines) if sum(rows.heights) <= lines else rows.fitting(lines - 1)
+    return ["", rows.table(shown), *_hidden(len(rows.heights) - shown)]
+
+
+def _idle(jobs: Sequence[Row], width: int, *, below_jobs: bool) -> list[RenderableType]:
+    """Return the line about jobs without readers, after a blank one if no table of jobs is above it."""
+    if not jobs:
+        return []
+    return [*([] if below_jobs else [""]), without_readers(jobs, width)]
+
+
+def _transfers(rows: Sequence[Row], lines: int, table: Callable[[Sequence[Row]], Table]) -> list[RenderableType]:
+    """Return a table of the transfers that fit; if some do not, the last line says how many are hidden."""
     if not rows or not lines:
         return []
     shown = rows if len(rows) <= lines else rows[: lines - 1]
-    hidden = len(rows) - len(shown)
-    return ["", table(shown), *([Text(f"… and {hidden:,} more", "dim")] if hidden else [])]
+    return ["", table(shown), *_hidden(len(rows) - len(shown))]
+
+
+def _hidden(number: int) -> list[RenderableType]:
+    return [Text(f"… and {number:,} more", "dim")] if number else []
 
 
 def _head(moment: Moment) -> Table:
     cache, counters = moment.page["cache"], moment.page["counters"]
     head = Table.grid(padding=(0, 2))
     head.add_row("cache", one_line(str(cache["dir"])))
-    head.add_row("", cells.bar(cache["used_bytes"], cache["capacity_bytes"]))
+    fullness = Table.grid(padding=(0, 2))
+    fullness.add_row(cells.bar(cache["used_bytes"], cache["capacity_bytes"]), one_line(cells.free(cache)))
+    head.add_row("", fullness)
     head.add_row("", one_line(cells.fill(cache)))
     if trouble := cells.disk(moment.page):
         trouble.no_wrap, trouble.overflow = True, "ellipsis"
@@ -106,27 +134,12 @@ def _leases(counters: Row, rates: Rates | None) -> str:
     return f"{asked}{cells.leases(counters)}"
 
 
-# Jobs: waiting ones first, ended ones last
+# Jobs: waiting ones first, those without readers last
 
 
 def _job_order(job: Row) -> tuple[bool, bool, float, str]:
     ahead_s = job.get("ahead_s")
     return not job["sessions"], not job.get("waiting"), math.inf if ahead_s is None else ahead_s, job["name"]
-
-
-def _job_table(jobs: Sequence[Row], rates: Rates | None) -> Table:
-    numbers = ("readers", "shards read", "shards/s", "ahead", "waits")
-    columns = ("job", "readers", "", *numbers[1:], "waited", "waiting now")
-    table = make_table(*columns, numbers=numbers)
-    shares = rates.waiting_share if rates else {}
-    for job in jobs:
-        who = one_line(job["name"]), f"{job['sessions']:,}"
-        done = cells.bar(job["shards_done"], job["shards_planned"], _BAR_COLUMNS), cells.progress(job)
-        waits = f"{shares[job_key(job)]:.0%}" if job_key(job) in shares else ""
-        words = one_line(cells.waited(job)), one_line(cells.waiting_now(job))
-        style = None if job["sessions"] else "dim"
-        table.add_row(*who, *done, cells.pace(job), cells.ahead(job), waits, *words, style=style)
-    return table
 
 
 # Transfers: those being waited for first, then by when they are needed

@@ -38,7 +38,7 @@ def _facts(page: Row) -> Table:
     facts = Table.grid(padding=(0, 2))
     facts.add_row("cache", Text(str(cache["dir"])))
     facts.add_row("", cells.bar(cache["used_bytes"], cache["capacity_bytes"]))
-    facts.add_row("", cells.fill(cache))
+    facts.add_row("", " · ".join(filter(None, (cells.fill(cache), cells.free(cache)))))
     if pins := cells.pins(page):
         facts.add_row("pinned", pins)
     if trouble := cells.disk(page):
@@ -52,21 +52,23 @@ def _facts(page: Row) -> Table:
 
 
 def transfer_table(rows: Sequence[Row], bar_columns: int = 40, url: Callable[[str], RenderableType] = Text) -> Table:
-    """Return a table with one line per transfer; `url` renders its name."""
+    """Return a table with one line per transfer; `url` renders its name; without columns for it, there is no bar."""
     numbers = ("bytes", "rate", "needed in", "waiting")
-    table = make_table("transfer", "", "bytes", "rate", "class", "needed in", "waiting", numbers=numbers)
+    bars = ("",) if bar_columns else ()
+    table = make_table("transfer", *bars, "bytes", "rate", "class", "needed in", "waiting", numbers=numbers)
     for row in rows:
-        done = cells.bar(row["done_bytes"], row["total_bytes"], bar_columns), cells.amount(row)
+        bar = [cells.bar(row["done_bytes"], row["total_bytes"], bar_columns)] if bar_columns else []
+        done = *bar, cells.amount(row)
         rate, klass = cells.speed(row.get("rate_bytes_per_s")), one_line(row["class"])
         table.add_row(url(row["url"]), *done, rate, klass, cells.needed_in(row), f"{row['waiters']:,}")
     return table
 
 
 def _jobs(rows: Sequence[Row]) -> Table:
-    numbers = ("uid", "readers", "shards read", "shards/s", "ahead")
-    table = make_table("job", *numbers, "waited", "waiting now", numbers=numbers)
+    numbers = ("readers", "shards read", "shards/s", "ahead")
+    table = make_table("job", "user", *numbers, "waited", "waiting now", numbers=numbers)
     for row in rows:
-        who = Text(row["name"]), str(row["uid"]), f"{row['sessions']:,}"
+        who = Text(row["name"]), Text(cells.user(row)), f"{row['sessions']:,}"
         times = cells.ahead(row), cells.waited(row), cells.waiting_now(row)
         table.add_row(*who, cells.progress(row), cells.pace(row), *times)
     return table

@@ -6,6 +6,7 @@ import base64
 import re
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -22,6 +23,12 @@ from shardcache.transport.workers import Commit
 
 _CHECKSUMS = ("crc32c", "crc64nvme", "crc32")
 
+# Parts are in memory while they are sent. S3 takes 10,000 of them: shards of up to 160 GB.
+_UPLOAD_PART_BYTES = 16 * 1024**2
+_UPLOADED_PARTS = 4
+_UPLOAD_ATTEMPTS = 5
+_UPLOAD_SILENCE_S = 60
+
 Headers = Mapping[str, str]
 """Headers of an answer; names in lower case."""
 
@@ -30,7 +37,11 @@ class S3Origin(Origin):
     """Buckets with one set of options."""
 
     def __init__(self, setup: Setup) -> None:
+        # The downloader retries, counts its retries, and notices stalls; uploads leave all that to the SDK.
         self._sessions = Sessions(setup.table, setup.max_connections)
+        self._uploading = Sessions(
+            setup.table, setup.max_connections, attempts=_UPLOAD_ATTEMPTS, read_timeout_s=_UPLOAD_SILENCE_S
+        )
         self._direct = DirectRequests(setup.table, setup.workers)
         self._buffers = Buffers()
         self._verify_etag = setup.table.verify_etag
@@ -89,9 +100,20 @@ class S3Origin(Origin):
                 if more == before:
                     raise OriginUnavailableError("the origin repeats a page of its listing endlessly", url=prefix)
 
+    async def upload(self, path: Path, url: str) -> RemoteObject:
+        """As `Uploads.upload`; in parts if the file is large, which become an object only after the last."""
+        bucket, key = split(url)
+        async with self._uploading.use(url) as fs:
+            await fs._put_file(
+                str(path), f"{bucket}/{key}", chunksize=_UPLOAD_PART_BYTES, max_concurrency=_UPLOADED_PARTS
+            )
+            head = await _head_by_sdk(fs, {"Bucket": bucket, "Key": key})
+            return RemoteObject(url, _etag(head.get("etag"), url), int(head["content-length"]))
+
     async def close(self) -> None:
         """As `Origin.close`."""
         await self._sessions.close()
+        await self._uploading.close()
 
 
 def split(url: str) -> tuple[str, str]:

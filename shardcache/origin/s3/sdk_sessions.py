@@ -35,10 +35,17 @@ class Sessions:
 
     botocore renews the credentials of roles and tokens by itself. Those that it reads only once, such as keys in a
     file, are read again by a new session after the origin has refused the old ones.
+
+    Args:
+        attempts: attempts of each request by the SDK itself.
+        read_timeout_s: silence after which a request has failed; None if the caller notices it.
     """
 
-    def __init__(self, table: OriginTable, max_connections: int) -> None:
-        self._options = _options(table, max_connections)
+    def __init__(
+        self, table: OriginTable, max_connections: int, *, attempts: int = 1, read_timeout_s: float | None = None
+    ) -> None:
+        self._options = _options(table, max_connections, read_timeout_s)
+        self._attempts = attempts
         self._profile = self._options.pop("profile", table.profile)
         self._starting = asyncio.Lock()
         self._present: _Session | None = None
@@ -76,7 +83,7 @@ class Sessions:
             if session is None:
                 boto_session = await asyncio.to_thread(_boto_session, self._profile)
                 fs = S3FileSystem(session=boto_session, **self._options)
-                fs.retries = 1  # the downloader retries, and counts its retries
+                fs.retries = self._attempts
                 client = await fs.set_session()
                 for operation in ("GetObject", "HeadObject"):
                     client.meta.events.register_first(f"choose-signer.s3.{operation}", keep_signature_v4)
@@ -112,7 +119,7 @@ def _boto_session(profile: str | None) -> aiobotocore.session.AioSession:
     return session
 
 
-def _options(table: OriginTable, max_connections: int) -> dict[str, Any]:
+def _options(table: OriginTable, max_connections: int, read_timeout_s: float | None) -> dict[str, Any]:
     given = dict(table.storage_options)
     client = {"region_name": table.region} if table.region else {}
     config = {
@@ -120,7 +127,7 @@ def _options(table: OriginTable, max_connections: int) -> dict[str, Any]:
         "retries": {"total_max_attempts": 1},
         "connect_timeout": CONNECT_TIMEOUT_S,
         "http_session_cls": StoreSession,
-        "read_timeout": None,  # the downloader's stall timeout applies
+        "read_timeout": read_timeout_s,
         "response_checksum_validation": "when_required",  # parts have no checksum of their own
     }
     return {

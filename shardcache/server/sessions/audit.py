@@ -1,15 +1,16 @@
-"""The audit log: a line for each session and each request that changes something, with the user's id."""
+"""The audit log: a line for each epoch of a job and each request that changes something, with the user's id."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 import structlog
 from aiohttp import web
 
 from shardcache.access.peer import peer_of
+from shardcache.cache.readers.jobs import JobKey
+from shardcache.server.sessions.epochs import Epochs, Place
 
 log = structlog.get_logger()
 
@@ -24,6 +25,7 @@ class Audit:
     def __init__(self) -> None:
         self._period_began_s = time.monotonic()
         self._lines: dict[int, int] = {}
+        self._epochs = Epochs()
 
     def note(self, event: str, uid: int, **fields: object) -> None:
         """Log an event, unless the user is over the limit."""
@@ -34,14 +36,10 @@ class Audit:
         if lines <= _LINES:
             log.info(event, uid=uid, **fields)
 
-    @contextmanager
-    def session(self, uid: int) -> Iterator[None]:
-        """Log the start of a reader's session and, when the block exits, its end."""
-        self.note("session started", uid)
-        try:
-            yield
-        finally:
-            self.note("session ended", uid)
+    def plan(self, job: JobKey, epoch: int | None, reader: Place, **fields: object) -> None:
+        """Log the first plan of a job's epoch; further readers of the epoch are at level debug only."""
+        if self._epochs.begins(job, epoch, reader):
+            self.note("session started", job[1], epoch=epoch, **fields)
 
     def _end_period(self, now_s: float) -> None:
         for uid, lines in self._lines.items():

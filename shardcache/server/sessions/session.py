@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import structlog
 from aiohttp import WSMsgType, web
@@ -36,7 +37,7 @@ from shardcache.protocol import (
 from shardcache.redact import redact
 from shardcache.server.http.json_stream import written
 from shardcache.server.process.drain import DRAIN
-from shardcache.server.sessions.audit import AUDIT
+from shardcache.server.sessions.audit import AUDIT, Audit
 from shardcache.server.sessions.damage_notices import DamageNotices
 
 log = structlog.get_logger()
@@ -66,14 +67,16 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
         hello = await _hello(socket)
         protocol = _agreed(hello)
         REQUESTS["hello"].check(hello)  # not earlier: that of another version may have other fields
-        with about(job=hello["job"], uid=peer.uid), notes.session(peer.uid):
+        with about(job=hello["job"], uid=peer.uid):
             reader = cache.join(hello["job"], peer.uid, _loader(hello))
+            log.debug("reader connected", **_place(hello))
             try:
                 welcome = {"protocol": protocol, "version": __version__, "cache_dir": str(cache.layout.root)}
                 await _send(socket, {"type": "welcome", **welcome})
-                await Session(socket, cache, reader, peer).run()
+                await Session(socket, cache, reader, peer, partial(_note_plan, notes, reader, hello)).run()
             finally:
                 await reader.close()
+                log.debug("reader disconnected", **_place(hello))
     except ShardcacheError as exn:
         notes.note("session refused", peer.uid, cause=exn.message)
         await _send(socket, {"type": "error", "id": None, "error": exn.to_json()})
@@ -109,6 +112,16 @@ def _loader(hello: Json) -> Loader | None:
     return Loader(take(hello, "loader", str), take(hello, "rank", int), take(hello, "batch_size", int))
 
 
+def _place(hello: Json) -> Json:
+    """Return the reader's place in its job, as far as its hello has it."""
+    return {name: hello[name] for name in ("rank", "worker", "pid") if name in hello}
+
+
+def _note_plan(notes: Audit, reader: Reader, hello: Json, epoch: int | None) -> None:
+    sizes = {name: hello[name] for name in ("world_size", "workers") if name in hello}
+    notes.plan(reader.job.key, epoch, (hello.get("rank"), hello.get("worker")), **sizes)
+
+
 async def _texts(socket: web.WebSocketResponse) -> AsyncIterator[str]:
     with suppress(ConnectionError):  # the reader disconnected between its ping and our pong
         async for message in socket:
@@ -119,13 +132,23 @@ async def _texts(socket: web.WebSocketResponse) -> AsyncIterator[str]:
 class Session:
     """Answers one reader's requests. Leases are waited for concurrently, so that `explain` is answered meantime."""
 
-    def __init__(self, socket: web.WebSocketResponse, cache: Cache, reader: Reader, peer: Peer) -> None:
+    def __init__(
+        self,
+        socket: web.WebSocketResponse,
+        cache: Cache,
+        reader: Reader,
+        peer: Peer,
+        note_epoch: Callable[[int | None], None],
+    ) -> None:
+        """Prepare one; `note_epoch` is called with each epoch that the reader begins."""
         self._socket = socket
         self._cache = cache
         self._reader = reader
         self._peer = peer
         self._awaited: dict[int, int] = {}  # position waited for, by request id
+        self._note_epoch = note_epoch
         self._planned = False
+        self._epoch: int | None = None  # of the latest plan
         self._planning = asyncio.Lock()
         self._resolving = asyncio.Lock()
         self._room = asyncio.Semaphore(_MOST_AT_ONCE)
@@ -215,9 +238,15 @@ class Session:
         shards, order = await self._piece(message, 0 if new else self._reader.shard_count)
         if new:
             await self._reader.declare(message["reads"])
-            self._planned = True
+            self._begin(message.get("epoch"))
         await self._reader.extend(shards, order)
         return {"type": "ok"}
+
+    def _begin(self, epoch: int | None) -> None:
+        """Note the epoch of a plan, unless it is the present one: a reader that skips samples plans others instead."""
+        if not self._planned or epoch != self._epoch:
+            self._note_epoch(epoch)
+        self._planned, self._epoch = True, epoch
 
     async def _piece(self, message: Json, known_shards: int) -> tuple[list[Planned], list[int]]:
         """Return the shards added to a plan, and the positions added as indices into all of its shards."""

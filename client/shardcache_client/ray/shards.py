@@ -1,0 +1,224 @@
+"""Shards as a Ray Data dataset, each read on a node that has it cached."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pyarrow
+import ray
+import ray.data
+from ray.data import Datasource, ReadTask
+from ray.data.block import BlockMetadata
+from ray.util.annotations import RayDeprecationWarning
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from shardcache.errors import NoDaemonError
+from shardcache.protocol import from_here
+from shardcache.unix_socket import cached_urls
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.session import Patience
+from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
+from shardcache_client.handlers import Handler, reraise
+from shardcache_client.order.deal import Assignment
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.state import Resumption
+from shardcache_client.ray.node_daemon import node_socket
+from shardcache_client.reading.position import ReaderPosition
+from shardcache_client.reading.stream import EpochStream, Source
+from shardcache_client.topology import job_name
+
+_BLOCK_BYTES = 64 << 20
+_STATUS_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Arguments of `read_shards` for the reading tasks."""
+
+    on_error: Handler
+    fallback: Fallback
+    timeout_s: float
+
+
+def read_shards(
+    urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    on_error: Handler = reraise,
+    fallback: Fallback = "error",
+    timeout_s: float = 300.0,
+    override_num_blocks: int | None = None,
+    num_cpus: float | None = None,
+) -> ray.data.Dataset:
+    """Return the samples of tar shards as a Ray Data dataset, read through the daemons of the cluster's nodes.
+
+    A row has `__key__` and `__url__` (string), and each member under its extension (binary, null if missing). A shard
+    is read on a node that has it cached; all others are dealt so that nodes read equal numbers of bytes. If a node is
+    lost, its shards are read on other nodes.
+
+    Args:
+        urls: a brace pattern, glob, prefix ending in "/", index file (.json, wids format), local path, or a list of
+            these.
+        on_error: as for ShardDataset; called in the reading task.
+        fallback: as for ShardDataset: "direct" reads from the object store while the node's daemon cannot serve.
+        timeout_s: how long to wait for a shard, or for a lost daemon to come back.
+        override_num_blocks: number of reading tasks. Default: Ray's; at most one per shard.
+        num_cpus: of a reading task. Default: Ray's, 1.
+
+    Raises:
+        NoDaemonError: no node has a daemon.
+        NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
+    """
+    patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
+    manifest, cached = _look(patterns, fallback, timeout_s)
+    options = ReadOptions(on_error, fallback, timeout_s)
+    parts = []
+    for node, shards in assign(manifest, cached).items():
+        tasks = override_num_blocks and max(1, round(override_num_blocks * len(shards) / len(manifest)))
+        # If the node is lost, anywhere. A label with a fallback, which is to replace this in Ray 2.64, also falls back
+        # while the node is merely busy: shards would then be fetched by one node after the other.
+        where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RayDeprecationWarning)
+            parts.append(
+                ray.data.read_datasource(
+                    ShardDatasource(shards, options),
+                    override_num_blocks=tasks,
+                    num_cpus=num_cpus,
+                    ray_remote_args=where,
+                )
+            )
+    return parts[0].union(*parts[1:]) if len(parts) > 1 else parts[0]
+
+
+def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[str, Manifest]:
+    """Return the shards that each node is to read; nodes that read none are left out.
+
+    Args:
+        cached: urls of the cached shards of each node with a daemon.
+    """
+    load = dict.fromkeys(cached, 0)
+    shares: dict[str, list[int]] = {node: [] for node in cached}
+    known = {node: frozenset(urls) for node, urls in cached.items()}
+    homes = [[node for node in known if shard.url in known[node]] for shard in manifest]
+    # Those with the least choice first: the others can make up for uneven shares.
+    for number in sorted(range(len(manifest)), key=lambda number: len(homes[number]) or len(known) + 1):
+        node = min(homes[number] or load, key=lambda node: load[node])
+        load[node] += manifest[number].size_bytes or 1
+        shares[node].append(number)
+    return {
+        node: Manifest.of(manifest[number] for number in sorted(numbers)) for node, numbers in shares.items() if numbers
+    }
+
+
+class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types where it is not installed
+    """The samples of a manifest's shards, read through the daemon of whichever node a task runs on."""
+
+    def __init__(self, manifest: Manifest, options: ReadOptions) -> None:
+        super().__init__()
+        self._manifest = manifest
+        self._options = options
+
+    def get_name(self) -> str:
+        """Return the name of the reading stage in Ray's progress bars and dashboard."""
+        return "Shards"
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """Return the size of the shards in bytes; None unless all sizes are known."""
+        return _size_bytes(self._manifest)
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
+    ) -> list[ReadTask]:
+        """Return tasks that read consecutive shards each, in the order of the manifest."""
+        count, tasks = len(self._manifest), max(1, min(parallelism, len(self._manifest)))
+        cuts = [count * number // tasks for number in range(tasks + 1)]
+        parts = [Manifest.of(self._manifest[first:stop]) for first, stop in pairwise(cuts)]
+        return [
+            ReadTask(
+                partial(_read, part, self._options),
+                BlockMetadata(part.samples, _size_bytes(part), None, input_files=tuple(shard.url for shard in part)),
+                per_task_row_limit=per_task_row_limit,
+            )
+            for part in parts
+        ]
+
+
+def _size_bytes(manifest: Manifest) -> int | None:
+    sizes = [shard.size_bytes for shard in manifest if shard.size_bytes is not None]
+    return sum(sizes) if len(sizes) == len(manifest) else None
+
+
+def _look(patterns: list[str], fallback: Fallback, timeout_s: float) -> tuple[Manifest, dict[str, Collection[str]]]:
+    """Return the shards that the patterns name, and those cached on each node that has a daemon.
+
+    With a fallback, nodes without a daemon count as nodes that have cached nothing.
+    """
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    asked = {node: _on(node, _cached_here).remote() for node in nodes}
+    cached: dict[str, Collection[str]] = {}
+    for node, answer in asked.items():
+        try:
+            cached[node] = ray.get(answer)
+        except NoDaemonError:
+            if fallback == "direct":
+                cached[node] = ()
+        except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
+            continue
+    if not cached:
+        raise NoDaemonError(
+            f"none of the {len(nodes)} nodes of the Ray cluster has a daemon",
+            remedy="start them: shardcache_client.ray.start_daemons(cache_dir=..., capacity=...)",
+        )
+    manifest: Manifest = ray.get(_on(next(iter(cached)), _resolve_here).remote(patterns, fallback, timeout_s))
+    return manifest, cached
+
+
+def _on(node: str, function: Any) -> Any:
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(function).options(num_cpus=0, scheduling_strategy=strategy)
+
+
+def _cached_here() -> Collection[str]:
+    where = node_socket()
+    try:
+        return frozenset(cached_urls(where, _STATUS_TIMEOUT_S))
+    except (OSError, ValueError) as exn:
+        raise NoDaemonError("no daemon answers on this Ray node", url=str(where)) from exn
+
+
+def _resolve_here(patterns: list[str], fallback: Fallback, timeout_s: float) -> Manifest:
+    return resolver(fallback)(node_socket(), Reader(job_name()), patterns, timeout_s)
+
+
+def _read(manifest: Manifest, options: ReadOptions) -> Iterator[pyarrow.Table]:
+    """Yield tables of some 64 MiB with the samples of the shards, in the order of the files."""
+    sessions = Sessions(node_socket(), Patience(options.timeout_s), partial_reads=True, fallback=options.fallback)
+    # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is not replaced.
+    source = Source(sessions, manifest, Assignment(even=None).deal(manifest, counted=False), epochs=1)
+    start = Resumption(0)
+    stream = EpochStream(source, Reader(job_name()), start, ReaderPosition.at(start.place, options.on_error))
+    yield from map(_table, _batches(stream))
+
+
+def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    size_bytes = 0
+    for sample in samples:
+        batch.append(sample)
+        size_bytes += sum(map(len, sample.values()))
+        if size_bytes >= _BLOCK_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def _table(samples: list[dict[str, Any]]) -> pyarrow.Table:
+    names = dict.fromkeys(name for sample in samples for name in sample)
+    return pyarrow.table({name: [sample.get(name) for sample in samples] for name in names})

@@ -1,0 +1,79 @@
+"""Interface of the formats that shards are made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from shardcache.errors import InputError
+from shardcache.writing.plan.samples import Sample
+
+Json = dict[str, Any]
+Position = Any
+"""A place in the input, as JSON: a tuple arrives as a list in another process."""
+
+FileFact = tuple[str, int, int]
+"""A file of the input: its path, size in bytes and modification time in nanoseconds, for noticing that it changed."""
+
+
+class Source(Protocol):
+    """Samples in a fixed order, any stretch of which can be read in another process. Both methods block.
+
+    Constructed from a JSON object, which `identity` and the constructor's arguments are part of.
+    """
+
+    def positions(self) -> Iterator[tuple[int, Position]]:
+        """Yield the size in a tar, in bytes, and the position of each sample, in order.
+
+        The size may be an estimate, if it is the same one each time. Raises InputError.
+        """
+
+    def read(self, first: Position, last: Position) -> Iterator[Sample]:
+        """Yield the samples from one position to another, which is included.
+
+        Raises InputError for a file that is malformed or has changed, SampleError.
+        """
+
+
+def fact_of(path: Path) -> FileFact:
+    """Return the facts of a file. Raises InputError if there is none."""
+    try:
+        found = path.stat()
+    except OSError as exn:
+        raise unreadable(exn, path) from exn
+    return str(path), found.st_size, found.st_mtime_ns
+
+
+def identity_of(facts: Iterable[FileFact]) -> str:
+    """Return a short name of the files' contents, as far as names, sizes and times tell them apart."""
+    rows = [(Path(path).name, *rest) for path, *rest in facts]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+
+def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
+    """Open a file of the input. Raises InputError if it is not the file that it was when the run began."""
+    path, size_bytes, mtime_ns = fact
+    try:
+        file = open(path, "rb", buffering=1024**2)  # noqa: SIM115  # the caller closes it
+    except OSError as exn:
+        raise unreadable(exn, Path(path)) from exn
+    found = os.fstat(file.fileno())
+    if (found.st_size, found.st_mtime_ns) != (size_bytes, mtime_ns):
+        file.close()
+        raise InputError(
+            "the file changed while shards were being written from it",
+            url=path,
+            remedy="wait until nothing writes to it; then delete what is in the destination, and start again",
+        )
+    return file
+
+
+def unreadable(exn: OSError, path: Path) -> InputError:
+    """Return the error for a file or folder that cannot be read."""
+    return InputError(
+        f"cannot read it ({exn.strerror})", url=str(path), remedy="check the path and the permissions of this user"
+    )

@@ -1,0 +1,133 @@
+"""`ShardWriter`: shards from the samples of a program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from shardcache.config import MIB, Settings
+from shardcache.errors import ConfigError
+from shardcache.origin.base import RemoteObject
+from shardcache.writing.destination import Destination, check_empty
+from shardcache.writing.plan.cutting import SHARD_NAMES, ShardNames
+from shardcache.writing.plan.samples import sample_of
+from shardcache.writing.plan.tar import sample_bytes
+from shardcache.writing.shard_file import ShardFile
+
+T = TypeVar("T")
+
+
+class ShardWriter:
+    """Writes samples to shards and, at the end, their index; a context manager.
+
+        with ShardWriter("s3://bucket/train/", shard_size_bytes=256 * 2**20) as shards:
+            shards.write({"__key__": "000017", "jpg": data, "cls": 3})
+
+    A shard is uploaded while the next is written; it appears in the destination whole or not at all. The same samples
+    give the same bytes. If the block raises, no index is written, and the shard at hand is discarded; complete ones
+    stay. Not for several threads.
+
+    Args:
+        destination: folder or url for the shards and `index.json`, without other shards.
+        shard_size_bytes: most bytes of a shard, unless a single sample is larger.
+        names: pattern of the shards' names, with one number.
+        config: TOML file with `[[origin]]` tables; by default, the daemon's.
+
+    Raises:
+        ConfigError: an argument is invalid, or the destination holds shards already.
+        AccessDeniedError, OriginUnavailableError, OriginError: the destination cannot be reached or written to.
+        DiskError: a shard at hand cannot be written to $TMPDIR or, for a local destination, there.
+    """
+
+    def __init__(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        shard_size_bytes: int = 256 * MIB,
+        names: str = SHARD_NAMES,
+        config: Path | None = None,
+    ) -> None:
+        if shard_size_bytes < 1:
+            raise ConfigError("shard_size_bytes must be positive")
+        self._names = ShardNames(names)
+        self._shard_size_bytes = shard_size_bytes
+        self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
+        self._shard: ShardFile | None = None
+        self._uploading: tuple[Future[RemoteObject], int] | None = None
+        self._stored: list[tuple[RemoteObject, int]] = []  # with their numbers of samples
+        self._number = 0
+        self._is_open = False
+
+    def __enter__(self) -> Self:
+        # One thread has the event loop: the destination's connections belong to it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shardcache-upload")
+        self._runner = self._thread.submit(asyncio.Runner).result()
+        self._call(self._target.__aenter__())
+        try:
+            check_empty(self._call(self._target.objects()), self._target.url)
+        except BaseException:
+            self._close()
+            raise
+        self._is_open = True
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        try:
+            if exc_type is None:
+                self._finish_shard()
+                self._await_upload()
+                self._call(self._target.store_index(self._stored))
+        finally:
+            if self._shard is not None:
+                self._shard.discard()
+            self._close()
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Write a sample: its `__key__`, and a value for each extension.
+
+        `bytes` are written as they are, `str` in UTF-8, a number as `cls`, an array as `npy`, anything as `json`.
+
+        Raises SampleError for a sample that readers would not find as it is, and the errors of the class for an upload
+        that has failed.
+        """
+        if not self._is_open:
+            raise ConfigError("the ShardWriter is not open", remedy="write within its `with` block")
+        found = sample_of(sample)
+        if self._shard is not None and self._shard.size_bytes + sample_bytes(found) > self._shard_size_bytes:
+            self._finish_shard()
+        if self._shard is None:
+            self._shard = ShardFile(self._target.draft(self._names.name(self._number)))
+        self._shard.add(found)
+
+    def _finish_shard(self) -> None:
+        """Upload the shard at hand, after the one before it: at most two lie on the disk."""
+        if self._shard is None:
+            return
+        self._shard.finish()
+        self._await_upload()
+        store = self._target.store(self._shard.path, self._names.name(self._number))
+        self._uploading = self._thread.submit(self._runner.run, store), self._shard.samples
+        self._shard = None
+        self._number += 1
+
+    def _await_upload(self) -> None:
+        if self._uploading is not None:
+            future, samples = self._uploading
+            self._uploading = None
+            self._stored.append((future.result(), samples))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._thread.submit(self._runner.run, work).result()
+
+    def _close(self) -> None:
+        self._call(self._target.__aexit__(None, None, None))
+        self._thread.submit(self._runner.close).result()
+        self._thread.shutdown()

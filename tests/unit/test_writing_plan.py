@@ -1,0 +1,142 @@
+"""Decisions about written shards: names of members, their content, headers, cuts, names of shards, the journal."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.errors import ConfigError, SampleError
+from shardcache.tarindex.headers import parse_header
+from shardcache.writing.plan.cutting import Cut, ShardNames, cut
+from shardcache.writing.plan.journal import Journal, Stored, resume
+from shardcache.writing.plan.samples import Sample, sample_of
+from shardcache.writing.plan.tar import END, add, header, sample_bytes
+
+URL = "s3://bucket/train/"
+
+
+def packed(*samples: Sample) -> bytes:
+    """Return the tar of the samples."""
+    buffer = io.BytesIO()
+    for sample in samples:
+        add(buffer.write, sample)
+    return buffer.getvalue() + END
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300), st.integers(0, 2**34))
+def test_headers_are_those_of_tarfile(name: str, size_bytes: int) -> None:
+    """Whatever the name and size, the quick header is byte for byte that of the standard library."""
+    info = tarfile.TarInfo(name)
+    info.size = size_bytes
+    assert header(name.encode(), size_bytes) == info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+    if len(name.encode()) <= 100:
+        parse_header(header(name.encode(), size_bytes))
+
+
+@given(st.lists(st.tuples(st.text("abcö", min_size=1, max_size=90), st.binary(max_size=2000)), max_size=5))
+def test_tars_are_read_by_tarfile_and_have_the_size_foretold(members: list[tuple[str, bytes]]) -> None:
+    """tarfile finds names and contents; the size that shards are cut by is exact."""
+    samples = [Sample(f"{number}-{key}", (("bin", data),)) for number, (key, data) in enumerate(members)]
+    data = packed(*samples)
+    assert len(data) == sum(map(sample_bytes, samples)) + len(END)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        found = [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
+    assert found == [(f"{sample.key}.bin", sample.members[0][1]) for sample in samples]
+
+
+@pytest.mark.parametrize(
+    ("extension", "value", "content"),
+    [
+        ("jpg", b"\xff\xd8", b"\xff\xd8"),
+        ("bin", bytearray(b"ab"), b"ab"),
+        ("txt", "größer", "größer".encode()),
+        ("cls", 7, b"7"),
+        ("label.cls", numpy.int64(7), b"7"),
+        ("json", {"a": [1, "ö"]}, '{"a":[1,"ö"]}'.encode()),
+        ("json", "a", b'"a"'),
+    ],
+)
+def test_values_are_encoded_by_their_extension(extension: str, value: Any, content: bytes) -> None:
+    """As webdataset's writers encode them."""
+    assert sample_of({"__key__": "1", extension: value}).members == ((extension, content),)
+
+
+def test_arrays_are_encoded_as_npy() -> None:
+    """NumPy reads them back."""
+    array = numpy.arange(6).reshape(2, 3)
+    ((_, data),) = sample_of({"__key__": "1", "npy": array, "__url__": "left out"}).members
+    assert (numpy.load(io.BytesIO(data)) == array).all()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"jpg": b""},
+        {"__key__": 7, "jpg": b""},
+        {"__key__": "1"},
+        {"__key__": "v1.5", "jpg": b""},
+        {"__key__": "", "jpg": b""},
+        {"__key__": "__meta__", "jpg": b""},
+        {"__key__": "1", "a/b": b""},
+        {"__key__": "1", "": b""},
+        {"__key__": "1", "jpg": b"", "JPG": b""},
+        {"__key__": "1", "jpg": 1.5},
+        {"__key__": "1", "cls": 1.5},
+        {"__key__": "1", "json": object()},
+        {"__key__": "1", "npy": object()},
+    ],
+)
+def test_samples_that_readers_would_not_find_are_refused(fields: dict[str, Any]) -> None:
+    """A key with a dot, a member without name, two members of one name, a value that cannot be encoded."""
+    with pytest.raises(SampleError):
+        sample_of(fields)
+
+
+@given(st.lists(st.integers(0, 60), max_size=60))
+def test_cuts_are_whole_and_as_full_as_may_be(sizes: list[int]) -> None:
+    """Every sample is in one shard, in order; none exceeds the limit but with one sample, nor had room for the next."""
+    most = 50 + len(END)
+    cuts = list(cut(((size, place) for place, size in enumerate(sizes)), most))
+    places = [place for found in cuts for place in range(found.first, found.last + 1)]
+    assert places == list(range(len(sizes)))
+    for number, found in enumerate(cuts):
+        inside = sizes[found.first : found.last + 1]
+        assert found == Cut(found.first, found.last, len(inside), sum(inside) + len(END))
+        assert found.size_bytes <= most or len(inside) == 1
+        assert number + 1 == len(cuts) or found.size_bytes + sizes[found.last + 1] > most
+
+
+@pytest.mark.parametrize(
+    "pattern", ["shard.tar", "%06d", "a/%06d.tar", "%d-%d.tar", "%s.tar", ".%d.tar", "100%-%d.tar"]
+)
+def test_patterns_for_names_have_one_number(pattern: str) -> None:
+    """Any other pattern would give two shards one name, or a name that is none."""
+    with pytest.raises(ConfigError):
+        ShardNames(pattern)
+
+
+def test_foreign_shards_are_told_from_own() -> None:
+    """By the whole name, digits included."""
+    own = ["train-000000.tar", "train-1000000.tar", "index.json", "notes.txt"]
+    others = ["train-0001.tar", "val-000000.tar", "train-000001.tar.gz"]
+    assert ShardNames("train-%06d.tar").foreign(own + others) == sorted(others)
+
+
+def test_a_journal_is_resumed_with_its_own_settings_alone() -> None:
+    """Its shards come back; another size, another format or half a journal is an error that names it."""
+    journal = Journal({"shard_size_bytes": 10, "input": "jsonl 1f"}, {"shard-000000.tar": Stored(9, "etag", 3)})
+    assert resume(journal.to_json(), journal.settings, URL) == journal
+    with pytest.raises(ConfigError, match=r"shard_size_bytes: 10 then, 11 now"):
+        resume(journal.to_json(), journal.settings | {"shard_size_bytes": 11}, URL)
+    with pytest.raises(ConfigError, match="damaged"):
+        resume(journal.to_json()[:-9], journal.settings, URL)
+    newer = json.loads(journal.to_json()) | {"format": 2}
+    with pytest.raises(ConfigError, match="another release"):
+        resume(json.dumps(newer).encode(), journal.settings, URL)
