@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import accumulate, chain
+from typing import NoReturn
 
 from shardcache.errors import ConfigError
 from shardcache_client.decoding.by_source import PipelineBySource
@@ -71,6 +72,10 @@ class MixtureReader(ShardReader):
         """Return the number of samples of each source in an epoch, over all ranks."""
         check_least(0, epoch=epoch)
         return dict(zip(self._names, self._schedule.samples(epoch), strict=True))
+
+    def indexed(self, window: int = 4) -> NoReturn:
+        """Raise ConfigError: the samples of a mixture have no numbers."""
+        raise ConfigError("a mixture has no samples by number", remedy="use indexed() of its sources")
 
     def load_state_dict(self, state: object) -> None:
         """Resume from a state, as `ShardReader.load_state_dict` does; weights of later epochs may have changed.
