@@ -135,6 +135,7 @@ _METHODS = {
 }
 _EXCEPTIONS = {
     ("store/catalogue.py", "pickle"),  # the error with which it refuses
+    ("decoding/decoders.py", "pickle"),  # decode={"pkl": "pickle"}, which a user asks for by this name
     ("files/buffers.py", "pickle"),  # PickleBuffer: how what it hands to torch's own queues is written
 }
 
@@ -152,9 +153,14 @@ def _found(path: Path) -> Iterator[str]:
                 owner,
                 name,
             ) in _METHODS and not _is_set(keywords, "weights_only"):
-                yield f"{owner}.{name}"
+                if not _is_off(keywords, "allow_pickle"):
+                    yield f"{owner}.{name}"
             case ast.Call(keywords=keywords) if _is_set(keywords, "shell"):
                 yield "shell=True"
+
+
+def _is_off(keywords: list[ast.keyword], name: str) -> bool:
+    return any(word.arg == name and getattr(word.value, "value", True) is False for word in keywords)
 
 
 def _is_set(keywords: list[ast.keyword], name: str) -> bool:
