@@ -71,7 +71,7 @@ def keys(shard_source: FallbackSession, plan: Plan, shards_in_hand: int = 1) -> 
     held = []
     try:
         for _ in range(plan.reads):
-            leased_shard = shard_window.take(SAMPLES, (0, None))
+            leased_shard = shard_window.take(0, SAMPLES, (0, None))
             held.append(leased_shard)
             leased_shard.open()
             shard_window.ask(1)
