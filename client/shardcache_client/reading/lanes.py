@@ -20,16 +20,15 @@ T = TypeVar("T")
 
 def read(
     part: Part, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
-) -> Iterator[Sample]:
-    """Yield the samples of a part of a reader's share; errors go to the position's handler.
+) -> Iterator[Sample | None]:
+    """Yield the sample of each place of a part of a reader's share, None in place of one that the handler skipped.
 
     Args:
         counts: number of samples in each shard of the manifest, if samples are dealt; else None.
     """
-    with closing(_Reading(counts, shard_window).places(part, reader_position)) as places:
-        for sample in places:
-            if sample is not None:
-                yield sample
+    if isinstance(part, Segment):
+        return read_segment(part, counts, shard_window, reader_position)
+    return _Reading(counts, shard_window).places(part, reader_position)
 
 
 class _Reading:

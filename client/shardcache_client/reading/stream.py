@@ -89,7 +89,7 @@ class EpochStream:
             when_asked: called when the first sample is requested, with the requesting code on the call stack.
             when_read: called before the last sample is yielded, or when there are none left.
         """
-        reader_position, quota, pipeline = self.reader_position, self._quota, self._source.pipeline
+        reader_position, quota, pipeline = self.reader_position, self._quota, self._source.pipeline or None
         when_asked()
         if quota == reader_position.given or not self._first.segments:
             self._end(when_read)
@@ -97,7 +97,9 @@ class EpochStream:
         with self._source.sessions.borrow(self._reader) as session:
             try:
                 for sample in self._samples(session):
-                    if pipeline:
+                    if sample is None:
+                        continue
+                    if pipeline is not None:
                         try:
                             sample = pipeline(sample)
                         except SampleError as exn:
@@ -155,8 +157,11 @@ class EpochStream:
     def _share(self, time: int) -> Share:
         return self._source.deal.share(self.start.epoch, time, self._reader.topology, self.start.phases)
 
-    def _samples(self, session: ShardSource) -> Iterator[Sample]:
-        """Yield the samples of the share, then replacements from other readers' shares for those that were skipped."""
+    def _samples(self, session: ShardSource) -> Iterator[Sample | None]:
+        """Yield the samples of the share, then replacements from other readers' shares for those that were skipped.
+
+        None stands for a skipped sample.
+        """
         after = self._shards_after()
         fruitless = 0
         while True:
@@ -181,7 +186,7 @@ class EpochStream:
             return ()
         return self._source.deal.share(after, 0, self._reader.topology).shards()
 
-    def _once(self, session: ShardSource, share: Share, after: Sequence[int]) -> Iterator[Sample]:
+    def _once(self, session: ShardSource, share: Share, after: Sequence[int]) -> Iterator[Sample | None]:
         plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after)
         session.declare(plan)
         mixed = any(segment.mixed for segment in share.segments)
