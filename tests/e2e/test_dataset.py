@@ -39,11 +39,11 @@ def test_one_process_reads_every_sample_whole(daemon: Daemon, urls: str) -> None
     assert samples[-1]["__url__"] == urls.replace("{000000..000007}", "000007")
 
 
-def test_each_iteration_reads_the_next_epoch(daemon: Daemon, urls: str, keys: list[str]) -> None:
+def test_each_iteration_reads_the_next_epoch(daemon: Daemon, index: str, keys: list[str]) -> None:
     """In another order; each comes again for the same seed, in another dataset, too, and when it is set."""
-    ds = ShardDataset(urls, shuffle=True, seed=7, socket=daemon.socket)
+    ds = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket)
     epochs = [keys_of(ds) for _ in range(2)]
-    again = ShardDataset(urls, shuffle=True, seed=7, socket=daemon.socket)
+    again = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket)
     again.set_epoch(1)
     assert keys_of(again) == epochs[1] != epochs[0]
     assert sorted(epochs[0]) == sorted(epochs[1]) == keys
