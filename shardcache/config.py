@@ -11,7 +11,7 @@ import grp
 import os
 import pwd
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -38,7 +38,7 @@ from pydantic_settings import (
 )
 
 from shardcache.config_sources import VARIABLE_PREFIX, Sources
-from shardcache.errors import ConfigError
+from shardcache.errors import ConfigError, did_you_mean
 from shardcache.units import size
 
 CONFIG_ENV = "SHARDCACHE_CONFIG"
@@ -112,12 +112,6 @@ def _per_second(text: object) -> object:
 
 
 _RULE_KEYS = ("prefix", "users", "groups")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'capacity'?` for the closest known name, or an empty string if none is close."""
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 from shardcache.redact import redact
@@ -442,3 +442,11 @@ def _sent_by_worker(text: str) -> dict[str, Any] | None:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'capacity'?` for the closest known name, or an empty string if none is close."""
+    import difflib  # for an error alone; every command and trainer imports this module
+
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

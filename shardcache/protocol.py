@@ -48,7 +48,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import formatannotation
 from pathlib import Path
@@ -327,6 +327,11 @@ def socket_path(explicit: str | os.PathLike[str] | None = None, env: Mapping[str
     runtime = env.get("XDG_RUNTIME_DIR")
     base = Path(runtime) / "shardcache" if runtime else _user_tmp()
     return base / SYSTEM_SOCKET.name
+
+
+def patterns_from_here(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return one url or several as a list, each as `from_here` makes it."""
+    return [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
 
 
 def from_here(url: str | os.PathLike[str]) -> str:

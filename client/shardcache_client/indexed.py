@@ -130,7 +130,7 @@ class IndexedShards:
         return self._held[shard]
 
     def _open(self, shard: int) -> _Held:
-        manifest, members = self._source.manifest, self._source.pipeline.members
+        manifest = self._source.manifest
         session = self._source.sessions.open(self._reader)
         try:
             session.declare(plan_reading(manifest, 0, [shard], ()))
@@ -138,7 +138,7 @@ class IndexedShards:
                 session,
                 session.lease(0, partial=False),
                 count=manifest[shard].samples,
-                name_of=None if members is None else members.name_of,
+                name_of=self._source.pipeline.name_of(shard),
             )
             leased_shard.open()
             return _Held(session, leased_shard, leased_shard.cutter())

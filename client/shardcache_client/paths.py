@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from shardcache.protocol import from_here, socket_path
+from shardcache.protocol import patterns_from_here, socket_path
 from shardcache_client.daemon.connection import Reader, resolve
 from shardcache_client.daemon.session import Patience, Session
 from shardcache_client.order.plan import plan_reading
@@ -50,7 +50,7 @@ def cached_paths(
         CacheDirError: this process cannot read the cache folder.
     """
     where, reader = socket_path(socket), Reader(job or job_name())
-    patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
+    patterns = patterns_from_here(urls)
     manifest = resolve(where, reader, patterns, timeout_s)
     session = Session(where, reader, Patience(timeout_s))
     window = ShardWindow(session, len(manifest), partial=False, handover=None)

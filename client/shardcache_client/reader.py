@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from shardcache.errors import ConfigError
-from shardcache.protocol import from_here, socket_path
+from shardcache.protocol import patterns_from_here, socket_path
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
@@ -90,7 +90,7 @@ class ShardReader:
         if fallback not in ("error", "direct"):
             raise ConfigError(f"fallback is {fallback!r}", remedy='choose "error" or "direct"')
         where = socket_path(socket)
-        patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
+        patterns = patterns_from_here(urls)
         self._group = self._ranks_of(explicit_ranks(rank, world_size), patterns, timeout_s)
         resolve, job = resolver(fallback), job or job_name()
         manifest = self._group.settle(lambda: resolve(where, Reader(job), patterns, timeout_s))

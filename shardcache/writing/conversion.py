@@ -30,7 +30,7 @@ Tell = Callable[[Json], object]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the bytes of the shards depend on, the input apart.
+    """Settings that determine the bytes of the shards, together with the input.
 
     Attributes:
         shard_size_bytes: most bytes of a shard, unless one sample is larger.

@@ -24,7 +24,7 @@ from shardcache.writing.sources.source import Json, Position, Source
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is the same for all shards of a run.
+    """Settings of a run, the same for all of its shards.
 
     Attributes:
         kind, arguments: the input, for `open_source`.

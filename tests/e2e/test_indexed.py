@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 from shardcache.errors import ConfigError, MissingMemberError, SampleError
 from shardcache_client import ShardDataset, ShardReader
 from support.daemon import Daemon, eventually
-from support.tars import make_tar, random_samples
+from support.tars import make_tar, random_samples, write_indexed
 
 COUNTS = (5, 0, 11, 3, 8)
 KEYS = [f"{number:06d}" for number in range(sum(COUNTS))]
@@ -22,14 +22,7 @@ KEYS = [f"{number:06d}" for number in range(sum(COUNTS))]
 @pytest.fixture(scope="module")
 def numbered(folder: Path) -> str:
     """The url of an index of shards with uneven counts; one is empty."""
-    source = folder / "numbered"
-    source.mkdir()
-    for number, count in enumerate(COUNTS):
-        samples = random_samples(count, {"jpg": 50}, first=sum(COUNTS[:number]))
-        (source / f"{number}.tar").write_bytes(make_tar(samples))
-    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(COUNTS)]
-    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    return f"file://{source}/index.json"
+    return write_indexed(folder / "numbered", COUNTS)
 
 
 def test_every_number_is_its_sample(numbered: str, daemon: Daemon) -> None:

@@ -15,7 +15,7 @@ from shardcache.errors import ConfigError, MissingMemberError
 from shardcache_client import ShardDataset, ignore_and_continue
 from shardcache_client.loader import ShardLoader
 from support.daemon import Daemon
-from support.tars import make_tar, random_samples
+from support.tars import make_tar, write_indexed
 
 # The machine may have fewer CPUs than a test has workers.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -30,14 +30,8 @@ Make = Callable[..., ShardDataset]
 @pytest.fixture(scope="module")
 def train(folder: Path) -> Path:
     """The folder of shards with uneven counts, and of their index file."""
-    train = folder / "train"
-    train.mkdir()
-    for number, count in enumerate(COUNTS):
-        samples = random_samples(count, {"jpg": 50}, first=sum(COUNTS[:number]))
-        (train / f"{number}.tar").write_bytes(make_tar(samples))
-    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(COUNTS)]
-    (train / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    return train
+    write_indexed(folder / "train", COUNTS)
+    return folder / "train"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset
 from support.daemon import Daemon
-from support.tars import make_tar, random_samples
+from support.tars import write_indexed
 
 # torchdata 0.11 with torch 2.13.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -33,17 +33,6 @@ Make = Callable[..., ShardDataset]
 def train(folder: Path) -> str:
     """The index file of shards with uneven counts."""
     return write_indexed(folder / "train", COUNTS)
-
-
-def write_indexed(folder: Path, counts: tuple[int, ...]) -> str:
-    """Write shards with so many samples each, and an index file; return its url."""
-    folder.mkdir()
-    for number, count in enumerate(counts):
-        samples = random_samples(count, {"jpg": 50}, first=sum(counts[:number]))
-        (folder / f"{number}.tar").write_bytes(make_tar(samples))
-    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(counts)]
-    (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
-    return f"file://{folder}/index.json"
 
 
 @pytest.fixture

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 Sample = Mapping[str, bytes | str]
@@ -70,3 +71,14 @@ def write_shards(
         paths.append(folder / f"shard-{number:06d}.tar")
         paths[-1].write_bytes(make_tar(samples))
     return paths
+
+
+def write_indexed(folder: Path, counts: Sequence[int]) -> str:
+    """Write shards with so many samples each, keyed by their number, and an index file; return its url."""
+    folder.mkdir()
+    for number, count in enumerate(counts):
+        samples = random_samples(count, {"jpg": 50}, first=sum(counts[:number]))
+        (folder / f"{number}.tar").write_bytes(make_tar(samples))
+    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(counts)]
+    (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    return f"file://{folder}/index.json"

@@ -69,7 +69,7 @@ class Sessions:
 
     @property
     def timeout_s(self) -> float:
-        """How long to wait for a shard."""
+        """Time limit of a wait for a shard."""
         return self._patience.limit_s
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardcache.errors import ConfigError
+from shardcache.errors import ConfigError, did_you_mean
 from shardcache_client.decoding import images
 from shardcache_client.decoding.images import image_decoders
 from shardcache_client.decoding.media import media_decoders
@@ -109,9 +108,8 @@ def _named(name: str) -> Decoder:
     if name in factories:
         return factories[name]()
     known = sorted({*_PLAIN, *factories})
-    near = difflib.get_close_matches(name, known, n=1)
     raise ConfigError(
-        f"there is no decoder {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+        f"there is no decoder {name!r}{did_you_mean(name, known)}",
         remedy=f"choose one of {', '.join(known)}; or pass a function of the member's bytes",
     )
 
@@ -122,9 +120,8 @@ def by_extension(name: str) -> Callable[[str], Decoder | None]:
     The last component of an extension counts. Raises ConfigError if `name` is no image decoder.
     """
     if name not in _IMAGES:
-        near = difflib.get_close_matches(name, _IMAGES, n=1)
         raise ConfigError(
-            f"decode is {name!r}, which is no decoder of images" + (f"; did you mean {near[0]!r}?" if near else ""),
+            f"decode is {name!r}, which is no decoder of images{did_you_mean(name, _IMAGES)}",
             remedy=f"choose one of {', '.join(sorted(_IMAGES))}; or name the members, as in {{'json': 'json'}}",
         )
     return _ByExtension(_named(name))

@@ -19,7 +19,7 @@ from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardcache.errors import NoDaemonError
-from shardcache.protocol import from_here
+from shardcache.protocol import patterns_from_here
 from shardcache.unix_socket import cached_urls
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
@@ -74,7 +74,7 @@ def read_shards(
         NoDaemonError: no node has a daemon.
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
     """
-    patterns = [from_here(url) for url in ([urls] if isinstance(urls, str | os.PathLike) else urls)]
+    patterns = patterns_from_here(urls)
     manifest, cached = _look(patterns, fallback, timeout_s)
     options = ReadOptions(on_error, fallback, timeout_s)
     parts = []

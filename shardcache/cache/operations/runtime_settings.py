@@ -11,8 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from shardcache.access.rules import Peer
 from shardcache.cache.residency.evictor import Evictor
-from shardcache.config import Amount, Settings, did_you_mean
-from shardcache.errors import ConfigError, NotAllowedError
+from shardcache.config import Amount, Settings
+from shardcache.errors import ConfigError, NotAllowedError, did_you_mean
 from shardcache.fetch.download import Downloader
 from shardcache.observability.logs import threshold
 from shardcache.store.disk.files import total_bytes

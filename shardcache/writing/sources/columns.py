@@ -36,7 +36,7 @@ _TYPICAL_NUMBER_BYTES = 8
 
 
 class Kind(enum.Enum):
-    """What the values of a column are, which decides how they are written."""
+    """Kind of a column's values, which decides how they are written."""
 
     FILE = "file: bytes, or the path of a file, as in the features Image, Audio and Video of Hugging Face's datasets"
     BYTES = "bytes"

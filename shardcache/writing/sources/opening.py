@@ -19,7 +19,7 @@ _SAVED = ("state.json", "dataset_dict.json")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """How an input is read.
+    """Options for reading an input.
 
     Attributes:
         field: of JSONL, the field that becomes a sample's text; None for whole lines.
