@@ -108,14 +108,10 @@ class Tier:
 
     Attributes:
         address: HOST:PORT of this node's nginx.
-        received_bytes: bytes received from it, including those of failed requests.
-        requests: requests sent to it.
-        failures: requests that the origin had to serve instead.
     """
 
     def __init__(self, address: str, breaker: Breaker | None = None) -> None:
         self.address = address
-        self.received_bytes = self.requests = self.failures = 0
         self._breaker = breaker or Breaker()
         self._suspects: dict[tuple[str, str, int], None] = {}  # parts whose cached bytes may be damaged, oldest first
 
@@ -124,24 +120,13 @@ class Tier:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state for the status page."""
-        return {
-            "address": self.address,
-            "state": "open" if self._breaker.is_open else "closed",
-            "received_bytes": self.received_bytes,
-            "requests": self.requests,
-            "failures": self.failures,
-        }
+        return {"address": self.address, "failing": self._breaker.is_open}
 
     def route(self, obj: RemoteObject, parts: Parts) -> Route | None:
         """Return the way to request parts from the tier; None while its breaker is open."""
         if not self._breaker.admits(time.monotonic()):
             return None
-        self.requests += 1
         return Route(self.address, REFRESH if _suspect(obj, parts.start) in self._suspects else {})
-
-    def received(self, count: int) -> None:
-        """Count received bytes."""
-        self.received_bytes += count
 
     def served(self, obj: RemoteObject, parts: Parts) -> None:
         """Record that the tier answered a request as expected."""
@@ -152,7 +137,6 @@ class Tier:
 
     def failed(self, obj: RemoteObject, cause: str) -> None:
         """Record that it did not."""
-        self.failures += 1
         was_open = self._breaker.is_open
         self._breaker.failed(time.monotonic())
         if self._breaker.is_open and not was_open:

@@ -74,16 +74,19 @@ class Requests:
             return None
         if (route := tier.route(obj, parts)) is None:
             return None
-        with self._pausable_read(piece, piece.claim, tier.received) as pausable_read:
+        self._counters.tier_requests += 1
+        with self._pausable_read(piece, piece.claim, self._count_from_tier) as pausable_read:
             piece.begun(pausable_read)
             try:
                 async with pausable_read.limit():
                     sums = await origin.fetch_from_tier(route, obj, parts, pausable_read)
             except BypassError:
+                self._counters.tier_requests -= 1
                 return None
             except OriginError as exn:
                 if piece.claim.paused and isinstance(exn, OriginUnavailableError):
                     raise  # nginx may close a paused connection; that is not a failure
+                self._counters.tier_failures += 1
                 tier.failed(obj, exn.message)
                 if pausable_read.received_bytes or isinstance(exn, (StalledError, ShardChangedError)):
                     tier.suspect(obj, [parts.start])
@@ -183,6 +186,9 @@ class Requests:
             took_s if pausable_read.first_byte_s is None else pausable_read.first_byte_s
         )
         return sums
+
+    def _count_from_tier(self, received_bytes: int) -> None:
+        self._counters.tier_bytes += received_bytes
 
     def _count(self, received_bytes: int) -> None:
         self._counters.origin_bytes += received_bytes
