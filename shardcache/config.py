@@ -184,7 +184,7 @@ class OriginTable(BaseModel):
     profile: str | None = Field(None, description="profile in the AWS config files")
     anon: bool = Field(False, description="send unsigned requests, without credentials")
     tier: Annotated[str | None, AfterValidator(_address)] = Field(
-        None, description="HOST:PORT of this node's nginx of the cluster's cache, requested first [default: none]"
+        None, description="HOST:PORT of this node's nginx of the cluster's cache, requested before the origin"
     )
     require_end: bool = Field(
         True, description="reject tars without an end-of-archive block; false accepts them as complete"
