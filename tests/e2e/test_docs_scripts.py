@@ -99,7 +99,7 @@ def store(place: Place) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
-    """What the first page has a newcomer start, with the store's address and the keys that it names."""
+    """Start the servers that the first page names, with its address and keys."""
     with tempfile.TemporaryDirectory(prefix="shardcache-docs-") as root:
         port, folder = free_port(), Path(root)
         write_scripts(folder, port)

@@ -20,7 +20,7 @@ BUCKET = "faulty"
 
 
 class Fault(enum.StrEnum):
-    """What goes wrong with one answer."""
+    """Fault of one answer."""
 
     STALL = "half of the body, then nothing"
     SILENCE = "no answer at all"

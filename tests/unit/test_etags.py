@@ -1,4 +1,4 @@
-"""What a difference between bytes and ETag means, from store to store."""
+"""Meaning of a difference between bytes and ETag, from store to store."""
 
 from __future__ import annotations
 
