@@ -23,7 +23,7 @@ from support.ports import free_port
 DOCS = Path(__file__).parents[2] / "docs"
 SAMPLES = 4_000
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 # What `aws s3 cp s3://… -` does, for the one script that calls it.
 AWS = """#!{python}

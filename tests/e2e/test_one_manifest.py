@@ -19,6 +19,8 @@ from support.guard import GUARD_S
 from support.ports import free_port
 from support.tars import make_tar, random_samples, write_shards
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("manifest_job.py")
 SHARDS = 4
 SAMPLES = 5

@@ -100,6 +100,7 @@ def test_hostile_sessions_do_not_disturb_an_honest_one(daemon: Daemon) -> None:
     assert beside.play(daemon, urls, 60) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is for Linux alone")
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_short_guided_round_finds_nothing(name: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import enum
+import functools
 import gzip
 import hashlib
 import re
@@ -224,6 +225,7 @@ def aws_env(endpoint_url: str) -> dict[str, str]:
     }
 
 
+@functools.lru_cache(maxsize=8)  # it is asked for with each part of a shard
 def _etag(body: bytes) -> str:
     return f'"{hashlib.md5(body).hexdigest()}"'
 
