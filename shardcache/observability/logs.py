@@ -41,15 +41,6 @@ def about(**facts: object) -> AbstractContextManager[None]:
     return structlog.contextvars.bound_contextvars(**shown)
 
 
-def get_logger() -> Any:
-    """Return the logger of a module that runs in training processes, too, for direct reads.
-
-    Its lines go where structlog is configured to write: to the daemon's log, in the daemon. Otherwise they go to the
-    logger `shardcache` of `logging`, like those of the client: stdout belongs to the training program.
-    """
-    return _Logger()
-
-
 def configure(level: str, form: str) -> None:
     """Write log lines of at least `level` to stderr: `text` for people, or `json` with one object per line.
 
@@ -82,22 +73,6 @@ def configure(level: str, form: str) -> None:
     handler.addFilter(_is_no_bad_request)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.captureWarnings(capture=True)
-
-
-class _Logger:
-    """Structlog's logger, or one that writes to `logging`, decided at each line."""
-
-    def __getattr__(self, method: str) -> Any:
-        if structlog.is_configured():
-            return getattr(structlog.get_logger(), method)
-        own = logging.getLogger("shardcache")
-        return getattr(structlog.wrap_logger(own, [_sentence], structlog.stdlib.BoundLogger), method)
-
-
-def _sentence(_logger: Any, _method: str, event: EventDict) -> str:
-    text = redact(str(event.pop("event")))
-    facts = ", ".join(f"{name}={redact(str(value))}" for name, value in event.items())
-    return f"{text} ({facts})" if facts else text
 
 
 def _json() -> list[Processor]:

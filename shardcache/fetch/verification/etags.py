@@ -16,10 +16,10 @@ from pathlib import Path
 
 from shardcache.access.urls import store_of
 from shardcache.errors import CacheDirError, CorruptShardError
-from shardcache.observability.logs import get_logger
+from shardcache.observability.shared_logger import SharedLogger
 from shardcache.origin.base import MD5, RemoteObject
 
-log = get_logger()
+log = SharedLogger()
 
 _REMEMBERED = 1024
 
