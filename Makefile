@@ -5,20 +5,27 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 4
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 TYPED := shardcache client/shardcache_client tests/support
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test platforms ecosystem lint docs bench faults clean
+.PHONY: help demo test test-slow platforms ecosystem lint docs bench faults clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
 
 demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a store of its own, and check what they got
 	$(BIN)/shardcache demo
 
-test: $(VENV)/.installed-dev  ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Each process would compile all modules anew where Python is told to keep no bytecode.
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
+
+test: $(VENV)/.installed-dev  ## run the tests, in five minutes on two cores
+	$(PYTEST)
+
+test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, install packages or break things at random
+	$(PYTEST) -m slow
 
 platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus
 	$(BIN)/python -m pytest -m '' tests/platforms

@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def zygote() -> Iterator[Zygote]:
-    """What `shardcache` is forked from unless a test says otherwise: to start from nothing takes a second each time."""
+    """Process that `shardcache` is forked from by default: a new interpreter takes a second each time."""
     with Zygote() as zygote, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Daemon, "usual_spawn", zygote.spawn)
         patch.setattr(cli, "usual_run", zygote.run)

@@ -19,7 +19,7 @@ class RedirectGuard(Protocol):
         """Raise NotAllowedError or ConfigError unless users who may fetch `source` may also fetch its `target`."""
 
 
-class Unfenced:
+class Unrestricted:
     """Policy without restrictions, for a process that reads with its own user's rights."""
 
     far_only = False

@@ -13,7 +13,7 @@ from shardcache.access.urls import checked, protocol_of
 from shardcache.config import OriginTable
 from shardcache.errors import CacheError, ConfigError, MissingPackageError
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, Uploads
-from shardcache.origin.redirect_guard import RedirectGuard, Unfenced
+from shardcache.origin.redirect_guard import RedirectGuard, Unrestricted
 from shardcache.origin.tier import BypassError, Route, Tier, Tiered
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
@@ -36,7 +36,7 @@ class Origins:
     def __init__(
         self, tables: Sequence[OriginTable], *, max_connections: int, redirect_guard: RedirectGuard | None = None
     ) -> None:
-        self._redirect_guard = redirect_guard or Unfenced()
+        self._redirect_guard = redirect_guard or Unrestricted()
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
         self._connections = _CONNECTIONS_A_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}

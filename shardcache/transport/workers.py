@@ -15,14 +15,13 @@ from functools import partial
 from itertools import count
 from typing import TypeAlias, cast
 
-import structlog
-
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError
+from shardcache.observability.shared_logger import SharedLogger
 from shardcache.transport.flow import Flow, Free
 from shardcache.transport.messages import Answer, Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.parts import PartFileError
 
-log = structlog.get_logger()
+log = SharedLogger()
 
 Commit: TypeAlias = Callable[[], Awaitable[bool]]
 """Called when a whole body has arrived and none of it is written; returns False to drop it."""

@@ -21,7 +21,7 @@ EPOCHS = 2
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What they do.
+    """Figures of all of them together.
 
     Attributes:
         socket: of the daemon.

@@ -48,7 +48,7 @@ new MutationObserver(() => {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What was used while a number of pages was open, in percent of one core."""
+    """CPU used while a number of pages was open, in percent of one core."""
 
     daemon: float
     browser: float

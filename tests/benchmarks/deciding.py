@@ -37,7 +37,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        """What it is called in the table."""
+        """Name of the contender in the table."""
         return f"{self.shards:,} shards × {self.jobs * self.readers} sessions"
 
     def to_json(self) -> str:
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a decision costs, what a position of a plan costs when it is declared, and the process's peak memory."""
+    """Cost of a decision and of declaring one position of a plan, and the process's peak memory."""
 
     median_us: float
     p99_us: float

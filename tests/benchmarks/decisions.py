@@ -1,4 +1,4 @@
-"""What a decision costs, however many shards and sessions there are: a few look-ups and heaps, no look at everything.
+"""Cost of a decision at any number of shards and sessions: a few look-ups and heaps, no scan.
 
 A decision is all that the schedule does when a reader is done with a shard: it notes so, names the shard to fetch and
 the one to evict for it, and takes note of both.

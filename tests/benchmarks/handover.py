@@ -32,7 +32,7 @@ USES = {False: "left alone", True: "every byte read"}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a contender is to hand over.
+    """Task of a contender.
 
     Attributes:
         contender: key of `CONTENDERS`.

@@ -1,4 +1,4 @@
-"""How many reads find their shard in the cache, by our schedule and by other policies, replayed without any bytes.
+"""Hit rates of our schedule and of other policies, replayed without any bytes.
 
 Each job reads all shards in every epoch, each epoch in an order of its own, and tells this epoch's order and the next
 one's when it begins to read. The jobs begin evenly staggered over one epoch. A shard counts as found when it is there

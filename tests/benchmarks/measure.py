@@ -1,4 +1,4 @@
-"""What is measured: wall time, processor time, memory; and several interleaved tries."""
+"""Measurements: wall time, processor time, memory; several interleaved tries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well an order mixes the samples of a dataset, in a few numbers."""
+"""Figures of how well an order mixes the samples of a dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEARBY = 100
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What is left of the order of the files.
+    """Remains of the files' order in an order of samples.
 
     Attributes:
         neighbours_apart: how many places lie between two samples that follow each other in a shard, on average.

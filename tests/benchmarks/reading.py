@@ -25,7 +25,7 @@ _LOOK_EVERY = 50  # samples
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a contender is to read.
+    """Task of a contender.
 
     Attributes:
         contender: key of `CONTENDERS`.

@@ -63,7 +63,7 @@ class Endpoint:
 
     @property
     def tls(self) -> bool:
-        """Whether the scheme is https."""
+        """True if the scheme is https."""
         return "AWS_CA_BUNDLE" in self.env
 
 

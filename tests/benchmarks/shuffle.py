@@ -1,4 +1,4 @@
-"""How well an epoch is mixed: ours beside webdataset's shuffle buffers and MosaicML's py1e. No bytes are read.
+"""Mixing of an epoch: ours beside webdataset's shuffle buffers and MosaicML's py1e. No bytes are read.
 
 One reader goes through shards of equal size. webdataset's own stages run for real, over numbers in place of samples.
 """

@@ -11,7 +11,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is to be reached: at least (`≥`), at most (`≤`) or exactly (`=`, to two decimals) the limit."""
+    """Limit to be reached: at least (`≥`), at most (`≤`) or exactly (`=`, to two decimals)."""
 
     sign: str
     limit: float
@@ -20,7 +20,7 @@ class Target:
         return f"{self.sign} {self.limit:g}"
 
     def met_by(self, value: float) -> bool:
-        """Whether the value reaches the target."""
+        """Return whether the value reaches the target."""
         if self.sign == "=":
             return round(value, 2) == self.limit
         return value >= self.limit if self.sign == "≥" else value <= self.limit
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is reached; None where there is none."""
+        """True if the target is reached; None without a target."""
         judged = self.ours if self.peer is None else self.ratio
         return None if self.target is None or judged is None else self.target.met_by(judged)
 

@@ -21,7 +21,7 @@ WORKERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a job does.
+    """Task of a training job.
 
     Attributes:
         contender: key of `CONTENDERS`.
@@ -60,7 +60,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """How the epochs went.
+    """Outcome of the epochs.
 
     Attributes:
         wall_s: from `iter(loader)` to the end of the iteration, workers' start included; summed over the epochs.

@@ -35,7 +35,7 @@ Pair = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What befalls a daemon at one sample of an epoch, and how it is mended at a later one."""
+    """Fault of a daemon at one sample of an epoch, and its repair at a later one."""
 
     name: str
     begin: Callable[[Daemon], None]

@@ -45,7 +45,7 @@ def run(scale: float, folder: Path) -> Iterator[Result]:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Which calls fail, and how: once, or from one on until the disk is mended."""
+    """Selection of failing calls: once, or from one on until the disk is repaired."""
 
     name: str
     error: int

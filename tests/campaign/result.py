@@ -1,4 +1,4 @@
-"""What became of one kind of fault, and the table of all of them."""
+"""Outcome of one kind of fault, and the table of all kinds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """Whether the fault happened, and did no harm."""
+        """True if the fault happened and did no harm."""
         return self.injected > 0 and not (self.wrong or self.hangs or self.lost or self.untyped)
 
     def fail(self, kind: str, how: str) -> None:

@@ -58,6 +58,7 @@ def keys(*parts: list[Any]) -> list[str]:
     return sorted(key for part in parts for batch in part for key, _ in batch)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has processors
 def test_ranks_train_in_step_and_go_on_exactly(daemon: Daemon, texts: str, tmp_path: Path) -> None:
     """Two ranks of two workers get equally many batches and each sample once, over a whole epoch and a resumed one.

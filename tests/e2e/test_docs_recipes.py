@@ -27,7 +27,7 @@ from support.written import rows
 ROOT = Path(__file__).parents[2]
 PAGES = {page: (ROOT / page).read_text() for page in ("README.md", "docs/cookbook.md", "docs/making-shards.md")}
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from support.ports import free_port
 DOCS = Path(__file__).parents[2] / "docs"
 SAMPLES = 4_000
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 # What `aws s3 cp s3://… -` does, for the one script that calls it.
 AWS = """#!{python}
@@ -99,7 +99,7 @@ def store(place: Place) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
-    """What the first page has a newcomer start, with the store's address and the keys that it names."""
+    """Start the servers that the first page names, with its address and keys."""
     with tempfile.TemporaryDirectory(prefix="shardcache-docs-") as root:
         port, folder = free_port(), Path(root)
         write_scripts(folder, port)

@@ -1,4 +1,4 @@
-"""What an epoch is: how long, for whom, in which order, over ranks, workers and processes, against a real daemon."""
+"""Epochs: length, readers, order, over ranks, workers and processes, against a real daemon."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_epochs_of_a_chosen_length_follow_each_other(daemon: Daemon, index: str,
 
 
 def test_nothing_is_fetched_behind_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
-    """What was evicted comes back for a next epoch of which nobody said that there is none, and for no other."""
+    """An evicted shard is fetched again for a next epoch that nobody has ruled out, and for no other."""
     urls, datasets = {}, {}
     for name, epochs in (("last", 2), ("another", None)):
         (tmp_path / name).mkdir()

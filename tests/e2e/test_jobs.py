@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.daemon import Daemon, eventually
 from support.guard import GUARD_S
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("training_job.py")
 

@@ -18,6 +18,8 @@ from support.daemon import Daemon
 from support.guard import GUARD_S
 from support.tars import make_tar
 
+pytestmark = pytest.mark.slow
+
 JOB = Path(__file__).with_name("launched_job.py")
 LIGHTNING_JOB = JOB.with_name("lightning_job.py")
 LOOKING_JOB = JOB.with_name("looking_job.py")

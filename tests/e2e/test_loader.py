@@ -89,7 +89,7 @@ def test_a_short_batch_is_dropped_if_asked_for(make: Make) -> None:
         (0, {}, [0, 1, 11, 12]),
         (2, {}, [0, 5, 12]),
         (3, {"persistent_workers": False}, [1, 7, 11]),
-        (2, {"multiprocessing_context": "spawn"}, [3]),
+        pytest.param(2, {"multiprocessing_context": "spawn"}, [3], marks=pytest.mark.slow),
         (2, {"drop_last": True}, [10, 11]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which members a dataset reads, decoded how, and its `map` and `filter`, against a real daemon."""
+"""Members that a dataset reads and decodes, and its `map` and `filter`, against a real daemon."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_samples_that_lack_a_member_are_errors_or_skipped(pictures: str, daemon:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_map_and_filter(pictures: str, daemon: Daemon, workers: int) -> None:
-    """What is left comes once, in the order of the dataset; a state in the middle is exact."""
+    """Remaining samples come once, in the order of the dataset; a state in the middle is exact."""
     whole = ShardDataset(pictures, shuffle=True, seed=3, socket=daemon.socket)
     odd = whole.map(lambda sample: int(sample["__key__"])).filter(lambda number: number % 2)
     assert len(whole.map(len)) == SHARDS * SAMPLES

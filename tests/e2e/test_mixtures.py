@@ -384,6 +384,7 @@ def torch_job(daemon: Daemon, when: str, indexes: dict[str, str]) -> list[Any]:
     return [json.loads(rank.communicate(timeout=GUARD_S)[0]) for rank in ranks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_torch_job_reads_each_sample_of_a_mixture_once(daemon: Daemon, indexes: dict[str, str], when: str) -> None:
     """With ranks of torch.distributed, initialised before or after the datasets are made, and spawned workers."""

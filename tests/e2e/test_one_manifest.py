@@ -19,6 +19,8 @@ from support.guard import GUARD_S
 from support.ports import free_port
 from support.tars import make_tar, random_samples, write_shards
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("manifest_job.py")
 SHARDS = 4
 SAMPLES = 5
@@ -106,7 +108,7 @@ def test_ranks_that_listed_before_they_met_are_compared(
 
 
 def test_an_error_of_rank_0_is_that_of_all(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
-    """What rank 0's node finds wrong with the urls is told on ranks that have not asked."""
+    """An error that rank 0's node finds in the urls is raised on ranks that have not asked."""
     nowhere = tmp_path / "nowhere.sock"
     told = run(tmp_path, [nodes[0].socket, nowhere], "early", "none", "env", f"file://{source}/none-*.tar")
     assert ["NotFoundError" in rank["error"] for rank in told] == [True, True]

@@ -133,6 +133,7 @@ def test_the_drop_in_refuses_a_leftover_splitter(make: Make, keys: list[str]) ->
     assert len({sample["__key__"] for sample in named}) == len(keys) / 2
 
 
+@pytest.mark.slow
 def test_accelerate_prepares_no_loader_of_ranks(index: str, daemon: Daemon, tmp_path: Path) -> None:
     """Two processes under `accelerator.prepare` get the typed error, both of them, with and without workers.
 

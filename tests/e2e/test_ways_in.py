@@ -26,7 +26,7 @@ from support.examples import (
 )
 from support.moto_s3 import MotoS3
 
-pytestmark = [pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

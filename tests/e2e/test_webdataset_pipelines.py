@@ -50,7 +50,7 @@ def counted(source: Path, daemon: Daemon) -> str:
 
 @pytest.fixture
 def dataset(counted: str, daemon: Daemon) -> Callable[..., WebDataset]:
-    """What makes the drop-in over the shards."""
+    """Constructor of the drop-in over the shards."""
     return functools.partial(WebDataset, counted, socket=daemon.socket)
 
 
@@ -324,7 +324,7 @@ def test_a_state_behind_a_stage_that_splits_samples_is_refused(dataset: Any, sta
     ],
 )
 def test_stages_that_give_item_by_item_go_on_exactly(dataset: Any, stages: Pipeline) -> None:
-    """What comes after the state is what would have come."""
+    """The samples after a saved state are those that would have come."""
     pipeline = stages(dataset(select_files=lambda name: name.endswith("txt")))
     items = iter(pipeline)
     read(items, 7)

@@ -1,4 +1,4 @@
-"""What `shardcache write` and `ShardWriter` have written, read by ShardDataset through a daemon."""
+"""Shards written by `shardcache write` and `ShardWriter`, read by ShardDataset through a daemon."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_persistent_workers_settle_what_an_epoch_left(shards: list[Path]) -> Non
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_loader_dropped_in_mid_epoch(shards: list[Path], persistent: bool) -> None:
-    """What nobody receives holds up nobody: the next epoch is whole, and the shards are free in the end."""
+    """An undelivered sample blocks nothing: the next epoch is whole, and the shards are free in the end."""
     loader = DataLoader(LentShards(shards), batch_size=8, num_workers=2, persistent_workers=persistent)
     kept = list(islice(loader, 3))
     assert by_key(loader) == packed()

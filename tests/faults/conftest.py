@@ -1,4 +1,4 @@
-"""What daemons are killed in."""
+"""Stories of daemons until they are killed."""
 
 from __future__ import annotations
 

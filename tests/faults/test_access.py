@@ -65,7 +65,7 @@ def test_a_round_of_hostile_urls(tmp_path: Path) -> None:
 
 
 def test_the_canary_sings(tmp_path: Path, canary: Canary) -> None:
-    """What the campaign takes for a proof does happen where the daemon may ask."""
+    """The campaign's proof of an attack does appear where the daemon may ask."""
     with Daemon(tmp_path) as daemon:
         assert warmed(daemon, canary.url("/data/a.tar"))[-1]["fetched"] == 1
     assert canary.connections and canary.paths

@@ -27,7 +27,7 @@ ROOT = Layout(Path("/cache"))
 
 @given(st.one_of(NASTY, st.text()), st.one_of(NASTY, st.text()))
 def test_every_name_in_the_cache_is_made_of_hex_digits(url: str, version: str) -> None:
-    """What url and ETag contain has no influence on where a shard lies but by their hash."""
+    """Urls and ETags have no influence on a shard's path but by their hash."""
     key = shard_key(url.encode(errors="replace").decode(), version.encode(errors="replace").decode())
     assert is_key(key)
     paths = [ROOT.tar(key), ROOT.sidecar(key), *(ROOT.in_progress(key, end) for end in (PART, JOURNAL, TAR, SIDECAR))]

@@ -29,7 +29,7 @@ READABLE = ("/v1/health", "/v1/status", "/v1/shards", "/v1/openapi.json")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int
     headers: Message
@@ -195,7 +195,7 @@ def _answers(port: int) -> bool:
 
 
 async def test_a_connection_has_its_time() -> None:
-    """Who sends nothing is closed after the limit, and its place is free again."""
+    """An idle client is disconnected after the limit, and its place is free again."""
     limit = Limit(asyncio.Protocol, connections=1, limit_s=0.05)
     server = await asyncio.get_running_loop().create_server(limit, "127.0.0.1", 0)
     async with server:

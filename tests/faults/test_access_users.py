@@ -1,4 +1,4 @@
-"""Who may talk to the daemon, and who may have what fetched: with real users and groups."""
+"""Permission to talk to the daemon, and to have shards fetched: with real users and groups."""
 
 from __future__ import annotations
 

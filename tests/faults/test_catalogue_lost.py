@@ -167,7 +167,7 @@ def test_a_catalogue_lost_under_the_daemon_disturbs_nobody(
 
 
 async def test_without_catalogue_and_store_what_is_cached_is_served(tmp_path: Path, faulty: FaultyS3) -> None:
-    """Which version of a url is here is known from its sidecar, though the store does not say."""
+    """A cached shard's version is known from its sidecar, though the origin does not say."""
     urls = [faulty.put("0.tar", tar(0))]
     with Daemon(tmp_path, "--listing-ttl-s", "0", "--attempts", "2", env=faulty.env()) as daemon:
         assert await asyncio.to_thread(read, daemon, urls) == [tar(0)]

@@ -100,7 +100,7 @@ def scratch_files(scratch: Path) -> set[str]:
 
 
 def all_gone(scratch: Path) -> bool:
-    """Whether nothing is left there, once the thread that fetched it has let go of it, too."""
+    """Return whether nothing is left there, once the thread that fetched it has let go of it, too."""
     eventually(lambda: not scratch_files(scratch))
     return True
 
@@ -173,7 +173,7 @@ def test_a_run_goes_on_without_the_daemon_that_it_began_with(daemon: Daemon, ind
 
 
 def test_compressed_shards_are_inflated(daemon: Daemon, moto: Bucket, scratch: Path) -> None:
-    """What the daemon decompresses, so does this."""
+    """Shards that the daemon decompresses are decompressed by this, too."""
     url = moto.put("z.tar.gz", gzip.compress(make_tar(random_samples(SAMPLES))))
     expected = by_daemon(daemon, url)
     assert plain(dataset(daemon, url)) == expected and len(expected) == SAMPLES

@@ -44,7 +44,7 @@ def test_a_call_that_fails_costs_an_error_at_most(tmp_path: Path, fault: Calls) 
 
 @pytest.mark.parametrize("fault", FOLDERS)
 def test_a_folder_that_changes_is_taken_as_it_is(tmp_path: Path, fault: str) -> None:
-    """What went is fetched again, what came back is served again, what changed is found; no restart is needed."""
+    """Lost shards are fetched again, restored ones served again, changed ones found; no restart is needed."""
     result = FOLDERS[fault](Result("disks", fault), 2, tmp_path / "f")
     assert result.passed, result
 
@@ -142,7 +142,7 @@ def test_a_sidecar_that_cannot_be_read_is_an_error_and_no_sigbus(tmp_path: Path)
 
 
 def test_a_shard_that_is_fetched_again_during_a_slow_removal_stays(tmp_path: Path) -> None:
-    """What `evict` removes is the shard that it found, and never the files of the next one of that name."""
+    """`evict` removes the shard that it found, and never the files of the next one of that name."""
     with CacheRig(tmp_path) as rig:
         assert rig.read(0)
         (tar,) = (tmp_path / "cache" / "shards").rglob("*.tar")
@@ -263,7 +263,7 @@ def test_a_folder_that_was_deleted_is_made_and_held_again(tmp_path: Path) -> Non
     ],
 )
 def test_every_cause_has_its_class_and_its_remedy(tmp_path: Path, number: int, kind: type, remedy: str) -> None:
-    """What the kernel says becomes what the user can do."""
+    """The kernel's error becomes a remedy for the user."""
     with pytest.raises(kind, match=str(tmp_path)) as caught, disk_errors(tmp_path / "x"):
         raise OSError(number, "as the kernel has it")
     assert remedy in caught.value.remedy

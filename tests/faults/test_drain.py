@@ -187,7 +187,7 @@ async def test_the_next_may_be_started_at_once(daemon: Daemon, faulty: FaultyS3)
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_it_at_once(daemon: Daemon, faulty: FaultyS3, second: signal.Signals) -> None:
-    """Who is in a hurry is obeyed, in the middle of the drain; the next daemon starts over what is there."""
+    """A second signal ends the drain at once; the next daemon starts with the folder as it is."""
     warming = await begun(daemon, stalled(faulty))
     daemon.tell_to_stop()
     await aside(eventually, lambda: json.loads(daemon.request("GET", "/v1/health"))["status"] == "draining")

@@ -118,7 +118,7 @@ def test_what_was_asked_for_ahead_of_a_daemon_that_is_gone(root: Path, plan: Pla
 def test_a_bad_disk_is_read_past_until_the_daemon_is_well(
     root: Path, plan: Plan, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a daemon cannot keep comes from the store, said once; it is asked again later, not for each shard."""
+    """Shards that a daemon cannot keep come from the origin, with one warning; the daemon is asked again later."""
     socket = root / "s.sock"
 
     def script(peer: Peer) -> None:

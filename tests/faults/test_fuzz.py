@@ -100,10 +100,11 @@ def test_hostile_sessions_do_not_disturb_an_honest_one(daemon: Daemon) -> None:
     assert beside.play(daemon, urls, 60) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is for Linux alone")
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_short_guided_round_finds_nothing(name: str, tmp_path: Path) -> None:
-    """What `make faults` does with a million inputs, with a few: the fuzzer really runs, and really gives inputs."""
+    """A short version of the million inputs of `make faults`: the fuzzer really runs, and really gives inputs."""
     from fuzz.guided import fuzz
 
     outcome = fuzz(name, 150, 240, tmp_path)
@@ -113,7 +114,7 @@ def test_a_short_guided_round_finds_nothing(name: str, tmp_path: Path) -> None:
 
 @given(values | st.dictionaries(st.sampled_from(["wids_version", "shardlist", "datasets"]), values))
 def test_any_json_is_an_index_or_a_value_error(value: Any) -> None:
-    """What is read of an index file has the types that its rows should have; anything else is refused with a reason."""
+    """The rows of an index file have the types that they should have; anything else is refused with a reason."""
     try:
         shards = shardlist.read(json.dumps(value).encode())
     except ValueError as exn:
@@ -167,7 +168,7 @@ state_fields = st.fixed_dictionaries(
 
 @given(state_fields | values | st.lists(state_fields, max_size=3))
 def test_any_checkpoint_is_a_state_or_a_typed_error(data: Any) -> None:
-    """What is taken for a state goes through JSON unchanged, and a reader can go on from it or is told why not."""
+    """An accepted state goes through JSON unchanged, and a reader can go on from it or is told why not."""
     try:
         states = find_states(data)
         assert [State.from_json(json.loads(json.dumps(state.to_json()))) for state in states] == states

@@ -42,7 +42,7 @@ DEATHS = [
 def test_a_daemon_that_is_killed_loses_nothing_published(
     name: str, death: Death, zygote: Zygote, told: dict[str, Story], tmp_path: Path
 ) -> None:
-    """What was published is served and not fetched again, parts are used, no byte is miscounted, nothing lies about."""
+    """Published shards are served and not fetched again, parts are used, no byte is miscounted, nothing lies about."""
     result = Result("kills", name)
     die_and_recover(zygote, told[name], death, tmp_path / "d", result)
     assert result.passed, result.first_failure

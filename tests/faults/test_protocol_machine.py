@@ -62,7 +62,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(position=numbers)
     def lease(self, position: int) -> None:
-        """What the plan has at a position is granted; a position that it has not is refused."""
+        """The plan's shard at a position is granted; a position beyond the plan is refused."""
         answer = self.ask("lease", position=position)
         if position < len(self.course or ()):
             assert self.course is not None

@@ -110,7 +110,7 @@ def test_readers_come_back_spread_out() -> None:
 
 
 def test_a_job_that_starts_during_a_restart_waits_for_it(tmp_path: Path) -> None:
-    """Who asks for a manifest of a daemon that is stopping, or dies of it, asks the next one."""
+    """A manifest asked of a daemon that is stopping, or dies of it, is asked of the next one."""
 
     def stopping(peer: Peer) -> None:
         peer.welcome()

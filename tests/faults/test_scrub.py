@@ -94,7 +94,7 @@ async def test_a_byte_changed_anywhere_is_found(tmp_path: Path, at: int) -> None
 
 
 async def test_a_file_cut_short_and_a_sidecar_changed_are_found(tmp_path: Path) -> None:
-    """What cannot be told by the checksums of the tar."""
+    """Damage that the checksums of the tar do not cover."""
     store = open_store(tmp_path)
     shard = await publish(store, URL, samples=200)
     sidecar, tar = store.layout.sidecar(shard.key), store.layout.tar(shard.key)
@@ -167,7 +167,7 @@ async def test_a_restart_goes_on_with_what_was_unchecked_for_longest(tmp_path: P
 
 
 async def test_rounds_have_a_pause_between_them_over_a_restart(tmp_path: Path) -> None:
-    """What was read a moment ago is not read again because the daemon was restarted."""
+    """Shards verified a moment ago are not read again because the daemon was restarted."""
     store = open_store(tmp_path)
     await publish(store, URL)
     first = (await one_round(store, Notes())).to_json()

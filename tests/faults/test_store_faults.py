@@ -133,7 +133,7 @@ def test_status_counts_what_was_asked_twice(place: StorePlace) -> None:
 
 
 def test_bodies_pass_through_the_proxy(place: StorePlace) -> None:
-    """What is stored through it is what was sent, signature and all: the proxy changes what it is told to, no more."""
+    """Uploads through the proxy arrive as sent, signature and all: it changes what it is told to, no more."""
     body = bytes(range(256)) * 1000
     place.store_through_proxy("through.tar", body)
     assert place.stored("through.tar") == body

@@ -64,7 +64,7 @@ def test_the_newest_that_both_speak_is_chosen(daemon: Spoken, client: Spoken) ->
 
 
 def test_a_newer_client_that_still_speaks_ours_is_served(daemon: Daemon) -> None:
-    """What is held in common is spoken, and the welcome says which version that is."""
+    """The latest common version is spoken, and the welcome names it."""
     with RawSession(daemon, protocol=PROTOCOL_VERSION + 4, oldest_protocol=PROTOCOL_VERSION) as session:
         assert session.welcome["protocol"] == PROTOCOL_VERSION
         session.plan([f"file://{daemon.root}/shard-000000.tar"], [0])
@@ -145,7 +145,7 @@ def test_what_a_later_daemon_adds_is_passed_over(path: Path) -> None:
 
 
 def test_an_unknown_error_is_taken_for_the_nearest_that_is_known() -> None:
-    """What a script catches, and whether asking again may help, outlives a code that only one side knows."""
+    """An error's class, and whether a retry may help, outlive a code that only one side knows."""
     sent = StoppingError("soon", url="s3://bucket/0.tar").to_json()
     assert type(from_json(sent)) is StoppingError
     nearest = from_json(

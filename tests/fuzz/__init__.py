@@ -1,1 +1,1 @@
-"""What reads bytes from elsewhere, given any bytes: `python -m fuzz TARGET CORPUS… -runs=N`, guided by coverage."""
+"""Fuzzing of all that reads foreign bytes: `python -m fuzz TARGET CORPUS… -runs=N`, guided by coverage."""

@@ -20,7 +20,7 @@ _GRACE_S = 120
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one run.
+    """Outcome of one run.
 
     Attributes:
         runs: inputs that were really given.
@@ -34,7 +34,7 @@ class Outcome:
 
     @property
     def broke_promise(self) -> bool:
-        """Whether a check failed, rather than something else being raised."""
+        """True if a check failed, rather than something else being raised."""
         return self.kind == "crash" and "AssertionError" in self.story
 
 

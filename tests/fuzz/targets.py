@@ -1,4 +1,4 @@
-"""What is fuzzed."""
+"""Targets of fuzzing."""
 
 from __future__ import annotations
 

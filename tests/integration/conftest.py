@@ -1,4 +1,4 @@
-"""What tests of downloads need."""
+"""Fixtures for tests of downloads."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_warm_tells_each_shard_and_the_sum(daemon: Daemon, pattern: str, shards:
 
 
 def test_warm_again_fetches_nothing(warmed: Daemon, pattern: str) -> None:
-    """What is cached is not fetched twice."""
+    """A cached shard is not fetched twice."""
     ran = shardcache("warm", "--json", pattern, socket=warmed.socket)
     assert ran.code == 0
     assert (done(ran)["cached"], done(ran)["fetched"], done(ran)["origin_bytes"]) == (SHARDS, 0, 0)
@@ -122,7 +122,7 @@ def test_pattern_that_expands_to_nothing_is_refused(daemon: Daemon) -> None:
 
 
 def test_file_that_is_no_tar_fails(daemon: Daemon, tmp_path: Path) -> None:
-    """What is no tar is named, and does not stay in the cache."""
+    """A file that is no tar is named, and does not stay in the cache."""
     (tmp_path / "no.tar").write_bytes(b"this is no tar" * 1000)
     ran = shardcache("warm", "--json", f"file://{tmp_path}/no.tar", socket=daemon.socket)
     errors = [event["error"]["code"] for event in ran.events if event["event"] == "error"]
@@ -223,7 +223,7 @@ def test_relative_paths_mean_the_callers_folder(
 
 
 def test_evict_of_nothing_fails(warmed: Daemon, shards: list[str], prefix: str) -> None:
-    """What is not cached cannot be evicted: exit 1, and nothing else goes."""
+    """A shard that is not cached cannot be evicted: exit 1, and nothing else goes."""
     ran = shardcache("evict", "s3://other/{0..3}.tar", socket=warmed.socket)
     assert ran.code == 1 and "no cached shard matches" in ran.out
     assert cached(warmed, prefix) == shards

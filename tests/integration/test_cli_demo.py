@@ -1,4 +1,4 @@
-"""What `shardcache demo` leaves behind, and what it needs. That its checks pass is what `make demo` shows."""
+"""Remains and requirements of `shardcache demo`. That its checks pass is what `make demo` shows."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_the_index_is_the_manifest(daemon: Daemon, store: Path, tmp_path: Path) 
 
 
 def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path) -> None:
-    """What was fetched once, evicted and forgotten by the process is counted in the manifest all the same."""
+    """A shard fetched once, evicted and forgotten by the process is counted in the manifest all the same."""
     url = f"file://{store}/shard-000000.tar"
     assert manifest(daemon, url)[0][3] is None
     assert shardcache("warm", url, socket=daemon.socket).code == 0

@@ -1,4 +1,4 @@
-"""What the commands do where no daemon answers."""
+"""Commands without a daemon that answers."""
 
 from __future__ import annotations
 

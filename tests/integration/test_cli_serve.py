@@ -1,4 +1,4 @@
-"""How `shardcache serve` starts, refuses to start, and ends."""
+"""Start, refusal to start, and end of `shardcache serve`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_cache_dir_below_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_first_reader_does_not_wait_for_the_sdk(tmp_path: Path) -> None:
-    """What S3 needs has been imported when the daemon says that it is ready."""
+    """The modules that S3 needs have been imported when the daemon says that it is ready."""
     with Daemon(tmp_path, env={"PYTHONPROFILEIMPORTTIME": "1"}, spawn=spawn) as daemon:
         log = daemon.log.read_text()
     assert " ready " in log

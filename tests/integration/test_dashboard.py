@@ -1,4 +1,4 @@
-"""What the daemon's page is made of, and what it is told while it is open."""
+"""Files of the daemon's page, and the events it gets while it is open."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import requests
 
 from shardcache.cache.views.shard_map import BANDS_S, LEASED, UNPLANNED
+from shardcache.server.dashboard import static_files
 from shardcache_client import ShardDataset
 from support.daemon import Daemon
 from support.dashboard import LIVE_PATH, Page, events_of, live
@@ -24,6 +25,7 @@ from support.unix_http import BASE_URL, session
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 PART_BYTES = 64 * 1024
+STATIC = Path(static_files.__file__).with_name("static")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def get(port: int, path: str, **headers: str) -> requests.Response:
 
 
 def test_the_page_comes_with_all_it_needs(daemon: Daemon, port: int) -> None:
-    """What it names is there, of the right kind, to be kept for ever; the page itself is asked for again, and is short
+    """Files that it names exist, have the right type and are cached for ever; the page is asked for again, and is short
     where it is known. Nothing in it comes from elsewhere or is written into the page, and browsers are told so."""
     page = get(port, "/")
     named = re.findall(r'(?:href|src)="([^"#]+)"', page.text)
@@ -62,6 +64,17 @@ def test_the_page_comes_with_all_it_needs(daemon: Daemon, port: int) -> None:
     assert get(port, "/", **{"If-None-Match": page.headers["ETag"]}).status_code == 304
     script = get(port, f"/{next(name for name in named if name.endswith('.js'))}")
     assert "immutable" in script.headers["Cache-Control"]
+
+
+def test_every_colour_of_the_page_has_a_value() -> None:
+    """A name without one draws nothing, without any complaint: all that the page uses are in the light theme, and those
+    of the dark one among them."""
+    texts = {path.name: path.read_text() for path in STATIC.iterdir()}
+    used = re.findall(r"""(?:var\(|["'`])(--[a-z0-9-]+)[)"'`]""", "\n".join(texts.values()))
+    light, dark = (
+        {*re.findall(r"(--[a-z0-9-]+):", theme)} for theme in re.findall(r":root {(.*?)}", texts["style.css"], re.S)
+    )
+    assert len(used) > 40 and set(used) <= light and dark <= light
 
 
 @pytest.mark.parametrize("path", ["/dashboard/static/0/main.js", "/dashboard/static/VERSION/nothing.js", "/dashboard/"])

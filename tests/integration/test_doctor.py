@@ -106,7 +106,7 @@ def test_a_socket_that_is_for_others(daemon: Daemon) -> None:
 
 @needs_root
 def test_a_folder_that_its_readers_may_not_enter(daemon: Daemon) -> None:
-    """Who may use the socket, and not the files: training would fail at its first shard."""
+    """A user of the socket who may not read the files is found: training would fail at its first shard."""
     os.chown(daemon.socket, 0, 45_678)
     os.chown(daemon.cache_dir, 0, 45_679)
     member = OtherUser(uid=54_322, groups=(45_678,))
@@ -137,7 +137,7 @@ def test_a_default_socket_behind_a_closed_folder(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_daemon_of_another_protocol(tmp_path: Path) -> None:
-    """What an old daemon says to a training process, it says to the doctor: the release to install is named."""
+    """An old daemon's answer to a training process is the doctor's, too: the release to install is named."""
 
     def old(peer: Peer) -> None:
         peer.hear()
@@ -188,7 +188,7 @@ async def test_options_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.Mo
 
 @needs_root
 def test_a_config_for_the_daemon_alone() -> None:
-    """Who may not read it is not told that it is wrong; who may not write the folder, how it is made."""
+    """A config that the user may not read is not called wrong; of a folder without write access, the remedy is said."""
     with open_folder() as folder:
         config = folder / "conf.toml"
         config.write_text("")
@@ -253,7 +253,7 @@ async def test_a_folder_that_another_user_made(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_hangs(tmp_path: Path) -> None:
-    """What never returns is given up and told; the report does not wait for its thread."""
+    """A check that never returns is abandoned and reported; the report does not wait for its thread."""
     hangs = threading.Event()
 
     def never(_context: Context) -> None:

@@ -118,7 +118,7 @@ async def test_no_credentials_at_all(moto: Bucket, tmp_path: Path, monkeypatch: 
 
 
 async def test_credentials_that_have_expired(faulty: FaultyS3, tmp_path: Path) -> None:
-    """What the store says of a token becomes the order to renew it."""
+    """A store's answer to an expired token becomes the remedy to renew it."""
     faulty.access_key = "renewed"
     found = (await look(tmp_path, faulty.put("a.tar", BODY)))["store.reach"]
     assert found.state is State.FAILED

@@ -104,7 +104,7 @@ def test_a_compressed_shard_without_room_holds_up_no_other_job(
 def test_a_compressed_shard_that_nobody_needs_yet_gives_way(
     tmp_path: Path, compressed: list[str], plain: list[str]
 ) -> None:
-    """What is inflated ahead gives up its room when that is what a reader with nothing to read waits for."""
+    """A shard inflated ahead gives up its space if a reader with nothing to read waits for that."""
     with (
         Daemon(tmp_path, capacity=str(2 * SHARD_BYTES + 200_000)) as daemon,
         RawSession(daemon, job="holds") as holding,

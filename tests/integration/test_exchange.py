@@ -51,12 +51,12 @@ class Rig:
 
     @property
     def records(self) -> list[tuple[int, ...]]:
-        """What the journal has."""
+        """Contents of the journal."""
         return list(RECORD.iter_unpack(self.journal.read_bytes()))
 
     @property
     def written(self) -> bytes:
-        """What the file has."""
+        """Contents of the file."""
         return self.path.read_bytes()
 
     def begin(
@@ -98,7 +98,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def test_the_body_that_was_asked_for_is_written_and_its_connection_used_again(rig: Rig) -> None:
-    """Whether it comes with a length or in chunks."""
+    """True with a length, false in chunks."""
     with ScriptedServer(answer(DATA), chunked(DATA), answer(DATA)) as server:
         for _ in range(3):
             rig.path.write_bytes(BLANK)
@@ -171,7 +171,7 @@ def test_chunks_that_are_encoded_are_written_where_they_are_stored_so(
 
 @pytest.mark.parametrize("early", ["100 Continue", "102 Processing", "103 Early Hints"])
 def test_an_interim_answer_is_not_the_answer(early: str, rig: Rig) -> None:
-    """What follows it is, for this request and for no other one."""
+    """Bytes that follow the body belong to this request and to no other one."""
     interim = head("Link: </style.css>", status=early)
     with ScriptedServer(interim * 2 + answer(DATA), answer(b"", status="404 Not Found")) as server:
         assert rig.fetch(server).sums
@@ -224,7 +224,7 @@ def test_chunks_that_end_too_early_are_an_error(rig: Rig) -> None:
 def test_a_connection_on_which_more_comes_than_was_said_is_not_used_again(
     scheme: str, rig: Rig, tmp_path: Path
 ) -> None:
-    """What follows the body might be taken for the next answer; over TLS it may be deciphered already."""
+    """Bytes after the body might be taken for the next answer; over TLS they may be deciphered already."""
     authority = Authority(tmp_path / "authority")
     rig.ca_file = str(authority.ca_file)
     context = authority.server() if scheme == "https" else None

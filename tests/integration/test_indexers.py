@@ -53,7 +53,7 @@ async def test_a_sidecar_that_is_too_large_is_not_written(indexers: Indexers, tm
 
 
 async def test_an_error_comes_back_as_itself_and_the_process_goes_on(indexers: Indexers, tmp_path: Path) -> None:
-    """What is wrong with one shard is no reason to start another process."""
+    """A fault of one shard is no reason to start another process."""
     tar = tmp_path / "a.tar"
     tar.write_bytes(b"no tar at all" * 100)
     with pytest.raises(NotATarError) as caught:

@@ -70,7 +70,7 @@ async def test_a_list_keeps_its_order(bucket: Bucket, origins: Origins) -> None:
 
 
 async def test_urls_and_braces_ask_nobody(faulty: FaultyS3, origins: Origins) -> None:
-    """What is named in full is taken at its word: not one request."""
+    """Urls without a pattern are taken as they are: not one request."""
     assert await expand("s3://faulty/x-{00..02}.tar", origins) == [
         ShardRef(f"s3://faulty/x-{number:02}.tar") for number in range(3)
     ]

@@ -1,4 +1,4 @@
-"""What a scrape of a real daemon tells, and whether what is shipped and written about it holds."""
+"""A scrape of a real daemon, and the truth of what is shipped and written about it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_errors_are_told_by_their_code(scraped: Scraped) -> None:
 
 
 def test_no_label_is_a_url(scraped: Scraped) -> None:
-    """Who may see which url is a matter of rules, and there are too many of them: none is told of at all."""
+    """Metrics name no url: who may see which is a matter of rules, and there are too many."""
     assert str(scraped.folder) not in scraped.text
     assert "missing.tar" not in scraped.text
 

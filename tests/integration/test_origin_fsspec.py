@@ -153,14 +153,14 @@ async def test_a_package_that_the_filesystem_does_not_name_is_quoted(origins: Or
 
 
 async def test_an_unknown_protocol_is_a_config_error(origins: Origins) -> None:
-    """What no filesystem answers to is no matter of packages or retries."""
+    """A url without a filesystem is no matter of packages or retries."""
     for url in ("s4://b/a.tar", "-://b/a.tar"):
         with pytest.raises(ConfigError, match=r"has no filesystem"):
             await origins.origin(url).stat(url)
 
 
 async def test_storage_options_that_do_not_fit_are_a_config_error() -> None:
-    """What a filesystem's own constructor refuses points to the config."""
+    """An argument that a filesystem's own constructor refuses points to the config."""
     table = OriginTable.model_validate({"match": "webhdfs://", "storage_options": {"nonsense": 1}})
     origins = Origins([table], max_connections=1)
     with pytest.raises(ConfigError, match="storage_options"):

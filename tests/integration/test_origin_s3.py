@@ -121,7 +121,7 @@ async def test_a_prefix_without_its_slash_is_explained(moto: Bucket, origins: Or
 
 
 async def test_a_bucket_that_is_no_bucket_name_is_refused(moto: Bucket, origins: Origins) -> None:
-    """What the client itself rejects is no matter of retries."""
+    """A request that the client itself rejects is no matter of retries."""
     with pytest.raises(OriginError) as refused:
         await origins.origin("s3://x").stat("s3://UPPER case/a.tar")
     assert not refused.value.retryable

@@ -1,4 +1,4 @@
-"""What `status` tells of jobs, while they wait and afterwards."""
+"""Jobs in `status`, while they wait and afterwards."""
 
 from __future__ import annotations
 

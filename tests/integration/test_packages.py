@@ -94,6 +94,7 @@ def test_the_wheel_has_both_packages_and_nothing_else(wheel: Path) -> None:
     assert {"shardcache/py.typed", "shardcache_client/py.typed"} <= names
 
 
+@pytest.mark.slow
 def test_a_daemon_and_a_training_image_need_no_more_than_they_declare(
     environment: Environment, wheel: Path, tmp_path: Path
 ) -> None:
@@ -120,6 +121,7 @@ def documented_installs() -> Iterator[str]:
             yield from (word for word in shlex.split(line, comments=True) if re.match(r"\.(\[|$)|shardcache\b", word))
 
 
+@pytest.mark.slow
 def test_no_documented_install_fails(tmp_path: Path) -> None:
     """For a newcomer each `pip install` of a page finds shardcache, and the extras in it. It is on no index yet."""
     newcomer = Environment(tmp_path)

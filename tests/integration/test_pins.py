@@ -1,4 +1,4 @@
-"""What is pinned stays, whatever is read, for those who may pin it, until they take it back."""
+"""Pinned shards stay, whatever is read, for those who may pin them, until they take it back."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_declared_plan_is_fetched_without_being_asked_for(daemon: Daemon, urls
 
 
 def test_a_plan_goes_in_pieces(daemon: Daemon, urls: list[str]) -> None:
-    """What `extend` adds is read and fetched ahead like the rest; its indices name shards of every piece."""
+    """Shards that `extend` adds are read and fetched ahead like the rest; its indices name shards of every piece."""
     with Session(daemon) as session:
         session.plan(urls[:1], [0])
         more = [[url, None, None, None] for url in urls[1:3]]
@@ -184,7 +184,7 @@ def test_a_lease_ahead_that_lost_its_place_is_asked_for_again(daemon: Daemon, ur
 
 
 def test_a_lease_ahead_whose_shard_went_and_came_is_held_like_any(daemon: Daemon, urls: list[str]) -> None:
-    """What matters is the file under the path that was given, whoever brought it back."""
+    """The file under the path that was given counts, whoever brought it back."""
     with Session(daemon) as session:
         session.plan(urls, [0, 1])
         session.take(0)

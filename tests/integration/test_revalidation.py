@@ -31,7 +31,7 @@ SHARDS = 12
 
 @pytest.fixture
 def proxy(moto: Bucket) -> Iterator[FaultyProxy]:
-    """What stands before the store."""
+    """A gate in front of the origin."""
     with FaultyProxy(moto.env()["AWS_ENDPOINT_URL"]) as proxy:
         yield proxy
 
@@ -90,7 +90,7 @@ class Asking:
 
     @property
     def heads(self) -> int:
-        """How often the store was asked."""
+        """Number of questions to the origin."""
         return sum(method == "HEAD" for method, *_ in self.faulty.seen)
 
 
@@ -126,7 +126,7 @@ async def test_a_prompt_answer_counts_at_once(asking: Asking) -> None:
 
 
 async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> None:
-    """Who leases meanwhile has what is cached, without a question of its own; the store's word comes after it."""
+    """A lease during the check gets the cached version, without a question of its own; the answer comes after it."""
     former = asking.names.key(asking.url)
     asking.faulty.fail("a.tar", Fault.LATE, method="HEAD", times=10)
     asking.faulty.put("a.tar", shard(1))
@@ -138,7 +138,7 @@ async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> No
 
 
 async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) -> None:
-    """What a transfer learned while a question was under way stays."""
+    """Facts that a transfer learned while a question was under way stay."""
     asking.faulty.fail("a.tar", Fault.LATE, method="HEAD", times=10)
     await asking.check()
     asking.names.learn(asking.url, "newer", asyncio.get_running_loop().time())

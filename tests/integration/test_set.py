@@ -1,4 +1,4 @@
-"""What a running daemon lets be set: its capacity, its rate, how much it logs; and what its log lines say."""
+"""Settings of a running daemon: capacity, rate, log level; and the contents of its log lines."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def lines(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def test_a_smaller_capacity_evicts_down_to_it(daemon: Daemon, urls: list[str]) -> None:
-    """What may go goes, the shard in a reader's hands does not; below that it is refused, with what stays."""
+    """Evictable shards go, the leased one does not; below that the change is refused, with what stays."""
     daemon.request("POST", "/v1/warm", {"urls": urls})
     with RawSession(daemon) as session:
         session.plan(urls[:1], [0])

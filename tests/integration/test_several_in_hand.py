@@ -148,7 +148,7 @@ def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, urls: li
 def test_a_shard_that_goes_as_it_is_opened_counts_as_the_reader_says(
     tmp_path: Path, urls: list[str], told: dict[str, bool], done: int
 ) -> None:
-    """Who opened the file a moment before it went to make room has read it; who found none has not."""
+    """A reader that opened the file just before its eviction has read it; one that found none has not."""
     with (
         Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,
         RawSession(daemon, job="reading") as reading,

@@ -1,4 +1,4 @@
-"""Who gets what of the line to the stores, seen from the stores' end."""
+"""Shares of the line to the stores, seen from the stores' end."""
 
 from __future__ import annotations
 

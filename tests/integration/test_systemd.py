@@ -138,7 +138,7 @@ def test_what_is_handed_over_stays_the_managers(tmp_path: Path, handed: socket.s
 
 
 def test_a_socket_that_is_no_good_is_refused(tmp_path: Path) -> None:
-    """What cannot be served, or would let everybody in, is said with what to change in the socket unit."""
+    """A socket that cannot be served, or would let everybody in, is refused with what to change in the socket unit."""
     with (
         bound(tmp_path / "good") as good,
         bound(tmp_path / "second") as second,

@@ -56,7 +56,7 @@ def store(folder: Path) -> Iterator[ThrottledS3]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a plain HTTP client got."""
+    """Response to a plain HTTP client."""
 
     status: int
     headers: Mapping[str, str]
@@ -117,7 +117,7 @@ def test_an_object_whole_and_in_ranges(store: ThrottledS3, folder: Path) -> None
 
 
 def test_refusals(store: ThrottledS3) -> None:
-    """What is not there, a range beyond the end and a replaced version are refused, with the code of S3."""
+    """A missing object, a range beyond the end and a replaced version are refused, with the code of S3."""
     etag = ask(store, "HEAD", "/data/blob").headers["ETag"]
     assert ask(store, "GET", "/data/blob", {"If-Match": etag, "Range": "bytes=0-0"}).status == 206
     for path, headers, status, code in (

@@ -143,7 +143,7 @@ async def test_a_cut_within_a_record_is_a_lost_connection(
 async def test_nothing_is_read_where_https_leads_to_http(
     scheme: str, status: str, trusting: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What was asked for safely does not come by a way that anybody can change; the error comes at once."""
+    """A url asked for by https does not come by a way that anybody can change; the error comes at once."""
     with ScriptedServer(answer(DATA)) as plain:
         away = head(f"Location: {plain.url()}", "Content-Length: 0", status=status)
         with ScriptedServer(away, context=trusting.server()) as server:

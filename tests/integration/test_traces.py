@@ -1,4 +1,4 @@
-"""What a collector is sent by a real daemon."""
+"""Traces that a real daemon sends to a collector."""
 
 from __future__ import annotations
 

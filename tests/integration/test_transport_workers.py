@@ -111,7 +111,7 @@ class Rig:
 
     @property
     def written(self) -> bytes:
-        """What the file has."""
+        """Contents of the file."""
         return self.path.read_bytes()
 
     async def ask(self, server: ScriptedServer, **options: Any) -> Answer:
@@ -196,7 +196,7 @@ async def test_a_download_goes_on_after_its_worker_was_killed(tmp_path: Path, mo
 
 
 async def test_a_cancelled_request_writes_nothing_more(rig: Rig) -> None:
-    """What is in the file when the cancellation is over stays so, though the server goes on sending."""
+    """The file does not change after the end of the cancellation, though the server goes on sending."""
     half = answer(DATA)[: len(DATA) // 2]
     with ScriptedServer(Reply(half, Ending.HANG), answer(DATA)) as server:
         flow = Credit()
@@ -286,7 +286,7 @@ async def test_a_name_that_leads_to_this_machine_is_refused(rig: Rig, monkeypatc
 
 
 async def test_a_silent_idle_connection_is_told_of_to_every_process(rig: Rig) -> None:
-    """What cut off one of them cut off all: one question loses time, whichever process the next ones go to."""
+    """A fault that cut off one connection cut off all: one question loses time, whichever process the next go to."""
     last = [HANGS, answer(b"", status="204 No Content")]
     first = [answer(b"", status="200 OK")] * 8
     with ScriptedServer(answer(b"", status="200 OK")) as other:

@@ -28,7 +28,7 @@ SMALL_BYTES = 120_000_000  # docs/deploy-kubernetes.md says 110 MB
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[BuiltImage]:
-    """What the Dockerfile gives; a gigabyte while it is made, so nothing of it is kept, whatever happens."""
+    """Contents of the image; a gigabyte while it is made, so nothing of it is kept, whatever happens."""
     with tempfile.TemporaryDirectory(prefix="image-") as folder:
         yield build(Path(folder))
 

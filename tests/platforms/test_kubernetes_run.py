@@ -44,7 +44,7 @@ print(open("/proc/self/status").read())
 
 
 class Cluster:
-    """What is applied to it: the site's manifests, and the secrets that the site makes by hand."""
+    """Objects applied to the cluster: the site's manifests, and the secrets that the site makes by hand."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

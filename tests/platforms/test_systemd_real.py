@@ -142,7 +142,7 @@ def change(machine: Machine, unit: str, name: str, settings: str) -> None:
 
 
 def test_the_cache_may_go_to_another_group(machine: Machine, url: str) -> None:
-    """What is cached already goes along, as the docs say: no shard is fetched again, and the former group is out."""
+    """Shards cached already are not fetched again, as the docs say, and the former group is out."""
     asked(machine, "warm", url)
     machine.run("groupadd", "ml")
     machine.run("usermod", "--append", "--groups", "ml", "bob")

@@ -170,7 +170,7 @@ class BruteSlots:
 
 
 class _Priorities:
-    """What is bid at one moment. The parts of a download share one callable, which is asked once."""
+    """Claims of one moment. The parts of a download share one callable, which is asked once."""
 
     def __init__(self) -> None:
         self._known: dict[Callable[[], Priority], Priority] = {}

@@ -55,7 +55,7 @@ class Canary:
 
     @property
     def paths(self) -> list[str]:
-        """What was asked for."""
+        """Paths asked for."""
         return [path for _, path, _ in self.requests]
 
 

@@ -16,7 +16,7 @@ from support.guard import GUARD_S
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a command ended: its exit code, what it printed, and what it said on stderr."""
+    """Outcome of a command: its exit code, stdout and stderr."""
 
     code: int
     out: str
@@ -40,7 +40,7 @@ def run_alone(args: Sequence[str], env: Mapping[str, str]) -> subprocess.Complet
 
 
 usual_run: Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]] = run_alone
-"""How commands are run: the tests replace it by a quicker way."""
+"""Runner of commands: the tests replace it by a quicker one."""
 
 
 def shardcache(*args: str | Path, env: Mapping[str, str] | None = None, socket: Path | None = None) -> Ran:

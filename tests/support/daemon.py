@@ -19,7 +19,7 @@ from support.guard import GUARD_S
 
 
 class Process(Protocol):
-    """What is needed of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that `Daemon` needs."""
 
     @property
     def pid(self) -> int: ...  # noqa: D102

@@ -1,4 +1,4 @@
-"""What the dashboard's page is told, event by event."""
+"""Events of the dashboard's page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def follow(http: requests.Session, base_url: str, since: str = "") -> Generator[
 
 
 class Page:
-    """What a page knows after some events: the last moment, and the map's cells by number."""
+    """A page's knowledge after some events: the last moment, and the map's cells by number."""
 
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events

@@ -1,4 +1,4 @@
-"""What readers would read of a deal, worked out without any shard."""
+"""Samples that readers would read of a deal, worked out without any shard."""
 
 from __future__ import annotations
 

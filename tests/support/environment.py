@@ -1,4 +1,4 @@
-"""What tests run in: nothing of the user's or the machine's options, stores and credentials, and Ctrl-C as usual."""
+"""Environment of the tests: no options, stores and credentials of the user or the machine, and Ctrl-C as usual."""
 
 from __future__ import annotations
 

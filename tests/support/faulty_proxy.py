@@ -22,7 +22,7 @@ _HEAD_BYTES = 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """Which requests are spoiled: those for one key and first byte, where given, and of these a share at random.
+    """Requests to be spoiled: those for one key and first byte, where given, and of these a share at random.
 
     Attributes:
         times: how many at most; None for all.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import enum
+import functools
 import gzip
 import hashlib
 import re
@@ -20,7 +21,7 @@ BUCKET = "faulty"
 
 
 class Fault(enum.StrEnum):
-    """What goes wrong with one answer."""
+    """Fault of one answer."""
 
     STALL = "half of the body, then nothing"
     SILENCE = "no answer at all"
@@ -231,6 +232,7 @@ def aws_env(endpoint_url: str) -> dict[str, str]:
     }
 
 
+@functools.lru_cache(maxsize=8)  # it is asked for with each part of a shard
 def _etag(body: bytes) -> str:
     return f'"{hashlib.md5(body).hexdigest()}"'
 

@@ -1,4 +1,4 @@
-"""How long tests wait."""
+"""Guard of the tests' waits."""
 
 from __future__ import annotations
 

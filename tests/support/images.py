@@ -41,7 +41,7 @@ class Image(Protocol):
 
     @property
     def entrypoint(self) -> str:
-        """What `args` are for where a container names no command."""
+        """Program that `args` are for where a container names no command."""
 
     def lay_out(self, folder: Path) -> Path:
         """Return where its files are for one container: in that folder, which it makes, or in one for all."""
@@ -95,7 +95,7 @@ class HostImage:
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """What the Dockerfile gives on a Debian with Python, in place of the image that it names.
+    """Image of the Dockerfile on a Debian with Python, in place of the image that it names.
 
     Attributes:
         root: its files.

@@ -1,4 +1,4 @@
-"""What can be wrong with an answer of a store, as changes of a right one. Pure."""
+"""Faults of a store's answer, as changes of a right one. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHUNK_BYTES = 10_000
 
 
 class Mischief(enum.StrEnum):
-    """What goes wrong with one answer."""
+    """Fault of one answer."""
 
     STALL = "half of the body, then nothing"
     SILENCE = "no answer at all"
@@ -71,7 +71,7 @@ class Mischief(enum.StrEnum):
 
 
 class Ending(enum.Enum):
-    """What a connection does after the last byte of an answer."""
+    """End of a connection after the last byte of an answer."""
 
     STAY = enum.auto()
     CLOSE = enum.auto()
@@ -110,7 +110,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a spoiler may draw on.
+    """Input of a spoiler.
 
     Attributes:
         start: of the range that was asked for.

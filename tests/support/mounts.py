@@ -13,7 +13,7 @@ _BALLAST = "ballast"
 
 
 def may_mount() -> bool:
-    """Whether this process may: root in a container often may not."""
+    """Return whether this process may mount: root in a container often may not."""
     if os.geteuid() != 0:
         return False
     with tempfile.TemporaryDirectory() as folder:

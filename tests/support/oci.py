@@ -39,7 +39,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Who a container's processes are, and what they may.
+    """Users and rights of a container's processes.
 
     Attributes:
         gids: supplementary groups.
@@ -81,7 +81,7 @@ class Security:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a container runs."""
+    """Program of a container."""
 
     args: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What programs that run in parts share: which parts are asked for, and where they print."""
+"""Common parts of programs that run in parts: which parts are asked for, and where they print."""
 
 from __future__ import annotations
 

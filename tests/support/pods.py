@@ -1,4 +1,4 @@
-"""What a node does with a pod: its folders, its config and secrets, its containers, their probes and their end.
+"""A node's part in a pod: its folders, its config and secrets, its containers, their probes and their end.
 
 No cluster is needed: the spec is carried out by an OCI runtime, runc, as the kubelet has it carried out.
 """

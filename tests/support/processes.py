@@ -1,4 +1,4 @@
-"""What processes have started, as /proc tells."""
+"""Children of processes, by /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shipped Grafana dashboard and alert rules ask of Prometheus."""
+"""Queries of the shipped Grafana dashboard and alert rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a file is in memory, by mincore(2)."""
+"""Share of a file that is in memory, by mincore(2)."""
 
 from __future__ import annotations
 

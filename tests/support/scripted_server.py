@@ -24,7 +24,7 @@ _LINGER = struct.pack("ii", 1, 0)  # close by a reset
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What is sent to one request, and what the connection does then.
+    """Answer to one request, and the end of its connection.
 
     Attributes:
         then: called with the connection's plain socket after the data were sent.

@@ -48,7 +48,7 @@ CHANGES = tuple(op for op in Op if op < Op.OPEN)
 
 
 class Action(enum.IntEnum):
-    """What is done to the calls that are chosen, as numbered in shim.c."""
+    """Action on the chosen calls, as numbered in shim.c."""
 
     COUNT = 0  # nothing
     KILL_BEFORE = 1
@@ -135,7 +135,7 @@ class Shim:
 
     @property
     def acted(self) -> int:
-        """How many calls were acted upon since it was armed."""
+        """Number of calls acted upon since it was armed."""
         return self._counts[1]
 
     @property

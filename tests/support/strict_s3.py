@@ -123,7 +123,7 @@ def _refuse(status: int, region: str) -> web.Response:
 
 
 class _Signature:
-    """What a request says of its signature, and whether the SDK's own signer comes to the same."""
+    """Return a request's statement of its signature, and whether the SDK's own signer comes to the same."""
 
     def __init__(self, request: web.Request, kind: type[S3SigV4Auth], fields: Mapping[str, str], date: str) -> None:
         self.region = fields["Credential"].split("/")[2]

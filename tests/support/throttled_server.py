@@ -26,7 +26,7 @@ CREDIT_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """How far away the store is.
+    """Distance of the store.
 
     Attributes:
         first_byte_s: from a request to the first byte of its answer.

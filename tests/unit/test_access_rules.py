@@ -1,4 +1,4 @@
-"""What users may have fetched with the daemon's rights, and see."""
+"""Rules of what users may have fetched with the daemon's rights, and see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a store's limit of concurrency is found."""
+"""Search for a store's limit of concurrency."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_limit_stays_between_one_and_the_most(most: int, answers: list[tuple
 
 @given(LIMITS, st.integers(1, 64))
 def test_requests_that_fail_together_halve_it_once(most: int, failures: int) -> None:
-    """What began under one limit is one piece of news."""
+    """Throttling of requests begun under one limit counts once."""
     aimd = Aimd(most)
     began = aimd.generation
     for _ in range(failures):

@@ -31,7 +31,7 @@ def test_a_replaced_object_moves_its_name() -> None:
 
 
 def test_an_evicted_shard_is_forgotten() -> None:
-    """What leads to a file ends with the file."""
+    """Aliases end with their file."""
     names = AliasTable()
     names.learn("url", "key1", 1.0)
     names.forget("key1")

@@ -98,7 +98,7 @@ def outcomes(shard: ArrivingShard | MappedShard, start: int = 0) -> Iterator[dic
 
 
 def whole(path: Path, tar: bytes) -> list[dict[str, Any] | str]:
-    """What a reader gives of the published shard."""
+    """Samples that a reader gives of the published shard."""
     index_path = path.with_suffix(".idx")
     path.write_bytes(tar)
     write(index_path, {"size_bytes": len(tar)}, index_tar(path, URL))
@@ -171,7 +171,7 @@ def test_a_sample_comes_with_the_header_behind_it_and_no_sooner(path: Path, form
 
 
 def test_nothing_is_asked_for_while_there_is_something_to_give(path: Path) -> None:
-    """What has arrived comes without a question; the question names the bytes that the next header needs."""
+    """Arrived bytes come without a question; the question names the bytes that the next header needs."""
     tar = make_tar(random_samples(4, {"bin": 1000}))  # a member and its header: 1536 bytes
     download = Download(path, tar, [2 * 1536 + 512, 2 * 1536 + 600, len(tar)])
     with download.open() as shard:
@@ -206,7 +206,7 @@ def test_a_tar_without_its_end_is_the_daemons_to_judge(path: Path) -> None:
     ("at", "error", "given_"), [(0, NotATarError, 0), (1536, CorruptShardError, 0), (3 * 1536, CorruptShardError, 2)]
 )
 def test_damage_is_told_where_it_is_met(path: Path, at: int, error: type[ShardError], given_: int) -> None:
-    """What has arrived is no sound tar: the samples in front of the damage come, then the error, with the url."""
+    """Of a damaged tar, the samples in front of the damage come, then the error, with the url."""
     tar = bytearray(make_tar(random_samples(4, {"bin": 1000})))
     tar[at] ^= 1
     with Download(path, bytes(tar), [len(tar)]).open() as shard:

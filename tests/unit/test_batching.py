@@ -187,7 +187,7 @@ def test_a_rank_without_samples_is_told() -> None:
 
 
 def test_skipped_samples_do_not_shift_what_was_given() -> None:
-    """What the dataset itself skips has a position, too, so a job of another size repeats and loses nothing."""
+    """Samples that the dataset itself skips have a position, too: a job of another size repeats and loses nothing."""
     sizes, broken = spread(60), (3, 4, 17, 33)
     begun, state = [], {}
     reader = stage(Numbered(sizes, skipped=broken))
@@ -256,7 +256,7 @@ def test_no_more_than_a_buffer_is_read_ahead() -> None:
 
 
 def test_collate_makes_the_batch() -> None:
-    """What `collate` returns is what the loader gives."""
+    """The result of `collate` is what the loader gives."""
     loader = DataLoader(stage(Numbered([5] * 20), collate=len), batch_size=None)
     assert list(loader) == [10, 10]
 

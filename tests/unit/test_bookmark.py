@@ -113,7 +113,7 @@ def test_without_workers(bookmark: Bookmark) -> None:
 
 
 def test_other_workers_than_before(bookmark: Bookmark) -> None:
-    """What is left is told by how far those before came."""
+    """The remainder follows from how far those before came."""
     bookmark.load([saved(0), saved(1)], worker=False)
     resumed = start(bookmark, bookmark.begin(None), Cut(1, 1), Topology())
     assert resumed == Resumption(EPOCH, (Phase(CUT, (10, 11)),))
@@ -175,7 +175,7 @@ def test_a_negative_epoch(bookmark: Bookmark) -> None:
 
 
 def test_the_main_process_knows_who_reads(bookmark: Bookmark) -> None:
-    """How many workers began the last iteration, and which epoch: by that it counts the batches that they gave."""
+    """Number of workers and epoch of the last iteration: by these it counts the batches that the workers gave."""
     assert (bookmark.workers, bookmark.epoch_begun) == (0, 0)
     begin(forked(bookmark), 17)
     begin(forked(bookmark), 29)

@@ -154,7 +154,7 @@ def test_it_equals_what_its_bytes_equal(content: bytes, other: bytes) -> None:
 
 
 def test_small_members_are_bytes(mapped: mmap.mmap) -> None:
-    """What costs less to copy than to refer to is just that; only large members are Buffers."""
+    """Members that cost less to copy than to refer to are bytes; only large ones are Buffers."""
     values = Values(mapped, Buffer.over(mapped))
     small, large = values[5 : 5 + WORTH_IT_BYTES - 1], values[5 : 5 + WORTH_IT_BYTES]
     assert (type(small), type(large)) == (bytes, Buffer)
@@ -255,7 +255,7 @@ def test_what_is_no_run_of_bytes_has_no_place_in_the_file(value: Buffer, made: A
     ],
 )
 def test_results_are_plain_numpy(value: Buffer, made: Any) -> None:
-    """What is made of it is what would have been made of an array, and is collated like one."""
+    """Arrays and tensors made of it equal those made of an array, and are collated alike."""
     result = made(value)
     assert type(result) is np.ndarray
     assert np.array_equal(result, made(np.frombuffer(bytes(value), np.uint8)), equal_nan=result.dtype.kind == "f")
@@ -271,7 +271,7 @@ def test_reductions_are_scalars(value: Buffer) -> None:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickled_it_carries_its_bytes(value: Buffer, tmp_path: Path, protocol: int) -> None:
-    """What comes out is a read-only Buffer that needs no file, and not the bytes around it."""
+    """The result is a read-only Buffer that needs no file, and not the bytes around it."""
     data = pickle.dumps(value, protocol)
     (tmp_path / "shard.tar").unlink()
     again = pickle.loads(data)

@@ -12,7 +12,7 @@ from shardcache.store.catalogue import Catalogue
 
 
 async def test_rows_outlive_a_restart(tmp_path: Path) -> None:
-    """What was put is there after closing and opening again."""
+    """Entries are there after closing and opening again."""
     catalogue = Catalogue.open(tmp_path)
     await catalogue.put(["v1", 1000], "shard", "s3://b/a.tar")
     catalogue.close()

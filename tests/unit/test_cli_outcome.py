@@ -30,7 +30,7 @@ def test_ranks_are_joined_epoch_by_epoch() -> None:
 
 
 def test_runs_that_share_an_epoch_are_its_legs() -> None:
-    """What a run read before it was stopped and what the next one read after it are one epoch."""
+    """The epoch is one, read before and after a restart."""
 
     def row(epoch: int, *keys: str) -> dict[str, object]:
         return {"epoch": epoch, "keys": keys, "steps": 1, "promised": 1, "loss": float(len(keys)), "waited_s": 0.25}

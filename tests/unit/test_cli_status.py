@@ -126,14 +126,14 @@ def test_a_crowded_disk_is_shown() -> None:
 
 
 def test_the_scrub_is_shown() -> None:
-    """How much was read again, what it found, and how far the round is; nothing where it is turned off."""
+    """Bytes verified again, damage found, progress of the round; nothing if it is turned off."""
     scrub = {"rate_bytes_per_s": 10**7, "scrubbed_bytes": 10**12, "damaged": 1, "round_share": 0.25}
     assert "1.0 TB checked since start, 1 damaged · 25% of this round" in shown(PAGE | {"scrub": scrub})
     assert "checked since" not in shown(PAGE | {"scrub": scrub | {"rate_bytes_per_s": 0}})
 
 
 def test_transfers_show_how_far_they_are() -> None:
-    """How fast it comes and when it is needed; without a known size there is no bar and no end."""
+    """Rate and time of need; without a known size there is no bar and no end."""
     page = shown(PAGE)
     assert line_with("s3://b/a.tar", page).endswith("1.0 MB of 4.0 MB 5.0 MB/s planned 30.0 s 2")
     assert line_with("s3://b/b.tar", page) == "s3://b/b.tar 0 Bytes of ? 0 Bytes/s waiting 1"

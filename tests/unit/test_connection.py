@@ -115,7 +115,7 @@ def test_a_socket_that_is_not_ours(path: Path) -> None:
 
 
 def test_the_last_words_of_one_that_has_left_are_heard(path: Path) -> None:
-    """What was said before the goodbye arrives, then the goodbye, though nobody is there to take an answer to it."""
+    """Messages before the goodbye arrive, then the goodbye, though nobody is there to take an answer to it."""
     left = threading.Event()
 
     def script(peer: Peer) -> None:
@@ -277,7 +277,7 @@ def test_a_daemon_that_leaves(path: Path) -> None:
 
 
 def test_noise_is_a_protocol_error(path: Path) -> None:
-    """What is no JSON is named as such, not taken for a lost connection."""
+    """A message that is no JSON is named as such, not taken for a lost connection."""
 
     def script(peer: Peer) -> None:
         peer.welcome()

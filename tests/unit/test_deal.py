@@ -1,4 +1,4 @@
-"""Who reads what in which order: every sample once, ranks equal, another order each epoch, any topology."""
+"""Order of reading: every sample once, ranks equal, another order each epoch, any topology."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_ranks_without_counts_are_refused_at_the_start() -> None:
 
 
 def test_a_share_goes_on_behind_any_place() -> None:
-    """What comes behind a place is what the whole share has there, from any place, without reading what was before."""
+    """The shards behind a place are the whole share's, from any place, without reading those before."""
     counts = [9, 3, 0, 14, 6]
     deal = deals(counts, Shuffle(seed=5, window=3), "pad", 1)
     share = deal.share(0, 0, Topology(1, 2))

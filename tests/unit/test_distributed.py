@@ -108,7 +108,7 @@ def test_where_nobody_listens_there_is_no_store(server: TCPStore) -> None:
 
 
 def test_a_server_of_another_kind_is_no_store() -> None:
-    """What accepts and then says nothing, for which torch alone waits without limit, is given up in time."""
+    """A peer that accepts and then says nothing, for which torch alone waits without limit, is given up in time."""
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(RanksError):
         KeyValueStore.connect(StoreAddress("127.0.0.1", silent.getsockname()[1], 2), timeout_s=SHORT_S)
 
@@ -261,7 +261,7 @@ def test_the_same_shards_are_told_once(server: TCPStore, url: str) -> None:
 
 
 def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
-    """Who has another version of a shard than the rank that came first learns which, and both versions."""
+    """A rank with another version of a shard than the rank that came first is told which shard, and both versions."""
     first, second, third = datasets(url)
     second.compare(manifest(), Topology(1, WORLD), counted=True)
     third.compare(manifest(), Topology(2, WORLD), counted=True)

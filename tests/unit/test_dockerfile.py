@@ -17,7 +17,7 @@ def test_the_linter_has_nothing_to_say() -> None:
 
 
 def test_all_that_is_copied_is_sent_to_the_build() -> None:
-    """What the Dockerfile copies from the project is there, and not left out by .dockerignore."""
+    """Files that the Dockerfile copies from the project exist, and are not left out by .dockerignore."""
     sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     lines = [line.split()[1:] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
     copied = {name for line in lines if not line[0].startswith("--from") for name in line[:-1]}

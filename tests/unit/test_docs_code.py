@@ -1,4 +1,4 @@
-"""What the documents tell people to type is what the programs take."""
+"""Commands and code in the documents are what the programs take."""
 
 from __future__ import annotations
 

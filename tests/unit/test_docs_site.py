@@ -109,7 +109,7 @@ def test_every_setting_is_on_its_page(site: Site) -> None:
 
 
 def test_keys_of_allow_rules_are_on_the_page() -> None:
-    """What the page says an `[[allow]]` table takes, it takes, and it takes nothing else."""
+    """An `[[allow]]` table takes the keys on the page, and nothing else."""
     page = (ROOT / "docs" / "settings.md").read_text()
     table = page.partition("## `[[allow]]`")[2].partition("\n## ")[0]
     keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
@@ -126,7 +126,7 @@ def test_every_variable_is_on_its_page(site: Site) -> None:
 
 
 def test_every_public_name_is_on_its_page(site: Site) -> None:
-    """What can be imported from the client is described, the dataset with each of its arguments."""
+    """Every name that can be imported from the client is described, the dataset with each of its arguments."""
     assert [name for name in shardcache_client.__all__ if f'id="shardcache_client.{name}"' not in site["python"]] == []
     text = unescape(re.sub(r"<[^>]+>", "", site["python"]))
     dataset = text.partition("class ShardDataset")[2].partition("Batches of similar length")[0]

@@ -1,4 +1,4 @@
-"""Which filesystem a path is on, by lines of mountinfo."""
+"""Filesystem of a path, by lines of mountinfo."""
 
 from __future__ import annotations
 

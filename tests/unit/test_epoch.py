@@ -61,13 +61,13 @@ def test_a_loader_that_was_dropped_at_once(epochs: Epochs) -> None:
 
 
 def test_a_dropped_loader_with_the_number_of_the_next(epochs: Epochs) -> None:
-    """Who seeds each loader alike gives them one number: the workers of the new one stay together."""
+    """Loaders seeded alike have one number: the workers of the new one stay together."""
     epochs.join(17, 0, 2)
     assert iteration(epochs, 17, [0, 1]) == [1, 1]
 
 
 def test_many_dropped_loaders_leave_no_heap() -> None:
-    """What the board has to remember stays small."""
+    """The board's memory is bounded."""
     shared_state = SharedState()
     epochs = Epochs(shared_state)
     for loader in range(1_000):
@@ -85,7 +85,7 @@ def test_what_was_set_holds_for_every_iteration(epochs: Epochs) -> None:
 
 
 def test_going_on_counts_from_there(epochs: Epochs) -> None:
-    """What had been set is over, and so are iterations that some workers have yet to begin."""
+    """A new iteration ends settings of the last one, and iterations that some workers have yet to begin."""
     epochs.join(17, 0, 2)
     epochs.set(2)
     epochs.go_on(5)

@@ -1,7 +1,10 @@
-"""What a difference between bytes and ETag means, from store to store."""
+"""Meaning of a difference between bytes and ETag, from store to store."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from shardcache.errors import CacheDirError, CorruptShardError
 from shardcache.fetch.verification.etags import Etags
 from shardcache.origin.base import MD5, Checksum, RemoteObject
+from support.guard import GUARD_S
 
 DATA = b"some shard"
 DIGEST = 0xE7B9F083B0A5CFD1BF090A8654A00825
@@ -35,6 +39,22 @@ def test_the_same_bytes_twice_mean_that_the_etag_is_no_md5() -> None:
         etags.judge(obj(), 5, 6)
     etags.judge(obj(), 5, 6)
     assert repr(etags) == "<Etags MD5 at [], something else at ['s3://bucket']>"
+
+
+def test_a_training_process_gets_log_lines_by_logging_alone() -> None:
+    """Nothing goes to its stdout, where its own output is: a program may pipe that to another one."""
+    script = (
+        "import contextlib, test_etags\n"
+        "from shardcache.errors import CorruptShardError\n"
+        "etags = test_etags.Etags()\n"
+        "with contextlib.suppress(CorruptShardError):\n"
+        "    etags.judge(test_etags.obj(), 5, 6)\n"
+        "etags.judge(test_etags.obj(), 5, 6)\n"
+    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[1])))}
+    ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=GUARD_S)
+    assert ran.stdout == ""
+    assert ran.stderr == "the origin's ETags are not MD5s; no longer comparing them (origin=s3://bucket)\n"
 
 
 def test_other_bytes_the_second_time_are_damage() -> None:

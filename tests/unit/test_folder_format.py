@@ -14,7 +14,7 @@ URL = "s3://bucket/a.tar"
 
 
 async def test_a_folder_without_a_number_is_taken_over_with_its_shards(tmp_path: Path) -> None:
-    """What releases left that wrote none has its shards served, and is numbered from then on."""
+    """A folder of a release that wrote no number has its shards served, and is numbered from then on."""
     store = open_store(tmp_path)
     shard = await publish(store, URL)
     store.close()

@@ -1,13 +1,18 @@
-"""gc_tuning.py: what the garbage collector is spared."""
+"""Collections that gc_tuning.py spares a process, as the collector itself reports them."""
 
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
-from shardcache import gc_tuning as garbage
+from shardcache import gc_tuning
+
+MANY = 200_000
 
 
 @pytest.fixture(autouse=True)
@@ -19,19 +24,43 @@ def thresholds() -> Iterator[None]:
     gc.unfreeze()
 
 
-def test_what_is_built_is_not_looked_at_again() -> None:
-    """Nothing is collected meanwhile, and what was made is in no generation afterwards."""
-    with garbage.building():
-        assert not gc.isenabled()
-        built = [[number] for number in range(1000)]
+@contextmanager
+def collections() -> Iterator[Counter[int]]:
+    """Count the collections by their generation: 0 of the youngest objects, 2 of all."""
+    seen: Counter[int] = Counter()
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        seen[info["generation"]] += phase == "start"
+
+    gc.callbacks.append(note)
+    try:
+        yield seen
+    finally:
+        gc.callbacks.remove(note)
+
+
+def test_nothing_is_collected_while_much_is_built_nor_is_it_looked_at_afterwards() -> None:
+    """Objects made then are in no generation, so that no collection traverses them."""
+    with gc_tuning.building(), collections() as seen:
+        built = [[number] for number in range(MANY)]
+    assert not seen
     assert gc.isenabled()
-    assert gc.get_freeze_count() >= len(built)
-    assert not any(each is built for each in gc.get_objects())
+    assert len(gc.get_objects()) < len(built)
 
 
 def test_only_full_collections_become_seldom() -> None:
     """Young garbage, which is most of it, goes as soon as ever."""
-    young, middle, old = gc.get_threshold()
-    garbage.collect_seldom()
-    assert gc.get_threshold()[:2] == (young, middle)
-    assert gc.get_threshold()[2] > old
+
+    def work() -> Counter[int]:
+        gc.freeze()  # full collections are also the rarer the more there is: only the work's own objects count
+        gc.collect()
+        with collections() as seen:
+            kept = [[number] for number in range(MANY)]
+        assert len(kept) == MANY
+        return seen
+
+    usual = work()
+    gc_tuning.collect_seldom()
+    seldom = work()
+    assert usual[2] > seldom[2] == 0
+    assert seldom[0] + seldom[1] >= usual[0] + usual[1] > 0

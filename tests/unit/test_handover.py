@@ -50,7 +50,7 @@ def map_whole(path: Path) -> mmap.mmap:
 
 
 class Worker:
-    """What runs in a sender: it lends one shard and does as it is told."""
+    """Program of a sender: it lends one shard and does as it is told."""
 
     def __init__(self, handover: Handover, path: Path) -> None:
         self._handover = handover
@@ -181,7 +181,7 @@ def test_the_bytes_are_those_of_one_map(shard: Path) -> None:
 
 
 def maps_of(path: Path) -> int:
-    """How often this process has a file mapped."""
+    """Return how often this process has a file mapped."""
     return Path("/proc/self/maps").read_text().count(str(path))
 
 
@@ -220,7 +220,7 @@ def test_the_file_stays_until_it_is_mapped_anew(shard: Path) -> None:
 
 
 def test_what_is_on_its_way_outlives_the_loan(shard: Path) -> None:
-    """Who borrowed may be gone, as at the end of an epoch: the map goes when it has arrived, and somebody asks."""
+    """A borrower may be gone, as at the end of an epoch: the map goes when it has arrived, and somebody asks."""
     with Sender(Handover(), shard) as sender:
         message = sender.message()
         sender.forget()
@@ -364,7 +364,7 @@ def test_small_values_come_as_they_are(shard: Path) -> None:
 
 
 def test_any_other_pickle_takes_the_bytes_along(shard: Path) -> None:
-    """What `pickle.dumps` makes in a worker needs neither the file nor the family, and no receipt is waited for."""
+    """A worker's `pickle.dumps` needs neither the file nor the family, and no receipt is waited for."""
     with Sender(Handover(), shard) as sender:
         sender.cut(0)
         data = sender.pickled_elsewhere()

@@ -174,7 +174,7 @@ async def test_what_writing_the_second_answer_raises_arrives() -> None:
 
 
 async def test_a_second_request_that_comes_to_nothing_leaves_it_to_the_first() -> None:
-    """Whether it was not allowed or failed."""
+    """Return whether it was not allowed or failed."""
     rivals = Rivals()
 
     async def second(end_first: Callable[[], Awaitable[bool]]) -> str:

@@ -1,4 +1,4 @@
-"""What is remembered of shards that may be gone."""
+"""History of shards that may be gone."""
 
 from __future__ import annotations
 

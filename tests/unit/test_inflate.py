@@ -92,7 +92,7 @@ def test_what_was_compressed_comes_out(dst: Path, codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", Codec)
 def test_several_members_are_joined(dst: Path, codec: Codec) -> None:
-    """What pigz, bgzip, pzstd and pbzip2 write, or cat joins, is read to the end."""
+    """Files by pigz, bgzip, pzstd and pbzip2, or joined by cat, are read to the end."""
     pieces = [TAR[at : at + 20_000] for at in range(0, len(TAR), 20_000)]
     run(b"".join(map(COMPRESS[codec], pieces)), dst, codec)
     assert dst.read_bytes() == TAR

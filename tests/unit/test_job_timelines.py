@@ -49,6 +49,16 @@ def test_the_soonest_are_named_and_gaps_once_each(readers: list[list[Need]]) -> 
     assert min(named.values(), default=None) == min(missing.values(), default=None)
 
 
+def test_a_shard_being_fetched_is_named_with_its_job_behind_another_jobs_gaps() -> None:
+    """A job that lacks all of its shards now does not hide those that another one needs later, where these arrive."""
+    starved, ahead = Lane("starved", 7), Lane("ahead", 7)
+    starved.add([(0.1 * number, f"now-{number}", Presence.MISSING) for number in range(40)], str)
+    ahead.add([(100.0, "coming", Presence.FETCHING), (200.0, "later", Presence.MISSING)], str)
+    named = gaps([starved, ahead])
+    assert [use.job for use in named] == ["starved"] * (len(named) - 1) + ["ahead"]
+    assert named[-1].url == "coming"
+
+
 def test_a_shard_that_one_may_not_see_is_not_named() -> None:
     """It counts all the same."""
     told = lane_of([[(1.0, "secret", Presence.MISSING)]]).to_json(lambda _: False)

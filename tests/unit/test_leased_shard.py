@@ -395,7 +395,7 @@ def test_a_file_that_is_never_there(socket: Path, folder: Folder) -> None:
 
 @pytest.mark.parametrize("handler", [reraise, ignore_and_continue])
 def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder: Folder, handler: Any) -> None:
-    """What was given stays given; who goes on without the rest reads the next shard, asked for ahead."""
+    """Given samples stay given; a reader that goes on without the rest reads the next shard, asked for ahead."""
 
     def script(peer: Peer) -> None:
         peer.begin()

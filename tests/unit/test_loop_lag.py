@@ -1,4 +1,4 @@
-"""How late the event loop is."""
+"""Lag of the event loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
 
 
 async def test_a_loop_that_was_held_up_shows_it() -> None:
-    """What blocks the loop is in the figures, as long as it was."""
+    """A blocked loop is in the figures, for as long as it was blocked."""
     lag = LoopLag()
     async with asyncio.TaskGroup() as group:
         measuring = group.create_task(lag.run())

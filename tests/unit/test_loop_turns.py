@@ -47,7 +47,7 @@ async def test_the_loop_comes_round_between_any_two_pieces() -> None:
 
 
 async def test_a_short_list_does_not_wait_for_the_end_of_a_long_one() -> None:
-    """Who comes late has its turn after one piece of the others, not after all of them."""
+    """A late caller has its turn after one piece of the others, not after all of them."""
     turns, order = Turns(), []
     async with asyncio.TaskGroup() as group:
         group.create_task(turns.take(LONG, lambda _: order.append("long")))
@@ -56,7 +56,7 @@ async def test_a_short_list_does_not_wait_for_the_end_of_a_long_one() -> None:
 
 
 async def test_an_error_ends_only_its_own_turn() -> None:
-    """What a computation raises reaches who asked for it, and the next one has its turn."""
+    """An error of a computation reaches its caller, and the next caller has its turn."""
     turns = Turns()
 
     def fail(_piece: object) -> None:

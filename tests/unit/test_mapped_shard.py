@@ -37,7 +37,7 @@ def with_url(samples: list[Sample]) -> list[dict[str, bytes | str]]:
 
 
 def open_files() -> int:
-    """How many descriptors this process has, apart from those that earlier tests left to the collector."""
+    """Return the number of this process's descriptors, apart from those that earlier tests left to the collector."""
     gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -86,7 +86,7 @@ def test_samples_outlive_the_reader_and_the_file(shard: tuple[Path, Path]) -> No
 
 
 def test_an_unlinked_shard_can_be_read_to_its_end(shard: tuple[Path, Path]) -> None:
-    """What is mapped stays until it is let go."""
+    """A mapped shard stays mapped until it is let go."""
     with MappedShard(*shard, URL) as reader:
         for path in shard:
             path.unlink()

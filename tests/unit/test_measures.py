@@ -1,4 +1,4 @@
-"""What histograms count."""
+"""Counts of histograms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory there is for the page cache, from what real kernels tell."""
+"""Memory for the page cache, by the files of real kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose pages stay in memory, decided without touching any."""
+"""Choice of the shards whose pages stay in memory, without touching any."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_shard_that_nobody_plans_goes_first() -> None:
 
 
 def test_shard_that_left_the_cache_gives_its_room_back() -> None:
-    """What was evicted from the disk holds no memory any more."""
+    """A shard evicted from the disk holds no memory any more."""
     plan = PagePlan()
     plan.let_go("a", 10, 10, never)
     plan.gone("a")
@@ -69,7 +69,7 @@ def test_shard_that_left_the_cache_gives_its_room_back() -> None:
 
 
 def test_next_shards_are_read_ahead_once() -> None:
-    """What several sessions read next is asked for once, and what is not here not at all."""
+    """A shard that several sessions read next is asked for once, a missing one not at all."""
     plan, sizes = PagePlan(), {"a": 1, "b": 2}
     assert plan.read_ahead(["a", "b", "a", "missing"], sizes.get, MANY_BYTES) == ["a", "b"]
     assert plan.read_ahead(["b", "a"], sizes.get, MANY_BYTES) == []

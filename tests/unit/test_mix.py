@@ -1,4 +1,4 @@
-"""How one reader's samples are mixed."""
+"""Mixing of one reader's samples."""
 
 from __future__ import annotations
 

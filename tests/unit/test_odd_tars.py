@@ -108,7 +108,7 @@ def test_where_webdataset_cannot_go_on_the_shard_is_refused(path: Path, name: st
 
 @pytest.mark.parametrize("second", ["b.jpg", "b.__key__", "b.__url__"])
 def test_a_bad_sample_is_skipped_whole_where_webdataset_keeps_a_part(path: Path, second: str) -> None:
-    """Which of two members is meant nobody knows: webdataset gives the sample without the second one."""
+    """An ambiguous second member is left out: webdataset gives the sample without it."""
     path.write_bytes(archive(A, B, member(second.encode(), b"again"), B_CLS))
     kept = by_webdataset(path, ignore_and_continue)
     assert bare(kept.samples) == [OF_A, OF_B | {"cls": b"3" * 700}, LAST]

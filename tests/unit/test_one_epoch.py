@@ -146,7 +146,7 @@ def test_a_rank_that_leaves_again_and_again_is_told(server: TCPStore) -> None:
 
 
 def test_datasets_restarts_and_jobs_of_one_rank_are_apart(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was begun of another dataset, or before torchrun started the ranks anew, is nobody's business."""
+    """Epochs of another dataset, or from before torchrun started the ranks anew, do not count."""
     for rank in range(WORLD):
         Rank(server, rank, name="validation/0").begin()
     assert Rank(server, 0).begin() == 0

@@ -1,4 +1,4 @@
-"""How a download begins."""
+"""Probing: the beginning of a download."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def inventory(store: Store) -> Inventory:
-    """What is in the cache, in no plan."""
+    """Cached shards in no plan."""
     aliases, changed = AliasTable(store.shards), Signal()
     planner = Planner(aliases)
     return Inventory(store, planner, Pages(store, planner, aliases, changed), aliases, changed)

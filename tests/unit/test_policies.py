@@ -1,4 +1,4 @@
-"""What our figures are held against: the other policies do what their names say, and none gets an unfair cache."""
+"""Standards of our figures: the other policies do what their names say, and none gets an unfair cache."""
 
 from __future__ import annotations
 

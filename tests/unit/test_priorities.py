@@ -1,4 +1,4 @@
-"""How much a shard is worth a connection, by who waits for it and who reads it already."""
+"""Priority of a shard's connections, by who waits for it and who reads it already."""
 
 from __future__ import annotations
 

@@ -110,14 +110,14 @@ def test_silence_is_no_answer(tmp_path: Path) -> None:
 
 
 async def test_another_program_is_no_daemon(tmp_path: Path) -> None:
-    """What answers otherwise than a daemon does is not taken for one."""
+    """An answer that no daemon gives is not taken for one."""
     async with answering(tmp_path / "s", "hello"):
         with pytest.raises(DaemonError, match="not a shardcache daemon"):
             await asyncio.to_thread(ask, tmp_path / "s")
 
 
 def test_a_probe_loads_little() -> None:
-    """What runs every few seconds on each node imports the standard library alone."""
+    """The probe that runs every few seconds on each node imports the standard library alone."""
     code = f"import sys, shardcache.cli.probing; print([name for name in {HEAVY} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 

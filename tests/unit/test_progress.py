@@ -1,4 +1,4 @@
-"""Who reads what of an epoch, also when the readers change in the middle of it."""
+"""Assignment of an epoch to readers, also when the readers change in the middle of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def all_places(samples: int, phases: list[Phase], cut: Cut) -> list[list[int]]:
 
 
 def dropped_or_padded(samples: int, cut: Cut) -> int:
-    """What DistributedSampler would repeat (positive) or leave out (negative)."""
+    """Return the number of samples that DistributedSampler would repeat (positive) or leave out (negative)."""
     return {"pad": -samples % cut.world_size, "drop": -(samples % cut.world_size), None: 0}[cut.even]
 
 

@@ -15,7 +15,7 @@ sizes = st.lists(st.integers(0, 60) | st.sampled_from([0, 1, 1, 500]), min_size=
 
 def turns_of(samples: list[int]) -> list[int]:
     """Return the lane of each place."""
-    return [Proportions(tuple(samples)).lane(place) for place in range(sum(samples))]
+    return [*map(Proportions(tuple(samples)).lane, range(sum(samples)))]
 
 
 @settings(deadline=None)
@@ -41,13 +41,13 @@ def test_any_place_is_found_without_those_before_it(samples: list[int]) -> None:
 def worst(samples: list[int]) -> tuple[Fraction, Fraction]:
     """Return the greatest error of any lane's number among the first places, and among the places of any window."""
     turns, total = turns_of(samples), sum(samples)
-    errors, spreads = [Fraction(0)], [Fraction(0)]
+    errors, spreads = [0], [0]
     for lane, size in enumerate(samples):
         counts = accumulate((turn == lane for turn in turns), initial=0)
-        drift = [count - Fraction(place * size, total) for place, count in enumerate(counts)]
+        drift = [count * total - place * size for place, count in enumerate(counts)]
         errors.append(max(map(abs, drift)))
         spreads.append(max(drift) - min(drift))  # every pair of places is the ends of a window
-    return max(errors), max(spreads)
+    return Fraction(max(errors), total), Fraction(max(spreads), total)
 
 
 @settings(deadline=None, max_examples=200)

@@ -1,4 +1,4 @@
-"""What is left out of texts that are shown."""
+"""Redaction of texts that are shown."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ except OSError:
 
 @pytest.mark.parametrize("part", ["://x:y", "?a_", "&token=", "@"])
 def test_no_text_takes_long(part: str) -> None:
-    """What is sent as a url is written down on the event loop; the limit of the test run is what would notice."""
+    """Urls are redacted on the event loop; the limit of the test run is what would notice a slow one."""
     assert "MARK" not in redact("@" + part * 200_000 + " https://u:MARK@h/?sig=MARK")
     assert len(ConfigError(part * 200_000).message) < 10_000
 

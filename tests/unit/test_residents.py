@@ -1,4 +1,4 @@
-"""Which shards go, in cases that are worth naming; `test_schedule` tries any others."""
+"""Choice of the shards to evict, in cases that are worth naming; `test_schedule` tries any others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is fetched ahead again after a failure."""
+"""Retries of prefetching after a failure."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_a_fast_job_needs_a_far_position_before_a_slow_one_a_near_one() -> None:
 
 @dataclass
 class Session:
-    """What the test itself knows of a session."""
+    """The test's own knowledge of a session."""
 
     plan: list[str] = field(default_factory=list)
     cursor: int = 0

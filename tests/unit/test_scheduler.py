@@ -68,7 +68,7 @@ class Users:
 
     @property
     def holding(self) -> set[str]:
-        """Who has a slot."""
+        """Holders of connections."""
         begun = {name for name in self.order if not self._tasks[name].done()}
         return {name for name in begun if name not in self.works or not self.works[name].rests}
 
@@ -175,7 +175,7 @@ async def test_parties_with_equal_shares_take_turns() -> None:
 
 
 async def test_a_waiting_readers_part_takes_the_slot_of_the_least_urgent() -> None:
-    """Who loses it rests, queues with its own bid, and goes on where it was."""
+    """A preempted part rests, queues with its own priority, and goes on where it was."""
     users = Users(Scheduler(2))
     await users.start("soon", Priority(2, 5.0), pausable=True)
     await users.start("late", Priority(2, 9.0), pausable=True)
@@ -224,7 +224,7 @@ async def test_a_reader_that_begins_to_wait_need_not_wait_for_a_free_slot() -> N
 
 
 async def test_no_more_are_paused_than_there_are_slots() -> None:
-    """What paused parts occupy is bounded: beyond that an urgent part waits for a slot like any other."""
+    """The space of paused parts is bounded: beyond that an urgent part waits for a connection like any other."""
     users = Users(Scheduler(1))
     await users.start("first", WARM, pausable=True)
     await users.start("waiting", Priority(WAITING))

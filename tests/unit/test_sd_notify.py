@@ -1,4 +1,4 @@
-"""What a service manager is told, and when it is told nothing."""
+"""Messages to the service manager, and silence without one."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_shard_is_needed_when_it_is_waited_for(path: Path) -> None:
 
 
 def test_a_shard_may_be_given_back_before_it_has_come(path: Path) -> None:
-    """What was asked for and is wanted no longer goes back under its request's id; the next is served as ever."""
+    """A shard no longer wanted goes back under its request's id; the next is served as ever."""
 
     def script(peer: Peer) -> None:
         peer.begin()
@@ -253,7 +253,7 @@ def test_a_shard_that_does_not_come(path: Path) -> None:
 
 
 def test_an_error_ends_its_lease_alone(path: Path) -> None:
-    """What the daemon met with one shard is raised as it is; the next shard comes over the same connection."""
+    """The daemon's error for one shard is raised as it is; the next shard comes over the same connection."""
 
     def script(peer: Peer) -> None:
         peer.begin()

@@ -52,7 +52,7 @@ def test_the_daemon_is_told_who_takes_beginnings(path: Path, partial: bool) -> N
 
 
 def test_each_lease_may_say_for_itself_whether_a_beginning_will_do(path: Path) -> None:
-    """What a lease says goes before what the session was told, after a break of the connection, too."""
+    """A lease's version outranks the one that the session was told, after a break of the connection, too."""
 
     def first(peer: Peer) -> None:
         peer.begin()
@@ -96,7 +96,7 @@ def test_more_is_asked_for_until_the_shard_is_whole(path: Path) -> None:
 
 
 def test_a_break_ends_what_was_granted(path: Path) -> None:
-    """What the old daemon granted is not read on: the shard is asked for again, and the new one's word counts."""
+    """The old daemon's lease is not read on: the shard is asked for again, and the new one's word counts."""
 
     def first(peer: Peer) -> None:
         peer.begin()

@@ -60,7 +60,7 @@ _is_worker = False
 
 
 def here() -> bool:
-    """Whether this process was told that it is a loader's worker."""
+    """Return whether this process was told that it is a loader's worker."""
     return _is_worker
 
 
@@ -228,7 +228,7 @@ def test_a_copy_is_a_board_of_its_own() -> None:
 
 
 def test_an_edit_that_fails_changes_nothing() -> None:
-    """What was noted before stays, and others can go on."""
+    """Notes made before stay, and others can go on."""
     shared_state = SharedState({"next": 5})
     with pytest.raises(ZeroDivisionError), shared_state.edit() as notes:
         notes["next"] = 1 // 0

@@ -80,7 +80,7 @@ def test_asking_twice_is_asking_once() -> None:
 
 
 def test_a_key_may_come_as_used() -> None:
-    """What was used before it came here is spared once."""
+    """A shard used before it came here is spared once."""
     sieve = Sieve()
     sieve.arrived("used", used=True)
     sieve.arrived("new")

@@ -31,7 +31,7 @@ class Accounting(RuleBasedStateMachine):
 
     @property
     def free_bytes(self) -> int:
-        """What the disk has left."""
+        """Free space of the disk."""
         return DISK_BYTES - self.on_disk_bytes
 
     @rule(target=reservations)

@@ -181,7 +181,7 @@ def test_a_worker_whose_state_is_missing() -> None:
     [(Topology(0, 1), r"same ranks and workers[\s\S]*shardcache index"), (Topology(1, 2, 1, 2), "states of all ranks")],
 )
 def test_shards_that_were_not_counted_stay_with_their_readers(topology: Topology, said: str) -> None:
-    """How far one came in its shards says nothing about another's, nor about how to cut them anew."""
+    """One dataset's progress says nothing about another's, nor about how to cut them anew."""
     crew = [state_of(0, counted=False), state_of(1, counted=False)]
     cut = Cut(topology.world_size, topology.workers, batch_size=4)
     with pytest.raises(ConfigError, match=said):
@@ -190,7 +190,7 @@ def test_shards_that_were_not_counted_stay_with_their_readers(topology: Topology
 
 
 def test_who_has_read_all_and_repeats_for_others_has_nothing_left() -> None:
-    """What makes up for bad samples is no part of the epoch: with other readers it is not read on."""
+    """Samples that make up for bad ones are no part of the epoch: with other readers they are not read on."""
     crew = [state_of(0, Cut(1, 2), place=Place(time=1, taken=2, given=7)), state_of(1, Cut(1, 2), place=Place(taken=4))]
     (start,) = {resume(crew, Cut(2, 1), Topology(rank, 2), 20) for rank in range(2)}
     left = [walk(SampleDeal([20]).share(3, 0, Topology(rank, 2), start.phases), [20]) for rank in range(2)]

@@ -1,4 +1,4 @@
-"""How long something worked, times of rest apart."""
+"""Working time, without times of rest."""
 
 from __future__ import annotations
 

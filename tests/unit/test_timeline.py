@@ -85,7 +85,7 @@ def test_evictions_are_seen_whenever_they_come(plans: Plans, changes: list[tuple
 def test_a_session_is_covered_until_the_first_shard_that_is_not_here(
     plans: Plans, here: set[str], coming: set[str]
 ) -> None:
-    """What is still on its way does not count as here, although it is cared for."""
+    """A shard on its way does not count as cached, although it is cared for."""
     found = timeline_of(plans).covered_until(0, (here | coming).__contains__, coming - here)
     plan, at, _ = plans[0]
     assert found == pytest.approx(

@@ -40,7 +40,7 @@ async def outcome(fetch: Callable[[Transfer], Awaitable[Shard]], *, ahead: bool 
 
 
 async def test_an_error_reaches_the_reader_as_itself() -> None:
-    """What the store said is what the reader is told, at the first try."""
+    """The origin's error is what the reader is told, at the first try."""
     tries = 0
 
     async def fetch(transfer: Transfer) -> Shard:

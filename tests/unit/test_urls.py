@@ -42,7 +42,7 @@ def test_within_a_folder_globs_are_fnmatch(pattern: str, name: str) -> None:
 
 @given(st.text("ab*?[]/", max_size=8), st.text("ab/", max_size=8))
 def test_every_match_begins_with_the_prefix(pattern: str, url: str) -> None:
-    """What is listed for a glob contains all that it matches."""
+    """The listing for a glob contains all that it matches."""
     if glob_regex(pattern).fullmatch(url):
         assert url.startswith(glob_prefix(pattern))
 

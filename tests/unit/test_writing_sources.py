@@ -1,4 +1,4 @@
-"""What inputs of `shardcache write` need, and what is said if it is missing."""
+"""Requirements of the inputs of `shardcache write`, and the errors where they are missing."""
 
 from __future__ import annotations
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.state import Place
@@ -75,6 +76,35 @@ class Segment:
         """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
         for piece in self.pieces:
             yield max(0, self.mix.enters(piece) - self.span[0]), self.mix.pieces[piece].shard
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(ABC):
+    """Consecutive places of a sequence of samples; the counterpart of a `Segment` for sequences that are no mix.
+
+    Attributes:
+        start, stop: number of the first place, and of the place after the last.
+    """
+
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.stop - self.start
+
+    def after(self, passed: int) -> Self:
+        """Return the rest after `passed` samples, fewer than all."""
+        return replace(self, start=self.start + passed)
+
+    @abstractmethod
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
+
+    def shards(self) -> list[int]:
+        """Return the shards by their numbers in the manifest, in the order in which they are needed."""
+        return [shard for _, shard in self.entries()]
 
 
 Part: TypeAlias = "Segment | Interleaved | Combed"

@@ -152,11 +152,15 @@ def _url(reader: Reader, position: int) -> str:
 
 
 def gaps(lanes: Iterable[Lane]) -> list[Use]:
-    """Return the soonest uses of shards that are not cached, one per shard, over all jobs."""
+    """Return the soonest uses of shards that are not cached, one per shard, over all jobs.
+
+    A shard that is being fetched is always among them: its transfer is shown, with the job that it is for.
+    """
     soonest: dict[str, Use] = {}
     for use in sorted((use for lane in lanes for use in lane.gaps), key=attrgetter("in_s")):
         soonest.setdefault(use.url, use)
-    return list(soonest.values())[:_MOST_GAPS]
+    uses = enumerate(soonest.values())
+    return [use for number, use in uses if number < _MOST_GAPS or use.presence is Presence.FETCHING]
 
 
 def _first(most: int, *uses: Iterable[Use]) -> list[Use]:

@@ -8,7 +8,9 @@ from shardcache.cli.cluster.render import render
 from shardcache.cli.common import Family
 
 
-@click.group(cls=Family, commands=[render], short_help="Share the nodes' caches, so that a cluster fetches a shard once.")
+@click.group(
+    cls=Family, commands=[render], short_help="Share the nodes' caches, so that a cluster fetches a shard once."
+)
 def cluster() -> None:
     """Set up and watch the tier: a cache that the nodes of a cluster share, so that each shard is fetched once.
 

@@ -14,13 +14,12 @@ import asyncio
 import hashlib
 from pathlib import Path
 
-import structlog
-
 from shardcache.access.urls import store_of
 from shardcache.errors import CacheDirError, CorruptShardError
+from shardcache.observability.shared_logger import SharedLogger
 from shardcache.origin.base import MD5, RemoteObject
 
-log = structlog.get_logger()
+log = SharedLogger()
 
 _REMEMBERED = 1024
 
@@ -51,13 +50,13 @@ class Etags:
 
     def judge(self, obj: RemoteObject, wanted: int, found: int) -> None:
         """Compare an object's ETag with the MD5 of the received bytes, and learn from it. Raises CorruptShardError."""
-        store, name = store_of(obj.url), (obj.url, obj.version)
+        origin, name = store_of(obj.url), (obj.url, obj.version)
         if found == wanted:
-            self._digests.add(store)
+            self._digests.add(origin)
             self._doubted.pop(name, None)
-        elif store not in self._digests and self._doubted.get(name) == found:
-            self._other.add(store)
-            log.warning("the origin's ETags are not MD5s; no longer comparing them", store=store)
+        elif origin not in self._digests and self._doubted.get(name) == found:
+            self._other.add(origin)
+            log.warning("the origin's ETags are not MD5s; no longer comparing them", origin=origin)
         else:
             self._doubt(name, found)
             raise CorruptShardError(

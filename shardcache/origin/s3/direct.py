@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-import structlog
 from botocore.httpsession import get_cert_path
 
 from shardcache.config import OriginTable
 from shardcache.errors import ShardChangedError
+from shardcache.observability.shared_logger import SharedLogger
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.http.ranges import check_range, content_ranges, no_version, range_header, wrong_length
 from shardcache.origin.http_status import error_of
@@ -29,7 +29,7 @@ from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
 
-log = structlog.get_logger()
+log = SharedLogger()
 
 T = TypeVar("T", bound=Answer | None)
 

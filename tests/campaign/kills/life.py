@@ -30,7 +30,7 @@ GONE = (OSError, http.client.HTTPException, HandshakeError)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What the store holds.
+    """Contents of the object store.
 
     Attributes:
         tars: url → the plain tar that readers must get.
@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What a daemon goes through.
+    """A daemon's story up to its kill.
 
     Attributes:
         name: in the table.
@@ -80,7 +80,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a crash left on the disk.
+    """Remains of a crash on the disk.
 
     Attributes:
         published: paths of the tars that are visible.

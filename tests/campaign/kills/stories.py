@@ -1,4 +1,4 @@
-"""What daemons go through until they are killed: fetching, evicting, resuming, verifying, starting."""
+"""Stories of daemons until they are killed: fetching, evicting, resuming, verifying, starting."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _FLAGS = ("--stall-timeout-s", "2", "--log-level", "error", "--max-transfers", "
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much there is of everything.
+    """Size of the load.
 
     Attributes:
         crowd: sessions of readers that speak the protocol themselves.

@@ -1,4 +1,4 @@
-"""What a daemon holds while nobody asks anything of it: to be the same before and after."""
+"""Resources that an idle daemon holds: to be the same before and after."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Remains:
         return f"{self.threads} threads, {self.tasks} tasks, {self.rss_bytes / 1e6:.0f} MB, {fds}"
 
     def is_as(self, before: Remains) -> bool:
-        """Whether it is what it was, but for memory, and what is kept for use: threads, connections to stores."""
+        """Return whether nothing has grown but memory and what is kept for reuse: threads, connections to stores."""
         kept = {_TO_STORES: 0}
         bounded = self.threads <= _THREADS and self.fds.get(_TO_STORES, 0) <= _CONNECTIONS
         return self.fds | kept == before.fds | kept and self.tasks <= before.tasks and bounded
@@ -64,7 +64,7 @@ def _descriptors(pid: int) -> dict[str, int]:
 
 
 def is_quiet(daemon: Daemon) -> bool:
-    """Whether there are no sessions, no transfers, no promises and no leases."""
+    """True without sessions, transfers, promises and leases."""
     status = daemon.status()
     sessions = sum(job["sessions"] for job in status["jobs"])
     arriving_bytes = status["cache"]["arriving_bytes"]

@@ -1,4 +1,4 @@
-"""What goes wrong beside: readers that die, freeze, flood or never listen, and people who change their minds."""
+"""Troublemakers next to the load: readers that die, freeze, flood or never listen, and users who change their minds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Troubles:
 
     @property
     def results(self) -> list[Result]:
-        """What became of each kind."""
+        """Outcome of each kind."""
         return [result for result, _, _ in self._kinds]
 
     async def run(self) -> None:

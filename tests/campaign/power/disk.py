@@ -1,4 +1,4 @@
-"""What a disk may hold after a power cut: a model of a filesystem that promises no more than fsync does.
+"""Possible contents of a disk after a power cut: a model of a filesystem that promises no more than fsync does.
 
 A name holds any of the values that it had since its folder was last flushed, each name for itself; a block of a file
 holds any of the contents that it had since the file was last flushed, or nonsense where the last one never reached the

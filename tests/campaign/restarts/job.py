@@ -24,7 +24,7 @@ MEMBER = "bin"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to read.
+    """Task of one process of the job.
 
     Attributes:
         socket: the daemon's.

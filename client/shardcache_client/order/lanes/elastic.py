@@ -19,7 +19,7 @@ from shardcache.errors import ConfigError
 from shardcache_client.order.lanes.interleaving import Interleaving, Lane, between
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.progress import Phase
-from shardcache_client.order.share import Part, Share
+from shardcache_client.order.share import Part, Share, Slice
 from shardcache_client.order.span_deal import SpanDeal
 from shardcache_client.order.state import Place, Resumption, State
 from shardcache_client.topology import Topology
@@ -36,7 +36,7 @@ class Comb:
 
     def between(self, start: int, stop: int) -> Combed:
         """Return the part from one of these places, counted from 0, to a later one."""
-        return Combed(self, start, stop)
+        return Combed(start, stop, self)
 
     def place(self, number: int) -> int:
         """Return the place in the lane of the comb's place of this number."""
@@ -50,27 +50,12 @@ class Comb:
 
 
 @dataclass(frozen=True, slots=True)
-class Combed:
-    """A part of a comb; the counterpart of a `Segment` for samples that do not follow each other.
-
-    Attributes:
-        start, stop: numbers of the comb's places.
-    """
+class Combed(Slice):
+    """A part of a comb: samples that do not follow each other in their lane."""
 
     whole: Comb
-    start: int
-    stop: int
 
     mixed: ClassVar[bool] = True  # samples are read by number, from whole shards
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return self.stop - self.start
-
-    def after(self, passed: int) -> Combed:
-        """Return the rest after `passed` samples, fewer than all."""
-        return replace(self, start=self.start + passed)
 
     def passing(self) -> Part:
         """Return all samples of the lane from the first of these to the last."""
@@ -86,10 +71,6 @@ class Combed:
         first = self.whole.place(self.start)
         for passed, shard in self.passing().entries():
             yield self.whole.before(first + passed) - self.start, shard
-
-    def shards(self) -> list[int]:
-        """Return the shards by their numbers in the manifest, in the order in which they are needed."""
-        return [shard for _, shard in self.entries()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ needed is known in advance.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from shardcache_client.order.lanes.proportions import Turns
 from shardcache_client.order.mix import Mix
-from shardcache_client.order.share import Part, Segment
+from shardcache_client.order.share import Part, Segment, Slice
 
 if TYPE_CHECKING:
     from shardcache_client.order.lanes.elastic import Comb
@@ -39,34 +39,19 @@ class Interleaving:
 
     def between(self, start: int, stop: int) -> Interleaved:
         """Return the part from one place of this sequence to a later one."""
-        return Interleaved(self, start, stop)
+        return Interleaved(start, stop, self)
 
 
 @dataclass(frozen=True, slots=True)
-class Interleaved:
-    """A part of an interleaving; the counterpart of a `Segment` for several lanes.
-
-    Attributes:
-        start, stop: places of the interleaving's sequence.
-    """
+class Interleaved(Slice):
+    """A part of an interleaving."""
 
     whole: Interleaving
-    start: int
-    stop: int
-
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return self.stop - self.start
 
     @property
     def mixed(self) -> bool:
         """True if some lane mixes the samples of several shards."""
         return any(part.mixed for part in self.parts().values())
-
-    def after(self, passed: int) -> Interleaved:
-        """Return the rest after `passed` samples, fewer than all."""
-        return replace(self, start=self.start + passed)
 
     def counts(self) -> list[int]:
         """Return the number of samples of each lane."""
@@ -99,10 +84,6 @@ class Interleaved:
         ]
         # Two lanes never share a place; a lane's own shards keep their order.
         return iter(sorted(entries, key=lambda entry: entry[0]))
-
-    def shards(self) -> list[int]:
-        """Return the shards by their numbers in the manifest, in the order in which they are needed."""
-        return [shard for _, shard in self.entries()]
 
 
 def between(lane: Lane, start: int, stop: int) -> Part:

@@ -1,7 +1,7 @@
 // The jobs: the current state of each, and its next five minutes as a strip.
 
 import { brush, byId, colour, make, say, sync, table } from "./dom.js";
-import { byJob, isStalled, keyOf } from "./waiting.js";
+import { byJob, isLong, isStalled, keyOf } from "./waiting.js";
 import { basename, count, duration, neededIn, number, pace } from "./words.js";
 
 const HORIZON_S = 300;
@@ -40,13 +40,12 @@ function lines(cell, first, second) {
 }
 
 function fillNow(cell, { job, wait }) {
-  const waits = wait !== undefined || job.waiting > 0;
-  if (wait !== undefined) {
+  const waits = wait !== undefined && isLong(wait); // as in the summary, which would contradict it otherwise
+  if (waits) {
     const { longest } = wait;
     const what = `${number(job.waiting)} waiting, up to ${duration(longest.for_s)}`;
     lines(cell, what, `${basename(longest.url)}: ${longest.reason}`);
-  } else if (waits) lines(cell, `${number(job.waiting)} waiting`, job.waiting_for);
-  else lines(cell, "reading", "");
+  } else lines(cell, "reading", "");
   cell.title = wait?.longest.url ?? "";
   cell.firstElementChild.classList.toggle("waits", waits);
   cell.parentElement.classList.toggle("stalled", wait !== undefined && isStalled(wait));
