@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 4
 BIN := $(VENV)/bin
-TYPED := shardcache client/shardcache_client tests/support
+TYPED := shardcache client/shardcache_client tests/support tests/e2e/test_typed.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
