@@ -25,12 +25,13 @@ from shardcache_client.reading.stream import EpochStream
 from shardcache_client.sharing.bookmark import Loader
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology
+from shardcache_client.typed import B_co, T_co, U
 
 if TYPE_CHECKING:
     from shardcache_client.loader import ShardLoader
 
 
-class ShardDataset(ShardReader, IterableDataset[Any]):
+class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     """A PyTorch dataset of tar shards, read from the disk cache that the node's shardcache daemon fills.
 
     Yields dicts: `__key__` and `__url__` (str), and the bytes of each member under its extension. An epoch is one
@@ -130,7 +131,12 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
             )
         return super().__len__()
 
-    def __iter__(self) -> Iterator[Any]:
+    if TYPE_CHECKING:
+
+        def map(self, function: Callable[[T_co], U]) -> ShardDataset[U]:
+            """See `ShardReader.map`."""
+
+    def __iter__(self) -> Iterator[T_co]:
         loader = _loader()
         if loader is not None:
             keep_freed_memory()
@@ -188,11 +194,11 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
         *,
         batch_size: int | Literal["dataset"] | None = "dataset",
         num_workers: int | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], B_co] | None = None,
         pin_memory: bool | None = None,
         persistent_workers: bool | None = None,
         **options: Any,
-    ) -> ShardLoader:
+    ) -> ShardLoader[B_co]:
         """Return a loader of this dataset's batches, which keeps account of epochs, length and state::
 
             loader = dataset.loader(batch_size=256, num_workers=8)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self, SupportsIndex
+from typing import Any, Generic, Self, SupportsIndex, cast
 
 from shardcache.errors import ConfigError
 from shardcache_client.daemon.connection import Reader
@@ -19,6 +19,7 @@ from shardcache_client.files.slicing import Sample
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import Source
+from shardcache_client.typed import T_co
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class _Held:
         self.session.close()
 
 
-class IndexedShards:
+class IndexedShards(Generic[T_co]):
     """A map-style dataset: `samples[i]` is sample i in the order of `urls`, decoded. Made by `ShardReader.indexed`.
 
     For evaluation with a sampler of one's own, such as torch's DistributedSampler, for `torch.utils.data.Subset` and
@@ -79,16 +80,16 @@ class IndexedShards:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, number: SupportsIndex) -> Any:
+    def __getitem__(self, number: SupportsIndex) -> T_co:
         return self._decoded(*self._find(number))
 
-    def __getitems__(self, numbers: Sequence[SupportsIndex]) -> list[Any]:
+    def __getitems__(self, numbers: Sequence[SupportsIndex]) -> list[T_co]:
         """Return several samples, in the order asked for; a DataLoader asks for a batch in this way."""
         places = [self._find(number) for number in numbers]
         found = {place: self._decoded(*place) for place in sorted(set(places))}  # shard by shard
         return [found[place] for place in places]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         return map(self.__getitem__, range(len(self)))
 
     def __enter__(self) -> Self:
@@ -111,13 +112,11 @@ class IndexedShards:
         shard = bisect_right(self._ends, place)
         return shard, place - (self._ends[shard - 1] if shard else 0)
 
-    def _decoded(self, shard: int, number: int) -> Any:
+    def _decoded(self, shard: int, number: int) -> T_co:
         sample, pipeline = self._hold(shard).sample(number), self._source.pipeline
-        if not pipeline:
-            return sample
-        item = pipeline(sample)
+        item: Any = pipeline(sample) if pipeline else sample
         assert item.__class__ is not Dropped
-        return item
+        return cast(T_co, item)
 
     def _hold(self, shard: int) -> _Held:
         if self._pid != os.getpid():  # the sessions of before a fork are the parent's, and must not be closed here

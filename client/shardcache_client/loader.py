@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
@@ -13,6 +13,7 @@ from shardcache.errors import ConfigError, MissingMemberError
 from shardcache_client.order.state import State
 from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
+from shardcache_client.typed import B_co
 
 Collate = Callable[[Any], Any]
 
@@ -59,7 +60,7 @@ class Batched(Protocol):
         """Return the state of the reader of this process after its last sample."""
 
 
-class ShardLoader:
+class ShardLoader(Generic[B_co]):
     """The batches of a ShardDataset. Made by `ShardDataset.loader`, which describes the arguments.
 
     Each iteration reads one epoch: the one set by `set_epoch`, or else the next. It is not a torch DataLoader but has
@@ -77,7 +78,7 @@ class ShardLoader:
         *,
         batch_size: int | None,
         num_workers: int | None = None,
-        collate_fn: Collate | None = None,
+        collate_fn: Callable[[Any], B_co] | None = None,
         pin_memory: bool | None = None,
         persistent_workers: bool | None = None,
         **options: Any,
@@ -97,7 +98,7 @@ class ShardLoader:
             **options,
         )
         self._position: RankPosition | None = None
-        self._begun: Iterator[Any] | None = None  # of which no batch has been taken
+        self._begun: Iterator[B_co] | None = None  # of which no batch has been taken
 
     def __repr__(self) -> str:
         return f"ShardLoader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
@@ -112,7 +113,7 @@ class ShardLoader:
         samples, size = len(self.dataset), self.batch_size or 1
         return samples // size if self._batches.drop_last else -(-samples // size)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B_co]:
         # Lightning begins an iteration twice. An epoch that was begun but not read is not left for the next one.
         if self._begun is None:
             self._position = position = self._at_start()  # before the workers take the states to resume from
@@ -124,7 +125,7 @@ class ShardLoader:
             self.num_workers, batch_size=self.batch_size or 1, drop_last=self._batches.drop_last
         )
 
-    def _follow(self, batches: Iterator[Any], position: RankPosition) -> Iterator[Any]:
+    def _follow(self, batches: Iterator[Any], position: RankPosition) -> Iterator[B_co]:
         for batch, state in batches:
             self._begun = None
             position.note(State.from_json(state))

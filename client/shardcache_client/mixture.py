@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.mixture_reader import MixtureReader
+from shardcache_client.typed import T_co, U
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-class Mixture(MixtureReader, ShardDataset):
+class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     """A PyTorch dataset that mixes the samples of several datasets in proportion to their weights.
 
         web = ShardDataset("s3://bucket/web/index.json", shuffle=True, batch_size=64, decode=decode)
@@ -37,3 +43,8 @@ class Mixture(MixtureReader, ShardDataset):
 
     Raises ConfigError if an argument is invalid, the sources' options differ, or a source is not counted.
     """
+
+    if TYPE_CHECKING:
+
+        def map(self, function: Callable[[T_co], U]) -> Mixture[U]:
+            """See `ShardReader.map`."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate, chain
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import ConfigError
 from shardcache_client.decoding.by_source import PipelineBySource
@@ -17,9 +17,10 @@ from shardcache_client.order.share import Share
 from shardcache_client.order.state import Place, State, find_states
 from shardcache_client.reader import ShardReader, check_least
 from shardcache_client.reading.stream import EpochStream, Source
+from shardcache_client.typed import T_co, U
 
 
-class MixtureReader(ShardReader):
+class MixtureReader(ShardReader[T_co]):
     """An iterable over the samples of several datasets, mixed in proportion to their weights.
 
     For training without torch; `Mixture` adds what torch has, as `ShardDataset` does to `ShardReader`. Samples, order,
@@ -30,7 +31,7 @@ class MixtureReader(ShardReader):
 
     def __init__(
         self,
-        sources: Mapping[str, ShardReader],
+        sources: Mapping[str, ShardReader[T_co]],
         weights: Weights | None = None,
         *,
         samples_per_epoch: int | None = None,
@@ -67,6 +68,11 @@ class MixtureReader(ShardReader):
         )
         self._names = tuple(sources)
         self._assemble(source, dealing, first.seed, first._on_error, first._job)
+
+    if TYPE_CHECKING:
+
+        def map(self, function: Callable[[T_co], U]) -> MixtureReader[U]:
+            """See `ShardReader.map`."""
 
     def samples_of(self, epoch: int) -> dict[str, int]:
         """Return the number of samples of each source in an epoch, over all ranks."""
@@ -121,7 +127,7 @@ def _counts(share: Share, lanes: int) -> list[int]:
     return [sum(each) for each in zip(*counts, strict=True)] if counts else [0] * lanes
 
 
-def _first_of_alike(sources: Mapping[str, ShardReader]) -> ShardReader:
+def _first_of_alike(sources: Mapping[str, ShardReader[Any]]) -> ShardReader[Any]:
     """Return the first source, whose options of the job are those of all.
 
     Raises ConfigError if they differ, or if a source cannot be mixed.
@@ -140,7 +146,7 @@ def _first_of_alike(sources: Mapping[str, ShardReader]) -> ShardReader:
     return first
 
 
-def _check(name: str, reader: ShardReader) -> None:
+def _check(name: str, reader: ShardReader[Any]) -> None:
     if isinstance(reader, MixtureReader):
         raise ConfigError(f"source {name!r} is a mixture itself", remedy="give all sources to one mixture")
     if reader.manifest.counts is None:
@@ -157,7 +163,7 @@ def _check(name: str, reader: ShardReader) -> None:
         )
 
 
-def _options(reader: ShardReader) -> dict[str, object]:
+def _options(reader: ShardReader[Any]) -> dict[str, object]:
     """Return the options that the sources of a mixture share, by the names of the arguments."""
     handover = reader._source.handover
     return {

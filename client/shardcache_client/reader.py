@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import patterns_from_here, socket_path
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
-from shardcache_client.decoding.pipeline import Decode, Missing, Pipeline
+from shardcache_client.decoding.decoders import Spec
+from shardcache_client.decoding.pipeline import Missing, Pipeline
+from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.indexed import IndexedShards
 from shardcache_client.order.deal import Assignment, Deal, check
@@ -31,6 +33,7 @@ from shardcache_client.reading.stream import EpochStream, Source
 from shardcache_client.sharing.bookmark import Bookmark, Loader
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name
+from shardcache_client.typed import T_co, U
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("shardcache")
 
 
-class ShardReader:
+class ShardReader(Generic[T_co]):
     """An iterable over the samples of tar shards, read from the disk cache that the node's shardcache daemon fills.
 
     For training without torch: each process of the job makes one, with its rank and the number of processes, and gets
@@ -67,7 +70,7 @@ class ShardReader:
         epochs: int | None = None,
         batch_size: int = 1,
         global_batch_size: int | None = None,
-        decode: Decode | None = None,
+        decode: Callable[[Sample], T_co] | Mapping[str, Spec] | str | None = None,
         members: Iterable[str] | None = None,
         missing: Missing = "error",
         on_error: Handler = reraise,
@@ -141,18 +144,18 @@ class ShardReader:
             raise TypeError(f"the number of samples is not known: {self._why_not_counted()}")
         return samples
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         return self._begin(None)
 
-    def map(self, function: Callable[[Any], Any]) -> Self:
+    def map(self, function: Callable[[T_co], U]) -> ShardReader[U]:
         """Return a dataset that yields `function(item)` for each item of this one.
 
         It has the same shards and order, begins with this one's epoch, and keeps epochs and states of its own. An
         exception of the function becomes a DecodeError, which goes to `on_error`.
         """
-        return self._derived(self._source.pipeline.then(function))
+        return cast(ShardReader[U], self._derived(self._source.pipeline.then(function)))
 
-    def filter(self, function: Callable[[Any], object]) -> Self:
+    def filter(self, function: Callable[[T_co], object]) -> Self:
         """Return a dataset that yields the items of this one for which `function(item)` is true.
 
         Its length is unknown, and ranks get different numbers of items: with several ranks, the dataset needs
@@ -160,7 +163,7 @@ class ShardReader:
         """
         return self._derived(self._source.pipeline.then(function, is_filter=True))
 
-    def indexed(self, window: int = 4) -> IndexedShards:
+    def indexed(self, window: int = 4) -> IndexedShards[T_co]:
         """Return the same samples as a map-style dataset: by number, in the order of `urls`, whatever `shuffle` says.
 
         Args:
@@ -393,7 +396,9 @@ class ShardReader:
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_resharding()  # a spawned worker cannot see wrappers around its parent's loader
-        return self.__dict__ | {"_reading": None}
+        state = self.__dict__ | {"_reading": None}
+        state.pop("__orig_class__", None)  # set by ShardDataset[Sample](...): a type that may not be importable
+        return state
 
 
 def _handover(zero_copy: bool | str | Collection[str]) -> Handover:
