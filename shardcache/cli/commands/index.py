@@ -12,8 +12,9 @@ import click
 
 from shardcache import shardlist
 from shardcache.cli.common import complete_path, fail, json_option, print_lines, socket_option, stream
-from shardcache.errors import ShardcacheError
+from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.protocol import ShardRef, from_here
+from shardcache.tarindex import TokenMember
 
 Json = dict[str, Any]
 
@@ -34,6 +35,14 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     return path
 
 
+def _member(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    """Reject a member that cannot have tokens before any shard is read."""
+    try:
+        return None if text is None else str(TokenMember.parse(text))
+    except ConfigError as exn:
+        raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
+
+
 @click.command()
 @click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
 @click.option(
@@ -50,22 +59,35 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     metavar="URL",
     help="Write shard names relative to this folder, for an index stored there.  [default: full urls]",
 )
+@click.option(
+    "--tokens",
+    metavar="EXT[:DTYPE]",
+    callback=_member,
+    help="Count tokens, too: those of .npy members with this extension, or of plain arrays (tok:uint16).",
+)
 @json_option
 @socket_option
-def index(urls: tuple[str, ...], output: Path, relative_to: str | None, as_json: bool, socket: Path | None) -> None:
+def index(
+    urls: tuple[str, ...],
+    output: Path,
+    relative_to: str | None,
+    tokens: str | None,
+    as_json: bool,
+    socket: Path | None,
+) -> None:
     """Write an index of a dataset: each shard's samples, size and version.
 
     URL is a brace pattern (quote it), a glob, a prefix ending in "/", a single shard, or an outdated index. Each shard
     is read once, through the cache, which may be smaller than the dataset; shards whose count is known are not read.
-    Store the file next to the shards, or anywhere, and use it as the dataset's url. If a shard fails, nothing is
-    written.
+    Counts of tokens are not remembered: --tokens reads every shard. Store the file next to the shards, or anywhere, and
+    use it as the dataset's url. If a shard fails, nothing is written.
     """
     if as_json and output == _STDOUT:
         raise click.UsageError("--json and -o - both print to standard output")
     found: dict[int, ShardRef] = {}
     failed = stream(
         socket,
-        lambda daemon: _noted(daemon.index([from_here(url) for url in urls]), found),
+        lambda daemon: _noted(daemon.index([from_here(url) for url in urls], tokens), found),
         print_lines if as_json else lambda events: _show_events(events, output),
     )
     if failed:
@@ -82,7 +104,8 @@ async def _noted(events: AsyncGenerator[Json, None], found: dict[int, ShardRef])
     async with contextlib.aclosing(events):
         async for event in events:
             if event["event"] == "shard":
-                found[event["number"]] = ShardRef(event["url"], event["version"], event["size_bytes"], event["samples"])
+                facts = {name: event.get(name) for name in ("version", "size_bytes", "samples", "tokens")}
+                found[event["number"]] = ShardRef(event["url"], **facts)
             yield event
 
 
