@@ -58,6 +58,15 @@ class TokenMember:
         return self.extension if self.dtype is None else f"{self.extension}:{self.dtype}"
 
 
+def tokens_in(data: bytes, member: TokenMember, key: str) -> int:
+    """Return the number of tokens in the member of the sample `key`. Raises TokensError as `find_tokens`."""
+    if member.dtype is None:
+        dtype, start = _npy(data, 0, len(data), key, None)
+    else:
+        dtype, start = member.dtype, 0
+    return _count(len(data) - start, dtype, key, None)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRuns:
     """The tokens of each sample of a shard; none for samples that lack the member.
@@ -93,20 +102,13 @@ def find_tokens(tables: Tables, tar: Tar, member: TokenMember, url: str) -> Toke
     dtype, starts, ends, total = member.dtype, array("Q"), array("Q"), 0
     for sample, (start, end) in enumerate(_members(tables, member.extension)):
         if start < end:
+            key = key_of(tables, sample)
             if member.dtype is None:
-                key = key_of(tables, sample)
                 found, start = _npy(tar[start : min(end, start + _MOST_HEADER_BYTES)], start, end, key, url)
                 if dtype not in (None, found):
                     raise _unsupported(f"the sample {key!r} has {found}, those before {dtype}", url)
                 dtype = found
-            size_bytes = end - start
-            if size_bytes % DTYPES[dtype or ""]:
-                raise _unsupported(
-                    f"the sample {key_of(tables, sample)!r} has {size_bytes} bytes of tokens, which is no multiple of "
-                    f"{DTYPES[dtype or '']}",
-                    url,
-                )
-            total += size_bytes // DTYPES[dtype or ""]
+            total += _count(end - start, dtype or "", key, url)
         starts.append(start)
         ends.append(total)
     return TokenRuns(dtype or "uint8", starts, ends)
@@ -127,7 +129,15 @@ def _members(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _npy(head: bytes, start: int, end: int, key: str, url: str) -> tuple[str, int]:
+def _count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
+    tokens, surplus = divmod(size_bytes, DTYPES[dtype])
+    if surplus:
+        reason = f"{size_bytes} bytes of tokens, which is no multiple of {DTYPES[dtype]}"
+        raise _unsupported(f"the sample {key!r} has {reason}", url)
+    return tokens
+
+
+def _npy(head: bytes, start: int, end: int, key: str, url: str | None) -> tuple[str, int]:
     """Return type and offset of the values of the `.npy` file at `start`, given its first bytes."""
     fixed_bytes = 10 if head[6:7] == b"\1" else 12  # later versions have a longer field for the header's length
     header_end = fixed_bytes + int.from_bytes(head[8:fixed_bytes], "little")
@@ -141,5 +151,5 @@ def _npy(head: bytes, start: int, end: int, key: str, url: str) -> tuple[str, in
     return f"{kind}{8 * size_bytes}", start + header_end
 
 
-def _unsupported(reason: str, url: str) -> TokensError:
+def _unsupported(reason: str, url: str | None) -> TokensError:
     return TokensError(f"its tokens cannot be cut into blocks: {reason}", url=url)

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from shardcache import shardlist
-from shardcache.cli.common import complete_path, fail, json_option, print_lines, socket_option, stream
-from shardcache.errors import ConfigError, ShardcacheError
+from shardcache.cli.common import complete_path, fail, json_option, print_lines, socket_option, stream, token_member
+from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef, from_here
 from shardcache.tarindex import TokenMember
 
@@ -35,14 +35,6 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     return path
 
 
-def _member(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
-    """Reject a member that cannot have tokens before any shard is read."""
-    try:
-        return None if text is None else str(TokenMember.parse(text))
-    except ConfigError as exn:
-        raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
-
-
 @click.command()
 @click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
 @click.option(
@@ -62,7 +54,7 @@ def _member(_ctx: click.Context, _param: click.Parameter, text: str | None) -> s
 @click.option(
     "--tokens",
     metavar="EXT[:DTYPE]",
-    callback=_member,
+    callback=token_member,
     help="Count tokens, too: those of .npy members with this extension, or of plain arrays (tok:uint16).",
 )
 @json_option
@@ -71,7 +63,7 @@ def index(
     urls: tuple[str, ...],
     output: Path,
     relative_to: str | None,
-    tokens: str | None,
+    tokens: TokenMember | None,
     as_json: bool,
     socket: Path | None,
 ) -> None:
@@ -85,9 +77,10 @@ def index(
     if as_json and output == _STDOUT:
         raise click.UsageError("--json and -o - both print to standard output")
     found: dict[int, ShardRef] = {}
+    member = None if tokens is None else str(tokens)
     failed = stream(
         socket,
-        lambda daemon: _noted(daemon.index([from_here(url) for url in urls], tokens), found),
+        lambda daemon: _noted(daemon.index([from_here(url) for url in urls], member), found),
         print_lines if as_json else lambda events: _show_events(events, output),
     )
     if failed:
