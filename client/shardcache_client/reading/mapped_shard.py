@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Self
 
 from shardcache.errors import CorruptShardError
 from shardcache.tarindex import TarIndex
-from shardcache_client.files.blocks import BlockCutter, TokenBlocks
 from shardcache_client.files.mapping import is_nameless, map_file, unreadable
 from shardcache_client.files.slicing import Column, Sample, as_bytes, cut, cutter, named
 from shardcache_client.files.view import WHOLE, View
 
 if TYPE_CHECKING:  # imports numpy
+    from shardcache_client.files.block_cutter import BlockCutter
+    from shardcache_client.files.blocks import TokenBlocks
     from shardcache_client.sharing.handover import Handover
 
 
@@ -94,6 +95,8 @@ class MappedShard:
         return self._loan is None or self._loan.settled()
 
     def _cut_blocks(self, blocks: TokenBlocks) -> BlockCutter:
+        from shardcache_client.files.block_cutter import BlockCutter  # needs numpy
+
         try:
             return BlockCutter(blocks, self._index, self._map, self.url)
         except BaseException:
