@@ -217,6 +217,13 @@ class UnsupportedShardError(ShardError):
     default_remedy = "compress the shard with a smaller window (`xz -9`, `zstd --long=27`), or not at all"
 
 
+class TokensError(ShardError):
+    """A sample of the shard has no array of tokens where there should be one, or one of another type."""
+
+    code = "bad_tokens"
+    default_remedy = "write the tokens of each sample as one array of integers with one dimension, all of one type"
+
+
 class CountMismatchError(ShardError):
     """The number of samples in a shard differs from the manifest."""
 

@@ -29,7 +29,7 @@ Cached shards are scrubbed. When a shard that a reader has in use turns out to b
 `arriving` has a list `damaged` of errors, each naming a shard: samples read from it may be wrong.
 
 `remembered` is the number of sample counts in the manifest that only this daemon knows; the others come from an index
-file.
+file. `tokens` has the number of tokens of each shard of the manifest, or null, if an index file gives any.
 
 The workers of a data loader send its name and batch size in `hello`: the loader takes one batch from each worker in
 turn, so a worker that waits for cache space keeps the others from releasing theirs.
@@ -132,15 +132,17 @@ class ShardRef:
         version: its version in the object store (ETag), or None if unknown before the fetch.
         size_bytes: its size in the object store, or None.
         samples: number of samples, or None until the shard has been indexed once.
+        tokens: number of tokens (`tarindex.tokens`), if an index file gives it.
     """
 
     url: str
     version: str | None = None
     size_bytes: int | None = None
     samples: int | None = None
+    tokens: int | None = None
 
     def to_json(self) -> list[Any]:
-        """Return `[url, version, size_bytes, samples]`."""
+        """Return `[url, version, size_bytes, samples]`: what plans have."""
         return [self.url, self.version, self.size_bytes, self.samples]
 
     @classmethod
@@ -299,7 +301,7 @@ REQUESTS = {
 
 ANSWERS = {
     "welcome": Message({"protocol": int}, {"version": str, "cache_dir": str}),
-    "manifest": Message({"id": int, "shards": list}, {"remembered": int}),
+    "manifest": Message({"id": int, "shards": list}, {"remembered": int, "tokens": list}),
     "ok": Message({"id": int}),
     "leased": Message(get_type_hints(Leased, include_extras=True), {"damaged": list[Json]}),
     "arriving": Message(get_type_hints(Arriving, include_extras=True), {"damaged": list[Json]}),

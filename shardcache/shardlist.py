@@ -1,8 +1,8 @@
 """Reader and writer for index files in wids format, which list every shard of a dataset with its number of samples.
 
 The format is that of webdataset 0.2's `wids` package: `{"wids_version": 1, "shardlist": [{"url", "nsamples",
-"filesize"}, ...]}`, with urls absolute or relative to the file. The extra field `etag`, which wids ignores, is the
-shard version in the object store that the other numbers belong to.
+"filesize"}, ...]}`, with urls absolute or relative to the file. Extra fields, which wids ignores: `etag` is the shard
+version in the object store that the numbers belong to, and `ntokens` the number of tokens in the shard, if it has any.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def write(shards: Iterable[ShardRef], relative_to: str | None = None) -> str:
 def _row(shard: ShardRef, relative_to: str | None) -> str:
     url = shard.url if relative_to is None else _relative(shard.url, relative_to.rstrip("/") + "/")
     row = {"url": url, "nsamples": shard.samples, "filesize": shard.size_bytes, "etag": shard.version}
+    if shard.tokens is not None:
+        row["ntokens"] = shard.tokens
     return json.dumps(row, ensure_ascii=False)
 
 
@@ -163,7 +165,8 @@ class _Text:
 def _ref(row: Any) -> ShardRef:
     match row:
         case {"url": str(url)}:
-            return ShardRef(url, _field(row, "etag", str), _field(row, "filesize", int), _field(row, "nsamples", int))
+            counts = (_field(row, name, int) for name in ("filesize", "nsamples", "ntokens"))
+            return ShardRef(url, _field(row, "etag", str), *counts)
     raise ValueError(f"a row has no url: {str(row)[:100]}")
 
 

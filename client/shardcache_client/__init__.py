@@ -18,6 +18,7 @@ from shardcache_client.handlers import (
 
 if TYPE_CHECKING:
     from shardcache_client.dataset import ShardDataset
+    from shardcache_client.files.blocks import TokenBlocks
     from shardcache_client.lengths.batching import batch_by_length
     from shardcache_client.loader import ShardLoader
     from shardcache_client.mixture import Mixture
@@ -31,6 +32,7 @@ __all__ = [
     "ShardDataset",
     "ShardLoader",
     "ShardReader",
+    "TokenBlocks",
     "batch_by_length",
     "cached_paths",
     "ignore_and_continue",
@@ -47,6 +49,7 @@ _MODULES = {
     "ShardDataset": "dataset",
     "ShardLoader": "loader",
     "ShardReader": "reader",
+    "TokenBlocks": "files.blocks",
     "batch_by_length": "lengths.batching",
     "cached_paths": "paths",
 }

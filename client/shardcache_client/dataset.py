@@ -68,6 +68,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             global batch has equal parts from `canonical_nodes` spans of the epoch, and each reader goes through all
             shards of the spans that its rank needs: set `canonical_nodes` to the number of nodes. Default: each reader
             has its own span, and global batches depend on the readers.
+        tokens: make blocks of tokens the samples, in place of documents; see `TokenBlocks`. Needs an index with the
+            numbers of tokens, made by `shardcache index --tokens`.
         decode: the name of a decoder for images, such as "rgb8", "torch" or "pil", with other members decoded by their
             extension as in webdataset (none is unpickled); or a table such as `{"jpg": "rgb8", "cls": int}`, which
             leaves other members as bytes; or a function that returns what to yield for a sample. An exception becomes

@@ -137,7 +137,7 @@ class IndexedShards(Generic[T_co]):
                 session,
                 session.lease(0, partial=False),
                 count=manifest[shard].samples,
-                name_of=self._source.pipeline.name_of(shard),
+                view=self._source.pipeline.view(shard),
             )
             leased_shard.open()
             return _Held(session, leased_shard, leased_shard.cutter())

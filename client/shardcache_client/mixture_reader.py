@@ -38,7 +38,10 @@ class MixtureReader(ShardReader[T_co]):
     ) -> None:
         check_least(1, samples_per_epoch=samples_per_epoch)
         first = _first_of_alike(sources)
-        mixed = tuple(MixedSource(name, reader.manifest, reader._dealing.shuffle) for name, reader in sources.items())
+        mixed = tuple(
+            MixedSource(name, reader.manifest, reader._dealing.shuffle, reader._dealing.unit)
+            for name, reader in sources.items()
+        )
         samples = samples_per_epoch or sum(source.samples for source in mixed)
         self._schedule = Schedule.of(weights, mixed, samples)
         self._group = self._ranks_of(first._group.explicit, list(sources), first._source.sessions.timeout_s)

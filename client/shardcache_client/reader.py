@@ -17,11 +17,13 @@ from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
 from shardcache_client.decoding.decoders import Spec
 from shardcache_client.decoding.pipeline import Missing, Pipeline
+from shardcache_client.files.blocks import TokenBlocks
 from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.indexed import IndexedShards
 from shardcache_client.order.deal import Assignment, Deal, check
 from shardcache_client.order.lanes.elastic import in_batches, resume_batches
+from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.span_deal import SpanDeal
@@ -70,6 +72,7 @@ class ShardReader(Generic[T_co]):
         epochs: int | None = None,
         batch_size: int = 1,
         global_batch_size: int | None = None,
+        tokens: TokenBlocks | None = None,
         decode: Callable[[Sample], T_co] | Mapping[str, Spec] | str | None = None,
         members: Iterable[str] | None = None,
         missing: Missing = "error",
@@ -92,20 +95,34 @@ class ShardReader(Generic[T_co]):
             _check_global_batches(global_batch_size, batch_size, even, canonical_nodes)
         if fallback not in ("error", "direct"):
             raise ConfigError(f"fallback is {fallback!r}", remedy='choose "error" or "direct"')
+        if tokens is not None and zero_copy:
+            raise ConfigError("zero_copy has no meaning for blocks of tokens, which are arrays", remedy="omit it")
         where = socket_path(socket)
         patterns = patterns_from_here(urls)
         self._group = self._ranks_of(explicit_ranks(rank, world_size), patterns, timeout_s)
         resolve, job = resolver(fallback), job or job_name()
-        manifest = self._group.settle(lambda: resolve(where, Reader(job), patterns, timeout_s))
+
+        def manifest_of_samples() -> Manifest:
+            found = resolve(where, Reader(job), patterns, timeout_s)
+            return found if tokens is None else found.of_blocks(tokens.count)
+
+        manifest = self._group.settle(manifest_of_samples)
         shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
-        dealing = Assignment(shuffling, even, batch_size, samples_per_epoch, global_batch_size, spans=canonical_nodes)
+        dealing = Assignment(
+            shuffling,
+            even,
+            batch_size,
+            samples_per_epoch,
+            global_batch_size,
+            spans=canonical_nodes,
+            unit="" if tokens is None else repr(tokens),
+        )
+        partial_reads = bool(partial_reads and not zero_copy and tokens is None)
         source = Source(
-            sessions=Sessions(
-                where, Patience(timeout_s), partial_reads=bool(partial_reads and not zero_copy), fallback=fallback
-            ),
+            sessions=Sessions(where, Patience(timeout_s), partial_reads=partial_reads, fallback=fallback),
             manifest=manifest,
             deal=dealing.deal(manifest),
-            pipeline=Pipeline.of(decode, members, missing),
+            pipeline=Pipeline.of(decode, members, missing, tokens),
             handover=_handover(zero_copy) if zero_copy else None,
             epochs=epochs,
         )

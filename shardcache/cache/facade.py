@@ -34,6 +34,7 @@ from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
+from shardcache.tarindex import TokenMember
 
 Json = dict[str, Any]
 
@@ -93,6 +94,7 @@ class Cache:
             history,
             self._allow,
             self._manifests,
+            indexers,
         )
         tiers = origins.tiers.values()
         self._overview = Overview(store, planner, aliases, transfers, readers, prefetcher, downloader, tiers, counters)
@@ -136,11 +138,14 @@ class Cache:
         """Fetch every shard that the patterns match, reporting events to `tell`. Raises CapacityError, OriginError."""
         await self._operations.warming.warm((await self.resolve(patterns, peer)).refs, tell)
 
-    async def index(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
-        """Count the samples of every shard that the patterns match, reporting events to `tell`. Raises OriginError."""
+    async def index(self, patterns: Sequence[str], peer: Peer, tell: Tell, member: TokenMember | None = None) -> None:
+        """Count the samples of every shard that the patterns match, and the tokens in `member`, if given.
+
+        Reports events to `tell`. Raises OriginError.
+        """
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
         found = await self._manifests.resolve(patterns, peer, fresh=True)
-        await self._operations.counting.count(found.refs, tell, listed=listed)
+        await self._operations.counting.count(found.refs, tell, listed=listed, member=member)
 
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield the published shards under a url prefix that the user may see."""

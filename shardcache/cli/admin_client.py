@@ -89,9 +89,13 @@ class AdminClient:
         """Yield events until every shard of `urls` is in the cache or has failed."""
         return self._until_done("/v1/warm", {"urls": urls})
 
-    def index(self, urls: list[str]) -> Lines:
-        """Yield events until the samples of every shard of `urls` are counted, or it has failed."""
-        return self._until_done("/v1/index", {"urls": urls})
+    def index(self, urls: list[str], tokens: str | None = None) -> Lines:
+        """Yield events until the samples of every shard of `urls` are counted, or it has failed.
+
+        Args:
+            tokens: member whose tokens to count, too.
+        """
+        return self._until_done("/v1/index", {"urls": urls} | ({} if tokens is None else {"tokens": tokens}))
 
     def probe(self, urls: list[str], *, quick: bool) -> Lines:
         """Yield the daemon's findings on the origins of `urls`, or on all known ones; `quick` skips the rate."""

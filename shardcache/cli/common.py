@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
+from shardcache.tarindex import TokenMember
 
 if TYPE_CHECKING:
     from shardcache.cli.admin_client import AdminClient, Lines
@@ -50,6 +51,14 @@ def summary(command: click.Command) -> str:
 def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
     """Have the shell complete an argument that may be a local path."""
     return [CompletionItem(typed, type="file")]
+
+
+def token_member(_ctx: click.Context, _param: click.Parameter, text: str | None) -> TokenMember | None:
+    """Parse the option --tokens."""
+    try:
+        return None if text is None else TokenMember.parse(text)
+    except ConfigError as exn:
+        raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
 
 
 def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:

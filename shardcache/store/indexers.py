@@ -9,11 +9,12 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from dataclasses import asdict
+from typing import Any
 
 import structlog
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, from_json
-from shardcache.store.indexing import Indexed, Request
+from shardcache.store.indexing import Indexed, Request, TokensRequest
 
 log = structlog.get_logger()
 
@@ -35,6 +36,14 @@ class Indexers:
 
         Raises CacheError if the process is killed twice, as the OOM killer does.
         """
+        return Indexed(**await self._run(request))
+
+    async def count_tokens(self, request: TokensRequest) -> int:
+        """Run `count_tokens` in a process, as `index` does with `index_shard`."""
+        tokens: int = (await self._run(request))["tokens"]
+        return tokens
+
+    async def _run(self, request: Request | TokensRequest) -> dict[str, Any]:
         async with self._slots:
             for _ in range(_TRIES):
                 process = await self._process(request.url)
@@ -99,11 +108,11 @@ async def _ask(process: Process, request: str) -> bytes:
     return await process.stdout.readline()
 
 
-def _parse(answer: bytes) -> Indexed:
-    fields = json.loads(answer)
+def _parse(answer: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(answer)
     if "error" in fields:
         raise from_json(fields["error"])
-    return Indexed(**fields)
+    return fields
 
 
 async def _end(process: Process) -> None:

@@ -1,4 +1,4 @@
-"""Shard indexing in a separate process: walking a tar of small members would hold the daemon's GIL.
+"""Shard indexing in a separate process: walking a tar of small members, or its index, would hold the daemon's GIL.
 
 As a program it reads one JSON request per line from standard input and writes one JSON answer per line; it exits at the
 end of its input, hence with the daemon, however that ends. `Indexers` is the other side. Imports are kept small, since
@@ -77,6 +77,50 @@ class Indexed:
     written: bool
 
 
+@dataclass(frozen=True, slots=True)
+class TokensRequest:
+    """A request to count the tokens of a published shard.
+
+    Attributes:
+        tar, sidecar: paths of its files.
+        url: url for error messages.
+        member: the member with the tokens, as `TokenMember.parse` takes it.
+    """
+
+    tar: str
+    sidecar: str
+    url: str
+    member: str
+
+
+def count_tokens(request: TokensRequest) -> int:
+    """Return the number of tokens in a shard. Blocks.
+
+    Raises TokensError if a sample has none of this kind, CorruptShardError for a damaged sidecar, DiskError if the disk
+    fails.
+    """
+    tar = Path(request.tar)
+    with disk_errors(tar):
+        index = tarindex.TarIndex.open(Path(request.sidecar))
+        fd = os.open(tar, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            member = tarindex.TokenMember.parse(request.member)
+            return tarindex.find_tokens(index, _File(fd), member, request.url).tokens
+        finally:
+            os.close(fd)
+            index.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The bytes of an open file, read as they are asked for: a bad sector is an error here, and a signal in a map."""
+
+    fd: int
+
+    def __getitem__(self, run: slice) -> bytes:
+        return os.pread(self.fd, run.stop - run.start, run.start)
+
+
 def index_shard(request: Request) -> Indexed:
     """Walk a tar to its end and write its sidecar. Blocks.
 
@@ -106,12 +150,18 @@ def end_with_parent(parent: int) -> None:
         sys.exit()
 
 
+def _answer(fields: dict[str, Any]) -> dict[str, Any]:
+    if "member" in fields:
+        return {"tokens": count_tokens(TokensRequest(**fields))}
+    return asdict(index_shard(Request(**fields)))
+
+
 def main() -> None:
     """Answer requests until the input ends; the only argument is the daemon's pid."""
     end_with_parent(int(sys.argv[1]))
     for line in sys.stdin:
         try:
-            answer: dict[str, Any] = asdict(index_shard(Request(**json.loads(line))))
+            answer = _answer(json.loads(line))
         except ShardcacheError as exn:
             answer = {"error": exn.to_json()}
         print(json.dumps(answer), flush=True)

@@ -11,6 +11,7 @@ from shardcache.tarindex.members import Tar
 from shardcache.tarindex.samples import Grouping, index_tar
 from shardcache.tarindex.sidecar import TarIndex, read_header, write
 from shardcache.tarindex.tables import Fault, Samples, Tables, fault_of, key_of
+from shardcache.tarindex.tokens import TokenMember, find_tokens
 
 __all__ = [
     "Fault",
@@ -19,7 +20,9 @@ __all__ = [
     "Tables",
     "Tar",
     "TarIndex",
+    "TokenMember",
     "fault_of",
+    "find_tokens",
     "index_tar",
     "key_of",
     "read_header",

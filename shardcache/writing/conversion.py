@@ -12,9 +12,10 @@ from typing import Any
 from shardcache.config import OriginTable
 from shardcache.errors import InputError, ShardcacheError
 from shardcache.origin.base import RemoteObject
+from shardcache.tarindex import TokenMember
 from shardcache.writing.destination import INDEX, Destination, check_empty
 from shardcache.writing.plan.cutting import Cut, ShardNames, cut
-from shardcache.writing.plan.journal import JOURNAL, Journal, Stored, resume
+from shardcache.writing.plan.journal import JOURNAL, Journal, resume
 from shardcache.writing.plan.samples import as_json
 from shardcache.writing.processes import WritingProcess
 from shardcache.writing.sources.opening import Input, Reading, recognize
@@ -36,11 +37,13 @@ class Settings:
         shard_size_bytes: most bytes of a shard, unless one sample is larger.
         names: names of the shards.
         reading: how the input is read.
+        tokens: the member whose tokens to count.
     """
 
     shard_size_bytes: int
     names: ShardNames = field(default_factory=ShardNames)
     reading: Reading = field(default_factory=Reading)
+    tokens: TokenMember | None = None
 
 
 async def convert(
@@ -71,7 +74,8 @@ async def convert(
         async with Destination(destination, tables) as target:
             found = await asyncio.to_thread(recognize, names, settings.reading, Path(scratch))
             conversion = _Conversion(found, target, settings, tell)
-            setup = Setup(found.kind, found.arguments, target.url, [table.model_dump() for table in tables])
+            tokens = None if settings.tokens is None else str(settings.tokens)
+            setup = Setup(found.kind, found.arguments, target.url, [table.model_dump() for table in tables], tokens)
             return await conversion.run(setup, workers)
 
 
@@ -162,7 +166,11 @@ class _Conversion:
 
     def _is_complete(self, name: str, shard: Cut[Any]) -> bool:
         found, recorded = self._objects.get(name), self._journal.shards.get(name)
-        return found is not None and recorded == Stored(found.size_bytes, found.version, shard.samples)
+        return (
+            found is not None
+            and recorded is not None
+            and recorded[:3] == (found.size_bytes, found.version, shard.samples)
+        )
 
     async def _save(self) -> None:
         """Store the journal, once for all shards that were completed while it was stored the last time."""
@@ -190,12 +198,14 @@ class _Conversion:
         ]
         if self._input.classes:
             await self._target.store_bytes(as_json(self._input.classes), CLASSES)
-        await self._target.store_index(zip(objects, (shard.samples for shard in shards), strict=True))
+        counts = ((shard.samples, shard.tokens) for shard in shards)
+        await self._target.store_index((obj, *numbers) for obj, numbers in zip(objects, counts, strict=True))
         return {
             "index": self._target.url + INDEX,
             "shards": len(shards),
             **self._done,
             "samples": sum(shard.samples for shard in shards),
+            **({} if self._settings.tokens is None else {"tokens": sum(shard.tokens or 0 for shard in shards)}),
             "bytes": sum(shard.size_bytes for shard in shards),
             "skipped_files": self._input.skipped,
         }
@@ -212,4 +222,5 @@ def _told(found: Input, settings: Settings) -> Json:
         "pack": settings.reading.pack,
         "classes": settings.reading.classes,
         "shuffle": settings.reading.seed,
+        **({} if settings.tokens is None else {"tokens": str(settings.tokens)}),
     }

@@ -125,14 +125,14 @@ class Destination:
             raise unwritable(exn, draft) from exn
         return await self.store(draft, name)
 
-    async def store_index(self, shards: Iterable[tuple[RemoteObject, int]]) -> None:
-        """Store the index of the shards, each with its number of samples, in their order.
+    async def store_index(self, shards: Iterable[tuple[RemoteObject, int, int | None]]) -> None:
+        """Store the index of the shards, each with its number of samples, and of tokens if counted, in their order.
 
         Names are relative. Versions are left out for local files, whose version changes when they are copied elsewhere.
         """
         rows = [
-            ShardRef(obj.url, None if self._is_local else obj.version, obj.size_bytes, samples)
-            for obj, samples in shards
+            ShardRef(obj.url, None if self._is_local else obj.version, obj.size_bytes, samples, tokens)
+            for obj, samples, tokens in shards
         ]
         await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
 

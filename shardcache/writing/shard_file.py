@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardcache.errors import DiskError
+from shardcache.tarindex.tokens import TokenMember, tokens_in
 from shardcache.writing.plan.samples import Sample, Succession
 from shardcache.writing.plan.tar import END, add
 
@@ -19,11 +20,17 @@ class ShardFile:
     Attributes:
         path: where it lies; an older file there is replaced.
         samples: number of samples so far.
+        tokens: number of tokens so far, if they are counted; else None.
+
+    Args:
+        tokens: the member whose tokens to count.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tokens: TokenMember | None = None) -> None:
         self.path = path
         self.samples = 0
+        self.tokens = None if tokens is None else 0
+        self._member = tokens
         self._succession = Succession()
         try:
             self._file: BinaryIO = path.open("wb", buffering=_BUFFER_BYTES)
@@ -36,8 +43,14 @@ class ShardFile:
         return self._file.tell() + len(END)
 
     def add(self, sample: Sample) -> None:
-        """Append a sample. Raises SampleError for one with the key of the one before."""
+        """Append a sample. Raises SampleError for one with the key of the one before, TokensError for a bad array."""
         self._succession.check(sample)
+        if self._member is not None and self.tokens is not None:
+            self.tokens += sum(
+                tokens_in(data, self._member, sample.key)
+                for extension, data in sample.members
+                if extension.lower() == self._member.extension.lower()
+            )
         try:
             add(self._file.write, sample)
         except OSError as exn:

@@ -15,6 +15,7 @@ from typing import Any
 from shardcache.config import OriginTable
 from shardcache.errors import ShardcacheError
 from shardcache.store.indexing import end_with_parent
+from shardcache.tarindex import TokenMember
 from shardcache.writing.destination import Destination
 from shardcache.writing.plan.journal import Stored
 from shardcache.writing.shard_file import ShardFile
@@ -30,12 +31,14 @@ class Setup:
         kind, arguments: the input, for `open_source`.
         destination: url of the destination.
         tables: `[[origin]]` tables, as JSON.
+        tokens: the member whose tokens to count, as `TokenMember.parse` takes it.
     """
 
     kind: str
     arguments: Json
     destination: str
     tables: list[Json]
+    tokens: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,12 @@ class Task:
     last: Position
 
 
-async def write_shard(source: Source, destination: Destination, task: Task) -> Stored:
+async def write_shard(source: Source, destination: Destination, task: Task, tokens: TokenMember | None) -> Stored:
     """Write one shard and store it. Blocks, except for the upload.
 
-    Raises InputError, SampleError, DiskError, and what `Destination.store` raises.
+    Raises InputError, SampleError, TokensError, DiskError, and what `Destination.store` raises.
     """
-    shard = ShardFile(destination.draft(task.name))
+    shard = ShardFile(destination.draft(task.name), tokens)
     try:
         for sample in source.read(task.first, task.last):
             shard.add(sample)
@@ -60,17 +63,18 @@ async def write_shard(source: Source, destination: Destination, task: Task) -> S
         stored = await destination.store(shard.path, task.name)
     finally:
         shard.discard()
-    return Stored(stored.size_bytes, stored.version, shard.samples)
+    return Stored(stored.size_bytes, stored.version, shard.samples, shard.tokens)
 
 
 async def _serve(setup: Setup) -> None:
     source: Source | None = None
     tables = [OriginTable.model_validate(table) for table in setup.tables]
+    tokens = None if setup.tokens is None else TokenMember.parse(setup.tokens)
     async with Destination(setup.destination, tables) as destination:
         while line := await asyncio.to_thread(sys.stdin.readline):
             try:
                 source = source or open_source(setup.kind, setup.arguments)
-                answer: Any = await write_shard(source, destination, Task(**json.loads(line)))
+                answer: Any = await write_shard(source, destination, Task(**json.loads(line)), tokens)
             except ShardcacheError as exn:
                 answer = {"error": exn.to_json()}
             print(json.dumps(answer), flush=True)

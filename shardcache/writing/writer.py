@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 from shardcache.config import MIB, Settings
 from shardcache.errors import ConfigError
 from shardcache.origin.base import RemoteObject
+from shardcache.tarindex import TokenMember
 from shardcache.writing.destination import Destination, check_empty
 from shardcache.writing.plan.cutting import SHARD_NAMES, ShardNames
 from shardcache.writing.plan.samples import sample_of
@@ -36,6 +37,8 @@ class ShardWriter:
         destination: folder or url for the shards and `index.json`, without other shards.
         shard_size_bytes: most bytes of a shard, unless a single sample is larger.
         names: pattern of the shards' names, with one number.
+        tokens: the member with a document's tokens, whose number the index then gives: "npy" for `.npy` files of that
+            extension, "tok:uint16" for plain arrays. `ShardDataset(tokens=...)` needs it.
         config: TOML file with `[[origin]]` tables; by default, the daemon's.
 
     Raises:
@@ -50,6 +53,7 @@ class ShardWriter:
         *,
         shard_size_bytes: int = 256 * MIB,
         names: str = SHARD_NAMES,
+        tokens: str | None = None,
         config: Path | None = None,
     ) -> None:
         if shard_size_bytes < 1:
@@ -57,9 +61,10 @@ class ShardWriter:
         self._names = ShardNames(names)
         self._shard_size_bytes = shard_size_bytes
         self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
+        self._member = None if tokens is None else TokenMember.parse(tokens)
         self._shard: ShardFile | None = None
-        self._uploading: tuple[Future[RemoteObject], int] | None = None
-        self._stored: list[tuple[RemoteObject, int]] = []  # with their numbers of samples
+        self._uploading: tuple[Future[RemoteObject], int, int | None] | None = None
+        self._stored: list[tuple[RemoteObject, int, int | None]] = []  # with their numbers of samples and tokens
         self._number = 0
         self._is_open = False
 
@@ -95,7 +100,8 @@ class ShardWriter:
 
         `bytes` are written as they are, `str` in UTF-8, a number as `cls`, an array as `npy`, anything as `json`.
 
-        Raises SampleError for a sample that readers would not find as it is, and the errors of the class for an upload
+        Raises SampleError for a sample that readers would not find as it is, TokensError for one whose tokens are no
+        array, and the errors of the class for an upload
         that has failed.
         """
         if not self._is_open:
@@ -104,7 +110,7 @@ class ShardWriter:
         if self._shard is not None and self._shard.size_bytes + sample_bytes(found) > self._shard_size_bytes:
             self._finish_shard()
         if self._shard is None:
-            self._shard = ShardFile(self._target.draft(self._names.name(self._number)))
+            self._shard = ShardFile(self._target.draft(self._names.name(self._number)), self._member)
         self._shard.add(found)
 
     def _finish_shard(self) -> None:
@@ -114,15 +120,15 @@ class ShardWriter:
         self._shard.finish()
         self._await_upload()
         store = self._target.store(self._shard.path, self._names.name(self._number))
-        self._uploading = self._thread.submit(self._runner.run, store), self._shard.samples
+        self._uploading = self._thread.submit(self._runner.run, store), self._shard.samples, self._shard.tokens
         self._shard = None
         self._number += 1
 
     def _await_upload(self) -> None:
         if self._uploading is not None:
-            future, samples = self._uploading
+            future, samples, tokens = self._uploading
             self._uploading = None
-            self._stored.append((future.result(), samples))
+            self._stored.append((future.result(), samples, tokens))
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._thread.submit(self._runner.run, work).result()

@@ -13,7 +13,7 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -231,8 +231,7 @@ def resolve(
         try:
             connection = Connection(socket, reader)
             answer = connection.call("resolve", deadline_s, urls=patterns)
-            listed = answer.get("remembered", 1) == 0
-            return replace(Manifest.from_json(answer["shards"]), counts_listed=listed)
+            return Manifest.from_answer(answer)
         except NoDaemonError as exn:
             if connection is not None or isinstance(exn, StoppingError):
                 outage = outage or Outage(exn)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardcache_client.decoding.pipeline import Dropped, Pipeline
-from shardcache_client.files.slicing import NameOf, Sample
+from shardcache_client.files.slicing import Sample
+from shardcache_client.files.view import View
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class PipelineBySource(Pipeline):
         """True if samples may be filtered out."""
         return super().filters or any(source.filters for source in self.sources.values())
 
-    def name_of(self, shard: int) -> NameOf | None:
-        """Return how members of a shard are named, and which are left out; None to take all as they are."""
-        return [*self.sources.values()][bisect_right(self.firsts, shard) - 1].name_of(shard)
+    def view(self, shard: int) -> View:
+        """Return the form in which samples of a shard are read."""
+        return [*self.sources.values()][bisect_right(self.firsts, shard) - 1].view(shard)
 
     def __call__(self, sample: Sample) -> Any:
         """Return what becomes of a sample, or a `Dropped`. Raises what the pipelines raise."""

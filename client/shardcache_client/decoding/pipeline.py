@@ -10,7 +10,9 @@ from typing import Any, Literal
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client.decoding.decoders import Decoder, Spec, by_extension, decoders
 from shardcache_client.decoding.members import Members
-from shardcache_client.files.slicing import NameOf, Sample
+from shardcache_client.files.blocks import TokenBlocks
+from shardcache_client.files.slicing import Sample
+from shardcache_client.files.view import View
 
 Decode = Callable[[Sample], Any] | Mapping[str, Spec] | str
 Missing = Literal["error", "skip"] | Mapping[str, Any]
@@ -34,6 +36,7 @@ class Pipeline:
         decode: decodes the sample.
         stages: further functions; True for a filter.
         members: the members to read; None for all.
+        blocks: the blocks of tokens that are samples; None for the samples of the tars.
     """
 
     required: tuple[str, ...] = ()
@@ -42,10 +45,19 @@ class Pipeline:
     decode: Callable[[Sample], Any] | None = None
     stages: tuple[tuple[bool, Callable[[Any], Any]], ...] = ()
     members: Members | None = field(default=None)
+    blocks: TokenBlocks | None = None
 
     @classmethod
-    def of(cls, decode: Decode | None, members: Iterable[str] | None, missing: Missing) -> Pipeline:
+    def of(
+        cls, decode: Decode | None, members: Iterable[str] | None, missing: Missing, blocks: TokenBlocks | None = None
+    ) -> Pipeline:
         """Build from the arguments of a dataset. Raises ConfigError if they are invalid."""
+        is_named = isinstance(decode, str | Mapping)
+        if blocks is not None and (is_named or members is not None or missing != "error"):
+            raise ConfigError(
+                "blocks of tokens have no members to choose or decode by name",
+                remedy="omit members and missing; pass a function as decode",
+            )
         if not isinstance(missing, Mapping) and missing not in ("error", "skip"):
             raise ConfigError(f"missing is {missing!r}", remedy='choose "error", "skip", or a dict of default values')
         chosen = None if members is None else Members([members] if isinstance(members, str) else members)
@@ -66,7 +78,7 @@ class Pipeline:
                 remedy="name it in members, too",
             )
         function = None if isinstance(decode, str | Mapping) else decode
-        return cls(required, missing, table, function, members=chosen)
+        return cls(required, missing, table, function, members=chosen, blocks=blocks)
 
     def __bool__(self) -> bool:
         """Return True if samples have to go through this pipeline."""
@@ -77,9 +89,9 @@ class Pipeline:
         """True if samples may be filtered out."""
         return any(is_filter for is_filter, _ in self.stages)
 
-    def name_of(self, shard: int) -> NameOf | None:
-        """Return how members of a shard are named, and which are left out; None to take all as they are."""
-        return None if self.members is None else self.members.name_of
+    def view(self, shard: int) -> View:
+        """Return the form in which samples of a shard are read."""
+        return View(None if self.members is None else self.members.name_of, self.blocks)
 
     def then(self, function: Callable[[Any], Any], *, is_filter: bool = False) -> Pipeline:
         """Return this pipeline with one more stage."""

@@ -129,6 +129,7 @@ class Assignment:
 
     Attributes:
         spans: number of spans of a global batch.
+        unit: description of the samples, if they are not those of the tars: states of others do not fit.
     """
 
     shuffle: Shuffle | None = None
@@ -137,6 +138,7 @@ class Assignment:
     samples_per_epoch: int | None = None
     global_batch_size: int | None = None
     spans: int = 1
+    unit: str = ""
 
     @property
     def needs_counts(self) -> bool:
@@ -179,7 +181,8 @@ class Assignment:
 
     @property
     def _told(self) -> list[object]:
-        return [] if self.global_batch_size is None else [self.global_batch_size, self.spans, self.even]
+        unit: list[object] = [self.unit] if self.unit else []
+        return unit if self.global_batch_size is None else [self.global_batch_size, self.spans, self.even, *unit]
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return identifiers, of 16 hexadecimal digits, that are equal for datasets with interchangeable states.

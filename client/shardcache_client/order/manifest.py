@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, overload
 
+from shardcache.errors import ConfigError, ProtocolError
 from shardcache.protocol import ShardRef
 
 
@@ -30,6 +31,35 @@ class Manifest(Sequence[ShardRef]):
     def of(cls, shards: Iterable[ShardRef]) -> Manifest:
         """Build from an iterable of shards."""
         return cls(tuple(shards))
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> Manifest:
+        """Build from the daemon's answer to `resolve`. Raises ProtocolError."""
+        rows, tokens = answer["shards"], answer.get("tokens")
+        shards = tuple(map(ShardRef.from_json, rows))
+        if tokens is not None:
+            if len(tokens) != len(shards) or not all(each is None or _is_count(each) for each in tokens):
+                raise ProtocolError("the daemon's numbers of tokens do not fit its shards")
+            shards = tuple(replace(shard, tokens=each) for shard, each in zip(shards, tokens, strict=True))
+        return cls(shards, counts_listed=answer.get("remembered", 1) == 0)
+
+    def of_blocks(self, count: Callable[[int, int], int]) -> Manifest:
+        """Return the same shards with another number of samples each: `count(tokens, samples)`.
+
+        Raises ConfigError if an index file does not give the tokens of each shard.
+        """
+        blocks = []
+        for shard in self.shards:
+            if shard.tokens is None or shard.samples is None:
+                raise ConfigError(
+                    f"the tokens of {sum(each.tokens is None for each in self.shards)} of {len(self)} shards were "
+                    "never counted",
+                    url=shard.url,
+                    remedy="count them once with `shardcache index URL... --tokens npy -o index.json` (or --tokens "
+                    "tok:uint16 for plain arrays), and use index.json as the url",
+                )
+            blocks.append(replace(shard, samples=count(shard.tokens, shard.samples), tokens=None))
+        return Manifest(tuple(blocks), counts_listed=True)
 
     def __repr__(self) -> str:
         samples = "unknown" if self.samples is None else self.samples
@@ -87,6 +117,10 @@ class Manifest(Sequence[ShardRef]):
     def from_json(cls, rows: Iterable[list[Any]]) -> Manifest:
         """Build from the rows of `to_json`."""
         return cls.of(map(ShardRef.from_json, rows))
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _told(shard: ShardRef | None) -> str:

@@ -19,7 +19,8 @@ from shardcache.errors import (
 from shardcache.protocol import Arriving, Leased
 from shardcache_client.daemon.session import Grant, Lease
 from shardcache_client.daemon.source import ShardSource
-from shardcache_client.files.slicing import NameOf, Sample
+from shardcache_client.files.slicing import Sample
+from shardcache_client.files.view import WHOLE, View
 from shardcache_client.reading.arriving import ArrivingShard
 from shardcache_client.reading.mapped_shard import MappedShard
 
@@ -42,7 +43,7 @@ class LeasedShard:
         count: number of samples according to the manifest; None if unknown.
         span: range of samples to read in order, with None as the end for all; no span to read samples by number.
         handover: passes samples to other processes without a copy.
-        name_of: chooses the members; None for all.
+        view: form in which samples are read.
 
     Attributes:
         number: number of the next sample.
@@ -56,7 +57,7 @@ class LeasedShard:
         count: int | None = None,
         span: tuple[int, int | None] | None = None,
         handover: Handover | None = None,
-        name_of: NameOf | None = None,
+        view: View = WHOLE,
     ) -> None:
         self._session = session
         self._lease = lease
@@ -64,7 +65,7 @@ class LeasedShard:
         self._start, self._stop = span or (0, None)
         self._in_order = span is not None
         self._handover = handover
-        self._name_of = name_of
+        self._view = view
         self._shard: MappedShard | ArrivingShard | None = None
         self._version: str | None = None
         self.number = self._start
@@ -198,16 +199,22 @@ class LeasedShard:
         if grant["type"] == "arriving":
             self._was_arriving = True
             last = None if self._count is None else self._count - 1
-            return ArrivingShard(cast(Arriving, grant), self._more, last, self._name_of)
+            return ArrivingShard(cast(Arriving, grant), self._more, last, self._view.name_of)
         leased = cast(Leased, grant)
-        if self._count is not None and self._count != leased["samples"]:
-            raise CountMismatchError(
-                f"it holds {leased['samples']} samples, but the manifest says {self._count}", url=leased["url"]
-            )
+        if self._view.blocks is None:
+            self._check_count(leased["samples"], "samples", leased["url"])
         paths = Path(leased["path"]), Path(leased["index_path"])
-        return MappedShard(
-            *paths, leased["url"], in_order=self._in_order, handover=self._handover, name_of=self._name_of
-        )
+        shard = MappedShard(*paths, leased["url"], in_order=self._in_order, handover=self._handover, view=self._view)
+        try:
+            self._check_count(len(shard), "blocks of tokens", leased["url"])
+        except CountMismatchError:
+            shard.close()
+            raise
+        return shard
+
+    def _check_count(self, count: int, unit: str, url: str) -> None:
+        if self._count not in (None, count):
+            raise CountMismatchError(f"it holds {count} {unit}, but the manifest says {self._count}", url=url)
 
     def _more(self, beyond: int) -> Arriving | None:
         grant = self._session.more(self._lease, beyond)

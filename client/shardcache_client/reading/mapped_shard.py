@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Self
 from shardcache.errors import CorruptShardError
 from shardcache.tarindex import TarIndex
 from shardcache_client.files.mapping import is_nameless, map_file, unreadable
-from shardcache_client.files.slicing import Column, NameOf, Sample, as_bytes, cut, cutter, named
+from shardcache_client.files.slicing import Column, Sample, as_bytes, cut, cutter, named
+from shardcache_client.files.view import WHOLE, View
 
 if TYPE_CHECKING:  # imports numpy
+    from shardcache_client.files.block_cutter import BlockCutter
+    from shardcache_client.files.blocks import TokenBlocks
     from shardcache_client.sharing.handover import Handover
 
 
@@ -25,9 +28,10 @@ class MappedShard:
         in_order: True if most of it will be read in file order.
         handover: passes samples to other processes without a copy; with None, all values are bytes, not only small
             ones.
-        name_of: chooses the members; None for all.
+        view: form in which samples are read.
 
     Raises:
+        TokensError: the view is of blocks of tokens, and the shard has none.
         ShardGoneError: a file does not exist.
         CacheDirError: a file may not be read.
         CorruptShardError: the sidecar is damaged or belongs to another tar.
@@ -41,11 +45,12 @@ class MappedShard:
         *,
         in_order: bool = True,
         handover: Handover | None = None,
-        name_of: NameOf | None = None,
+        view: View = WHOLE,
     ) -> None:
         self.path = path
         self.url = url
-        self._name_of = name_of
+        self._view = view
+        self._blocks: BlockCutter | None = None
         try:
             self._index = TarIndex.open(index_path)
             try:
@@ -53,7 +58,9 @@ class MappedShard:
             except BaseException:
                 self._index.close()
                 raise
-            self._samples = len(self._index)
+            if view.blocks is not None:
+                self._blocks = self._cut_blocks(view.blocks)
+            self._samples = len(self._index if self._blocks is None else self._blocks)
             named = None if is_nameless(path) else path
             self._loan = handover.lend(self._map, named, path.stat().st_ino, url) if handover is not None else None
         except CorruptShardError as exn:
@@ -87,10 +94,20 @@ class MappedShard:
         """True if no other process has yet to map the file. Valid once no more samples will be sliced."""
         return self._loan is None or self._loan.settled()
 
+    def _cut_blocks(self, blocks: TokenBlocks) -> BlockCutter:
+        from shardcache_client.files.block_cutter import BlockCutter  # needs numpy
+
+        try:
+            return BlockCutter(blocks, self._index, self._map, self.url)
+        except BaseException:
+            self._index.close()
+            self._map.close()
+            raise
+
     @property
     def _columns(self) -> list[Column | None]:
         loan, index = self._loan, self._index
-        return named(as_bytes(index.extensions, self._map) if loan is None else loan.columns(index), self._name_of)
+        return named(as_bytes(index.extensions, self._map) if loan is None else loan.columns(index), self._view.name_of)
 
     def __iter__(self) -> Iterator[Sample]:
         return self.samples()
@@ -103,7 +120,7 @@ class MappedShard:
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number; it raises SampleError for a bad one."""
-        return cutter(self._index, self._columns, self.url)
+        return self._blocks or cutter(self._index, self._columns, self.url)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield each sample from `start` on (up to `stop`): `{"__key__": str, "__url__": str, extension: bytes…}`.
@@ -111,4 +128,7 @@ class MappedShard:
         Raises SampleError in place of a bad sample. That ends the iterator, as any exception does; continue with
         `samples(n + 1)`, where n is the number of the bad sample.
         """
-        return cut(self._index, self._columns, self.url, start, len(self) if stop is None else min(stop, len(self)))
+        stop = len(self) if stop is None else min(stop, len(self))
+        if self._blocks is not None:
+            return map(self._blocks, range(start, stop))
+        return cut(self._index, self._columns, self.url, start, stop)

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 from shardcache_client.daemon.session import Lease
 from shardcache_client.daemon.source import ShardSource
-from shardcache_client.files.slicing import NameOf
+from shardcache_client.files.view import WHOLE, View
 from shardcache_client.reading.leased_shard import LeasedShard
 
 if TYPE_CHECKING:
     from shardcache_client.sharing.handover import Handover
 
 
-def _all_members(_shard: int) -> None:
-    """Leave out none: the default."""
+def _whole(_shard: int) -> View:
+    """Return the view of all members: the default."""
+    return WHOLE
 
 
 class ShardWindow:
@@ -26,7 +27,7 @@ class ShardWindow:
         reads: number of positions of the plan that belong to this epoch.
         partial: True if a shard's beginning will do; None: the session's default.
         handover: as for `LeasedShard`.
-        name_of: returns the `name_of` for the LeasedShard of a shard, given its number in the manifest.
+        view_of: returns the view for the LeasedShard of a shard, given its number in the manifest.
     """
 
     def __init__(
@@ -36,13 +37,13 @@ class ShardWindow:
         *,
         partial: bool | None,
         handover: Handover | None,
-        name_of: Callable[[int], NameOf | None] = _all_members,
+        view_of: Callable[[int], View] = _whole,
     ) -> None:
         self._session = session
         self._reads = reads
         self._partial = partial
         self._handover = handover
-        self._name_of = name_of
+        self._view_of = view_of
         self._ahead: deque[Lease] = deque()
         self._asked = 0
         self._taken: list[LeasedShard] = []
@@ -73,7 +74,7 @@ class ShardWindow:
             count=count,
             span=span,
             handover=self._handover,
-            name_of=self._name_of(number),
+            view=self._view_of(number),
         )
         self._session.extend()  # after the request for the shard, so as not to delay it
         self._taken.append(leased_shard)

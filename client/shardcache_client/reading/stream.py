@@ -195,7 +195,7 @@ class EpochStream:
             plan.reads,
             partial=False if mixed else None,
             handover=self._source.handover,
-            name_of=self._source.pipeline.name_of,
+            view_of=self._source.pipeline.view,
         )
         try:
             for segment in share.segments:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -163,12 +163,16 @@ def _rows(pattern: str, refs: list[ShardRef]) -> str | None:
     """
     if not asks_store(pattern) or _is_secret(pattern) or any(_is_secret(ref.url) for ref in refs):
         return None
-    return "\n".join(json.dumps(ref.to_json()) for ref in refs)
+    return "\n".join(json.dumps([*ref.to_json(), *([] if ref.tokens is None else [ref.tokens])]) for ref in refs)
 
 
 def _read_rows(rows: str | list[list[Any]]) -> list[ShardRef]:
     """Return a listing from the catalogue, in this release's format or the older one (a list)."""
-    return [ShardRef.from_json(row) for row in (map(json.loads, rows.split("\n")) if isinstance(rows, str) else rows)]
+    return [_read_row(row) for row in (map(json.loads, rows.split("\n")) if isinstance(rows, str) else rows)]
+
+
+def _read_row(row: list[Any]) -> ShardRef:
+    return replace(ShardRef.from_json(row[:4]), tokens=row[4] if len(row) > 4 else None)
 
 
 def _is_secret(url: str) -> bool:

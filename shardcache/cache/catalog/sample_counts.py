@@ -14,8 +14,11 @@ from shardcache.fetch.download import Downloader
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
+from shardcache.store.indexers import Indexers
+from shardcache.store.indexing import TokensRequest
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
+from shardcache.tarindex import TokenMember
 
 
 class Counting:
@@ -33,6 +36,7 @@ class Counting:
         history: History,
         origins: Origins,
         downloader: Downloader,
+        indexers: Indexers,
         max_transfers: int,
     ) -> None:
         self._store = store
@@ -41,15 +45,19 @@ class Counting:
         self._history = history
         self._origins = origins
         self._downloader = downloader
+        self._indexers = indexers
         self._max_transfers = max_transfers
 
-    async def count(self, refs: Sequence[ShardRef], tell: Tell, *, listed: bool) -> None:
+    async def count(
+        self, refs: Sequence[ShardRef], tell: Tell, *, listed: bool, member: TokenMember | None = None
+    ) -> None:
         """Report version, size and samples of each shard's present version to `tell`; an exception from it aborts.
 
         A repeated url is counted once, at its first place; `number` is that place.
 
         Args:
             listed: whether the versions in the refs come from a fresh listing of the origin.
+            member: count the tokens in this member, too; each shard that is not cached is fetched for that.
         """
         present = await self._present(refs, listed=listed)
         numbers = {ref.url: number for number, ref in enumerate(present)}
@@ -57,7 +65,7 @@ class Counting:
 
         async def visit(ref: ShardRef) -> Outcome:
             nonlocal samples
-            counted, hit = await self._counted(ref)
+            counted, hit = await (self._counted(ref) if member is None else self._tokens_counted(ref, member))
             assert counted.samples is not None and counted.size_bytes is not None
             samples += counted.samples
             details = {
@@ -65,7 +73,7 @@ class Counting:
                 "version": counted.version,
                 "size_bytes": counted.size_bytes,
                 "samples": counted.samples,
-            }
+            } | ({} if counted.tokens is None else {"tokens": counted.tokens})
             if hit:
                 return Outcome("known", counted.size_bytes, details=details)
             return Outcome("fetched", counted.size_bytes, counted.size_bytes, details)
@@ -93,6 +101,16 @@ class Counting:
             return ref, True
         facts, hit = await self._facts(ref)
         return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples), hit
+
+    async def _tokens_counted(self, ref: ShardRef, member: TokenMember) -> tuple[ShardRef, bool]:
+        """Return the shard's ref with every field set, tokens included, and True if no fetch was needed."""
+        found = await self._leasing.acquire(ref, Class.WARM, Wait())
+        assert isinstance(found, Published)  # this wait does not accept a partial shard
+        async with self._leasing.using(found.shard):
+            facts, layout, key = found.facts, self._store.layout, found.shard.key
+            request = TokensRequest(str(layout.tar(key)), str(layout.sidecar(key)), facts.url, str(member))
+            tokens = await self._indexers.count_tokens(request)
+        return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples, tokens), found.hit
 
     async def _facts(self, ref: ShardRef) -> tuple[Facts, bool]:
         name = AliasTable.of(ref)

@@ -17,6 +17,7 @@ from shardcache.cache.transfers.transfers import Transfers
 from shardcache.config import Settings
 from shardcache.fetch.download import Downloader
 from shardcache.origin.registry import Origins
+from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
 
 
@@ -35,6 +36,7 @@ class Operations:
         history: History,
         allow: AllowList,
         manifests: Manifests,
+        indexers: Indexers,
     ) -> None:
         most = settings.max_transfers
         evictor, pins = residency.evictor, residency.pins
@@ -43,4 +45,4 @@ class Operations:
         self.warming = Warming(store, transfers, leasing, origins, downloader, most)
         self.pinning = Pinning(pins, self.warming)
         self.settings = RuntimeSettings(settings, store, evictor, downloader)
-        self.counting = Counting(store, transfers, leasing, history, origins, downloader, most)
+        self.counting = Counting(store, transfers, leasing, history, origins, downloader, indexers, most)

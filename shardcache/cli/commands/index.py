@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from shardcache import shardlist
-from shardcache.cli.common import complete_path, fail, json_option, print_lines, socket_option, stream
+from shardcache.cli.common import complete_path, fail, json_option, print_lines, socket_option, stream, token_member
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef, from_here
+from shardcache.tarindex import TokenMember
 
 Json = dict[str, Any]
 
@@ -50,22 +51,36 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     metavar="URL",
     help="Write shard names relative to this folder, for an index stored there.  [default: full urls]",
 )
+@click.option(
+    "--tokens",
+    metavar="EXT[:DTYPE]",
+    callback=token_member,
+    help="Count tokens, too: those of .npy members with this extension, or of plain arrays (tok:uint16).",
+)
 @json_option
 @socket_option
-def index(urls: tuple[str, ...], output: Path, relative_to: str | None, as_json: bool, socket: Path | None) -> None:
+def index(
+    urls: tuple[str, ...],
+    output: Path,
+    relative_to: str | None,
+    tokens: TokenMember | None,
+    as_json: bool,
+    socket: Path | None,
+) -> None:
     """Write an index of a dataset: each shard's samples, size and version.
 
     URL is a brace pattern (quote it), a glob, a prefix ending in "/", a single shard, or an outdated index. Each shard
     is read once, through the cache, which may be smaller than the dataset; shards whose count is known are not read.
-    Store the file next to the shards, or anywhere, and use it as the dataset's url. If a shard fails, nothing is
-    written.
+    Counts of tokens are not remembered: --tokens reads every shard. Store the file next to the shards, or anywhere, and
+    use it as the dataset's url. If a shard fails, nothing is written.
     """
     if as_json and output == _STDOUT:
         raise click.UsageError("--json and -o - both print to standard output")
     found: dict[int, ShardRef] = {}
+    member = None if tokens is None else str(tokens)
     failed = stream(
         socket,
-        lambda daemon: _noted(daemon.index([from_here(url) for url in urls]), found),
+        lambda daemon: _noted(daemon.index([from_here(url) for url in urls], member), found),
         print_lines if as_json else lambda events: _show_events(events, output),
     )
     if failed:
@@ -82,7 +97,8 @@ async def _noted(events: AsyncGenerator[Json, None], found: dict[int, ShardRef])
     async with contextlib.aclosing(events):
         async for event in events:
             if event["event"] == "shard":
-                found[event["number"]] = ShardRef(event["url"], event["version"], event["size_bytes"], event["samples"])
+                facts = {name: event.get(name) for name in ("version", "size_bytes", "samples", "tokens")}
+                found[event["number"]] = ShardRef(event["url"], **facts)
             yield event
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from shardcache.cli.common import json_option, print_json
+from shardcache.cli.common import json_option, print_json, token_member
+from shardcache.tarindex import TokenMember
 
 _MOST_WORKERS = 8
 
@@ -61,6 +62,12 @@ def _size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
 )
 @click.option("--pack", is_flag=True, help="JSONL: write many lines per member, which shardcache alone reads.")
 @click.option(
+    "--tokens",
+    metavar="EXT[:DTYPE]",
+    callback=token_member,
+    help="Count the tokens of .npy members with this extension, or of plain arrays (tok:uint16), for the index.",
+)
+@click.option(
     "--config",
     type=click.Path(path_type=Path, readable=False),
     help="TOML file with [[origin]] tables.  [default: the daemon's]",
@@ -78,6 +85,7 @@ def write(
     split: str | None,
     field: str | None,
     pack: bool,
+    tokens: TokenMember | None,
     config: Path | None,
     as_json: bool,
 ) -> None:
@@ -95,7 +103,7 @@ def write(
     from shardcache.writing.plan.cutting import ShardNames
     from shardcache.writing.sources.opening import Reading
 
-    settings = Settings(shard_size, ShardNames(names), Reading(field, pack, columns, split, classes, shuffle))
+    settings = Settings(shard_size, ShardNames(names), Reading(field, pack, columns, split, classes, shuffle), tokens)
     processes = workers or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
     tables = Config.load({}, config).origin
     with ByteProgress(make_console(stderr=True), "writing") as bar:
@@ -109,6 +117,8 @@ def write(
         f"{count(summary['shards'], 'shard')}, {count(summary['samples'], 'sample')}, {size(summary['bytes'])}: "
         f"{summary['written']:,} written, {summary['kept']:,} already there"
     )
+    if tokens is not None:
+        console.print(count(summary["tokens"], "token"))
     if summary["skipped_files"]:
         console.print(f"{count(summary['skipped_files'], 'file')} left out: no name of the form KEY.EXTENSION")
     console.print(summary["index"], markup=False)

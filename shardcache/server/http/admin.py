@@ -30,6 +30,7 @@ from shardcache.server.process.drain import DRAIN
 from shardcache.server.process.loop_lag import LoopLag
 from shardcache.server.process.process_stats import process_stats
 from shardcache.server.sessions.session import CACHE
+from shardcache.tarindex import TokenMember
 
 Json = dict[str, Any]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -111,8 +112,10 @@ async def warm(request: web.Request) -> web.StreamResponse:
 
 @routes.post("/v1/index")
 async def index(request: web.Request) -> web.StreamResponse:
-    """Count the samples of the shards that `urls` name; stream events, one per line."""
-    return await _tell(request, request.app[CACHE].index)
+    """Count the samples of the shards that `urls` name, and the tokens in the member `tokens`; stream events."""
+    body = await _body(request)
+    member = TokenMember.parse(take(body, "tokens", str)) if "tokens" in body else None
+    return await _tell(request, partial(request.app[CACHE].index, member=member))
 
 
 @routes.post("/v1/evict")

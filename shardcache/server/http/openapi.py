@@ -11,6 +11,7 @@ from typing import Any
 
 from shardcache import __version__
 from shardcache.cache.operations.origin_probes import MAX_URLS
+from shardcache.tarindex.tokens import DTYPES
 
 Json = dict[str, Any]
 
@@ -63,7 +64,10 @@ def _paths() -> Json:
             | {"parameters": [{"name": "prefix", "in": "query", "schema": {"type": "string"}}]}
         },
         "/v1/warm": {"post": _of_urls("Fetch the named shards.", NDJSON, _lines("Event"), _OF_URLS)},
-        "/v1/index": {"post": _of_urls("Count the samples of the named shards.", NDJSON, _lines("Event"), _OF_URLS)},
+        "/v1/index": {
+            "post": _operation("Count the samples of the named shards.", NDJSON, _lines("Event"), _STOPPING | _OF_URLS)
+            | _body({"urls": _URLS, "tokens": _MEMBER}, optional=["tokens"])
+        },
         "/v1/pin": {"post": _of_urls("Fetch and pin the named shards.", NDJSON, _lines("Event"), _OF_URLS)},
         "/v1/unpin": {"post": _of_urls("Unpin the matching shards.", JSON, _ref("Unpinned"), _OF_DISK)},
         "/v1/pins": {"get": _operation("The pinned shards.", NDJSON, _lines("Pin"))},
@@ -97,8 +101,8 @@ def _of_urls(summary: str, media: str, schema: Json, errors: dict[int, str] | No
     return _operation(summary, media, schema, _STOPPING | (errors or {})) | _body({"urls": _URLS})
 
 
-def _body(properties: Json) -> Json:
-    schema = _object(properties)
+def _body(properties: Json, optional: Iterable[str] = ()) -> Json:
+    schema = _object(properties, optional)
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schema}}}}
 
 
@@ -124,6 +128,11 @@ _URLS: Json = {
     "type": "array",
     "items": {"type": "string", "format": "shard-pattern"},
     "description": "urls, brace patterns, globs, prefixes ending in a slash, index files",
+}
+_MEMBER: Json = {
+    "type": "string",
+    "pattern": f"^[^.:][^:]*(:({'|'.join(DTYPES)}))?$",
+    "description": "member whose tokens to count, too: EXTENSION for .npy files, EXTENSION:DTYPE for plain arrays",
 }
 _TEXT: Json = {"type": "string"}
 _TEXT_OR_NULL: Json = {"type": ["string", "null"]}
@@ -207,7 +216,7 @@ def _status() -> Json:
 
 def _event() -> Json:
     """Describe the events of `warm`, `pin`, `index` and `verify`; `event` determines the fields present."""
-    counts = ("shards", "done_shards", "samples", "number", "fetched", "cached", "known", "failed", "corrupt")
+    counts = ("shards", "done_shards", "samples", "tokens", "number", "fetched", "cached", "known", "failed", "corrupt")
     sizes = ("bytes", "done_bytes", "size_bytes", "origin_bytes")
     fields = {
         "event": {"enum": ["resolved", "start", "progress", "shard", "error", "done"]},

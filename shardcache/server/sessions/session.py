@@ -213,7 +213,10 @@ class Session:
             case "resolve":
                 async with self._resolving:  # one at a time: each may be millions of shards
                     found = await self._cache.resolve(message["urls"], self._peer)
-                    return {"type": "manifest", "shards": found.refs, "remembered": found.remembered}
+                    tokens: list[int | None] = []
+                    await self._cache.turns.take(found.refs, lambda some: tokens.extend(ref.tokens for ref in some))
+                    answer = {"type": "manifest", "shards": found.refs, "remembered": found.remembered}
+                    return answer if tokens.count(None) == len(tokens) else answer | {"tokens": tokens}
             case "plan" | "extend" as kind:
                 return await self._plan(message, new=kind == "plan")
             case "lease":

@@ -17,11 +17,12 @@ FORMAT = 1
 
 
 class Stored(NamedTuple):
-    """A complete shard in the destination: its size, its version there, and the number of its samples."""
+    """A complete shard in the destination: its size, its version there, and its numbers of samples and tokens."""
 
     size_bytes: int
     version: str
     samples: int
+    tokens: int | None = None
 
 
 @dataclass(slots=True)

@@ -50,11 +50,17 @@ _EXTENSIONS = {Kind.TEXT: "txt", Kind.NUMBER: "cls", Kind.JSON: "json"}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column and the member that it becomes; without an extension, it is found out by the first bytes of a value."""
+    """A column and the member that it becomes.
+
+    Attributes:
+        extension: of the member; None if it is found out by the first bytes of a value.
+        dtype: type of the integers in a column of lists; None for other columns.
+    """
 
     name: str
     kind: Kind
     extension: str | None
+    dtype: str | None = None
 
     def member(self, key: str, value: Any) -> tuple[str, bytes]:
         """Return extension and content. Raises SampleError."""
@@ -66,6 +72,10 @@ class Column:
             return self.extension, as_json(value)
         if self.kind is Kind.TEXT:  # JSON in a column of texts is JSON already
             return self.extension, value.encode("utf-8", "surrogateescape")
+        if self.dtype is not None and self.extension.rpartition(".")[2] == "npy":
+            import numpy  # only users of arrays need it
+
+            value = numpy.asarray(value, self.dtype)  # the type of an empty list does not show in its values
         return self.extension, encoded(key, self.extension, value)
 
 
@@ -92,7 +102,7 @@ def columns_of(schema: pa.Schema, wanted: Mapping[str, str], url: str) -> list[C
     for name in wanted or schema.names:
         kind = _kind(schema.field(name).type)
         usual = f"{name}.{_EXTENSIONS[kind]}" if kind in _EXTENSIONS else None
-        found.append(Column(name, kind, wanted.get(name, usual)))
+        found.append(Column(name, kind, wanted.get(name, usual), _dtype(schema.field(name).type)))
     return found
 
 
@@ -124,6 +134,11 @@ def _kind(type_: pa.DataType) -> Kind:
         if any(is_(type_) for is_ in checks):
             return kind
     return Kind.JSON
+
+
+def _dtype(type_: pa.DataType) -> str | None:
+    is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+    return str(type_.value_type) if is_list and pa.types.is_integer(type_.value_type) else None
 
 
 _TYPES: Mapping[Kind, tuple[Callable[[pa.DataType], bool], ...]] = {

@@ -36,11 +36,19 @@ class MixedSource:
         name: unique in the mixture.
         manifest: its shards, all counted.
         shuffle: its own shuffle.
+        unit: as of its `Assignment`.
     """
 
     name: str
     manifest: Manifest
     shuffle: Shuffle | None = None
+    unit: str = ""
+
+    @property
+    def identity(self) -> list[object]:
+        """What states of a mixture must agree in: a JSON value."""
+        unit = [self.unit] if self.unit else []
+        return [self.name, [shard.url for shard in self.manifest], self.manifest.counts, repr(self.shuffle), *unit]
 
     @property
     def samples(self) -> int:
@@ -183,8 +191,5 @@ class MixtureAssignment(Assignment):
 
     def identities(self, manifest: Manifest) -> dict[bool, str]:
         """Return the identifier of mixtures with the same sources; their states carry the numbers of the schedule."""
-        told = [
-            [source.name, [shard.url for shard in source.manifest], source.manifest.counts, repr(source.shuffle)]
-            for source in self.sources
-        ]
+        told = [source.identity for source in self.sources]
         return {True: digest([told, self.samples_per_epoch, *self._told])}
