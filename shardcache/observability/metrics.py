@@ -71,8 +71,8 @@ class Measures:
     """Histograms and labelled counters. Times are in seconds.
 
     Attributes:
-        first_byte: time from the request for a part to its first byte, by origin; pauses excluded.
-        part: time from the request for a part to its last byte, by origin; pauses excluded.
+        first_byte: time from the request for a part to its first byte, by origin or tier; pauses excluded.
+        part: time from the request for a part to its last byte, by origin or tier; pauses excluded.
         stage: time that successful transfers spent in each stage, by stage.
         transfer: total time of successful transfers.
         wait: lengths of the periods in which a reader had nothing to read.

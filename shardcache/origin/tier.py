@@ -14,6 +14,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import structlog
 
+from shardcache.access.protocols import S3, Kind, row_of
+from shardcache.access.urls import protocol_of
+from shardcache.config import OriginTable
 from shardcache.errors import OriginUnavailableError, ShardChangedError
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow
@@ -28,6 +31,20 @@ REFRESH = {"X-Shardcache-Fresh": "1"}
 _MOST_FAILURES = 16
 _REST_S = 10.0
 _MOST_SUSPECTS = 4096
+
+
+PRESIGNED_OPTIONS = frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"})
+"""Keys of `storage_options` that presigned urls support; with others, the SDK has to make every request."""
+
+
+def reason_to_bypass(table: OriginTable) -> str:
+    """Return the reason that a table's urls bypass the tier; empty if they do not."""
+    protocol = protocol_of(table.match) if table.match else S3.names[0]
+    row = row_of(protocol)
+    if row is S3:
+        unsupported = sorted(set(table.storage_options) - PRESIGNED_OPTIONS)
+        return f"storage_options has {', '.join(unsupported)}, which only the SDK supports" if unsupported else ""
+    return "" if row.kind is Kind.WEB else f"only S3 and web servers can have a tier, not {protocol}://"
 
 
 class BypassError(Exception):

@@ -92,6 +92,7 @@ class Requests:
                     tier.suspect(obj, [parts.start])
                 return None
         tier.served(obj, parts)
+        self._observe(tier.address, pausable_read)
         self._scheduler.took(piece.claim, parts.size_bytes, pausable_read.worked.elapsed_s)
         return sums
 
@@ -180,12 +181,15 @@ class Requests:
         self._counters.origin_requests += 1
         async with pausable_read.limit():
             sums = await piece.origin.fetch(piece.obj, piece.parts, pausable_read, commit)
-        measures, store, took_s = self._counters.measures, piece.claim.store, pausable_read.worked.elapsed_s
-        measures.part.of(store).observe(took_s)
-        measures.first_byte.of(store).observe(
+        self._observe(piece.claim.store, pausable_read)
+        return sums
+
+    def _observe(self, place: str, pausable_read: PausableRead) -> None:
+        measures, took_s = self._counters.measures, pausable_read.worked.elapsed_s
+        measures.part.of(place).observe(took_s)
+        measures.first_byte.of(place).observe(
             took_s if pausable_read.first_byte_s is None else pausable_read.first_byte_s
         )
-        return sums
 
     def _count_from_tier(self, received_bytes: int) -> None:
         self._counters.tier_bytes += received_bytes

@@ -23,7 +23,7 @@ from shardcache.origin.http.ranges import check_range, content_ranges, no_versio
 from shardcache.origin.http_status import error_of
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.s3.signing import SIGNED_FOR_S, Signer
-from shardcache.origin.tier import BypassError, Route, sums_of
+from shardcache.origin.tier import PRESIGNED_OPTIONS, BypassError, Route, sums_of
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
@@ -33,7 +33,6 @@ log = structlog.get_logger()
 
 T = TypeVar("T", bound=Answer | None)
 
-_PLAIN_OPTIONS = {"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}
 _NEEDED = {"etag", "content-length"}
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404}
 _PATIENCE = 3
@@ -49,8 +48,7 @@ class DirectRequests:
     """Requests by presigned urls, per bucket for as long as they are not refused."""
 
     def __init__(self, table: OriginTable, workers: Workers) -> None:
-        # Other options change requests in ways that presigned urls do not support: the SDK then makes every request.
-        self._plain = set(table.storage_options) <= _PLAIN_OPTIONS
+        self._plain = set(table.storage_options) <= PRESIGNED_OPTIONS
         self._workers = workers
         self._refusals: Counter[str] = Counter()  # by bucket, since its last successful read
         self._signer = Signer()
