@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from shardcache import __version__
+from shardcache.cli.cluster import cluster
 from shardcache.cli.commands.dashboard import dashboard
 from shardcache.cli.commands.demo import demo
 from shardcache.cli.commands.doctor import doctor
@@ -47,7 +48,7 @@ class App(Family):
     cls=App,
     commands=[
         *(serve, status, top, dashboard, write, warm, index, ls, pin, unpin, evict, verify, set_, doctor, probe, demo),
-        *(config, install, completion, man),
+        *(cluster, config, install, completion, man),
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 success; 1 failure; 2 usage error; 3 no daemon at the socket.",

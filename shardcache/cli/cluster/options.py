@@ -1,0 +1,286 @@
+"""Options that describe a cluster's tier, shared by the commands that render and run it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+
+from shardcache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shardcache.cluster.nodes import Node
+    from shardcache.cluster.tier import Tier, Tls
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_RESOLV_CONF = Path("/etc/resolv.conf")
+_NAMESERVER = re.compile(r"^nameserver\s+([0-9A-Fa-f.:]+)\s*$", re.MULTILINE)
+_AT_START = "none"
+_USER = re.compile(r"[a-z_][a-z0-9_-]*")
+_FOLDER_NOTE = "`{node}` stands for the node's name."
+
+
+def nodes_option(command: Command) -> Command:
+    """Add `--nodes` as the argument `nodes`."""
+    return click.option(
+        "--nodes",
+        required=True,
+        metavar="LIST",
+        help="All nodes: NAME, ADDRESS or NAME=ADDRESS, separated by commas, with ranges such as node[1-8] or "
+        "node{1..8}; or a file with such a list, or `-` for stdin.",
+    )(command)
+
+
+def tls_options(command: Command) -> Command:
+    """Add `--plain`, `--ca`, `--certificate` and `--key`."""
+    for name, file, text in (
+        ("key", "node.key", "Key of that certificate"),
+        ("certificate", "node.pem", "Certificate of the node"),
+        ("ca", "ca.pem", "Certificate of the cluster's authority"),
+    ):
+        default = f"/etc/shardcache/tier/{file}"
+        command = click.option(f"--{name}", default=default, show_default=True, metavar="FILE", help=f"{text}.")(command)
+    return click.option(
+        "--plain", is_flag=True, help="Plain HTTP between the nodes: whoever reaches an owner's port reads the traffic."
+    )(command)
+
+
+def tier_options(command: Command) -> Command:
+    """Add all options that `tier_of` takes, but for `--nodes`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return tls_options(command)
+
+
+def _size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
+    from shardcache.config import Amount
+
+    try:
+        found = Amount.parse(text)
+    except ValueError:
+        found = Amount()
+    if found.value_bytes < 1:
+        raise click.BadParameter(f"{text!r} is not a size; write 500GB or 2TiB")
+    return found.value_bytes
+
+
+def _address(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    try:
+        return None if text is None else str(ipaddress.ip_address(text))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not an IP address") from None
+
+
+def _host_port(_ctx: click.Context, _param: click.Parameter, text: str) -> str:
+    try:
+        parts = urlsplit(f"http://{text}")
+        ipaddress.ip_address(parts.hostname or "")
+        is_valid = bool(parts.port) and parts.netloc == text
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise click.BadParameter(f"{text!r} is not ADDRESS:PORT, such as 127.0.0.1:9080")
+    return text
+
+
+def _user(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not _USER.fullmatch(text):
+        raise click.BadParameter(f"{text!r} is not the name of a user")
+    return text
+
+
+def _resolvers(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
+    if given == (_AT_START,):
+        return ()
+    for text in given:
+        try:
+            ipaddress.ip_address(text)
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is neither an IP address nor `none`") from None
+    return given or None
+
+
+_OPTIONS = (
+    click.option(
+        "--store",
+        "stores",
+        required=True,
+        multiple=True,
+        metavar="URL",
+        help="Endpoint of an object store, or a web server, such as https://s3.eu-central-1.amazonaws.com; the tier "
+        "connects to these hosts and names below them, and to no other. Repeatable.",
+    ),
+    click.option(
+        "--front",
+        default="127.0.0.1:9080",
+        show_default=True,
+        metavar="ADDRESS:PORT",
+        callback=_host_port,
+        help="Where nginx serves the daemon of its node.",
+    ),
+    click.option(
+        "--owner-port",
+        type=click.IntRange(1, 65535),
+        default=9081,
+        show_default=True,
+        metavar="PORT",
+        help="Port at which nginx serves the other nodes.",
+    ),
+    click.option(
+        "--listen",
+        metavar="ADDRESS",
+        callback=_address,
+        help="Address at which it does so, such as 0.0.0.0 in a container.  [default: the node's own]",
+    ),
+    click.option(
+        "--cache-dir",
+        default="/var/cache/shardcache-tier",
+        show_default=True,
+        metavar="FOLDER",
+        help=f"Folder on a local disk for the parts that a node owns. {_FOLDER_NOTE}",
+    ),
+    click.option(
+        "--run-dir",
+        default="/run/shardcache-tier",
+        show_default=True,
+        metavar="FOLDER",
+        help=f"Folder in memory (tmpfs) for permissions, whose names hold signatures. {_FOLDER_NOTE}",
+    ),
+    click.option(
+        "--max-size",
+        default="100GiB",
+        show_default=True,
+        metavar="SIZE",
+        callback=_size,
+        help="Maximum size of the parts that a node caches.",
+    ),
+    click.option(
+        "--min-free",
+        default="5GiB",
+        show_default=True,
+        metavar="SIZE",
+        callback=_size,
+        help="Space always kept free on the filesystem of --cache-dir.",
+    ),
+    click.option(
+        "--spread",
+        type=click.Choice(["shard", "part"]),
+        default="shard",
+        show_default=True,
+        help="Whether one node owns all parts of a shard, or each part has its own owner.",
+    ),
+    click.option(
+        "--trust-s",
+        type=click.IntRange(0),
+        default=300,
+        show_default=True,
+        metavar="SECONDS",
+        help="Time for which the store's permission for a signed url is cached; also the delay of a revocation.",
+    ),
+    click.option(
+        "--stall-timeout-s",
+        type=click.FloatRange(1),
+        default=20.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="The daemons' --stall-timeout-s, which the tier's time limits follow.",
+    ),
+    click.option(
+        "--store-ca",
+        type=click.Path(path_type=Path, readable=False),
+        default=Path("/etc/ssl/certs/ca-certificates.crt"),
+        show_default=True,
+        metavar="FILE",
+        help="Certificates of the authorities to trust for https stores.",
+    ),
+    click.option(
+        "--resolver",
+        "resolvers",
+        multiple=True,
+        metavar="ADDRESS",
+        callback=_resolvers,
+        help="DNS server for the names of stores; repeatable. `none`: nginx resolves them once, when it starts.  "
+        "[default: those of /etc/resolv.conf]",
+    ),
+    click.option(
+        "--user", metavar="NAME", callback=_user, help="User of nginx's workers if root starts it.  [default: nginx's]"
+    ),
+    click.option(
+        "--workers",
+        type=click.IntRange(1, 256),
+        default=4,
+        show_default=True,
+        metavar="N",
+        help="Worker processes of nginx on a node.",
+    ),
+)
+
+
+def nodes_of(text: str) -> tuple[Node, ...]:
+    """Return the nodes of `--nodes`. Raises ConfigError."""
+    from shardcache.cluster.nodes import parse
+
+    if text == "-":
+        return parse(sys.stdin.read())
+    try:
+        return parse(Path(text).read_text() if Path(text).is_file() else text)
+    except (OSError, UnicodeDecodeError) as exn:
+        raise ConfigError(f"cannot read the list of nodes: {exn}", remedy="correct --nodes") from None
+
+
+def tls_of(nodes: tuple[Node, ...], *, plain: bool, ca: str, certificate: str, key: str) -> Tls | None:
+    """Return the files of mutual TLS; None if it is not needed, or not wanted."""
+    from shardcache.cluster.tier import Tls
+
+    if plain or all(node.is_loopback for node in nodes):
+        return None
+    return Tls(Path(ca), Path(certificate), Path(key))
+
+
+def tier_of(
+    nodes: str,
+    stores: tuple[str, ...],
+    *,
+    plain: bool,
+    ca: str,
+    certificate: str,
+    key: str,
+    resolvers: tuple[str, ...] | None,
+    max_size: int,
+    min_free: int,
+    **options: Any,
+) -> Tier:
+    """Return the tier that the options describe. Raises ConfigError."""
+    from shardcache.cluster.stores import Store
+    from shardcache.cluster.tier import Tier
+
+    found, parsed = nodes_of(nodes), tuple(map(Store.parse, stores))
+    if resolvers is None:
+        resolvers = () if all(store.is_address for store in parsed) else _system_resolvers()
+    return Tier(
+        nodes=found,
+        stores=parsed,
+        tls=tls_of(found, plain=plain, ca=ca, certificate=certificate, key=key),
+        resolvers=resolvers,
+        max_size_bytes=max_size,
+        min_free_bytes=min_free,
+        **options,
+    )
+
+
+def _system_resolvers() -> tuple[str, ...]:
+    try:
+        found = _NAMESERVER.findall(_RESOLV_CONF.read_text())
+    except OSError:
+        found = []
+    if not found:
+        remedy = "name a DNS server with --resolver, or resolve the store's name when nginx starts: --resolver none"
+        raise ConfigError("no DNS server is known here", url=str(_RESOLV_CONF), remedy=remedy)
+    return tuple(found)

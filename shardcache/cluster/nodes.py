@@ -1,0 +1,114 @@
+"""Nodes of a cluster, as people and schedulers write lists of them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from braceexpand import UnbalancedBracesError, braceexpand
+
+from shardcache.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_RANGES = re.compile(r"\[([0-9,-]+)\]")
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)")
+_OUTSIDE = re.compile(r"(?:[^\s,{}\[\]]|\{[^{}]*\}|\[[^\[\]]*\])+")
+_MOST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node.
+
+    Attributes:
+        name: name of its files and in reports.
+        address: IP address by which the other nodes reach it.
+    """
+
+    name: str
+    address: str
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if the address reaches only this machine."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+    def at(self, port: int) -> str:
+        """Return HOST:PORT of one of its ports."""
+        return f"[{self.address}]:{port}" if ":" in self.address else f"{self.address}:{port}"
+
+
+def parse(text: str) -> tuple[Node, ...]:
+    """Return the nodes of a list, in its order.
+
+    Names that have no address in the list are resolved here, so that the files of all nodes agree on the addresses:
+    they decide who owns what.
+
+    Args:
+        text: NAME, ADDRESS or NAME=ADDRESS, separated by commas or white space, with ranges as in Slurm, `node[1-8]`,
+            or as in a shell, `node{1..8}`; the rest of a line after `#` is ignored.
+
+    Raises ConfigError.
+    """
+    lines = (line.partition("#")[0] for line in text.splitlines())
+    nodes = tuple(_node(entry) for line in lines for item in _OUTSIDE.findall(line) for entry in _expanded(item))
+    if not nodes:
+        raise ConfigError("the list of nodes is empty", remedy="write --nodes node1,node2 or --nodes FILE")
+    for attribute in ("name", "address"):
+        values = [getattr(node, attribute) for node in nodes]
+        if twice := next((value for value in values if values.count(value) > 1), None):
+            raise ConfigError(f"the list of nodes has the {attribute} {twice} twice", remedy="list each node once")
+    if len({node.is_loopback for node in nodes}) > 1:
+        local = next(node for node in nodes if node.is_loopback)
+        raise ConfigError(
+            f"{local.name} has the loopback address {local.address} here, which no other node can reach",
+            remedy=f"write {local.name}=ADDRESS with the address that other nodes connect to",
+        )
+    return nodes
+
+
+def _expanded(item: str) -> Iterator[str]:
+    try:
+        for number, entry in enumerate(braceexpand(_RANGES.sub(_braces, item))):
+            if number == _MOST:
+                raise ConfigError(f"{item!r} stands for more than {_MOST:,} nodes", remedy="list fewer nodes")
+            yield entry
+    except UnbalancedBracesError:
+        raise ConfigError(f"{item!r} has unbalanced braces", remedy="write node{1..8} or node[1-8]") from None
+
+
+def _braces(ranges: re.Match[str]) -> str:
+    items = [_RANGE.sub(r"{\1..\2}", item) for item in ranges[1].split(",")]
+    return items[0] if len(items) == 1 else f"{{{','.join(items)}}}"
+
+
+def _node(entry: str) -> Node:
+    name, given, address = entry.partition("=")
+    if not _NAME.fullmatch(name) and not _is_address(name):
+        raise ConfigError(f"{entry!r} is not a node", remedy="write NAME, ADDRESS or NAME=ADDRESS")
+    if given and not _is_address(address):
+        raise ConfigError(f"{address!r} is not an IP address", remedy=f"write {name}=ADDRESS, such as {name}=10.0.0.1")
+    return Node(name, str(ipaddress.ip_address(address if given else _resolved(name))))
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _resolved(name: str) -> str:
+    if _is_address(name):
+        return name
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as exn:
+        remedy = f"write {name}=ADDRESS, or take the node off the list"
+        raise ConfigError(f"the node {name} has no address: {exn.strerror}", remedy=remedy) from None
+    addresses = sorted({str(info[4][0]) for info in found}, key=lambda text: (":" in text, text))
+    return addresses[0]

@@ -1,0 +1,120 @@
+"""`Tier`: everything that the nodes of one cluster have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from shardcache.cluster.nodes import Node
+from shardcache.cluster.ring import Ring
+from shardcache.cluster.stores import Store
+from shardcache.errors import ConfigError
+
+MIB = 1024 * 1024
+
+FRONT = "127.0.0.1:9080"
+OWNER_PORT = 9081
+CACHE_DIR = "/var/cache/shardcache-tier"
+RUN_DIR = "/run/shardcache-tier"
+TLS_DIR = "/etc/shardcache/tier"
+
+PEER_NAME = "shardcache-tier"
+"""Name in the certificate of every node: a node trusts whoever the cluster's authority gave this name."""
+
+NODE_PLACEHOLDER = "{node}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files of mutual TLS between the nodes."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """Configuration of a cluster's tier.
+
+    In paths, `{node}` stands for the node's name.
+
+    Attributes:
+        nodes: all nodes; each has the same list.
+        stores: the only hosts that the tier connects to.
+        front: HOST:PORT at which nginx serves the daemon of its node.
+        owner_port: port at which nginx serves the other nodes.
+        listen: address at which it does so; None for the node's own.
+        cache_dir: folder on a local disk for the parts that a node owns, and for its logs.
+        run_dir: folder in memory (tmpfs) for permissions, which contain signed urls.
+        max_size_bytes: maximum size of the cached parts.
+        min_free_bytes: space always kept free on the cache's filesystem.
+        spread: "shard" if one node owns all parts of a shard, "part" if parts are distributed.
+        trust_s: time for which the store's permission for a signed url is cached.
+        stall_timeout_s: the daemon's option of that name.
+        tls: None for plain HTTP between the nodes.
+        store_ca: certificates of authorities to trust for https stores.
+        resolvers: addresses of DNS servers for the names of stores; empty if nginx resolves them when it starts.
+        user: user of nginx' workers if it is started by root; None for nginx' default.
+        workers: number of nginx' worker processes.
+    """
+
+    nodes: tuple[Node, ...]
+    stores: tuple[Store, ...]
+    front: str = FRONT
+    owner_port: int = OWNER_PORT
+    listen: str | None = None
+    cache_dir: str = CACHE_DIR
+    run_dir: str = RUN_DIR
+    max_size_bytes: int = 100_000 * MIB
+    min_free_bytes: int = 5_000 * MIB
+    spread: Literal["shard", "part"] = "shard"
+    trust_s: int = 300
+    stall_timeout_s: float = 20.0
+    tls: Tls | None = None
+    store_ca: Path = Path("/etc/ssl/certs/ca-certificates.crt")
+    resolvers: tuple[str, ...] = ()
+    user: str | None = None
+    workers: int = 4
+    ring: Ring = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        hosts = [store.authority for store in self.stores]
+        if twice := next((host for host in hosts if hosts.count(host) > 1), None):
+            raise ConfigError(f"two stores have the host {twice}", remedy="name each store once")
+        object.__setattr__(self, "ring", Ring([node.at(self.owner_port) for node in self.nodes]))
+
+    @property
+    def digest(self) -> str:
+        """Hash of what all nodes have to agree on: who they are, and who owns what."""
+        peers = sorted(node.at(self.owner_port) for node in self.nodes)
+        return hashlib.sha256("\n".join((self.spread, *peers)).encode()).hexdigest()[:16]
+
+    def node(self, name: str) -> Node:
+        """Return a node by its name or address. Raises ConfigError."""
+        for node in self.nodes:
+            if name in (node.name, node.address):
+                return node
+        known = ", ".join(node.name for node in self.nodes[:5])
+        raise ConfigError(f"{name} is not among the nodes", remedy=f"name one of the {len(self.nodes)}: {known}")
+
+    def cache(self, node: Node) -> Path:
+        """Return the cache folder on a node."""
+        return _filled(self.cache_dir, node)
+
+    def run(self, node: Node) -> Path:
+        """Return the folder in memory on a node."""
+        return _filled(self.run_dir, node)
+
+    def tls_of(self, node: Node) -> Tls | None:
+        """Return the PEM files on a node."""
+        if self.tls is None:
+            return None
+        files = (self.tls.ca, self.tls.certificate, self.tls.key)
+        return Tls(*(_filled(str(file), node) for file in files))
+
+
+def _filled(path: str, node: Node) -> Path:
+    return Path(path.replace(NODE_PLACEHOLDER, node.name)).absolute()
