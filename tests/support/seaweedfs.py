@@ -52,14 +52,23 @@ class SeaweedFS:
     client: Any
 
     def __init__(
-        self, root: Path | None = None, certificate: Certificate | None = None, address: str = "127.0.0.1"
+        self,
+        root: Path | None = None,
+        certificate: Certificate | None = None,
+        address: str = "127.0.0.1",
+        port: int | None = None,
     ) -> None:
-        """Prepare a server whose data goes below `root`, or the system's temporary folder."""
+        """Prepare a server whose data goes below `root`, or the system's temporary folder.
+
+        Args:
+            port: of the S3 gateway; None for one that is free.
+        """
         self.access_key = "shardcache-test"
         self.secret_key = secrets.token_hex(16)
         self._root = root
         self._certificate = certificate
         self._address = address
+        self._port = port
         self._stack = ExitStack()
 
     def __repr__(self) -> str:
@@ -122,6 +131,7 @@ class SeaweedFS:
         config = folder / "s3.json"
         config.write_text(json.dumps({"identities": [self._identity()]}))
         master, volume, filer, s3 = (free_port(also_above=_GRPC_OFFSET) for _ in range(4))
+        s3 = self._port or s3
         self.endpoint_url = f"http://{self._address}:{s3}"
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(

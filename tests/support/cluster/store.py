@@ -12,6 +12,7 @@ from support.cluster.network import Host
 from support.seaweedfs import SeaweedFS
 from support.tars import make_tar, random_samples
 
+_PORT = 8333  # the same every time: which node owns a shard follows from its whole url
 _SAMPLE_BYTES = 128 * 1024
 _HEADERS_BYTES = 1024
 
@@ -52,7 +53,7 @@ class Store(SeaweedFS):
     """
 
     def __init__(self, host: Host, root: Path | None = None) -> None:
-        super().__init__(root, address=host.address)
+        super().__init__(root, address=host.address, port=_PORT)
         self.host = host
 
     def __enter__(self) -> Self:
