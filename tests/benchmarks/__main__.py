@@ -20,6 +20,7 @@ import psutil
 
 from benchmarks import (
     batches,
+    cluster,
     cold,
     dashboard,
     decisions,
@@ -49,6 +50,7 @@ PARTS = {
     "decisions": decisions.measure,
     "shuffle": shuffle.measure,
     "sharing": sharing.measure,
+    "cluster": cluster.measure,
     "restart": restart.measure,
     "dashboard": dashboard.measure,
 }

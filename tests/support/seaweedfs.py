@@ -32,7 +32,7 @@ _GRPC_OFFSET = 10_000  # each port is used twice: for HTTP, and so much higher f
 
 
 class SeaweedFS:
-    """Master, volume, filer and S3 gateway in one process on 127.0.0.1, over a temporary folder.
+    """Master, volume, filer and S3 gateway in one process on one address, over a temporary folder.
 
     Entering returns once an object can be stored; it raises RuntimeError with the end of the
     server's log when the server dies or does not come up. Leaving kills the process and
@@ -51,12 +51,24 @@ class SeaweedFS:
     pid: int
     client: Any
 
-    def __init__(self, root: Path | None = None, certificate: Certificate | None = None) -> None:
-        """Prepare a server whose data goes below `root`, or the system's temporary folder."""
+    def __init__(
+        self,
+        root: Path | None = None,
+        certificate: Certificate | None = None,
+        address: str = "127.0.0.1",
+        port: int | None = None,
+    ) -> None:
+        """Prepare a server whose data goes below `root`, or the system's temporary folder.
+
+        Args:
+            port: of the S3 gateway; None for one that is free.
+        """
         self.access_key = "shardcache-test"
         self.secret_key = secrets.token_hex(16)
         self._root = root
         self._certificate = certificate
+        self._address = address
+        self._port = port
         self._stack = ExitStack()
 
     def __repr__(self) -> str:
@@ -119,11 +131,12 @@ class SeaweedFS:
         config = folder / "s3.json"
         config.write_text(json.dumps({"identities": [self._identity()]}))
         master, volume, filer, s3 = (free_port(also_above=_GRPC_OFFSET) for _ in range(4))
-        self.endpoint_url = f"http://127.0.0.1:{s3}"
+        s3 = self._port or s3
+        self.endpoint_url = f"http://{self._address}:{s3}"
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 [
-                    *(_weed(), "server", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+                    *(_weed(), "server", f"-dir={data}", f"-ip={self._address}", f"-ip.bind={self._address}"),
                     *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
                     *("-s3", f"-s3.port={s3}", f"-s3.config={config}"),
                     # Fixed ports by default: a second server on the machine would die of them.
@@ -146,7 +159,7 @@ class SeaweedFS:
         if self._certificate is None:
             return []
         port, pem = free_port(), self._certificate.server
-        self.https_endpoint_url = f"https://127.0.0.1:{port}"
+        self.https_endpoint_url = f"https://{self._address}:{port}"
         return [f"-s3.port.https={port}", f"-s3.cert.file={pem}", f"-s3.key.file={pem}"]
 
     def _identity(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from support.cluster import network
 from support.guard import GUARD_S
 from support.shim import HAS_CC, library, rule_this_process
 
@@ -84,7 +85,10 @@ class Zygote:
             self._process = None
 
     def spawn(self, args: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
-        """Start `python -m shardcache` with these arguments; in `env`, SHIM_CONTROL puts it under a shim."""
+        """Start `python -m shardcache` with these arguments.
+
+        In `env`, SHIM_CONTROL puts it under a shim, and NETWORK, the path of a namespace, into that network.
+        """
         return self._start(args, env, log, log)
 
     def run(self, args: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -162,6 +166,8 @@ def _become_command(request: dict[str, Any]) -> NoReturn:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
+    if path := request["env"].get("NETWORK"):
+        network.enter(Path(path))
     if control := request["env"].get("SHIM_CONTROL"):
         rule_this_process(Path(control))
     from shardcache.cli.main import app as commands

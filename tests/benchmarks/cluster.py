@@ -1,0 +1,93 @@
+"""A cold epoch on the nodes of a cluster: each for itself, and with a tier between them and the store.
+
+All nodes fetch the same shards in the same order at the same time, by `shardcache warm`; the store's link is narrow.
+The store, the nodes and the link share this machine's processors: bytes carry over to other machines, seconds do not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+from benchmarks.data import LARGE
+from benchmarks.measure import interleaved, tree_cpu_s
+from benchmarks.table import Row, Target
+from benchmarks.workplace import Workplace, settle
+from support.cluster.cluster import MBIT_PER_S, Cluster, why_not
+from support.cluster.node import Node
+from support.cluster.store import Dataset
+
+NODES = 3
+SHARDS = 16
+
+ALONE, MTLS, PLAIN = "no tier", "tier, mTLS", "tier, plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A cold epoch.
+
+    Attributes:
+        wall_s: until every node had every shard.
+        copies: of the dataset that the store has sent.
+        cpu_s_per_gb: processor time of the tier's programs per gigabyte that the nodes got.
+    """
+
+    wall_s: float
+    copies: float
+    cpu_s_per_gb: float
+
+    def __str__(self) -> str:
+        return f"{self.wall_s:.1f} s, {self.copies:.3f} copies, {self.cpu_s_per_gb:.2f} CPU-s/GB"
+
+
+def measure(place: Workplace) -> list[Row]:
+    """Return wall time, copies sent by the store, and processor time of the tier, the median of all rounds each."""
+    if (why := why_not()) is not None:
+        place.say(f"no cluster, its rows are left out: {why}")
+        return []
+    with Cluster(NODES, root=place.root) as cluster:
+        shards = place.dataset(LARGE).shards[:SHARDS]
+        place.say(f"uploading {len(shards)} shards to the cluster's store")
+        dataset = cluster.store.copy("cluster", shards)
+        contenders = {
+            ALONE: partial(_alone, cluster, dataset),
+            MTLS: partial(_tiered, cluster, dataset, tls=True),
+            PLAIN: partial(_tiered, cluster, dataset, tls=False),
+        }
+        tries = interleaved(contenders, place.say, place.rounds)
+    wall_s = {name: median(one.wall_s for one in some) for name, some in tries.items()}
+    copies = {name: median(one.copies for one in some) for name, some in tries.items()}
+    cpu = {name: median(one.cpu_s_per_gb for one in some) for name, some in tries.items()}
+    epoch = f"s for a cold epoch, {NODES} nodes, store link {MBIT_PER_S} Mbit/s"
+    return [
+        Row("cluster", epoch, wall_s[MTLS], ALONE, wall_s[ALONE], Target("≤", 0.7)),
+        Row("cluster", epoch, wall_s[MTLS], PLAIN, wall_s[PLAIN]),
+        Row("cluster", "copies of the dataset that the store sends", copies[MTLS], ALONE, copies[ALONE]),
+        Row("cluster", "CPU-s/GB of the tier", cpu[MTLS], PLAIN, cpu[PLAIN]),
+    ]
+
+
+def _alone(cluster: Cluster, dataset: Dataset) -> Epoch:
+    with cluster.nodes(NODES) as nodes:
+        return _epoch(cluster, nodes, dataset, [])
+
+
+def _tiered(cluster: Cluster, dataset: Dataset, *, tls: bool) -> Epoch:
+    with cluster.tiered(NODES, tls=tls) as (nodes, tier):
+        return _epoch(cluster, nodes, dataset, [tier[node].pid for node in nodes])
+
+
+def _epoch(cluster: Cluster, nodes: Sequence[Node], dataset: Dataset, pids: Sequence[int]) -> Epoch:
+    settle()
+    before_s, started_s = sum(map(tree_cpu_s, pids)), time.perf_counter()
+    with cluster.fetching(nodes, dataset) as round_:
+        round_.wait()
+        wall_s = time.perf_counter() - started_s
+        cpu_s = sum(map(tree_cpu_s, pids)) - before_s
+        copies = round_.sent()
+        round_.check(nodes)
+    return Epoch(wall_s, copies, cpu_s / (len(nodes) * dataset.size_bytes / 1e9))

@@ -1,0 +1,101 @@
+"""The bytes that leave the store for nodes that share what they fetch, and for nodes that do not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from support.cluster.cluster import MBIT_PER_S, NOTHING, ONCE, Cluster
+from support.cluster.node import Node, empty
+from support.cluster.store import Dataset
+from support.cluster.tier import Tier
+
+Filled = tuple[list[Node], Tier, float]
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6])
+def test_without_a_tier_the_store_sends_everything_once_per_node(cluster: Cluster, small: Dataset, count: int) -> None:
+    """That is what a tier is for, and shows that bytes are counted."""
+    with cluster.nodes(count) as nodes:
+        assert cluster.fetch(nodes, small) == pytest.approx(count, rel=0.02)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6])
+def test_any_number_of_nodes_costs_one_copy(cluster: Cluster, small: Dataset, count: int) -> None:
+    """The store sends each byte once."""
+    with cluster.tiered(count) as (nodes, _):
+        assert 0.99 <= cluster.fetch(nodes, small) <= ONCE
+
+
+def test_nodes_that_fetch_in_orders_of_their_own_share_one_copy(cluster: Cluster, dataset: Dataset) -> None:
+    """They ask for different parts at a time."""
+    orders = [random.Random(seed).sample(dataset.urls, len(dataset)) for seed in range(3)]
+    with cluster.tiered(3) as (nodes, _):
+        assert 0.99 <= cluster.fetch(nodes, dataset, orders) <= ONCE
+
+
+def test_a_slow_store_sends_one_copy(cluster: Cluster, dataset: Dataset) -> None:
+    """Nodes that wait long for a part that another one fetches do not fetch it themselves."""
+    cluster.store.host.limit(200)
+    try:
+        with cluster.tiered(3) as (nodes, _):
+            assert cluster.fetch(nodes, dataset) <= 1.05
+    finally:
+        cluster.store.host.limit(MBIT_PER_S)
+
+
+@pytest.fixture(scope="class")
+def filled(cluster: Cluster, dataset: Dataset) -> Iterator[Filled]:
+    """Three nodes that have fetched the dataset at the same time and in the same order, and what the store sent."""
+    with cluster.tiered(3) as (nodes, tier):
+        yield nodes, tier, cluster.fetch(nodes, dataset)
+
+
+class TestFilledTier:
+    """The tier of nodes that have fetched everything."""
+
+    def test_the_nodes_share_one_copy(self, filled: Filled) -> None:
+        """They ask for each part at the same time, and the store is asked for it once."""
+        assert 0.99 <= filled[2] <= ONCE
+
+    def test_evicted_shards_come_from_the_tier(self, cluster: Cluster, dataset: Dataset, filled: Filled) -> None:
+        """Nodes whose caches have been emptied fetch everything again, and nothing from the store."""
+        nodes, _, _ = filled
+        empty(nodes)
+        assert cluster.fetch(nodes, dataset) <= NOTHING
+
+    def test_the_tier_survives_kill_9(self, cluster: Cluster, dataset: Dataset, filled: Filled) -> None:
+        """The same after SIGKILL to every process of nginx on every node."""
+        nodes, tier, _ = filled
+        empty(nodes)
+        for node in nodes:
+            tier[node].kill()
+        for node in nodes:
+            tier[node].start()
+        assert cluster.fetch(nodes, dataset) <= NOTHING
+
+
+def test_a_node_that_joins_fetches_its_share_and_leaves_for_nothing(cluster: Cluster, dataset: Dataset) -> None:
+    """A fourth node takes over a quarter of the shards; when it leaves, the others still have them."""
+    with cluster.tiered(4) as (nodes, tier):
+        tier.form(nodes[:3])
+        cluster.fetch(nodes[:3], dataset)
+        tier.form(nodes)
+        empty(nodes)
+        assert 0.1 <= cluster.fetch(nodes, dataset) <= 0.35
+        tier.form(nodes[:3])
+        empty(nodes)
+        assert cluster.fetch(nodes[:3], dataset) <= NOTHING
+
+
+def test_a_set_larger_than_a_cache_is_sent_once(cluster: Cluster, dataset: Dataset) -> None:
+    """Three epochs of nodes that each have room for two thirds of it."""
+    middle = len(dataset) // 2
+    halves = Dataset(dataset[:middle]), Dataset(dataset[middle:])
+    capacity_bytes = dataset.size_bytes * 2 // 3
+    with cluster.tiered(3, "--capacity", str(capacity_bytes)) as (nodes, _):
+        sent = [cluster.fetch(nodes, half) for _ in range(3) for half in halves]
+        assert all(node.daemon.status()["cache"]["capacity_bytes"] == capacity_bytes for node in nodes)
+    assert 0.99 <= sum(sent) / len(halves) <= ONCE

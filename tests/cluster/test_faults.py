@@ -1,0 +1,132 @@
+"""Faults of nodes, links, programs and files of the tier: the bytes are right, and the store sends little more."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.cluster.cluster import NOTHING, ONCE, Cluster
+from support.cluster.node import Node, empty
+from support.cluster.store import Dataset
+from support.cluster.tier import Tier
+
+# A stall is noticed sooner than by default, and fetching the dataset takes seconds, however fast the machine is.
+PATIENCE_S = 5.0
+SLOWLY = ("--max-bandwidth", "20MB")
+MORE_S = 60.0
+"""The time that a fault may cost."""
+MIB = 1024 * 1024
+
+
+@contextmanager
+def killed(node: Node, tier: Tier) -> Iterator[None]:
+    """A node that has died: its daemon and its nginx."""
+    node.daemon.kill()
+    tier[node].kill()
+    yield
+
+
+@contextmanager
+def unplugged(node: Node, _tier: Tier) -> Iterator[None]:
+    """A node whose packets are all lost."""
+    with node.host.unplugged():
+        yield
+
+
+@pytest.mark.parametrize("loss", [killed, unplugged])
+@pytest.mark.parametrize(("state", "most"), [("cold", 1.15), ("warm", 0.6)])
+def test_a_node_is_lost(
+    cluster: Cluster,
+    dataset: Dataset,
+    loss: Callable[[Node, Tier], AbstractContextManager[None]],
+    state: str,
+    most: float,
+) -> None:
+    """The others finish, and the store sends at most what the lost node had, whether it refuses or is silent."""
+    with cluster.tiered(3, *SLOWLY, stall_timeout_s=PATIENCE_S) as (nodes, tier):
+        *others, lost = nodes
+        base_s = seconds(lambda: cluster.fetch(nodes, dataset))
+        if state == "cold":
+            tier.form([])
+            tier.form(nodes)
+        empty(nodes)
+        with cluster.fetching(nodes, dataset) as round_:
+            try:
+                round_.wait_until_midway(nodes[0])
+                with loss(lost, tier):
+                    round_.check(others, limit_s=base_s + MORE_S)
+                    sent = round_.sent()
+            finally:
+                lost.daemon.kill()
+    assert sent <= most
+
+
+def test_a_node_without_its_nginx_finishes(cluster: Cluster, dataset: Dataset) -> None:
+    """Its daemon goes on from the store; the others fetch what it has owned."""
+    with (
+        cluster.tiered(3, *SLOWLY, stall_timeout_s=PATIENCE_S) as (nodes, tier),
+        cluster.fetching(nodes, dataset) as round_,
+    ):
+        round_.wait_until_midway(nodes[0])
+        tier[nodes[0]].kill()
+        round_.check(nodes)
+        assert round_.sent() <= 2.1
+
+
+def flip(path: Path) -> None:
+    """Flip a bit in the middle of a file."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+def cut(path: Path) -> None:
+    """Cut a file in the middle."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(("damage", "rounds"), [(flip, 1), (cut, 2)])
+def test_a_damaged_file_is_repaired(
+    cluster: Cluster, small: Dataset, damage: Callable[[Path], None], rounds: int
+) -> None:
+    """No node keeps a wrong byte, and the store sends the shard again, then nothing more.
+
+    A checksum tells of a wrong byte, and the shard is fetched past the tier's cache in the same round. A file that is
+    too short stalls: its part then comes from the store, and the next round fetches it past the tier's cache.
+    """
+    with cluster.tiered(3, stall_timeout_s=PATIENCE_S) as (nodes, tier):
+        base_s = seconds(lambda: cluster.fetch(nodes, small))
+        damage(max((path for node in nodes for path in tier.files(node)), key=lambda path: path.stat().st_size))
+        for _ in range(rounds):
+            empty(nodes)
+            with cluster.fetching(nodes, small) as round_:
+                round_.check(nodes, limit_s=base_s + MORE_S)
+                assert NOTHING < round_.sent() <= NOTHING + len(nodes) / len(small)
+        empty(nodes)
+        assert cluster.fetch(nodes, small) <= NOTHING
+
+
+def test_a_replaced_object_is_fetched_anew(cluster: Cluster) -> None:
+    """No node has a byte of the old version under the new one, though the tier has both; and both are sent once."""
+    store = cluster.store
+    old = store.fill("replaced", 2, 2 * MIB)
+    with cluster.tiered(3) as (nodes, _):
+        assert cluster.fetch(nodes, old) <= ONCE
+        new = Dataset(store.put_shard("replaced", number, 2 * MIB, seed=100 + number) for number in range(2))
+        empty(nodes)
+        assert cluster.fetch(nodes, new) <= ONCE
+        assert not [node for node in nodes if node.checksums() & old.checksums]
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    started_s = time.monotonic()
+    function()
+    return time.monotonic() - started_s
