@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -164,6 +165,14 @@ def _id(name: object, kind: str) -> int:
         raise ValueError(f"{name!r} is not among this system's {kind}") from None
 
 
+def _address(text: str | None) -> str | None:
+    if text is not None:
+        url = urlsplit(f"http://{text}")
+        if not url.hostname or not url.port or url.netloc != text or "@" in text:
+            raise ValueError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9080")
+    return text
+
+
 class OriginTable(BaseModel):
     """One `[[origin]]` table: access settings for the urls that begin with `match`."""
 
@@ -174,6 +183,9 @@ class OriginTable(BaseModel):
     region: str | None = Field(None, description="S3 region")
     profile: str | None = Field(None, description="profile in the AWS config files")
     anon: bool = Field(False, description="send unsigned requests, without credentials")
+    tier: Annotated[str | None, AfterValidator(_address)] = Field(
+        None, description="HOST:PORT of this node's nginx of the cluster's cache, requested before the origin"
+    )
     require_end: bool = Field(
         True, description="reject tars without an end-of-archive block; false accepts them as complete"
     )

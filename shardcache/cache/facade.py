@@ -94,7 +94,8 @@ class Cache:
             self._allow,
             self._manifests,
         )
-        self._overview = Overview(store, planner, aliases, transfers, readers, prefetcher, downloader, counters)
+        tiers = origins.tiers.values()
+        self._overview = Overview(store, planner, aliases, transfers, readers, prefetcher, downloader, tiers, counters)
         self.live_view = LiveView(store, planner, aliases, transfers, readers, turns, self._overview.reason)
         self.layout, self.measures, self.turns = store.layout, counters.measures, turns
         self._store, self._residency, self._readers = store, residency, readers

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from shardcache.access.rules import AllowList, Peer
 from shardcache.config import Settings
 from shardcache.direct.scratch import Scratch, ScratchFile, ScratchSink
+from shardcache.errors import CorruptShardError
 from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.retry import refetch
@@ -123,9 +124,13 @@ class Fetcher:
         obj = await self._downloader.stat(origin, wish.ref.url, wish.ref.version)
         wish.doing, wish.total_bytes = "downloading", obj.size_bytes
         sink = await asyncio.to_thread(self._scratch.sink, obj, self._settings.part_size)
-        await self._downloader.download(origin, obj, sink, priority=wish.priority, progress=wish.arrived)
-        wish.doing = "indexing"
-        return await asyncio.to_thread(self._hold, sink)
+        try:
+            await self._downloader.download(origin, obj, sink, priority=wish.priority, progress=wish.arrived)
+            wish.doing = "indexing"
+            return await asyncio.to_thread(self._hold, sink)
+        except CorruptShardError:
+            self._origins.suspect(obj, self._settings.part_size)
+            raise
 
     def _hold(self, sink: ScratchSink) -> Held:
         """Inflate and index the downloaded file. Runs in a thread, which keeps the files open."""

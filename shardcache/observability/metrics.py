@@ -71,8 +71,8 @@ class Measures:
     """Histograms and labelled counters. Times are in seconds.
 
     Attributes:
-        first_byte: time from the request for a part to its first byte, by origin; pauses excluded.
-        part: time from the request for a part to its last byte, by origin; pauses excluded.
+        first_byte: time from the request for a part to its first byte, by origin or tier; pauses excluded.
+        part: time from the request for a part to its last byte, by origin or tier; pauses excluded.
         stage: time that successful transfers spent in each stage, by stage.
         transfer: total time of successful transfers.
         wait: lengths of the periods in which a reader had nothing to read.
@@ -96,7 +96,11 @@ class Counters:
     Attributes:
         origin_bytes: bytes received from origins, including those of failed attempts.
         origin_requests: requests sent to origins.
+        tier_bytes: bytes received from the tier, including those of failed requests.
+        tier_requests: requests sent to the tier.
+        tier_failures: requests to the tier that failed, so that the origin was requested.
         hits: leases granted on shards that were already cached.
+        hit_bytes: size of those shards.
         misses: leases that had to wait for a transfer.
         evictions: shards removed, to make room or by `evict`.
         refetches: shards re-fetched after they had been evicted to make room.
@@ -109,7 +113,11 @@ class Counters:
 
     origin_bytes: int = 0
     origin_requests: int = 0
+    tier_bytes: int = 0
+    tier_requests: int = 0
+    tier_failures: int = 0
     hits: int = 0
+    hit_bytes: int = 0
     misses: int = 0
     evictions: int = 0
     refetches: int = 0

@@ -14,6 +14,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import CacheError, ConfigError, MissingPackageError
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, Uploads
 from shardcache.origin.redirect_guard import RedirectGuard, Unrestricted
+from shardcache.origin.tier import BypassError, Route, Tier, Tiered
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
@@ -26,7 +27,11 @@ _DEFAULT = OriginTable.model_validate({"match": ""})
 
 
 class Origins:
-    """One origin per protocol and `[[origin]]` table in use; `redirect_guard` checks their redirects and links."""
+    """One origin per protocol and `[[origin]]` table in use; `redirect_guard` checks their redirects and links.
+
+    Attributes:
+        tiers: the tiers in front of them, by address.
+    """
 
     def __init__(
         self, tables: Sequence[OriginTable], *, max_connections: int, redirect_guard: RedirectGuard | None = None
@@ -35,6 +40,7 @@ class Origins:
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
         self._connections = _CONNECTIONS_A_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
+        self.tiers = {table.tier: Tier(table.tier) for table in tables if table.tier is not None}
         self._workers = Workers()
 
     def __repr__(self) -> str:
@@ -60,10 +66,14 @@ class Origins:
         protocol, table = protocol_of(checked(url)), self.rule(url)
         key = (protocol, table.match)
         if key not in self._origins:
-            self._origins[key] = Deferred(
-                Setup(protocol, table, self._connections, self._redirect_guard, self._workers)
-            )
+            setup = Setup(protocol, table, self._connections, self._redirect_guard, self._workers)
+            self._origins[key] = Deferred(setup, None if table.tier is None else self.tiers[table.tier])
         return self._origins[key]
+
+    def suspect(self, obj: RemoteObject, part_bytes: int) -> None:
+        """Have the tier, if there is one, fetch an object anew: it arrived damaged."""
+        if (tier := self._deferred(obj.url).tier) is not None:
+            tier.suspect(obj, range(0, obj.size_bytes, part_bytes))
 
     @staticmethod
     async def load() -> None:
@@ -85,9 +95,14 @@ class Origins:
 
 
 class Deferred:
-    """An origin that is loaded in a thread on first use: importing an SDK takes a second."""
+    """An origin that is loaded in a thread on first use: importing an SDK takes a second.
 
-    def __init__(self, setup: Setup) -> None:
+    Attributes:
+        tier: the tier in front of it, if any.
+    """
+
+    def __init__(self, setup: Setup, tier: Tier | None = None) -> None:
+        self.tier = tier
         self._setup = setup
         self._loading = asyncio.Lock()
         self._origin: Origin | None = None
@@ -107,6 +122,13 @@ class Deferred:
     ) -> list[PartSums] | None:
         """As `Origin.fetch`."""
         return await (await self._loaded()).fetch(obj, parts, flow, commit)
+
+    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums]:
+        """As `Tiered.fetch_from_tier`. Raises BypassError for an origin that cannot have a tier."""
+        origin = await self._loaded()
+        if not isinstance(origin, Tiered):
+            raise BypassError
+        return await origin.fetch_from_tier(route, obj, parts, flow)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""

@@ -152,6 +152,8 @@ class Pool:
 def server_of(request: Request) -> Server:
     """Return the server of a request."""
     url = urlsplit(request.url)
+    if request.via is not None:
+        return Server("http", request.via, None, None, far_only=False)
     return Server(url.scheme, url.netloc, request.proxy, request.ca_file, request.far_only)
 
 

@@ -141,9 +141,13 @@ class Exchange:
         """Send the request and read the answer's head. Raises StaleError if a reused connection fails."""
         if connection.heard_s is None:
             return self._asked(connection, None)
-        self._gate.asked_idle_s = asked_s = time.monotonic()
+        asked_s, patience_s = time.monotonic(), pool.patience_s
+        if self._request.via is None:
+            self._gate.asked_idle_s = asked_s
+        else:
+            patience_s = None  # no network in between drops idle connections, and the tier may answer late
         try:
-            response = self._asked(connection, pool.patience_s)
+            response = self._asked(connection, patience_s)
         except OSError as exn:
             if isinstance(exn, TimeoutError):
                 pool.silent(asked_s)
@@ -303,7 +307,7 @@ def _head(request: Request) -> bytes:
     url = urlsplit(request.url)
     target = f"{url.path or '/'}?{url.query}" if url.query else url.path or "/"
     own: dict[str, str] = {}
-    if request.proxy and url.scheme == "http":
+    if request.proxy and url.scheme == "http" and request.via is None:
         target, own = f"http://{host_header(url)}{target}", proxy_headers(request.proxy)
     headers = {"Host": host_header(url), "Accept-Encoding": "identity", **own, **request.headers}
     lines = [f"{request.method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]

@@ -21,6 +21,7 @@ class Request:
         proxy: url of the HTTP proxy to use, if any.
         ca_file: certificates to trust for https; None for the system's.
         far_only: refuse hosts that resolve to this node or its cloud's metadata service (`is_near`).
+        via: HOST:PORT that the request is sent to, without TLS, in place of the url's host; its Host header remains.
     """
 
     method: str
@@ -29,6 +30,7 @@ class Request:
     proxy: str | None = None
     ca_file: str | None = None
     far_only: bool = False
+    via: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

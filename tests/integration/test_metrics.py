@@ -74,8 +74,10 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     folder = tmp_path_factory.mktemp("d")
     (folder / "data").mkdir()
     urls = [f"file://{path}" for path in write_shards(folder / "data", SHARDS, 10, {"bin": 40_000})]
-    port = free_port()
-    with Daemon(folder, "--http", f"127.0.0.1:{port}", "--scrub-rate", "1GB") as daemon:
+    port, config = free_port(), folder / "c.toml"
+    config.write_text('[[origin]]\nmatch = "s3://tiered/"\ntier = "127.0.0.1:9080"\n')
+    flags = ("--http", f"127.0.0.1:{port}", "--scrub-rate", "1GB", "--config", str(config))
+    with Daemon(folder, *flags) as daemon:
         assert len(list(ShardDataset(urls, socket=daemon.socket, job=JOB))) == SHARDS * 10
         eventually(lambda: daemon.status()["scrub"]["last_round_ended_at_s"] is not None)
         with RawSession(daemon, job="reading") as reader:
@@ -93,6 +95,8 @@ def test_it_tells_what_status_tells(scraped: Scraped) -> None:
     assert scraped.value("shardcache_cache_used_bytes") == cache["used_bytes"]
     assert scraped.value("shardcache_cache_shards") == SHARDS
     assert scraped.value("shardcache_cache_leases") == 1
+    assert scraped.value("shardcache_hit_bytes_total") == counters["hit_bytes"] >= counters["hits"] * 400_000 > 0
+    assert scraped.value("shardcache_tier_failing", tier="127.0.0.1:9080") == 0
     assert scraped.value("shardcache_hits_total") + scraped.value("shardcache_misses_total") == SHARDS + 1
     assert scraped.value("shardcache_origin_received_bytes_total") == counters["origin_bytes"]
     assert scraped.value("shardcache_disk_healthy") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from shardcache.config import OriginTable
 from shardcache.fetch.connections.priority import Priority
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.retry import Backoff
@@ -21,9 +22,9 @@ PLANNED = Priority(2)
 class Rig:
     """A downloader with what it needs, and a cache folder to download into."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *tables: OriginTable) -> None:
         self.counters = Counters()
-        self.origins = Origins((), max_connections=4)
+        self.origins = Origins(tables, max_connections=4)
         self.layout = Layout(root)
         self.layout.partial.mkdir(parents=True)
         self.progress: list[int] = []

@@ -76,6 +76,8 @@ class FaultyS3:
         validators: headers that tell versions apart, of "ETag" and "Last-Modified".
         crc32c: whether HEAD tells the objects' CRC32C.
         seen: (method, key, Range, If-Match) of every request.
+        hosts: Host of every request.
+        refreshed: Range of each request that a tier has to answer past its cache.
     """
 
     context: ssl.SSLContext | None = None
@@ -86,6 +88,8 @@ class FaultyS3:
     validators: tuple[str, ...] = ("ETag",)
     crc32c: bool = False
     seen: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
+    hosts: list[str | None] = field(default_factory=list)
+    refreshed: list[str | None] = field(default_factory=list)
     endpoint_url: str = ""
     _objects: dict[str, bytes] = field(default_factory=dict)
     _rules: list[Rule] = field(default_factory=list)
@@ -139,6 +143,9 @@ class FaultyS3:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         key, asked = request.match_info["key"], request.headers.get("Range")
         self.seen.append((request.method, key, asked, request.headers.get("If-Match")))
+        self.hosts.append(request.headers.get("Host"))
+        if "X-Shardcache-Fresh" in request.headers:
+            self.refreshed.append(asked)
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", asked or "")
         fault = self._fault(request.method, key, int(match[1]) if match else None)
         if fault is Fault.REPLACED:

@@ -93,11 +93,12 @@ def first_words(rows: list[str], prefix: str) -> list[str]:
 
 def test_rates_are_differences_over_the_daemons_own_time() -> None:
     """Bytes, requests and leases per second, however long the question took."""
-    counters = {"origin_bytes": 10**9, "origin_requests": 50, "hits": 8, "misses": 3}
-    later = {"origin_bytes": 3 * 10**9, "origin_requests": 90, "hits": 28, "misses": 7}
+    counters = {"origin_bytes": 10**9, "origin_requests": 50, "tier_bytes": 0, "hits": 8, "misses": 3}
+    later = {"origin_bytes": 3 * 10**9, "origin_requests": 90, "tier_bytes": 10**9, "hits": 28, "misses": 7}
     rates = rates_between(page(10.0, counters=counters), page(12.0, counters=later))
     assert rates is not None
     assert (rates.interval_s, rates.origin_bytes_per_s, rates.origin_requests_per_s) == (2.0, 10**9, 20.0)
+    assert rates.tier_bytes_per_s == 5 * 10**8
     assert (rates.hits_per_s, rates.misses_per_s) == (10.0, 2.0)
 
 
@@ -137,6 +138,7 @@ def test_json_is_the_page_with_its_rates() -> None:
         "interval_s": 2.0,
         "origin_bytes_per_s": 0.0,
         "origin_requests_per_s": 0.0,
+        "tier_bytes_per_s": 0.0,
         "hits_per_s": 10.0,
         "misses_per_s": 0.0,
         "jobs": [{"name": "resnet", "uid": 0, "waiting_share": 0.25}],

@@ -55,6 +55,18 @@ def test_totals_are_of_the_nodes_that_are_up() -> None:
     assert rows[-1] == "gpu-node-0003: no answer within 5 s"
 
 
+def test_the_tier_is_a_line_below_the_nodes() -> None:
+    """With the nodes on which it fails; a cluster without one has no such line."""
+    states = [node(1), node(2), node(3)]
+    for number, failing in ((0, False), (1, True)):
+        page = states[number].page
+        assert page is not None
+        states[number].answered(page | {"tiers": [{"address": "127.0.0.1:9080", "failing": failing}]})
+    rows = lines(states)
+    assert rows[-2:] == ["tier: 0 Bytes/s on 2 nodes", "tier failing, bypassed on gpu-node-0002"]
+    assert not any("tier" in row for row in lines([node(1)]))
+
+
 def test_what_is_wrong_with_a_node_is_shown() -> None:
     """A disk that others fill is a line; a node that was never asked is neither up nor down."""
     rows = lines([node(1, short_bytes=10**9), NodeState(Node.parse("new"))])

@@ -102,6 +102,14 @@ def test_page_tells_cache_and_counters() -> None:
     assert "damaged 7 · evictions 5 · re-fetched 1 · retries 6 · parts paused 8" in page
 
 
+def test_the_tier_is_shown_where_there_is_one() -> None:
+    """Delivered bytes, failures, and whether it is bypassed."""
+    tier = {"tier_bytes": 10**12, "tier_requests": 1000, "tier_failures": 3}
+    page = PAGE | {"counters": PAGE["counters"] | tier, "tiers": [{"address": "127.0.0.1:9080", "failing": True}]}
+    assert line_with("tier", shown(page)) == "tier 1.0 TB in 1,000 requests · 3 failed · failing, bypassed"
+    assert "tier" not in shown(PAGE | {"tiers": []})
+
+
 def test_a_bad_disk_is_shown_with_its_cause_and_remedy() -> None:
     """Whoever looks at the page sees it at once; what cannot be known of the disk then is left out."""
     error = {"code": "disk_failed", "message": "the disk under /nvme fails", "url": None, "remedy": "see dmesg"}

@@ -163,7 +163,7 @@ class Reader:
         return lease
 
     def _grant(self, lease: Lease, found: Published | Arrival) -> None:
-        self.owner.count(hit=isinstance(found, Published) and found.hit)
+        self.owner.count(found)
         self._moved_s = time.monotonic()
         lease.granted = found.shard if isinstance(found, Published) else found
         if lease.state is State.AWAITED:
@@ -405,10 +405,13 @@ class Readers:
         self.planner.now.forget(reader)
         self.changed.notify()
 
-    def count(self, *, hit: bool) -> None:
+    def count(self, found: Published | Arrival) -> None:
         """Count a lease."""
-        self._counters.hits += hit
-        self._counters.misses += not hit
+        if isinstance(found, Published) and found.hit:
+            self._counters.hits += 1
+            self._counters.hit_bytes += found.facts.size_bytes
+        else:
+            self._counters.misses += 1
 
     def jobs(self) -> list[Job]:
         """Return the jobs, oldest first."""

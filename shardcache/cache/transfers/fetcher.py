@@ -158,6 +158,7 @@ class Fetcher:
         except ShardcacheError as exn:
             if isinstance(exn, CorruptShardError):
                 self._counters.corrupt += 1
+                self._origins.suspect(obj, self._part_bytes)
             if isinstance(exn, (ShardChangedError, CorruptShardError)):
                 log.info("discarding the download", version=obj.version, cause=exn.message)
             if transfer.arriving is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +18,7 @@ from shardcache.cache.transfers.waiting import Stage
 from shardcache.errors import DiskError
 from shardcache.fetch.download import Downloader
 from shardcache.observability.metrics import Counters
+from shardcache.origin.tier import Tier
 from shardcache.plan.schedule import Schedule
 from shardcache.redact import HIDDEN, redact
 from shardcache.store.disk.files import free_bytes
@@ -39,6 +40,7 @@ class Overview:
         readers: Readers,
         prefetcher: Prefetcher,
         downloader: Downloader,
+        tiers: Iterable[Tier],
         counters: Counters,
     ) -> None:
         self._store = store
@@ -48,6 +50,7 @@ class Overview:
         self._readers = readers
         self._prefetcher = prefetcher
         self._downloader = downloader
+        self._tiers = tiers
         self._counters = counters
 
     def page(self, sight: Callable[[str], bool] = lambda _: True) -> Json:
@@ -66,6 +69,7 @@ class Overview:
             },
             "counters": self._counters.to_json() | {"paused": self._downloader.pauses},
             "origins": [asdict(load) for load in self._downloader.loads()],
+            "tiers": [tier.to_json() for tier in self._tiers],
             "transfers": [self._transfer(transfer, sight) for transfer in self._transfers.all()],
             "jobs": self._jobs(),
         }

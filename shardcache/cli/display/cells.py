@@ -85,6 +85,16 @@ def troubles(counters: Row) -> str:
     return " · ".join(counted) or "nothing evicted, damaged or retried"
 
 
+def tier(page: Row) -> Text | None:
+    """Describe what the cluster's tier delivered; None without a tier."""
+    if not page.get("tiers"):
+        return None
+    counters, failing = page["counters"], any(each["failing"] for each in page["tiers"])
+    amount = f"{size(counters['tier_bytes'])} in {count(counters['tier_requests'], 'request')}"
+    failures = f" · {counters['tier_failures']:,} failed" if counters["tier_failures"] else ""
+    return Text.assemble(amount, failures, (" · failing, bypassed", "red") if failing else "")
+
+
 def leases(counters: Row) -> str:
     """Describe how many leases found their shard cached."""
     hits, misses = counters["hits"], counters["misses"]

@@ -22,7 +22,8 @@ _STYLES = {"up": "green", "down": "red", "asking": "dim"}
 def nodes_frame(states: Sequence[NodeState], height: int | None = None) -> RenderableType:
     """Return the rendered frame, at most `height` lines of it if given."""
     troubles = [line for state in states for line in _troubles(state)]
-    room = len(states) + len(troubles) if height is None else max(2, height - _FIXED_LINES)
+    tier = _tier(states)
+    room = len(states) + len(troubles) if height is None else max(2, height - _FIXED_LINES - len(tier))
     for_troubles = min(len(troubles), max(room // 3, room - len(states)))
     shown = states if len(states) <= room - for_troubles else states[: room - for_troubles - 1]
     table = make_table("node", "state", *_NUMBERS, numbers=_NUMBERS)
@@ -33,7 +34,20 @@ def nodes_frame(states: Sequence[NodeState], height: int | None = None) -> Rende
     if len(states) > 1:
         table.add_row("all", f"{sum(state.is_up for state in states)} up", *_figures(states), style="bold")
     head = Text(f"{count(len(states), 'node')}", "bold")
-    return Group(head, table, *troubles[:for_troubles])
+    return Group(head, table, *tier, *troubles[:for_troubles])
+
+
+def _tier(states: Sequence[NodeState]) -> list[Text]:
+    """Return a line about the cluster's tier, if any node uses one."""
+    tiered = [state for state in states if state.is_up and state.page is not None and state.page.get("tiers")]
+    if not tiered:
+        return []
+    rate = cells.speed(sum(state.rates.tier_bytes_per_s for state in tiered if state.rates is not None))
+    failing = [state.node.name for state in tiered if any(tier["failing"] for tier in (state.page or {})["tiers"])]
+    return [
+        one_line(f"tier: {rate} on {count(len(tiered), 'node')}"),
+        *([one_line(f"tier failing, bypassed on {', '.join(failing)}", "red")] if failing else []),
+    ]
 
 
 def _row(state: NodeState) -> list[RenderableType]:

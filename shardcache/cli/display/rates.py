@@ -23,6 +23,7 @@ class Rates:
     interval_s: float
     origin_bytes_per_s: float
     origin_requests_per_s: float
+    tier_bytes_per_s: float
     hits_per_s: float
     misses_per_s: float
     waiting_share: Mapping[JobKey, float]
@@ -34,6 +35,7 @@ class Rates:
             "interval_s": round(self.interval_s, 3),
             "origin_bytes_per_s": round(self.origin_bytes_per_s, 1),
             "origin_requests_per_s": round(self.origin_requests_per_s, 3),
+            "tier_bytes_per_s": round(self.tier_bytes_per_s, 1),
             "hits_per_s": round(self.hits_per_s, 3),
             "misses_per_s": round(self.misses_per_s, 3),
             "jobs": jobs,
@@ -47,13 +49,14 @@ def rates_between(former: Page | None, page: Page) -> Rates | None:
     interval_s = float(page["uptime_s"] - former["uptime_s"])
 
     def per_s(counter: str) -> float:
-        new, old = int(page["counters"][counter]), int(former["counters"][counter])
+        new, old = (int(each["counters"].get(counter, 0)) for each in (page, former))
         return (new - old) / interval_s
 
     return Rates(
         interval_s,
         origin_bytes_per_s=per_s("origin_bytes"),
         origin_requests_per_s=per_s("origin_requests"),
+        tier_bytes_per_s=per_s("tier_bytes"),
         hits_per_s=per_s("hits"),
         misses_per_s=per_s("misses"),
         waiting_share=_waiting_shares(former, page, interval_s),

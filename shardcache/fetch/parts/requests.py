@@ -8,14 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from shardcache.errors import OriginError
+from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.fetch.connections.bandwidth import Bandwidth
 from shardcache.fetch.connections.scheduler import Claim, Scheduler
 from shardcache.fetch.parts.hedging import Hedging, race
 from shardcache.fetch.parts.pausable_read import PausableRead
-from shardcache.fetch.parts.stall_timeout import LEAST_BYTES_PER_S, StallTimeout
+from shardcache.fetch.parts.stall_timeout import LEAST_BYTES_PER_S, StalledError, StallTimeout
 from shardcache.observability.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
+from shardcache.origin.registry import Deferred
+from shardcache.origin.tier import BypassError
+from shardcache.transport.flow import Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
 
@@ -52,15 +55,52 @@ class Requests:
         self._stall_timeout_s = stall_timeout_s
 
     async def fetch(self, piece: Piece) -> list[PartSums]:
-        """Fetch a piece, hedged if late, and return its parts' checksums once it is written.
+        """Fetch a piece and return its parts' checksums once it is written.
+
+        The tier is requested first, if there is one; whatever fails there, the origin is requested next. That request
+        is hedged if late; the one to the tier is not: it would wait for the same node.
 
         Raises what the origin raises for the first request, and PartFileError.
         """
         async with self._scheduler.hold(piece.claim):
-            with self._pausable_read(piece, piece.claim) as pausable_read:
-                piece.begun(pausable_read)
-                sums, is_first = await self._first_of_two(piece, pausable_read)
-            self._scheduler.took(piece.claim, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
+            if (sums := await self._from_tier(piece)) is not None:
+                return sums
+            return await self._from_origin(piece)
+
+    async def _from_tier(self, piece: Piece) -> list[PartSums] | None:
+        """Return None if the origin has to be requested."""
+        origin, obj, parts = piece.origin, piece.obj, piece.parts
+        if not isinstance(origin, Deferred) or (tier := origin.tier) is None:
+            return None
+        if (route := tier.route(obj, parts)) is None:
+            return None
+        self._counters.tier_requests += 1
+        with self._pausable_read(piece, piece.claim, self._count_from_tier) as pausable_read:
+            piece.begun(pausable_read)
+            try:
+                async with pausable_read.limit():
+                    sums = await origin.fetch_from_tier(route, obj, parts, pausable_read)
+            except BypassError:
+                self._counters.tier_requests -= 1
+                return None
+            except OriginError as exn:
+                if piece.claim.paused and isinstance(exn, OriginUnavailableError):
+                    raise  # nginx may close a paused connection; that is not a failure
+                self._counters.tier_failures += 1
+                tier.failed(obj, exn.message)
+                if pausable_read.received_bytes or isinstance(exn, (StalledError, ShardChangedError)):
+                    tier.suspect(obj, [parts.start])
+                return None
+        tier.served(obj, parts)
+        self._observe(tier.address, pausable_read)
+        self._scheduler.took(piece.claim, parts.size_bytes, pausable_read.worked.elapsed_s)
+        return sums
+
+    async def _from_origin(self, piece: Piece) -> list[PartSums]:
+        with self._pausable_read(piece, piece.claim, self._count) as pausable_read:
+            piece.begun(pausable_read)
+            sums, is_first = await self._first_of_two(piece, pausable_read)
+        self._scheduler.took(piece.claim, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
         self._hedging.took(piece.claim.store, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
         if not is_first:
             self._counters.hedged_bytes += pausable_read.received_bytes
@@ -68,10 +108,9 @@ class Requests:
         return sums
 
     @contextmanager
-    def _pausable_read(self, piece: Piece, claim: Claim) -> Iterator[PausableRead]:
+    def _pausable_read(self, piece: Piece, claim: Claim, count: Received) -> Iterator[PausableRead]:
         """Provide the pausable read of one request; during the block its claim can be paused."""
-        self._counters.origin_requests += 1
-        stall_timeout = StallTimeout(self._stall_timeout_s, piece.obj.url, self._count, LEAST_BYTES_PER_S)
+        stall_timeout = StallTimeout(self._stall_timeout_s, piece.obj.url, count, LEAST_BYTES_PER_S)
         grant, prompt = partial(self._bandwidth.grant, claim), claim.priority().alone
         pausable_read = claim.work = PausableRead(stall_timeout, piece.parts.size_bytes, grant, prompt=prompt)
         self._pausable_reads[claim.store].add(pausable_read)
@@ -131,7 +170,7 @@ class Requests:
     async def _read_in_time(self, piece: Piece, claim: Claim, end_first: Commit) -> list[PartSums] | None:
         self._counters.hedges += 1
         sums = None
-        with self._pausable_read(piece, claim) as pausable_read:
+        with self._pausable_read(piece, claim, self._count) as pausable_read:
             try:
                 sums = await self._read(piece, pausable_read, end_first)
             finally:
@@ -139,14 +178,21 @@ class Requests:
         return sums
 
     async def _read(self, piece: Piece, pausable_read: PausableRead, commit: Commit | None) -> list[PartSums] | None:
+        self._counters.origin_requests += 1
         async with pausable_read.limit():
             sums = await piece.origin.fetch(piece.obj, piece.parts, pausable_read, commit)
-        measures, store, took_s = self._counters.measures, piece.claim.store, pausable_read.worked.elapsed_s
-        measures.part.of(store).observe(took_s)
-        measures.first_byte.of(store).observe(
+        self._observe(piece.claim.store, pausable_read)
+        return sums
+
+    def _observe(self, place: str, pausable_read: PausableRead) -> None:
+        measures, took_s = self._counters.measures, pausable_read.worked.elapsed_s
+        measures.part.of(place).observe(took_s)
+        measures.first_byte.of(place).observe(
             took_s if pausable_read.first_byte_s is None else pausable_read.first_byte_s
         )
-        return sums
+
+    def _count_from_tier(self, received_bytes: int) -> None:
+        self._counters.tier_bytes += received_bytes
 
     def _count(self, received_bytes: int) -> None:
         self._counters.origin_bytes += received_bytes

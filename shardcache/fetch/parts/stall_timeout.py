@@ -17,6 +17,10 @@ LEAST_BYTES_PER_S = 1024
 _SLACK = 0.1
 
 
+class StalledError(OriginUnavailableError):
+    """Too little of an answer arrived for too long."""
+
+
 class StallTimeout:
     """Stall timeout of a request: no limit on its duration, as long as enough of the answer keeps arriving.
 
@@ -44,14 +48,14 @@ class StallTimeout:
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
-        """Run the timer during the block. Raises OriginUnavailableError when too little arrived for too long."""
+        """Run the timer during the block. Raises StalledError when too little arrived for too long."""
         try:
             async with asyncio.timeout(self._limit_s) as self._limit:
                 yield
         except TimeoutError:
             # Origins translate their own timeouts, so this one is the timer's.
             amount = f"only {self._received} bytes were" if self._received else "nothing was"
-            raise OriginUnavailableError(f"{amount} received for {self._limit_s:g} s", url=self._url) from None
+            raise StalledError(f"{amount} received for {self._limit_s:g} s", url=self._url) from None
         finally:
             self._limit = None
 

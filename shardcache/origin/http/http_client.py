@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from http.cookies import SimpleCookie
 from typing import Any
 
@@ -14,6 +15,7 @@ from shardcache.access.protocols import WEB
 from shardcache.errors import ConfigError, OriginError
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.redirect_guard import RedirectGuard
+from shardcache.origin.tier import Route
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.workers import Commit, Workers
@@ -81,6 +83,15 @@ class HttpClient:
             target = _next(url, target, location)
             self._redirect_guard.check_hop(url, str(target))
         raise OriginError(f"the server redirects more than {_MOST_HOPS} times", url=url)
+
+    async def fetch_from_tier(
+        self, route: Route, url: str, headers: Mapping[str, str], body: Body, flow: Flow
+    ) -> Answer:
+        """Return the tier's answer to a GET; it follows no redirects. Raises InvalidUrlError, and as `Workers`."""
+        request = self._request(_parsed(url), {**headers, **route.headers}, at_home=True)
+        answer = await self._workers.fetch(replace(request, via=route.address, proxy=None, far_only=False), body, flow)
+        assert answer is not None
+        return answer
 
     def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
         own = self._headers if at_home else {}

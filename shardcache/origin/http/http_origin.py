@@ -20,6 +20,7 @@ from shardcache.origin.http.ranges import (
     wrong_length,
 )
 from shardcache.origin.http_status import certificate_error, error_of
+from shardcache.origin.tier import BypassError, Route, sums_of
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.messages import Answer, Body
 from shardcache.transport.parts import Parts, PartSums
@@ -50,11 +51,7 @@ class HttpOrigin(Origin):
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET with If-Match or If-Unmodified-Since."""
-        headers, expected = _condition(obj.version), _expected_version(obj.version)
-        if obj.ranges:
-            headers["Range"] = range_header(parts.start, parts.stop)
-            expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
-        body = Body(parts, 206 if obj.ranges else 200, expected, held=commit is not None, encoded_chunks=False)
+        headers, body = _ask_for(obj, parts, held=commit is not None)
         with _translated(obj.url):
             answer = await self._client.get(obj.url, headers, body, flow, commit)
         if answer is None or answer.sums is not None:
@@ -66,6 +63,14 @@ class HttpOrigin(Origin):
             raise ShardChangedError("the server sent a different version than requested", url=obj.url)
         raise wrong_length(parts.size_bytes, obj.url)
 
+    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums]:
+        """As `Tiered.fetch_from_tier`. Raises BypassError unless ETags tell versions of the file apart."""
+        if not (obj.ranges and obj.version.startswith('"')):
+            raise BypassError
+        headers, body = _ask_for(obj, parts, held=False)
+        with _translated(obj.url):
+            return sums_of(await self._client.fetch_from_tier(route, obj.url, headers, body, flow), obj)
+
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """Raise OriginError: HTTP has no listings."""
         raise OriginError(
@@ -76,6 +81,15 @@ class HttpOrigin(Origin):
 
     async def close(self) -> None:
         """Do nothing: the connections belong to the transport workers."""
+
+
+def _ask_for(obj: RemoteObject, parts: Parts, *, held: bool) -> tuple[dict[str, str], Body]:
+    """Return the headers that request parts of exactly this version, and the expected body."""
+    headers, expected = _condition(obj.version), _expected_version(obj.version)
+    if obj.ranges:
+        headers["Range"] = range_header(parts.start, parts.stop)
+        expected["content-range"] = content_ranges(obj, parts.start, parts.stop)
+    return headers, Body(parts, 206 if obj.ranges else 200, expected, held=held, encoded_chunks=False)
 
 
 @contextmanager

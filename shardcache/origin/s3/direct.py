@@ -23,6 +23,7 @@ from shardcache.origin.http.ranges import check_range, content_ranges, no_versio
 from shardcache.origin.http_status import error_of
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.s3.signing import SIGNED_FOR_S, Signer
+from shardcache.origin.tier import PRESIGNED_OPTIONS, BypassError, Route, sums_of
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
@@ -32,7 +33,6 @@ log = SharedLogger()
 
 T = TypeVar("T", bound=Answer | None)
 
-_PLAIN_OPTIONS = {"key", "secret", "token", "endpoint_url", "anon", "use_ssl"}
 _NEEDED = {"etag", "content-length"}
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404}
 _PATIENCE = 3
@@ -48,8 +48,7 @@ class DirectRequests:
     """Requests by presigned urls, per bucket for as long as they are not refused."""
 
     def __init__(self, table: OriginTable, workers: Workers) -> None:
-        # Other options change requests in ways that presigned urls do not support: the SDK then makes every request.
-        self._plain = set(table.storage_options) <= _PLAIN_OPTIONS
+        self._plain = set(table.storage_options) <= PRESIGNED_OPTIONS
         self._workers = workers
         self._refusals: Counter[str] = Counter()  # by bucket, since its last successful read
         self._signer = Signer()
@@ -79,15 +78,10 @@ class DirectRequests:
         self, fs: Any, where: dict[str, str], obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; also raises RefusedError, and what botocore and the network raise."""
-        headers = {"Range": range_header(parts.start, parts.stop), "If-Match": f'"{obj.version}"'}
-        expected = {
-            "content-range": content_ranges(obj, parts.start, parts.stop),
-            "etag": (f'"{obj.version}"', obj.version),
-        }
 
         async def ask(signed: str) -> Answer | None:
-            request = self._request(fs, "GET", signed, headers)
-            return await self._workers.fetch(request, Body(parts, 206, expected, held=commit is not None), flow, commit)
+            request = self._request(fs, "GET", signed, _of_version(obj, parts))
+            return await self._workers.fetch(request, _body(obj, parts, held=commit is not None), flow, commit)
 
         answer = await self._answer(where["Bucket"], partial(self._signed_url, fs, where, obj), ask)
         if answer is None:
@@ -97,10 +91,25 @@ class DirectRequests:
         del self._refusals[where["Bucket"]]
         return answer.sums
 
+    async def fetch_from_tier(
+        self, route: Route, fs: Any, where: dict[str, str], obj: RemoteObject, parts: Parts, flow: Flow
+    ) -> list[PartSums]:
+        """As `Tiered.fetch_from_tier`; also raises what botocore and the network raise."""
+        if not self._usable(where["Bucket"]):
+            raise BypassError
+        headers = {**_of_version(obj, parts), **route.headers}
+        request = Request("GET", await self._signed_url(fs, where, obj), headers, via=route.address)
+        answer = await self._workers.fetch(request, _body(obj, parts, held=False), flow)
+        assert answer is not None
+        return sums_of(answer, obj)
+
+    def _usable(self, bucket: str) -> bool:
+        return self._plain and self._refusals[bucket] < _PATIENCE
+
     async def _answer(self, bucket: str, sign: Callable[[], Awaitable[str]], ask: Callable[[str], Awaitable[T]]) -> T:
         """Return the answer from the bucket's own region. Raises RefusedError."""
         for _ in range(2):
-            if not self._plain or self._refusals[bucket] >= _PATIENCE:
+            if not self._usable(bucket):
                 break
             answer = await ask(await sign())
             if answer is None or answer.status not in _REFUSALS:
@@ -138,6 +147,19 @@ class DirectRequests:
         self._refusals[bucket] += 1
         if self._plain and self._refusals[bucket] == _PATIENCE:
             log.info("presigned urls refused; using the SDK for the bucket", url=url, bucket=bucket)
+
+
+def _of_version(obj: RemoteObject, parts: Parts) -> dict[str, str]:
+    """Return the headers that request parts of exactly this version."""
+    return {"Range": range_header(parts.start, parts.stop), "If-Match": f'"{obj.version}"'}
+
+
+def _body(obj: RemoteObject, parts: Parts, *, held: bool) -> Body:
+    expected = {
+        "content-range": content_ranges(obj, parts.start, parts.stop),
+        "etag": (f'"{obj.version}"', obj.version),
+    }
+    return Body(parts, 206, expected, held=held)
 
 
 def _judge(answer: Answer, obj: RemoteObject, parts: Parts) -> NoReturn:

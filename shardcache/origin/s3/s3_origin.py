@@ -17,6 +17,7 @@ from shardcache.origin.buffers import Buffers
 from shardcache.origin.http.ranges import check_range, fill, no_version, range_header
 from shardcache.origin.s3.direct import DirectRequests, RefusedError
 from shardcache.origin.s3.sdk_sessions import Sessions
+from shardcache.origin.tier import Route
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
@@ -79,6 +80,12 @@ class S3Origin(Origin):
                 )
             self._direct.refused(obj.url, bucket)
             return sums
+
+    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums]:
+        """As `Tiered.fetch_from_tier`."""
+        bucket, key = split(obj.url)
+        async with self._sessions.use(obj.url) as fs:
+            return await self._direct.fetch_from_tier(route, fs, {"Bucket": bucket, "Key": key}, obj, parts, flow)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""

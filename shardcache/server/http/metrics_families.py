@@ -67,6 +67,10 @@ _COUNTERS = (
     Row(COUNTER, "corrupt", "corrupt_shards", "Shards found damaged: on arrival, by verify, or by the scrubber."),
     Row(COUNTER, "origin_bytes", "origin_received_bytes", "Bytes received from origins, failed attempts included."),
     Row(COUNTER, "origin_requests", "origin_requests", "Requests sent to origins."),
+    Row(COUNTER, "hit_bytes", "hit_bytes", "Size of the shards of leases granted from published shards."),
+    Row(COUNTER, "tier_bytes", "tier_received_bytes", "Bytes received from the tier, failed requests included."),
+    Row(COUNTER, "tier_requests", "tier_requests", "Requests sent to the tier."),
+    Row(COUNTER, "tier_failures", "tier_failures", "Requests to the tier that failed; the origin was requested."),
     Row(COUNTER, "retries", "origin_retries", "Requests retried after a transient failure."),
     Row(COUNTER, "hedges", "hedges", "Hedged requests: parts requested a second time because the first was late."),
     Row(COUNTER, "hedged_bytes", "hedged_bytes", "Bytes received by the losing request of a hedged pair."),
@@ -95,6 +99,7 @@ _ORIGIN = (
     Row(GAUGE, "limit", "origin_connections_limit", "Current limit on concurrent requests, adapted to the origin."),
     Row(COUNTER, "throttled", "origin_throttled", "Requests that the origin throttled (503, 429)."),
 )
+_TIER = (Row(GAUGE, "failing", "tier_failing", "1 while the tier is requested only by probes, after failures."),)
 _JOB = (
     Row(GAUGE, "sessions", "job_sessions", "Connected readers."),
     Row(GAUGE, "waiting", "job_waiting_sessions", "Readers that are waiting for data now."),
@@ -117,6 +122,7 @@ def told(page: Json) -> Iterator[Metric]:
     yield from _table(_PINS, [((), page["pins"])])
     yield from _table(_SCRUB, [((), page["scrub"])])
     yield from _table(_ORIGIN, origins, _ORIGIN_LABELS)
+    yield from _table(_TIER, [((tier["address"],), tier) for tier in page["tiers"]], ("tier",))
     yield from _table(_JOB, jobs, ("job_name", "uid"))
     yield _waits(jobs)
     yield _transfers(page["transfers"])

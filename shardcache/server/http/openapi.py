@@ -198,6 +198,7 @@ def _status() -> Json:
             "cache": _object(cache),
             "counters": _COUNTS,
             "origins": _list(_object(origin)),
+            "tiers": _list(_object({"address": _TEXT, "failing": {"type": "boolean"}})),
             "transfers": _list(_object(transfer)),
             "jobs": _list(_object(job)),
         }

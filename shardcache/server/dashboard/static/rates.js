@@ -1,4 +1,4 @@
-// Download rate from the origins over the last two minutes, in bytes per second.
+// Download rate, from the origins and the tier, over the last two minutes, in bytes per second.
 
 import { brush, colour } from "./dom.js";
 import { size } from "./words.js";
@@ -20,10 +20,11 @@ export class Rates {
   /** Add a moment's counter; after a restart of the daemon, start over. */
   take({ uptime_s, counters }) {
     const former = this.former;
-    this.former = { at: uptime_s, bytes: counters.origin_bytes };
+    const bytes = counters.origin_bytes + (counters.tier_bytes ?? 0);
+    this.former = { at: uptime_s, bytes };
     if (former === null || former.at === uptime_s) return;
     if (former.at > uptime_s) { this.values = []; return; }
-    this.values.push(Math.max(0, (counters.origin_bytes - former.bytes) / (uptime_s - former.at)));
+    this.values.push(Math.max(0, (bytes - former.bytes) / (uptime_s - former.at)));
     this.values.splice(0, this.values.length - KEPT);
     this.draw();
   }

@@ -1,7 +1,7 @@
-// The origins: their connections, and the counters of repeated work.
+// The origins: their connections, the bytes from each source, and the counters of repeated work.
 
 import { byId, definitions, say, table } from "./dom.js";
-import { number } from "./words.js";
+import { number, size } from "./words.js";
 
 const COLUMNS = [
   { header: true, name: "name", fill: (cell, row) => { say(cell, row.name); cell.title = row.name; } },
@@ -18,7 +18,13 @@ const COUNTERS = {
   corrupt: "damaged",
 };
 
-export function showStores({ origins, counters }) {
+const SOURCES = { hit_bytes: "from the cache", tier_bytes: "from the tier", origin_bytes: "from origins" };
+
+export function showStores({ origins, tiers, counters }) {
   table(byId("store-rows"), origins, (row) => row.name, COLUMNS, "No requests yet.");
-  definitions(byId("counters"), Object.entries(COUNTERS).map(([name, word]) => [word, number(counters[name] ?? 0)]));
+  const sources = Object.entries(SOURCES).filter(([name]) => tiers?.length || name !== "tier_bytes");
+  definitions(byId("counters"), [
+    ...sources.map(([name, word]) => [word, size(counters[name] ?? 0)]),
+    ...Object.entries(COUNTERS).map(([name, word]) => [word, number(counters[name] ?? 0)]),
+  ]);
 }

@@ -52,7 +52,7 @@ function figures({ jobs, cache, counters, pins }, rates) {
     ahead.length
       ? ["First missing shard needed in", neededIn(Math.min(...ahead)), "of all jobs"]
       : ["First missing shard needed in", "–", "all planned shards are cached"],
-    ["Download rate", `${size(rates.now)}/s`, `${size(counters.origin_bytes)} since the start`],
+    ["Download rate", `${size(rates.now)}/s`, `${size(counters.origin_bytes + (counters.tier_bytes ?? 0))} since the start`],
     ["Cache hits", leases ? percent(counters.hits, leases) : "–", `of ${count(leases, "lease")}`],
     ["Cache", `${percent(cache.used_bytes, cache.capacity_bytes)} full`, contents.join(" · ")],
   ]);

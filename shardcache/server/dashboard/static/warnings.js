@@ -16,6 +16,11 @@ const CHECKS = [
       "Other files fill the disk.",
       `Free space is ${size(disk.short_bytes)} below --min-free, and nothing can be evicted.`,
     ] : null),
+  ({ tiers }) => (tiers?.some((tier) => tier.failing)
+    ? [
+      "The tier fails, so parts come from the origins.",
+      `It is tried again every 10 s; shardcache doctor says what is wrong with ${tiers.map((tier) => tier.address).join(", ")}.`,
+    ] : null),
   ({ pins }) => (pins?.shards && pins.size_bytes > PINNED_FULL * pins.limit_bytes
     ? [
       "The limit on pinned shards is almost reached.",

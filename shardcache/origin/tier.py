@@ -1,0 +1,179 @@
+"""Tier: the cluster's shared cache in front of an origin, requested first for every part.
+
+The tier is nginx on each node (docs/cluster.md). A request to it is the request to the origin, signature included, sent
+over a connection to this node's nginx. Nothing that it answers is trusted: the origin is requested where the tier
+fails, and bytes that turn out damaged are fetched past its cache, which repairs it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from shardcache.access.protocols import S3, Kind, row_of
+from shardcache.access.urls import protocol_of
+from shardcache.config import OriginTable
+from shardcache.errors import OriginUnavailableError, ShardChangedError
+from shardcache.observability.shared_logger import SharedLogger
+from shardcache.origin.base import RemoteObject
+from shardcache.transport.flow import Flow
+from shardcache.transport.messages import Answer
+from shardcache.transport.parts import Parts, PartSums
+
+log = SharedLogger()
+
+REFRESH = {"X-Shardcache-Fresh": "1"}
+"""Header that makes the tier fetch a part past its cache, and replace what it has cached."""
+
+_MOST_FAILURES = 16
+_REST_S = 10.0
+_MOST_SUSPECTS = 4096
+
+
+PRESIGNED_OPTIONS = frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"})
+"""Keys of `storage_options` that presigned urls support; with others, the SDK has to make every request."""
+
+
+def reason_to_bypass(table: OriginTable) -> str:
+    """Return the reason that a table's urls bypass the tier; empty if they do not."""
+    protocol = protocol_of(table.match) if table.match else S3.names[0]
+    row = row_of(protocol)
+    if row is S3:
+        unsupported = sorted(set(table.storage_options) - PRESIGNED_OPTIONS)
+        return f"storage_options has {', '.join(unsupported)}, which only the SDK supports" if unsupported else ""
+    return "" if row.kind is Kind.WEB else f"only S3 and web servers can have a tier, not {protocol}://"
+
+
+class BypassError(Exception):
+    """The origin cannot make this request through the tier."""
+
+
+@runtime_checkable
+class Tiered(Protocol):
+    """An origin that can have a tier in front of it."""
+
+    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums]:
+        """As `Origin.fetch`, from the tier.
+
+        Raises BypassError; ShardChangedError for bytes that were not requested, OriginUnavailableError for an answer
+        without bytes, and what `Origin.fetch` raises when the connection fails.
+        """
+
+
+class Breaker:
+    """Circuit breaker: opens after consecutive failures, then admits a probe every `rest_s` until one succeeds.
+
+    After M. Nygard, "Release It!", 2007. A probe that is cancelled needs no report: the next is due `rest_s` later.
+
+    Args:
+        most_failures: number of consecutive failures that opens it.
+        rest_s: time between probes.
+    """
+
+    def __init__(self, most_failures: int = _MOST_FAILURES, rest_s: float = _REST_S) -> None:
+        self._most_failures = most_failures
+        self._rest_s = rest_s
+        self._failures = 0
+        self._probe_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Breaker {'open' if self.is_open else 'closed'} after {self._failures} failures>"
+
+    @property
+    def is_open(self) -> bool:
+        """True if only probes are admitted."""
+        return self._failures >= self._most_failures
+
+    def admits(self, now_s: float) -> bool:
+        """Return whether a request may be sent now; in an open breaker, it is the probe."""
+        if not self.is_open:
+            return True
+        if now_s < self._probe_s:
+            return False
+        self._probe_s = now_s + self._rest_s
+        return True
+
+    def succeeded(self) -> None:
+        """Close the breaker."""
+        self._failures = 0
+
+    def failed(self, now_s: float) -> None:
+        """Count a failure."""
+        self._failures += 1
+        if self.is_open:
+            self._probe_s = max(self._probe_s, now_s + self._rest_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Way of one request to the tier.
+
+    Attributes:
+        address: HOST:PORT to connect to.
+        headers: to send in addition.
+    """
+
+    address: str
+    headers: Mapping[str, str]
+
+
+class Tier:
+    """State of the tier at one address.
+
+    Attributes:
+        address: HOST:PORT of this node's nginx.
+    """
+
+    def __init__(self, address: str, breaker: Breaker | None = None) -> None:
+        self.address = address
+        self._breaker = breaker or Breaker()
+        self._suspects: dict[tuple[str, str, int], None] = {}  # parts whose cached bytes may be damaged, oldest first
+
+    def __repr__(self) -> str:
+        return f"<Tier {self.address} {self._breaker}>"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state for the status page."""
+        return {"address": self.address, "failing": self._breaker.is_open}
+
+    def route(self, obj: RemoteObject, parts: Parts) -> Route | None:
+        """Return the way to request parts from the tier; None while its breaker is open."""
+        if not self._breaker.admits(time.monotonic()):
+            return None
+        return Route(self.address, REFRESH if _suspect(obj, parts.start) in self._suspects else {})
+
+    def served(self, obj: RemoteObject, parts: Parts) -> None:
+        """Record that the tier answered a request as expected."""
+        self._suspects.pop(_suspect(obj, parts.start), None)
+        if self._breaker.is_open:
+            log.info("the tier answers again", tier=self.address)
+        self._breaker.succeeded()
+
+    def failed(self, obj: RemoteObject, cause: str) -> None:
+        """Record that it did not."""
+        was_open = self._breaker.is_open
+        self._breaker.failed(time.monotonic())
+        if self._breaker.is_open and not was_open:
+            log.warning("the tier fails; parts come from the origin", tier=self.address, url=obj.url, cause=cause)
+
+    def suspect(self, obj: RemoteObject, starts: Iterable[int]) -> None:
+        """Request the parts that begin at `starts` past the tier's cache the next time: its bytes may be damaged."""
+        for start in starts:
+            self._suspects[_suspect(obj, start)] = None
+        while len(self._suspects) > _MOST_SUSPECTS:
+            del self._suspects[next(iter(self._suspects))]
+
+
+def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:
+    """Return the checksums of the parts that the tier sent. Raises as `Tiered.fetch_from_tier`."""
+    if answer.sums is not None:
+        return answer.sums
+    if answer.status < 300:
+        raise ShardChangedError("the tier sent bytes that were not requested", url=obj.url)
+    raise OriginUnavailableError(f"the tier answered with status {answer.status}", url=obj.url)
+
+
+def _suspect(obj: RemoteObject, start: int) -> tuple[str, str, int]:
+    return obj.url, obj.version, start

@@ -1,0 +1,48 @@
+"""The breaker in front of a tier: when it opens, whom it admits, when it closes."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.origin.tier import Breaker
+
+
+def test_failures_in_a_row_open_it() -> None:
+    """A success in between starts the count again."""
+    breaker = Breaker(most_failures=3, rest_s=10)
+    for _ in range(2):
+        breaker.failed(0.0)
+    breaker.succeeded()
+    for _ in range(2):
+        breaker.failed(0.0)
+    assert not breaker.is_open and breaker.admits(0.0)
+    breaker.failed(0.0)
+    assert breaker.is_open and not breaker.admits(9.9)
+
+
+def test_an_open_breaker_admits_one_probe_per_rest() -> None:
+    """Even if nothing is ever heard of the probe; its failure starts another rest, its success closes the breaker."""
+    breaker = Breaker(most_failures=1, rest_s=10)
+    breaker.failed(0.0)
+    assert [breaker.admits(now_s) for now_s in (5.0, 10.0, 10.1, 19.9, 20.0)] == [False, True, False, False, True]
+    breaker.failed(25.0)
+    assert [breaker.admits(now_s) for now_s in (30.1, 34.9, 35.0)] == [False, False, True]
+    breaker.succeeded()
+    assert all(breaker.admits(35.0) for _ in range(100))
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.sampled_from(["ask", "failed", "succeeded"]))))
+def test_an_open_breaker_is_asked_at_most_once_per_rest(steps: list[tuple[float, str]]) -> None:
+    """Whatever comes in which order."""
+    breaker, now_s, last_s = Breaker(most_failures=2, rest_s=7), 0.0, None
+    for pause_s, step in steps:
+        now_s += pause_s
+        if step == "failed":
+            breaker.failed(now_s)
+        elif step == "succeeded":
+            breaker.succeeded()
+            last_s = None
+        elif breaker.is_open and breaker.admits(now_s):
+            assert last_s is None or now_s - last_s >= 7
+            last_s = now_s
