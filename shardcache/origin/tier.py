@@ -12,18 +12,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import structlog
-
 from shardcache.access.protocols import S3, Kind, row_of
 from shardcache.access.urls import protocol_of
 from shardcache.config import OriginTable
 from shardcache.errors import OriginUnavailableError, ShardChangedError
+from shardcache.observability.shared_logger import SharedLogger
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
 
-log = structlog.get_logger()
+log = SharedLogger()
 
 REFRESH = {"X-Shardcache-Fresh": "1"}
 """Header that makes the tier fetch a part past its cache, and replace what it has cached."""

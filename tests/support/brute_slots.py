@@ -39,7 +39,7 @@ class BruteSlots:
 
     def took(self, claim: Claim, size_bytes: int, time_s: float) -> None:
         """Record a part that arrived, and how long it was read."""
-        self._lines[claim.store].took(size_bytes, time_s, (claim.company + self._held[claim.store]) / 2)
+        self._lines[claim.origin].took(size_bytes, time_s, (claim.company + self._held[claim.origin]) / 2)
         if claim.priority in self._alone_until_s:
             self._prolong(claim.priority)
 
@@ -52,9 +52,9 @@ class BruteSlots:
     async def hold(self, claim: Claim) -> AsyncIterator[None]:
         """Hold a slot for the block, with interruptions while `claim.work` is set.
 
-        A block that ends with OriginBusyError lowers its store's limit, one that ends well may raise it.
+        A block that ends with OriginBusyError lowers its origin's limit, one that ends well may raise it.
         """
-        limit = self._limits.setdefault(claim.store, Aimd(self._count))
+        limit = self._limits.setdefault(claim.origin, Aimd(self._count))
         claim._granted, claim.paused = asyncio.get_running_loop().create_future(), False
         self._queue.append(claim)
         try:
@@ -73,10 +73,10 @@ class BruteSlots:
         """Give every slot to whom it belongs at this moment; call it when a bid became more urgent."""
         priorities = _Priorities()
         self._cleared = self._find_cleared(priorities)
-        for store in self._cleared:
-            resting = [holder for holder in self._holding if holder.store == store and _may_rest(holder, priorities)]
+        for origin in self._cleared:
+            resting = [holder for holder in self._holding if holder.origin == origin and _may_rest(holder, priorities)]
             for holder in sorted(resting, key=lambda holder: _urgency(holder, priorities), reverse=True):
-                if self._held[store] > (self._lines[store].connections or 0) and self._may_pause_more:
+                if self._held[origin] > (self._lines[origin].connections or 0) and self._may_pause_more:
                     self._pause(holder)
         while (claim := self._best(self._grantable(priorities), priorities)) is not None:
             self._grant(claim, priorities)
@@ -85,24 +85,24 @@ class BruteSlots:
             self._grant(claim, priorities)
 
     def _find_cleared(self, priorities: _Priorities) -> set[str]:
-        """Return the stores of which somebody has the line to himself."""
-        loop, stores = asyncio.get_running_loop(), set[str]()
+        """Return the origins of which somebody has the line to himself."""
+        loop, origins = asyncio.get_running_loop(), set[str]()
         for claim in (*self._holding, *self._queue):
             if priorities.of(claim).alone:
                 if claim.priority not in self._alone_until_s:
                     self._prolong(claim.priority)
                 if loop.time() < self._alone_until_s[claim.priority]:
-                    stores.add(claim.store)
-        return stores
+                    origins.add(claim.origin)
+        return origins
 
     def _grantable(self, priorities: _Priorities) -> list[Claim]:
         if len(self._holding) >= self._count:
             return []
-        open_to_all = [claim for claim in self._queue if not self._is_full(claim.store)]
-        return [claim for claim in open_to_all if priorities.of(claim).waiting or not self._rests(claim.store)]
+        open_to_all = [claim for claim in self._queue if not self._is_full(claim.origin)]
+        return [claim for claim in open_to_all if priorities.of(claim).waiting or not self._rests(claim.origin)]
 
-    def _rests(self, store: str) -> bool:
-        return store in self._cleared and self._lines[store].connections is None
+    def _rests(self, origin: str) -> bool:
+        return origin in self._cleared and self._lines[origin].connections is None
 
     @property
     def _may_pause_more(self) -> bool:
@@ -114,11 +114,11 @@ class BruteSlots:
         return [claim for claim in urgent if self._victims(claim, priorities)]
 
     def _victims(self, claim: Claim, priorities: _Priorities) -> list[Claim]:
-        within = self._is_full(claim.store)
+        within = self._is_full(claim.origin)
         return [
             holder
             for holder in self._holding
-            if _may_rest(holder, priorities) and (holder.store == claim.store or not within)
+            if _may_rest(holder, priorities) and (holder.origin == claim.origin or not within)
         ]
 
     def _best(self, claims: list[Claim], priorities: _Priorities) -> Claim | None:
@@ -136,12 +136,12 @@ class BruteSlots:
     def _grant(self, claim: Claim, priorities: _Priorities) -> None:
         self._queue.remove(claim)
         self._holding.append(claim)
-        self._held[claim.store] += 1
+        self._held[claim.origin] += 1
         self._round_robin.serve(priorities.of(claim).party)
         assert claim._granted is not None
         if not claim._begun:
-            claim._generation = self._limits[claim.store].generation
-            claim.company = self._held[claim.store]
+            claim._generation = self._limits[claim.origin].generation
+            claim.company = self._held[claim.origin]
             claim._granted.set_result(None)
         elif claim.work is not None:
             claim.work.resume()
@@ -157,16 +157,16 @@ class BruteSlots:
     def _leave(self, claim: Claim) -> None:
         if claim in self._holding:
             self._holding.remove(claim)
-            self._held[claim.store] -= 1
+            self._held[claim.origin] -= 1
         else:
             self._queue.remove(claim)
 
-    def _is_full(self, store: str) -> bool:
-        limits = [self._limits[store].limit]
-        line = self._lines[store].connections
-        if store in self._cleared and line is not None:
+    def _is_full(self, origin: str) -> bool:
+        limits = [self._limits[origin].limit]
+        line = self._lines[origin].connections
+        if origin in self._cleared and line is not None:
             limits.append(line)
-        return self._held[store] >= min(limits)
+        return self._held[origin] >= min(limits)
 
 
 class _Priorities:

@@ -103,7 +103,7 @@ def test_page_tells_cache_and_counters() -> None:
 
 
 def test_the_tier_is_shown_where_there_is_one() -> None:
-    """What it delivered, how often it failed, and whether it is bypassed."""
+    """Delivered bytes, failures, and whether it is bypassed."""
     tier = {"tier_bytes": 10**12, "tier_requests": 1000, "tier_failures": 3}
     page = PAGE | {"counters": PAGE["counters"] | tier, "tiers": [{"address": "127.0.0.1:9080", "failing": True}]}
     assert line_with("tier", shown(page)) == "tier 1.0 TB in 1,000 requests · 3 failed · failing, bypassed"

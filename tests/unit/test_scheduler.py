@@ -1,4 +1,4 @@
-"""Connections shared by urgency, between parties, and within what stores take."""
+"""Connections shared by urgency, between parties, and within what origins take."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Users:
         self._ends: dict[str, asyncio.Future[None]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def start(self, name: str, priority: Priority, *, store: str = "", pausable: bool = False) -> None:
+    async def start(self, name: str, priority: Priority, *, origin: str = "", pausable: bool = False) -> None:
         """Let a task ask for a slot."""
         self.priorities[name] = priority
-        self.claims[name] = Claim(lambda: self.priorities[name], store)
+        self.claims[name] = Claim(lambda: self.priorities[name], origin)
         self._ends[name] = asyncio.get_running_loop().create_future()
         self._tasks[name] = asyncio.create_task(self._use(name, pausable))
         await turns()
@@ -254,10 +254,10 @@ async def test_a_paused_part_may_end() -> None:
 
 
 async def test_who_is_alone_has_the_line_to_himself() -> None:
-    """Though there are slots, what nobody waits for rests until the first part is here; other stores go on."""
+    """Though there are slots, what nobody waits for rests until the first part is here; other origins go on."""
     users = Users(Scheduler(8))
     await users.start("planned", PLANNED, pausable=True)
-    await users.start("elsewhere", PLANNED, store="other", pausable=True)
+    await users.start("elsewhere", PLANNED, origin="other", pausable=True)
     await users.start("first part", Priority(WAITING, alone=True))
     await users.start("new", PLANNED)
     await users.start("waits too", Priority(WAITING))
@@ -269,7 +269,7 @@ async def test_who_is_alone_has_the_line_to_himself() -> None:
 
 
 async def test_nobody_is_alone_for_long() -> None:
-    """A store that does not answer the one lets the others go on after a moment."""
+    """An origin that does not answer the one lets the others go on after a moment."""
     users = Users(Scheduler(8))
     await users.start("silent", Priority(WAITING, alone=True))
     async with asyncio.timeout(GUARD_S), users.slots.hold(Claim(lambda: PLANNED)):
@@ -321,7 +321,7 @@ async def test_on_a_full_line_the_parts_of_who_is_alone_come_one_after_the_other
 
 
 async def test_nobody_begins_before_who_is_expected_to_be_alone() -> None:
-    """A reader waits for a shard of which the store is still being asked: what is planned does not take the line."""
+    """A reader waits for a shard of which the origin is still being asked: what is planned does not take the line."""
     users = Users(Scheduler(8))
     with users.slots.expect(lambda: Priority(WAITING, alone=True), ""):
         await users.start("planned", PLANNED)
@@ -331,19 +331,19 @@ async def test_nobody_begins_before_who_is_expected_to_be_alone() -> None:
     await users.finish("planned")
 
 
-async def test_a_store_that_is_too_busy_gets_fewer_requests_and_other_stores_as_many() -> None:
-    """The limit is each store's own, falls by OriginBusyError alone, and does not hold up others in the queue."""
+async def test_a_busy_origin_gets_fewer_requests_and_others_as_many() -> None:
+    """The limit is each origin's own, falls by OriginBusyError alone, and does not hold up others in the queue."""
     users = Users(Scheduler(4))
     for name in "abcd":
-        await users.start(name, PLANNED, store="busy")
+        await users.start(name, PLANNED, origin="busy")
     await users.finish("a", OriginUnavailableError("reset"))
     await users.finish("b", OriginBusyError("503"))
     await users.finish("c", OriginBusyError("503"))
     assert users.slots.loads() == [OriginLoad("busy", connections=1, limit=2, throttled=1)]
     for name in "ef":
-        await users.start(name, PLANNED, store="busy")
+        await users.start(name, PLANNED, origin="busy")
     for name in "xyz":
-        await users.start(name, WARM, store="other")
+        await users.start(name, WARM, origin="other")
     assert users.holding == {"d", "e", "x", "y"}
     await users.finish("x")
     assert users.holding == {"d", "e", "y", "z"}
@@ -351,14 +351,14 @@ async def test_a_store_that_is_too_busy_gets_fewer_requests_and_other_stores_as_
         await users.finish(name)
 
 
-async def test_within_a_busy_store_a_waiting_reader_takes_a_slot_of_that_store() -> None:
-    """A slot of another store would be of no use to it."""
+async def test_within_a_busy_origin_a_waiting_reader_takes_a_slot_of_that_origin() -> None:
+    """A slot of another origin would be of no use to it."""
     users = Users(Scheduler(2))
-    await users.start("failing", PLANNED, store="busy")
+    await users.start("failing", PLANNED, origin="busy")
     await users.finish("failing", OriginBusyError("503"))
-    await users.start("warm", WARM, store="other", pausable=True)
-    await users.start("planned", PLANNED, store="busy", pausable=True)
-    await users.start("waiting", Priority(WAITING), store="busy")
+    await users.start("warm", WARM, origin="other", pausable=True)
+    await users.start("planned", PLANNED, origin="busy", pausable=True)
+    await users.start("waiting", Priority(WAITING), origin="busy")
     assert users.holding == {"warm", "waiting"}
     for name in ("waiting", "planned", "warm"):
         await users.finish(name)
@@ -395,7 +395,7 @@ def check(users: Users, count: int) -> None:
         assert not any(name in users.works and not users.priorities[name].waiting for name in users.holding)
 
 
-async def test_a_store_that_refused_is_throttled_until_it_takes_all_again() -> None:
+async def test_an_origin_that_refused_is_throttled_until_it_takes_all_again() -> None:
     """It alone, and from its first refusal on."""
     slots, claim = Scheduler(2), Claim(lambda: PLANNED, "s3://b")
     assert not slots.is_throttled("s3://b")

@@ -45,10 +45,10 @@ class Side:
     def __post_init__(self) -> None:
         self._asks = [lambda number=number: self.priorities[number] for number in range(len(self.priorities))]
 
-    def start(self, number: int, download: int, store: str, pausable: bool) -> None:
+    def start(self, number: int, download: int, origin: str, pausable: bool) -> None:
         """Let a claim of a download ask for a slot."""
         self.ends[number] = asyncio.get_running_loop().create_future()
-        claim = Claim(self._asks[download], store)
+        claim = Claim(self._asks[download], origin)
         self.tasks[number] = asyncio.get_running_loop().create_task(self._use(number, claim, pausable))
 
     async def _use(self, number: int, claim: Claim, pausable: bool) -> None:
@@ -121,8 +121,8 @@ async def compare(count: int, priorities: list[Priority], steps: list[tuple[obje
 def act(side: Side, number: int, step: tuple[object, ...]) -> None:
     """Take a step."""
     match step:
-        case ("start", int(download), str(store), bool(pausable)):
-            side.start(number, download, store, pausable)
+        case ("start", int(download), str(origin), bool(pausable)):
+            side.start(number, download, origin, pausable)
         case ("end", int(choice), (None | float() | Exception()) as outcome):
             finish(side, choice, outcome)
         case ("cancel", int(choice)) if alive := side.alive():

@@ -2,6 +2,8 @@
 
 Looking up every shard in every plan each second would take a tenth of a CPU core at ten thousand shards. The colours
 are coarse, so each is updated every few seconds, in turn; new, evicted and leased shards show immediately.
+
+A page is sent what changed: all cells would be 1.5 MB of JSON, 0.25 MB compressed, and 20 ms of a core, each time.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Group(Generic[W]):
     """
 
     ask: Callable[[], Priority]
-    store: str
+    origin: str
     priority: Priority
     queued: list[W] = field(default_factory=list)
     holding: set[W] = field(default_factory=set)
@@ -59,7 +59,7 @@ class Group(Generic[W]):
 class _Line(Generic[W]):
     """Groups with queued claims of one origin, class and party."""
 
-    store: str
+    origin: str
     klass: int
     party: Hashable
     groups: list[Group[W]] = field(default_factory=list)
@@ -80,13 +80,13 @@ class Queue(Generic[W]):
         self._held: Counter[tuple[int, Hashable]] = Counter()  # slots by class and party
         self._round_robin = RoundRobin()
 
-    def stores(self) -> Iterator[str]:
+    def origins(self) -> Iterator[str]:
         """Yield the origins with queued claims."""
         return iter(self._orders)
 
-    def best(self, store: str) -> tuple[Rank, Group[W]]:
+    def best(self, origin: str) -> tuple[Rank, Group[W]]:
         """Return the rank of an origin's claim to be served next, and its group."""
-        line = self._orders[store][0]
+        line = self._orders[origin][0]
         return line.rank, line.groups[0]
 
     def rank(self, group: Group[W], claim: W) -> Rank:
@@ -139,7 +139,7 @@ class Queue(Generic[W]):
 
     def _file(self, group: Group[W]) -> None:
         if group.queued:
-            key = group.store, group.priority.klass, group.priority.party
+            key = group.origin, group.priority.klass, group.priority.party
             line = self._lines.get(key)
             if line is None:
                 line = self._lines[key] = _Line(*key)
@@ -151,7 +151,7 @@ class Queue(Generic[W]):
 
     def _unfile(self, group: Group[W]) -> None:
         if group.queued:
-            line = self._lines[group.store, group.priority.klass, group.priority.party]
+            line = self._lines[group.origin, group.priority.klass, group.priority.party]
             self._remove(line)
             del line.groups[bisect_left(line.groups, group.place, key=_place)]
             if line.groups:
@@ -166,16 +166,16 @@ class Queue(Generic[W]):
 
     def _insert(self, line: _Line[W]) -> None:
         line.rank = self.rank(line.groups[0], line.groups[0].queued[0])
-        insort(self._orders[line.store], line, key=_rank)
+        insort(self._orders[line.origin], line, key=_rank)
 
     def _remove(self, line: _Line[W]) -> None:
-        order = self._orders[line.store]
+        order = self._orders[line.origin]
         del order[bisect_left(order, line.rank, key=_rank)]
         if not order:
-            del self._orders[line.store]
+            del self._orders[line.origin]
 
     def _forget(self, line: _Line[W]) -> None:
-        del self._lines[line.store, line.klass, line.party]
+        del self._lines[line.origin, line.klass, line.party]
         self._lines_of[line.party].discard(line)
         if not self._lines_of[line.party]:
             del self._lines_of[line.party]

@@ -58,7 +58,7 @@ class Claim:
 
     Attributes:
         priority: returns the current priority.
-        store: origin under whose concurrency limit it falls.
+        origin: origin under whose concurrency limit it falls.
         work: can be paused while the slot is held; None where nothing can.
         paused: True if it was preempted during the current attempt.
         company: slots held on its origin when it was granted one, including its own.
@@ -66,7 +66,7 @@ class Claim:
     """
 
     priority: Callable[[], Priority]
-    store: str = ""
+    origin: str = ""
     work: Pausable | None = None
     arrival: int = field(default_factory=count().__next__)
     _granted: asyncio.Future[None] | None = None
@@ -76,7 +76,7 @@ class Claim:
 
     def again(self) -> Claim:
         """Return a claim for a hedged request, with the same place among equals."""
-        return Claim(self.priority, self.store, arrival=self.arrival)
+        return Claim(self.priority, self.origin, arrival=self.arrival)
 
     @property
     def _begun(self) -> bool:
@@ -130,13 +130,13 @@ class Scheduler:
         """Return the load on every origin used so far."""
         return [OriginLoad(name, self._held[name], aimd.limit, aimd.generation) for name, aimd in self._limits.items()]
 
-    def is_throttled(self, store: str) -> bool:
+    def is_throttled(self, origin: str) -> bool:
         """Return whether an origin currently accepts fewer requests than there are slots."""
-        return store in self._limits and self._limits[store].limit < self._count
+        return origin in self._limits and self._limits[origin].limit < self._count
 
     def took(self, claim: Claim, size_bytes: int, time_s: float) -> None:
         """Record the size and read time of a part that arrived while `claim` held its slot."""
-        self._lines[claim.store].took(size_bytes, time_s, (claim.company + self._held[claim.store]) / 2)
+        self._lines[claim.origin].took(size_bytes, time_s, (claim.company + self._held[claim.origin]) / 2)
         if claim.priority in self._alone_until_s:
             if not self._is_alone(claim.priority):
                 self._ask_again_s = 0.0  # its precedence had expired, and begins again
@@ -148,7 +148,7 @@ class Scheduler:
 
         A block that ends with OriginBusyError lowers the origin's limit; one that succeeds may raise it.
         """
-        limit = self._limits.setdefault(claim.store, Aimd(self._count))
+        limit = self._limits.setdefault(claim.origin, Aimd(self._count))
         claim._granted, claim.paused = asyncio.get_running_loop().create_future(), False
         self._join(claim)
         try:
@@ -164,9 +164,9 @@ class Scheduler:
             self._deal()
 
     @contextmanager
-    def expect(self, priority: Callable[[], Priority], store: str) -> Iterator[None]:
+    def expect(self, priority: Callable[[], Priority], origin: str) -> Iterator[None]:
         """Respect the priority of a download without claims yet: if it is `alone`, no planned part begins."""
-        group = self._group(priority, store)
+        group = self._group(priority, origin)
         group.expected = True
         self._deal()
         try:
@@ -189,7 +189,7 @@ class Scheduler:
             self._grant(claim)
         while (claim := self._usurper()) is not None:
             group = self._waiting[claim]
-            self._pause(max(self._victims(group.store), key=self._urgency))
+            self._pause(max(self._victims(group.origin), key=self._urgency))
             self._grant(claim)
 
     def _ask_all(self) -> None:
@@ -202,10 +202,10 @@ class Scheduler:
 
     def _take_priority(self, group: _Group, priority: Priority) -> None:
         if priority.waiting != group.priority.waiting:
-            self._lesser[group.store] += -len(group.holding) if priority.waiting else len(group.holding)
+            self._lesser[group.origin] += -len(group.holding) if priority.waiting else len(group.holding)
         self._queue.change(group, priority)
         clears = priority.alone and self._is_alone(group.ask)
-        self._clearing[group.store] += clears - group.clears
+        self._clearing[group.origin] += clears - group.clears
         group.clears = clears
 
     def _is_alone(self, ask: Callable[[], Priority]) -> bool:
@@ -221,24 +221,24 @@ class Scheduler:
 
     def _clear(self) -> None:
         """Pause claims that no reader waits for, as far as they would slow down a claim that is `alone`."""
-        for store in [store for store, groups in self._clearing.items() if groups and self._lesser[store]]:
-            least = self._lines[store].connections or 0
-            while self._held[store] > least and self._may_pause_more and (victims := self._victims_in(store)):
+        for origin in [origin for origin, groups in self._clearing.items() if groups and self._lesser[origin]]:
+            least = self._lines[origin].connections or 0
+            while self._held[origin] > least and self._may_pause_more and (victims := self._victims_in(origin)):
                 self._pause(max(victims, key=self._urgency))
 
     def _next(self) -> Claim | None:
         """Return the claim that gets the next free slot."""
         if len(self._holding) >= self._count:
             return None
-        return self._first(store for store in self._queue.stores() if not self._is_full(store))
+        return self._first(origin for origin in self._queue.origins() if not self._is_full(origin))
 
-    def _first(self, stores: Iterable[str], *, waiting: bool = False) -> Claim | None:
+    def _first(self, origins: Iterable[str], *, waiting: bool = False) -> Claim | None:
         """Return the first claim on some origins: only a waiting reader's, if `waiting` or if no others may run."""
-        bests = map(self._queue.best, stores)
+        bests = map(self._queue.best, origins)
         fit = [
             (rank, group)
             for rank, group in bests
-            if group.priority.waiting or not (waiting or self._rests(group.store))
+            if group.priority.waiting or not (waiting or self._rests(group.origin))
         ]
         return min(fit, key=itemgetter(0))[1].queued[0] if fit else None
 
@@ -250,36 +250,40 @@ class Scheduler:
         """Return the claim that preempts another, which no reader waits for."""
         if not any(self._lesser.values()):
             return None
-        victims = {group.store for holder, group in self._holding.items() if _may_rest(holder, group)}
-        stores = [store for store in self._queue.stores() if store in victims or (victims and not self._is_full(store))]
+        victims = {group.origin for holder, group in self._holding.items() if _may_rest(holder, group)}
+        origins = [
+            origin for origin in self._queue.origins() if origin in victims or (victims and not self._is_full(origin))
+        ]
         if self._may_pause_more:
-            return self._first(stores, waiting=True)
+            return self._first(origins, waiting=True)
         begun = [
-            (claim, group) for claim, group in self._paused.items() if group.priority.waiting and group.store in stores
+            (claim, group)
+            for claim, group in self._paused.items()
+            if group.priority.waiting and group.origin in origins
         ]
         ranked = [(self._queue.rank(group, claim), claim) for claim, group in begun]
         return min(ranked, key=itemgetter(0))[1] if ranked else None
 
-    def _victims(self, store: str) -> list[Claim]:
-        return self._victims_in(store if self._is_full(store) else None)
+    def _victims(self, origin: str) -> list[Claim]:
+        return self._victims_in(origin if self._is_full(origin) else None)
 
-    def _victims_in(self, store: str | None) -> list[Claim]:
+    def _victims_in(self, origin: str | None) -> list[Claim]:
         """Return the claims that may be paused, of one origin or of all."""
         resting = [(holder, group) for holder, group in self._holding.items() if _may_rest(holder, group)]
-        return [holder for holder, group in resting if store in (None, group.store)]
+        return [holder for holder, group in resting if origin in (None, group.origin)]
 
     def _urgency(self, holder: Claim) -> tuple[int, float, int]:
         priority = self._holding[holder].priority
         return priority.klass, priority.deadline_s, holder.arrival
 
     def _join(self, claim: Claim) -> None:
-        group = self._waiting[claim] = self._group(claim.priority, claim.store)
+        group = self._waiting[claim] = self._group(claim.priority, claim.origin)
         self._queue.put(group, claim)
 
-    def _group(self, ask: Callable[[], Priority], store: str) -> _Group:
-        priority, group = ask(), self._groups.get((ask, store))
+    def _group(self, ask: Callable[[], Priority], origin: str) -> _Group:
+        priority, group = ask(), self._groups.get((ask, origin))
         if group is None:
-            group = self._groups[ask, store] = Group(ask, store, priority)
+            group = self._groups[ask, origin] = Group(ask, origin, priority)
         self._take_priority(group, priority)
         return group
 
@@ -289,12 +293,12 @@ class Scheduler:
         self._queue.take(group, claim)
         self._queue.hold(group, claim)
         self._holding[claim] = group
-        self._held[claim.store] += 1
-        self._lesser[claim.store] += not group.priority.waiting
+        self._held[claim.origin] += 1
+        self._lesser[claim.origin] += not group.priority.waiting
         assert claim._granted is not None
         if not claim._begun:
-            claim._generation = self._limits[claim.store].generation
-            claim.company = self._held[claim.store]
+            claim._generation = self._limits[claim.origin].generation
+            claim.company = self._held[claim.origin]
             claim._granted.set_result(None)
         elif claim.work is not None:
             claim.work.resume()
@@ -311,8 +315,8 @@ class Scheduler:
     def _release(self, claim: Claim) -> _Group:
         group = self._holding.pop(claim)
         self._queue.release(group, claim)
-        self._held[claim.store] -= 1
-        self._lesser[claim.store] -= not group.priority.waiting
+        self._held[claim.origin] -= 1
+        self._lesser[claim.origin] -= not group.priority.waiting
         return group
 
     def _leave(self, claim: Claim) -> None:
@@ -326,16 +330,16 @@ class Scheduler:
 
     def _disband(self, group: _Group) -> None:
         if not (group.queued or group.holding or group.expected):
-            self._clearing[group.store] -= group.clears
-            del self._groups[group.ask, group.store]
+            self._clearing[group.origin] -= group.clears
+            del self._groups[group.ask, group.origin]
 
-    def _rests(self, store: str) -> bool:
+    def _rests(self, origin: str) -> bool:
         """Return whether only claims that readers wait for run: one is `alone` and the link is not measured yet."""
-        return bool(self._clearing[store]) and self._lines[store].connections is None
+        return bool(self._clearing[origin]) and self._lines[origin].connections is None
 
-    def _is_full(self, store: str) -> bool:
-        most, line = self._limits[store].limit, self._lines[store].connections
-        return self._held[store] >= (min(most, line) if self._clearing[store] and line else most)
+    def _is_full(self, origin: str) -> bool:
+        most, line = self._limits[origin].limit, self._lines[origin].connections
+        return self._held[origin] >= (min(most, line) if self._clearing[origin] and line else most)
 
 
 def _may_rest(holder: Claim, group: _Group) -> bool:

@@ -51,7 +51,7 @@ class _Times:
 
 
 @dataclass(slots=True)
-class _Store:
+class _Origin:
     times: defaultdict[int, _Times] = field(default_factory=lambda: defaultdict(_Times))
     credit: float = 0.0
 
@@ -67,27 +67,27 @@ class Hedging:
 
     def __init__(self, share: float = HEDGED_SHARE) -> None:
         self._share = share
-        self._stores: defaultdict[str, _Store] = defaultdict(_Store)
+        self._origins: defaultdict[str, _Origin] = defaultdict(_Origin)
 
     def __repr__(self) -> str:
-        return f"<Hedging {self._share:.0%} of requests to {sorted(self._stores)}>"
+        return f"<Hedging {self._share:.0%} of requests to {sorted(self._origins)}>"
 
-    def took(self, store: str, size_bytes: int, time_s: float) -> None:
+    def took(self, origin: str, size_bytes: int, time_s: float) -> None:
         """Record the time from a part's first request to its arrival, whichever request brought it."""
-        known = self._stores[store]
+        known = self._origins[origin]
         known.times[size_bytes.bit_length()].add(time_s)
         known.credit = min(_MOST_CREDIT, known.credit + self._share)
 
-    def patience_s(self, store: str, size_bytes: int) -> float | None:
+    def patience_s(self, origin: str, size_bytes: int) -> float | None:
         """Return the time after which a part may be late; None while too few times are known."""
-        times = self._stores[store].times[size_bytes.bit_length()]
+        times = self._origins[origin].times[size_bytes.bit_length()]
         if not self._share or len(times.last_s) < _LEAST_OBSERVED:
             return None
         late_s = min(times.percentile_s(_PERCENTILE), _MEDIANS * times.percentile_s(0.5))
         return max(_LEAST_PATIENCE_S, late_s)
 
     def due_s(
-        self, store: str, size_bytes: int, patience_s: float, received_bytes: int, others_bytes_per_s: Sequence[float]
+        self, origin: str, size_bytes: int, patience_s: float, received_bytes: int, others_bytes_per_s: Sequence[float]
     ) -> float:
         """Return the time after which a second request is likely to bring a part sooner than the first.
 
@@ -100,13 +100,13 @@ class Hedging:
         if others_bytes_per_s:
             again_s = size_bytes / max(median(others_bytes_per_s), 1.0)
         else:
-            again_s = self._stores[store].times[size_bytes.bit_length()].percentile_s(0.5)
+            again_s = self._origins[origin].times[size_bytes.bit_length()].percentile_s(0.5)
         left_bytes = max(1, size_bytes - received_bytes)
         return min(max(patience_s, again_s * received_bytes / left_bytes), _MOST_PATIENCE * patience_s)
 
-    def spend(self, store: str) -> bool:
+    def spend(self, origin: str) -> bool:
         """Return whether one more hedged request is allowed, and count it."""
-        known = self._stores[store]
+        known = self._origins[origin]
         if known.credit < 1.0:
             return False
         known.credit -= 1.0

@@ -50,7 +50,7 @@ class Requests:
         self._scheduler = slots
         self._bandwidth = bandwidth
         self._hedging = hedging
-        self._pausable_reads: defaultdict[str, set[PausableRead]] = defaultdict(set)  # by store
+        self._pausable_reads: defaultdict[str, set[PausableRead]] = defaultdict(set)  # by origin
         self._counters = counters
         self._stall_timeout_s = stall_timeout_s
 
@@ -101,7 +101,7 @@ class Requests:
             piece.begun(pausable_read)
             sums, is_first = await self._first_of_two(piece, pausable_read)
         self._scheduler.took(piece.claim, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
-        self._hedging.took(piece.claim.store, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
+        self._hedging.took(piece.claim.origin, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
         if not is_first:
             self._counters.hedged_bytes += pausable_read.received_bytes
         assert sums is not None
@@ -113,18 +113,18 @@ class Requests:
         stall_timeout = StallTimeout(self._stall_timeout_s, piece.obj.url, count, LEAST_BYTES_PER_S)
         grant, prompt = partial(self._bandwidth.grant, claim), claim.priority().alone
         pausable_read = claim.work = PausableRead(stall_timeout, piece.parts.size_bytes, grant, prompt=prompt)
-        self._pausable_reads[claim.store].add(pausable_read)
+        self._pausable_reads[claim.origin].add(pausable_read)
         try:
             yield pausable_read
         finally:
             claim.work = None
-            self._pausable_reads[claim.store].discard(pausable_read)
+            self._pausable_reads[claim.origin].discard(pausable_read)
             self._bandwidth.settle(pausable_read.leave_bytes)
 
     async def _first_of_two(self, piece: Piece, pausable_read: PausableRead) -> tuple[list[PartSums] | None, bool]:
         """Return the checksums of the answer that was written, and True if it is the first request's."""
         size_bytes = piece.parts.size_bytes
-        patience_s = self._hedging.patience_s(piece.claim.store, size_bytes) if piece.obj.ranges else None
+        patience_s = self._hedging.patience_s(piece.claim.origin, size_bytes) if piece.obj.ranges else None
         reading = self._read(piece, pausable_read, None)
         if patience_s is not None:
             return await race(reading, patience_s, partial(self._second, piece, pausable_read, patience_s))
@@ -134,7 +134,7 @@ class Requests:
         self, piece: Piece, first: PausableRead, patience_s: float, end_first: Commit
     ) -> list[PartSums] | None:
         await self._is_late(piece, first, patience_s)
-        if self._scheduler.is_throttled(piece.claim.store) or not self._hedging.spend(piece.claim.store):
+        if self._scheduler.is_throttled(piece.claim.origin) or not self._hedging.spend(piece.claim.origin):
             return None
         first_has_ended = False
 
@@ -159,13 +159,13 @@ class Requests:
             await first.worked.reaches(max(due_s, _LOOK_AGAIN * elapsed_s))
 
     def _due_s(self, piece: Piece, first: PausableRead, patience_s: float) -> float:
-        store = piece.claim.store
+        origin = piece.claim.origin
         rates = [
             pausable_read.rate_bytes_per_s
-            for pausable_read in self._pausable_reads[store]
+            for pausable_read in self._pausable_reads[origin]
             if pausable_read is not first and pausable_read.received_bytes
         ]
-        return self._hedging.due_s(store, piece.parts.size_bytes, patience_s, first.received_bytes, rates)
+        return self._hedging.due_s(origin, piece.parts.size_bytes, patience_s, first.received_bytes, rates)
 
     async def _read_in_time(self, piece: Piece, claim: Claim, end_first: Commit) -> list[PartSums] | None:
         self._counters.hedges += 1
@@ -181,7 +181,7 @@ class Requests:
         self._counters.origin_requests += 1
         async with pausable_read.limit():
             sums = await piece.origin.fetch(piece.obj, piece.parts, pausable_read, commit)
-        self._observe(piece.claim.store, pausable_read)
+        self._observe(piece.claim.origin, pausable_read)
         return sums
 
     def _observe(self, place: str, pausable_read: PausableRead) -> None:
