@@ -29,6 +29,8 @@ _IGNORED = (
     "Cache-Control Expires Vary Set-Cookie X-Accel-Buffering X-Accel-Charset X-Accel-Expires X-Accel-Limit-Rate "
     "X-Accel-Redirect"
 )
+# Of a cached file that was cut short, nginx sends what there is, and then waits for the next request: this bounds it.
+_IDLE_S = 5
 _PART_BYTES = 8 * MIB
 _KEYS_PER_MIB = 8000
 _LEAST_KEYS_MIB = 16
@@ -168,6 +170,7 @@ def _upstreams(tier: Tier) -> Iterable[str]:
         f"hash {hashed} consistent;",
         *(f"server {node.at(tier.owner_port)} max_fails=3 fail_timeout=10s;" for node in tier.nodes),
         "keepalive 64;",
+        f"keepalive_timeout {_IDLE_S - 1}s;",
     )
     for store in tier.stores:
         if store.is_address or not tier.resolvers:
@@ -217,6 +220,7 @@ def _owner(tier: Tier, node: Node) -> str:
         "server",
         f"listen {address}{'' if tls is None else ' ssl'};",
         *(() if tls is None else _server_tls(tls.ca, tls.certificate, tls.key)),
+        f"keepalive_timeout {_IDLE_S}s;",
         *_internal(tier, node),
         _block("location /", *_refusals(), *_cached_part(tier)),
         "# Does the store grant this caller this object? It is asked for one byte, once per signed url and node.",
