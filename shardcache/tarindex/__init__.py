@@ -7,6 +7,7 @@ fetched so far.
 """
 
 from shardcache.tarindex.lines import split_lines
+from shardcache.tarindex.listing import IndexEntry, Row, entries_of, rows_of
 from shardcache.tarindex.members import Tar
 from shardcache.tarindex.samples import Grouping, index_tar
 from shardcache.tarindex.sidecar import TarIndex, read_header, write
@@ -15,14 +16,18 @@ from shardcache.tarindex.tables import Fault, Samples, Tables, fault_of, key_of
 __all__ = [
     "Fault",
     "Grouping",
+    "IndexEntry",
+    "Row",
     "Samples",
     "Tables",
     "Tar",
     "TarIndex",
+    "entries_of",
     "fault_of",
     "index_tar",
     "key_of",
     "read_header",
+    "rows_of",
     "split_lines",
     "write",
 ]

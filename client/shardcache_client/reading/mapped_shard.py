@@ -47,13 +47,13 @@ class MappedShard:
         self.url = url
         self._name_of = name_of
         try:
-            self._index = TarIndex.open(index_path)
+            self.index = TarIndex.open(index_path)
             try:
-                self._map = map_file(path, self._index.header["size_bytes"], in_order=in_order)
+                self._map = map_file(path, self.index.header["size_bytes"], in_order=in_order)
             except BaseException:
-                self._index.close()
+                self.index.close()
                 raise
-            self._samples = len(self._index)
+            self._samples = len(self.index)
             named = None if is_nameless(path) else path
             self._loan = handover.lend(self._map, named, path.stat().st_ino, url) if handover is not None else None
         except CorruptShardError as exn:
@@ -78,7 +78,7 @@ class MappedShard:
 
         With a handover, it stays mapped until the last value sliced from it is gone.
         """
-        self._index.close()
+        self.index.close()
         if self._loan is None:
             self._map.close()
 
@@ -89,7 +89,7 @@ class MappedShard:
 
     @property
     def _columns(self) -> list[Column | None]:
-        loan, index = self._loan, self._index
+        loan, index = self._loan, self.index
         return named(as_bytes(index.extensions, self._map) if loan is None else loan.columns(index), self._name_of)
 
     def __iter__(self) -> Iterator[Sample]:
@@ -103,7 +103,7 @@ class MappedShard:
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number; it raises SampleError for a bad one."""
-        return cutter(self._index, self._columns, self.url)
+        return cutter(self.index, self._columns, self.url)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield each sample from `start` on (up to `stop`): `{"__key__": str, "__url__": str, extension: bytes…}`.
@@ -111,4 +111,4 @@ class MappedShard:
         Raises SampleError in place of a bad sample. That ends the iterator, as any exception does; continue with
         `samples(n + 1)`, where n is the number of the bad sample.
         """
-        return cut(self._index, self._columns, self.url, start, len(self) if stop is None else min(stop, len(self)))
+        return cut(self.index, self._columns, self.url, start, len(self) if stop is None else min(stop, len(self)))

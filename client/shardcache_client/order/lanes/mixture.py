@@ -185,6 +185,7 @@ class MixtureAssignment(Assignment):
         """Return the identifier of mixtures with the same sources; their states carry the numbers of the schedule."""
         told = [
             [source.name, [shard.url for shard in source.manifest], source.manifest.counts, repr(source.shuffle)]
+            + ([source.manifest.selection] if source.manifest.selection else [])
             for source in self.sources
         ]
         return {True: digest([told, self.samples_per_epoch, *self._told])}
