@@ -6,8 +6,8 @@ import operator
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Generic, Self, SupportsIndex, cast
 
@@ -17,6 +17,7 @@ from shardcache_client.daemon.source import ShardSource
 from shardcache_client.decoding.pipeline import Dropped
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.plan import plan_reading
+from shardcache_client.order.selection import By, Choices, split, subset
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import Source
 from shardcache_client.typed import T_co
@@ -24,11 +25,20 @@ from shardcache_client.typed import T_co
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A shard that is mapped, and the session that holds it in the cache."""
+    """A shard that is mapped, and the session that holds it in the cache.
+
+    Attributes:
+        cut: returns a sample by its number in the tar.
+        chosen: these numbers, of the samples that belong to the dataset; None for all.
+    """
 
     session: ShardSource
     leased_shard: LeasedShard
-    sample: Callable[[int], Sample]
+    cut: Callable[[int], Sample]
+    chosen: Sequence[int] | None
+
+    def sample(self, number: int) -> Sample:
+        return self.cut(number if self.chosen is None else self.chosen[number])
 
     def close(self) -> None:
         self.leased_shard.close()
@@ -69,7 +79,8 @@ class IndexedShards(Generic[T_co]):
         self._source = source
         self._reader = reader
         self._window = window
-        self._ends = list(accumulate(source.manifest.counts))
+        self._counts = source.manifest.counts
+        self._ends = list(accumulate(self._counts))
         self._held: OrderedDict[int, _Held] = OrderedDict()  # by number of the shard, the last asked for at the end
         self._parents = self._held  # in a forked process, what the parent holds
         self._pid = os.getpid()
@@ -88,6 +99,21 @@ class IndexedShards(Generic[T_co]):
         places = [self._find(number) for number in numbers]
         found = {place: self._decoded(*place) for place in sorted(set(places))}  # shard by shard
         return [found[place] for place in places]
+
+    def subset(self, numbers: Iterable[SupportsIndex]) -> IndexedShards[T_co]:
+        """Return the samples with these numbers, each once and in the order of `urls`, numbered from 0.
+
+        torch.utils.data.Subset keeps an order of its own. Raises IndexError for a number out of range.
+        """
+        return self._selected(subset(self._counts, map(operator.index, numbers)))
+
+    def split(self, *fractions: float, seed: int = 0, by: By = "samples") -> list[IndexedShards[T_co]]:
+        """Return the parts of a random split, as `ShardDataset.split`; each part holds shards of its own."""
+        return [self._selected(choices) for choices in split(self._counts, fractions, seed, by)]
+
+    def _selected(self, choices: Choices) -> IndexedShards[T_co]:
+        source = replace(self._source, manifest=self._source.manifest.select(choices))
+        return IndexedShards(source, self._reader, self._window)
 
     def __iter__(self) -> Iterator[T_co]:
         return map(self.__getitem__, range(len(self)))
@@ -140,7 +166,7 @@ class IndexedShards(Generic[T_co]):
                 view=self._source.pipeline.view(shard),
             )
             leased_shard.open()
-            return _Held(session, leased_shard, leased_shard.cutter())
+            return _Held(session, leased_shard, leased_shard.cutter(), manifest.chosen(shard))
         except BaseException:
             session.close()
             raise

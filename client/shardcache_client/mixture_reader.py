@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import ConfigError
@@ -13,6 +13,7 @@ from shardcache_client.decoding.by_source import PipelineBySource
 from shardcache_client.order.lanes.interleaving import Interleaved
 from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, Schedule, Weights
 from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.selection import Choices
 from shardcache_client.order.share import Share
 from shardcache_client.order.state import Place, State, find_states
 from shardcache_client.reader import ShardReader, check_least
@@ -45,10 +46,7 @@ class MixtureReader(ShardReader[T_co]):
         samples = samples_per_epoch or sum(source.samples for source in mixed)
         self._schedule = Schedule.of(weights, mixed, samples)
         self._group = self._ranks_of(first._group.explicit, list(sources), first._source.sessions.timeout_s)
-        manifest = Manifest(
-            tuple(chain.from_iterable(source.manifest for source in mixed)),
-            counts_listed=all(source.manifest.counts_listed for source in mixed),
-        )
+        manifest = Manifest.joined([source.manifest for source in mixed])
         dealing = MixtureAssignment(
             None,
             first._dealing.even,
@@ -85,6 +83,12 @@ class MixtureReader(ShardReader[T_co]):
     def indexed(self, window: int = 4) -> NoReturn:
         """Raise ConfigError: the samples of a mixture have no numbers."""
         raise ConfigError("a mixture has no samples by number", remedy="use indexed() of its sources")
+
+    def _selected(self, choices: Choices) -> NoReturn:
+        raise ConfigError("samples of a mixture cannot be chosen", remedy="choose among those of its sources")
+
+    def _rows_of_tables(self) -> NoReturn:
+        self._selected(())
 
     def load_state_dict(self, state: object) -> None:
         """Resume from a state, as `ShardReader.load_state_dict` does; weights of later epochs may have changed.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, cast
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import patterns_from_here, socket_path
+from shardcache.tarindex import Row
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
@@ -26,12 +27,14 @@ from shardcache_client.order.lanes.elastic import in_batches, resume_batches
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.rounds import Shuffle
+from shardcache_client.order.selection import Choices
 from shardcache_client.order.span_deal import SpanDeal
 from shardcache_client.order.state import Place, Resumption, State, find_states, resume
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.resharding import refuse_resharding
 from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import EpochStream, Source
+from shardcache_client.selecting import Selecting, row_of, tables_of
 from shardcache_client.sharing.bookmark import Bookmark, Loader
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("shardcache")
 
 
-class ShardReader(Generic[T_co]):
+class ShardReader(Selecting, Generic[T_co]):
     """An iterable over the samples of tar shards, read from the disk cache that the node's shardcache daemon fills.
 
     For training without torch: each process of the job makes one, with its rank and the number of processes, and gets
@@ -99,6 +102,7 @@ class ShardReader(Generic[T_co]):
             raise ConfigError("zero_copy has no meaning for blocks of tokens, which are arrays", remedy="omit it")
         where = socket_path(socket)
         patterns = patterns_from_here(urls)
+        self._urls = patterns
         self._group = self._ranks_of(explicit_ranks(rank, world_size), patterns, timeout_s)
         resolve, job = resolver(fallback), job or job_name()
 
@@ -170,7 +174,7 @@ class ShardReader(Generic[T_co]):
         It has the same shards and order, begins with this one's epoch, and keeps epochs and states of its own. An
         exception of the function becomes a DecodeError, which goes to `on_error`.
         """
-        return cast(ShardReader[U], self._derived(self._source.pipeline.then(function)))
+        return cast(ShardReader[U], self._derived(pipeline=self._source.pipeline.then(function)))
 
     def filter(self, function: Callable[[T_co], object]) -> Self:
         """Return a dataset that yields the items of this one for which `function(item)` is true.
@@ -178,7 +182,29 @@ class ShardReader(Generic[T_co]):
         Its length is unknown, and ranks get different numbers of items: with several ranks, the dataset needs
         `even=None`, and a state of all ranks to resume from. Otherwise as `map`.
         """
-        return self._derived(self._source.pipeline.then(function, is_filter=True))
+        return self._derived(pipeline=self._source.pipeline.then(function, is_filter=True))
+
+    def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
+        if self._source.pipeline.blocks is not None:
+            raise ConfigError(
+                "select() chooses samples of the shards, not blocks of their tokens",
+                remedy="leave documents out when the shards are written; subset() and split() choose among blocks",
+            )
+        socket, patience, partial_reads, fallback = self._source.sessions.settings
+        options: dict[str, Any] = {"job": self._job, "rank": 0, "world_size": 1, "timeout_s": patience.limit_s}
+        options |= {"socket": socket, "epochs": 1, "partial_reads": partial_reads, "fallback": fallback}
+        yield from _Tables(tables_of(self._urls), decode=row_of, **options)
+
+    def _selected(self, choices: Choices) -> Self:
+        manifest = self.manifest.select(choices)
+        if not manifest.samples:
+            raise ConfigError("no sample is selected", remedy="select at least one")
+        derived = self._derived(manifest=manifest, deal=self._dealing.deal(manifest))
+        derived.manifest = manifest
+        with derived._shared_state.edit() as notes:
+            notes.pop("loaded", None)  # states to resume from are of the dataset that this one is selected from
+        derived._bookmark = Bookmark(derived._shared_state, self._dealing.identities(manifest))
+        return derived
 
     def indexed(self, window: int = 4) -> IndexedShards[T_co]:
         """Return the same samples as a map-style dataset: by number, in the order of `urls`, whatever `shuffle` says.
@@ -191,9 +217,10 @@ class ShardReader(Generic[T_co]):
         check_least(1, window=window)
         return IndexedShards(self._source, Reader(self._job), window)
 
-    def _derived(self, pipeline: Pipeline) -> Self:
+    def _derived(self, **changes: Any) -> Self:
+        """Return a copy with changes to its source, and epochs and states of its own."""
         derived = copy(self)
-        derived._source = replace(self._source, pipeline=pipeline)
+        derived._source = replace(self._source, **changes)
         derived._group = self._group.of_copy()
         derived._shared_state = self._new_shared_state(self._shared_state.read())
         derived._bookmark = Bookmark(derived._shared_state, self._bookmark.datasets)
@@ -268,7 +295,8 @@ class ShardReader(Generic[T_co]):
     def _deal(self) -> Deal:
         """Return the deal of this dataset; by sample counts only if all ranks are sure to have the same counts."""
         deal, ranks = self._source.deal, self._group.ranks
-        if not deal.counted or self._dealing.needs_counts or ranks.world_size == 1:
+        needed = self._dealing.needs_counts or self.manifest.choices is not None
+        if not deal.counted or needed or ranks.world_size == 1:
             return deal
         shared = self._group.settled or self.manifest.counts_listed
         return deal if shared else self._dealing.deal(self.manifest, counted=False)
@@ -416,6 +444,13 @@ class ShardReader(Generic[T_co]):
         state = self.__dict__ | {"_reading": None}
         state.pop("__orig_class__", None)  # set by ShardDataset[Sample](...): a type that may not be importable
         return state
+
+
+class _Tables(ShardReader[tuple[str, Row]]):
+    """A reader of sample tables, all of it by one process: no counts are needed."""
+
+    def _explain(self, topology: Topology) -> None:
+        pass
 
 
 def _handover(zero_copy: bool | str | Collection[str]) -> Handover:

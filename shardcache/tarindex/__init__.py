@@ -7,6 +7,7 @@ fetched so far.
 """
 
 from shardcache.tarindex.lines import split_lines
+from shardcache.tarindex.listing import IndexEntry, Row, entries_of, rows_of
 from shardcache.tarindex.members import Tar
 from shardcache.tarindex.samples import Grouping, index_tar
 from shardcache.tarindex.sidecar import TarIndex, read_header, write
@@ -16,16 +17,20 @@ from shardcache.tarindex.tokens import TokenMember, find_tokens
 __all__ = [
     "Fault",
     "Grouping",
+    "IndexEntry",
+    "Row",
     "Samples",
     "Tables",
     "Tar",
     "TarIndex",
     "TokenMember",
+    "entries_of",
     "fault_of",
     "find_tokens",
     "index_tar",
     "key_of",
     "read_header",
+    "rows_of",
     "split_lines",
     "write",
 ]

@@ -3,7 +3,8 @@
     python manifest_job.py URLS SOCKET OUT_FILE WHEN WORKERS INIT_METHOD RANK WORLD_SIZE
 
 WHEN: `early`, torch.distributed is initialised before the dataset is made; `late`, after; `alone`, before, and only the
-last rank makes a dataset. WORKERS: `fork` or `spawn`, two of them, or `none`.
+last rank makes a dataset; `split`, before, and all read the same part of a split; `astray`, before, and each splits by
+a seed of its own. WORKERS: `fork` or `spawn`, two of them, or `none`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def main() -> None:
     try:
         if when != "alone" or int(rank) == int(world_size) - 1:
             ds = ShardDataset(urls, even=None, socket=socket, timeout_s=3 if when == "alone" else 60)
+            if when == "split":
+                ds = ds.split(0.5, 0.5)[0]
+            if when == "astray":
+                ds = ds.split(0.5, 0.5, seed=int(rank))[0]
         if when == "late":
             meet(init_method, int(rank), int(world_size))
         if when != "alone":

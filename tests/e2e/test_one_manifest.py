@@ -107,6 +107,23 @@ def test_ranks_that_listed_before_they_met_are_compared(
     assert f"shard-{SHARDS:06d}.tar" in errors[0]
 
 
+@pytest.mark.parametrize("workers", ["none", "fork"])
+def test_ranks_that_select_other_samples_are_told(
+    workers: str, nodes: list[Daemon], source: Path, tmp_path: Path
+) -> None:
+    """One of two ranks, before it reads: their parts would overlap. Ranks that select the same share it."""
+    rows = [{"url": f"{source}/shard-{number:06d}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
+    (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    sockets, url = [node.socket for node in nodes], f"file://{tmp_path}/index.json"
+    told = run(tmp_path, sockets, "split", workers, "env", url)
+    assert [rank["error"] for rank in told] == [None] * 2
+    assert len({key for rank in told for key in rank["keys"]}) == sum(len(rank["keys"]) for rank in told) == 10
+    told = run(tmp_path, sockets, "astray", workers, "env", url)
+    errors = [rank["error"] for rank in told if rank["error"]]
+    assert len(errors) == 1
+    assert "ManifestMismatchError" in errors[0] and "has selected other samples than rank" in errors[0]
+
+
 def test_an_error_of_rank_0_is_that_of_all(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
     """An error that rank 0's node finds in the urls is raised on ranks that have not asked."""
     nowhere = tmp_path / "nowhere.sock"

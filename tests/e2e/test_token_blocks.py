@@ -270,3 +270,13 @@ def test_what_is_for_members_is_refused(index: str, daemon: Daemon, option: str,
     options: dict[str, Any] = {option: value}
     with pytest.raises(ConfigError, match="blocks of tokens"):
         ShardReader(index, tokens=TokenBlocks(2), socket=daemon.socket, **options)
+
+
+def test_blocks_are_split_exactly_and_not_selected_by_documents(index: str, daemon: Daemon) -> None:
+    """Parts of a split have each block once between them; an index of documents cannot select blocks."""
+    dataset = ShardDataset(index, tokens=TokenBlocks(LENGTH), socket=daemon.socket)
+    parts = [taken(part) for part in dataset.split(0.7, 0.3, seed=1)]
+    assert Counter(chain(*parts)) == Counter(expected(numbered(SIZES), LENGTH))
+    assert [len(part) for part in parts] == [len(part) for part in dataset.split(0.7, 0.3, seed=1)]
+    with pytest.raises(ConfigError, match="not blocks"):
+        dataset.select(lambda entry: True)

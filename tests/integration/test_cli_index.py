@@ -9,12 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardcache.cli.sample_table import check_same
+from shardcache.errors import ConfigError
+from shardcache.protocol import ShardRef
 from support.buckets import Bucket
 from support.cli import Ran, clean_environment, shardcache
 from support.daemon import Daemon
@@ -99,6 +103,46 @@ def test_the_index_is_the_manifest(daemon: Daemon, store: Path, tmp_path: Path) 
     told = manifest(daemon, f"file://{index}")
     assert told == manifest(daemon, f"file://{store}/")
     assert [(samples, version is None) for _, version, _, samples in told] == [(SAMPLES, False)] * SHARDS
+
+
+def test_a_table_of_the_samples_is_written_beside_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """Keys and sizes of all members, of the versions in the index, though the cache has room for two shards alone."""
+    index, table = tmp_path / "index.json", tmp_path / "index.samples.tar"
+    ran = shardcache("index", "--json", f"file://{store}/", "-o", index, "--samples", socket=daemon.socket)
+    assert ran.code == 0, ran.err
+    progress = [event for event in ran.events if event["event"] == "progress" and "done_shards" in event][:SHARDS]
+    assert [event["done_shards"] for event in progress] == [*range(1, SHARDS + 1)]
+    assert progress[-1]["done_bytes"] == progress[-1]["total_bytes"] == sum(row["filesize"] for row in rows(index))
+    assert (done(ran)["fetched"], done(ran)["known"]) == (0, SHARDS)
+    with tarfile.open(table) as tar:
+        told = [json.load(tar.extractfile(name)) for name in tar.getnames()]  # type: ignore[arg-type]
+    assert [row["version"] for row in told] == [row["etag"] for row in rows(index)]
+    assert [(row["shard"], row["first"], row["samples"]) for row in told] == [
+        (shard, 0, SAMPLES) for shard in range(SHARDS)
+    ]
+    assert [key for row in told for key in row["keys"]] == [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+    assert all(row["sizes"] == {"bin": [SIZES["bin"]] * SAMPLES} for row in told)
+
+
+def test_a_table_needs_a_file_beside_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """Standard output has no place for it; and of a shard that fails, neither file is written."""
+    ran = shardcache("index", f"file://{store}/", "-o", "-", "--samples", socket=daemon.socket)
+    assert ran.code == 2 and "--samples writes a second file" in ran.err
+    (store / "shard-000002.tar").write_bytes(b"no tar" * 1000)
+    ran = shardcache("index", f"file://{store}/", "-o", tmp_path / "index.json", "--samples", socket=daemon.socket)
+    assert ran.code == 1 and "shard-000002.tar" in ran.err
+    assert not [path for path in tmp_path.iterdir() if "index" in path.name]
+
+
+def test_a_table_of_other_versions_is_not_kept() -> None:
+    """A shard that is replaced between the table and the index is named."""
+    before = [ShardRef("s3://a/0.tar", "1"), ShardRef("s3://a/1.tar", "1")]
+    check_same(before, before)
+    with pytest.raises(ConfigError, match="have changed while") as caught:
+        check_same(before, [before[0], ShardRef("s3://a/1.tar", "2")])
+    assert caught.value.url == "s3://a/1.tar"
+    with pytest.raises(ConfigError, match="have changed while"):
+        check_same(before, before[:1])
 
 
 def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path) -> None:

@@ -188,8 +188,11 @@ class Assignment:
         """Return identifiers, of 16 hexadecimal digits, that are equal for datasets with interchangeable states.
 
         One identifies states of dealt shards (False); another, if samples are counted, states of dealt samples (True).
+        Of a selection, samples are always dealt.
         """
         told = [[shard.url for shard in manifest], repr(self.shuffle), self.samples_per_epoch, *self._told]
+        if manifest.choices is not None:
+            return {True: digest([*told, manifest.counts, manifest.selection])}
         found = {False: digest(told)}
         return found if manifest.counts is None else found | {True: digest([*told, manifest.counts])}
 

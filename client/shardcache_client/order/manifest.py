@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import zip_longest
-from typing import Any, overload
+from itertools import chain, repeat, zip_longest
+from typing import Any, Self, overload
 
 from shardcache.errors import ConfigError, ProtocolError
 from shardcache.protocol import ShardRef
+from shardcache_client.order.selection import Choices, narrowed
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,12 @@ class Manifest(Sequence[ShardRef]):
         shards: the shards, with version, size and number of samples where known.
         counts_listed: True if all counts come from index files, where every node finds the same ones; other counts are
             known only to nodes that have fetched the shards.
+        choices: the samples of each shard that belong to the dataset; None for all samples of all shards.
     """
 
     shards: tuple[ShardRef, ...]
     counts_listed: bool = field(default=False, compare=False)
+    choices: Choices | None = None
 
     @classmethod
     def of(cls, shards: Iterable[ShardRef]) -> Manifest:
@@ -61,6 +64,15 @@ class Manifest(Sequence[ShardRef]):
             blocks.append(replace(shard, samples=count(shard.tokens, shard.samples), tokens=None))
         return Manifest(tuple(blocks), counts_listed=True)
 
+    @classmethod
+    def joined(cls, manifests: Sequence[Manifest]) -> Self:
+        """Build from the shards of several manifests, one after another."""
+        choices = None
+        if any(manifest.choices is not None for manifest in manifests):
+            choices = tuple(chain.from_iterable(each.choices or repeat(None, len(each)) for each in manifests))
+        listed = all(manifest.counts_listed for manifest in manifests)
+        return cls(tuple(chain.from_iterable(manifests)), listed, choices)
+
     def __repr__(self) -> str:
         samples = "unknown" if self.samples is None else self.samples
         return f"Manifest(shards={len(self)}, samples={samples}, fingerprint={self.fingerprint!r})"
@@ -80,9 +92,31 @@ class Manifest(Sequence[ShardRef]):
 
     @cached_property
     def counts(self) -> list[int] | None:
-        """Number of samples of each shard; None unless all are known."""
+        """Number of samples of each shard that belong to the dataset; None unless all are known."""
         counts = [shard.samples for shard in self.shards if shard.samples is not None]
-        return counts if len(counts) == len(self.shards) else None
+        if len(counts) < len(self.shards):
+            return None
+        chosen = zip(counts, self.choices or repeat(None), strict=False)
+        return [count if choice is None else choice.count for count, choice in chosen]
+
+    def chosen(self, shard: int) -> Sequence[int] | None:
+        """Return the numbers in the tar of a shard's samples that belong to the dataset, ascending; None for all."""
+        choice = None if self.choices is None else self.choices[shard]
+        return None if choice is None else choice.numbers()
+
+    def select(self, choices: Choices) -> Self:
+        """Return the manifest of the samples chosen among those of this one."""
+        return replace(self, choices=choices if self.choices is None else narrowed(self.choices, choices))
+
+    @cached_property
+    def selection(self) -> str:
+        """32 hexadecimal digits that identify the choices among the samples; empty without any."""
+        if self.choices is None:
+            return ""
+        digest = hashlib.blake2b(digest_size=16)
+        for choice in self.choices:
+            digest.update(repr(choice).encode())
+        return digest.hexdigest()
 
     @property
     def uncounted(self) -> int:
@@ -96,7 +130,7 @@ class Manifest(Sequence[ShardRef]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits (BLAKE2b, RFC 7693) that two manifests share if and only if they are equal."""
+        """32 hexadecimal digits (BLAKE2b, RFC 7693) that two manifests share if and only if their shards are equal."""
         digest = hashlib.blake2b(digest_size=16)
         for shard in self.shards:
             digest.update(json.dumps(shard.to_json()).encode())

@@ -129,6 +129,29 @@ class OneManifest:
         self._compare(store, manifest if counted else _without_counts(manifest), topology)
         self._compared_by = os.getpid()
 
+    def compare_selection(self, name: str, selection: str, topology: Topology) -> None:
+        """Raise ManifestMismatchError if the first rank to compare has selected other samples of the shards.
+
+        As `compare`, but each time, and also if the manifest came from rank 0.
+
+        Args:
+            name: of the dataset, the same on all ranks; datasets that are derived from one have names of their own.
+            selection: identifies the selected samples.
+        """
+        store = self.place.store(topology.world_size) if topology.world_size > 1 and not topology.worker else None
+        if store is None:
+            return
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        key = f"selection/{attempt}/{name}/{topology.world_size}"
+        rank, _, other = store.first(key, f"{topology.rank} {selection}").partition(" ")
+        if other != selection:
+            raise ManifestMismatchError(
+                f"rank {topology.rank} has selected other samples than rank {rank}",
+                url=self._first_url,
+                remedy="give select, subset and split the same arguments on all ranks; a predicate must not depend on "
+                "the rank, on chance, or on the order of calls",
+            )
+
     def _compare(self, store: KeyValueStore, mine: Manifest, topology: Topology) -> None:
         # Processes restarted by torchrun may see other shards than before.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -52,8 +52,10 @@ class TorchRankGroup(RankGroup):
         return self._manifest.settle(resolve)
 
     def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
-        """Raise ManifestMismatchError if this manifest differs from that of the first rank to compare."""
+        """Raise ManifestMismatchError if shards or selection differ from those of the first rank to compare."""
         self._manifest.compare(manifest, topology, counted=counted)
+        if manifest.selection:
+            self._manifest.compare_selection(self._name, manifest.selection, topology)
 
     def of_copy(self) -> TorchRankGroup:
         """Return the group of a copy of the dataset, matched across ranks by the order in which copies are made."""

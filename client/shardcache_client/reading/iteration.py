@@ -20,6 +20,7 @@ from shardcache.errors import (
     ShardTimeoutError,
 )
 from shardcache_client.files.slicing import Sample
+from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.share import Segment
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.position import Progress
@@ -30,20 +31,20 @@ _SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTim
 
 
 def read_segment(
-    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
+    segment: Segment, manifest: Manifest | None, shard_window: ShardWindow, reader_position: Progress
 ) -> Iterator[Sample | None]:
     """Yield the samples of a segment; errors go to the position's handler.
 
     Args:
-        counts: number of samples in each shard of the manifest, if samples are dealt; else None.
+        manifest: the dataset's, if samples are dealt; else None.
     """
-    if segment.mixed:
-        return iter(ShuffledSegment(segment, counts, shard_window, reader_position))
-    return read_in_order(segment, counts, shard_window, reader_position)
+    if segment.mixed or (manifest is not None and manifest.choices is not None):
+        return iter(DrawnSegment(segment, manifest, shard_window, reader_position))
+    return read_in_order(segment, manifest, shard_window, reader_position)
 
 
 def read_in_order(
-    segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
+    segment: Segment, manifest: Manifest | None, shard_window: ShardWindow, reader_position: Progress
 ) -> Iterator[Sample | None]:
     """Read a segment whose pieces come one after another in file order; also from files that are still arriving."""
     for beat, first, last in segment.beats():
@@ -51,7 +52,7 @@ def read_in_order(
         reader_position.begin_beat(beat, first)
         stop = piece.stop if last is None else piece.start + last
         leased_shard = shard_window.take(
-            piece.shard, None if counts is None else counts[piece.shard], (piece.start + first, stop)
+            piece.shard, None if manifest is None else manifest[piece.shard].samples, (piece.start + first, stop)
         )
         try:
             leased_shard.open()
@@ -116,20 +117,23 @@ class _InHand:
     cut: Callable[[int], Sample]
 
 
-class ShuffledSegment:
-    """The samples of a segment, drawn by number: its pieces are each permuted, then mixed. Iterable once."""
+class DrawnSegment:
+    """The samples of a segment, drawn by number: its pieces are each permuted, then mixed. Iterable once.
+
+    Those of a selection are drawn in file order if the segment is not mixed.
+    """
 
     def __init__(
-        self, segment: Segment, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
+        self, segment: Segment, manifest: Manifest | None, shard_window: ShardWindow, reader_position: Progress
     ) -> None:
         self._segment = segment
-        self._counts = counts
+        self._manifest = manifest
         self._shard_window = shard_window
         self._reader_position = reader_position
         self._in_hand: dict[int, _InHand] = {}
 
     def __repr__(self) -> str:
-        return f"ShuffledSegment(in_hand={sorted(self._in_hand)}, {self._shard_window!r})"
+        return f"DrawnSegment(in_hand={sorted(self._in_hand)}, {self._shard_window!r})"
 
     def __iter__(self) -> Iterator[Sample | None]:
         reader_position = self._reader_position
@@ -169,7 +173,8 @@ class ShuffledSegment:
 
     def _open(self, number: int) -> _InHand:
         piece = self._segment.mix.pieces[number]
-        count = None if self._counts is None else self._counts[piece.shard]
+        count = None if self._manifest is None else self._manifest[piece.shard].samples
+        chosen = None if self._manifest is None else self._manifest.chosen(piece.shard)
         leased_shard = self._shard_window.take(piece.shard, count)
         try:
             leased_shard.open()
@@ -178,7 +183,9 @@ class ShuffledSegment:
             self._reader_position.skip(exn)
             cut = _cut_lost
         # Four bytes per number, so that held pieces take hardly any memory, however wide the window.
-        numbers = piece.numbers(count or 0, permuted=self._segment.mixed)
+        numbers = piece.numbers((count or 0) if chosen is None else len(chosen), permuted=self._segment.mixed)
+        if chosen is not None:
+            numbers = [chosen[number] for number in numbers]
         return _InHand(leased_shard, array("I", numbers), cut)
 
     def _draws(self, beat: int, first: int, last: int | None) -> Iterator[Draw]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import TypeVar
@@ -10,8 +10,9 @@ from typing import TypeVar
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.lanes.elastic import Combed
 from shardcache_client.order.lanes.interleaving import Interleaved
+from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.share import Part, Segment
-from shardcache_client.reading.iteration import Draw, ShuffledSegment, drawn, read_segment
+from shardcache_client.reading.iteration import Draw, DrawnSegment, drawn, read_segment
 from shardcache_client.reading.position import Progress
 from shardcache_client.reading.shard_window import ShardWindow
 
@@ -19,16 +20,16 @@ T = TypeVar("T")
 
 
 def read(
-    part: Part, counts: Sequence[int] | None, shard_window: ShardWindow, reader_position: Progress
+    part: Part, manifest: Manifest | None, shard_window: ShardWindow, reader_position: Progress
 ) -> Iterator[Sample | None]:
     """Yield the sample of each place of a part of a reader's share, None in place of one that the handler skipped.
 
     Args:
-        counts: number of samples in each shard of the manifest, if samples are dealt; else None.
+        manifest: the dataset's, if samples are dealt; else None.
     """
     if isinstance(part, Segment):
-        return read_segment(part, counts, shard_window, reader_position)
-    return _Reading(counts, shard_window).places(part, reader_position)
+        return read_segment(part, manifest, shard_window, reader_position)
+    return _Reading(manifest, shard_window).places(part, reader_position)
 
 
 class _Reading:
@@ -38,14 +39,14 @@ class _Reading:
     too, so the lanes take their shards in the order of the plan, whatever happens.
     """
 
-    def __init__(self, counts: Sequence[int] | None, shard_window: ShardWindow) -> None:
-        self._counts = counts
+    def __init__(self, manifest: Manifest | None, shard_window: ShardWindow) -> None:
+        self._manifest = manifest
         self._shard_window = shard_window
 
     def places(self, part: Part, position: Progress) -> Generator[Sample | None]:
         """Yield the sample of each place, None in place of a skipped one."""
         if isinstance(part, Segment):
-            yield from read_segment(part, self._counts, self._shard_window, position)
+            yield from read_segment(part, self._manifest, self._shard_window, position)
         elif isinstance(part, Combed):
             with closing(self.draws(part.passing(), _LanePosition(position))) as draws:
                 at = -1
@@ -65,7 +66,7 @@ class _Reading:
     def draws(self, part: Part, position: Progress) -> Generator[Draw]:
         """Yield each sample as a function that returns it."""
         if isinstance(part, Segment):
-            yield from ShuffledSegment(part, self._counts, self._shard_window, position).draws()
+            yield from DrawnSegment(part, self._manifest, self._shard_window, position).draws()
         else:
             assert isinstance(part, Interleaved)
             lanes = {lane: self.draws(each, position) for lane, each in part.parts().items()}

@@ -17,6 +17,7 @@ from shardcache.errors import (
     ShardChangedError,
 )
 from shardcache.protocol import Arriving, Leased
+from shardcache.tarindex import TarIndex
 from shardcache_client.daemon.session import Grant, Lease
 from shardcache_client.daemon.source import ShardSource
 from shardcache_client.files.slicing import Sample
@@ -128,6 +129,11 @@ class LeasedShard:
     def path(self) -> Path:
         """Path of the tar. This object must be open, and its lease not partial."""
         return self._whole.path
+
+    @property
+    def index(self) -> TarIndex:
+        """The shard's index. This object must be open, and its lease not partial."""
+        return self._whole.index
 
     @property
     def settled(self) -> bool:

@@ -52,15 +52,15 @@ class MappedShard:
         self._view = view
         self._blocks: BlockCutter | None = None
         try:
-            self._index = TarIndex.open(index_path)
+            self.index = TarIndex.open(index_path)
             try:
-                self._map = map_file(path, self._index.header["size_bytes"], in_order=in_order)
+                self._map = map_file(path, self.index.header["size_bytes"], in_order=in_order)
             except BaseException:
-                self._index.close()
+                self.index.close()
                 raise
             if view.blocks is not None:
                 self._blocks = self._cut_blocks(view.blocks)
-            self._samples = len(self._index if self._blocks is None else self._blocks)
+            self._samples = len(self.index if self._blocks is None else self._blocks)
             named = None if is_nameless(path) else path
             self._loan = handover.lend(self._map, named, path.stat().st_ino, url) if handover is not None else None
         except CorruptShardError as exn:
@@ -85,7 +85,7 @@ class MappedShard:
 
         With a handover, it stays mapped until the last value sliced from it is gone.
         """
-        self._index.close()
+        self.index.close()
         if self._loan is None:
             self._map.close()
 
@@ -98,15 +98,15 @@ class MappedShard:
         from shardcache_client.files.block_cutter import BlockCutter  # needs numpy
 
         try:
-            return BlockCutter(blocks, self._index, self._map, self.url)
+            return BlockCutter(blocks, self.index, self._map, self.url)
         except BaseException:
-            self._index.close()
+            self.index.close()
             self._map.close()
             raise
 
     @property
     def _columns(self) -> list[Column | None]:
-        loan, index = self._loan, self._index
+        loan, index = self._loan, self.index
         return named(as_bytes(index.extensions, self._map) if loan is None else loan.columns(index), self._view.name_of)
 
     def __iter__(self) -> Iterator[Sample]:
@@ -120,7 +120,7 @@ class MappedShard:
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number; it raises SampleError for a bad one."""
-        return self._blocks or cutter(self._index, self._columns, self.url)
+        return self._blocks or cutter(self.index, self._columns, self.url)
 
     def samples(self, start: int = 0, stop: int | None = None) -> Iterator[Sample]:
         """Yield each sample from `start` on (up to `stop`): `{"__key__": str, "__url__": str, extension: bytes…}`.
@@ -131,4 +131,4 @@ class MappedShard:
         stop = len(self) if stop is None else min(stop, len(self))
         if self._blocks is not None:
             return map(self._blocks, range(start, stop))
-        return cut(self._index, self._columns, self.url, start, stop)
+        return cut(self.index, self._columns, self.url, start, stop)

@@ -44,9 +44,9 @@ class Source:
     epochs: int | None = None
 
     @property
-    def counts(self) -> Sequence[int] | None:
-        """Number of samples in each shard, if samples are dealt; else None."""
-        return self.manifest.counts if self.deal.counted else None
+    def counted(self) -> Manifest | None:
+        """The manifest, if samples are dealt; None if whole shards."""
+        return self.manifest if self.deal.counted else None
 
 
 def _unheard() -> None:
@@ -189,16 +189,16 @@ class EpochStream:
     def _once(self, session: ShardSource, share: Share, after: Sequence[int]) -> Iterator[Sample | None]:
         plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after)
         session.declare(plan)
-        mixed = any(segment.mixed for segment in share.segments)
+        drawn = self._source.manifest.choices is not None or any(segment.mixed for segment in share.segments)
         shard_window = ShardWindow(
             session,
             plan.reads,
-            partial=False if mixed else None,
+            partial=False if drawn else None,
             handover=self._source.handover,
             view_of=self._source.pipeline.view,
         )
         try:
             for segment in share.segments:
-                yield from read(segment, self._source.counts, shard_window, self.reader_position)
+                yield from read(segment, self._source.counted, shard_window, self.reader_position)
         finally:
             shard_window.empty()

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
 from shardcache import shardlist
-from shardcache.cli.common import complete_path, fail, json_option, print_lines, socket_option, stream, token_member
+from shardcache.cli.common import (
+    complete_path,
+    fail,
+    json_option,
+    print_json,
+    print_lines,
+    socket_option,
+    stream,
+    token_member,
+)
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef, from_here
 from shardcache.tarindex import TokenMember
@@ -57,6 +66,12 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     callback=token_member,
     help="Count tokens, too: those of .npy members with this extension, or of plain arrays (tok:uint16).",
 )
+@click.option(
+    "--samples",
+    "with_samples",
+    is_flag=True,
+    help="Also write a table of the samples, with their keys and sizes, beside it (.samples.tar): for select().",
+)
 @json_option
 @socket_option
 def index(
@@ -64,6 +79,7 @@ def index(
     output: Path,
     relative_to: str | None,
     tokens: TokenMember | None,
+    with_samples: bool,
     as_json: bool,
     socket: Path | None,
 ) -> None:
@@ -76,20 +92,61 @@ def index(
     """
     if as_json and output == _STDOUT:
         raise click.UsageError("--json and -o - both print to standard output")
+    if with_samples and output == _STDOUT:
+        raise click.UsageError("--samples writes a second file beside the index: name a file with -o")
+    patterns = [from_here(url) for url in urls]
+    with _written(_table_of(output.resolve())) if with_samples else contextlib.nullcontext() as table:
+        listed = None if table is None else _write_table(patterns, socket, table, as_json)
+        text = _index(patterns, tokens, socket, output, relative_to, as_json, listed)
+    if output == _STDOUT:
+        click.echo(text, nl=False)
+        return
+    with _written(output.resolve()) as file:
+        file.write(text.encode())
+
+
+def _index(
+    patterns: list[str],
+    tokens: TokenMember | None,
+    socket: Path | None,
+    output: Path,
+    relative_to: str | None,
+    as_json: bool,
+    listed: Sequence[ShardRef] | None,
+) -> str:
+    """Return the content of the index; fail unless it is of the shards listed, if there is a list."""
     found: dict[int, ShardRef] = {}
     member = None if tokens is None else str(tokens)
     failed = stream(
         socket,
-        lambda daemon: _noted(daemon.index([from_here(url) for url in urls], member), found),
+        lambda daemon: _noted(daemon.index(patterns, member), found),
         print_lines if as_json else lambda events: _show_events(events, output),
     )
     if failed:
         fail()
-    text = shardlist.write([found[number] for number in sorted(found)], relative_to)
-    if output == _STDOUT:
-        click.echo(text, nl=False)
-    else:
-        _write(output.resolve(), text)
+    refs = [found[number] for number in sorted(found)]
+    if listed is not None:
+        from shardcache.cli.sample_table import check_same
+
+        check_same(listed, refs)
+    return shardlist.write(refs, relative_to)
+
+
+def _table_of(output: Path) -> Path:
+    from shardcache.tarindex.listing import SUFFIX
+
+    return output.with_suffix(SUFFIX)
+
+
+def _write_table(patterns: list[str], socket: Path | None, file: IO[bytes], as_json: bool) -> list[ShardRef]:
+    """Write the table of samples and show the progress; return the shards that it lists."""
+    from shardcache.cli.display.output import ByteProgress, make_console
+    from shardcache.cli.sample_table import write_table
+
+    if as_json:
+        return write_table(patterns, socket, file, print_json)
+    with ByteProgress(make_console(), "listing samples") as bar:
+        return write_table(patterns, socket, file, bar.update)
 
 
 async def _noted(events: AsyncGenerator[Json, None], found: dict[int, ShardRef]) -> AsyncGenerator[Json, None]:
@@ -117,12 +174,16 @@ async def _show_events(events: AsyncIterator[Json], output: Path) -> int:
     return failed
 
 
-def _write(path: Path, text: str) -> None:
-    """Write the file atomically. Raises ShardcacheError."""
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for writing that appears under its name when the block ends: whole, or not at all.
+
+    Raises ShardcacheError if it cannot be written.
+    """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("xb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

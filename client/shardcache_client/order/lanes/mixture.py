@@ -47,8 +47,8 @@ class MixedSource:
     @property
     def identity(self) -> list[object]:
         """What states of a mixture must agree in: a JSON value."""
-        unit = [self.unit] if self.unit else []
-        return [self.name, [shard.url for shard in self.manifest], self.manifest.counts, repr(self.shuffle), *unit]
+        further = [each for each in (self.unit, self.manifest.selection) if each]
+        return [self.name, [shard.url for shard in self.manifest], self.manifest.counts, repr(self.shuffle), *further]
 
     @property
     def samples(self) -> int:

@@ -1,0 +1,88 @@
+"""Writing of a sample table: a tar with the keys and member sizes of all samples of a dataset."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from shardcache.errors import ConfigError
+from shardcache.protocol import ShardRef, socket_path
+from shardcache.tarindex import rows_of
+from shardcache_client.daemon.connection import Reader, resolve
+from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.order.plan import plan_reading
+from shardcache_client.reading.shard_window import ShardWindow
+
+_JOB = "shardcache index"
+_TIMEOUT_S = 300.0
+
+
+def write_table(
+    urls: Sequence[str], socket: Path | None, file: IO[bytes], tell: Callable[[dict[str, Any]], object]
+) -> list[ShardRef]:
+    """Write the table of the present versions of the shards; return these in its order, each url once.
+
+    The shards pass through the cache, prefetched by the daemon; their indexes are read from there. Raises the errors of
+    a dataset.
+
+    Args:
+        tell: called for each shard, with `done_shards` and `shards`, `done_bytes` and `total_bytes`.
+    """
+    where, reader = socket_path(socket), Reader(_JOB)
+    listed = {ref.url: ref for ref in resolve(where, reader, urls, _TIMEOUT_S)}
+    plan = plan_reading([ShardRef(url) for url in listed], 0, range(len(listed)), ())
+    session = Session(where, reader, Patience(_TIMEOUT_S))
+    window = ShardWindow(session, plan.reads, partial=False, handover=None)
+    sizes = [ref.size_bytes for ref in listed.values()]
+    total_bytes = None if None in sizes else sum(filter(None, sizes))
+    found: list[ShardRef] = []
+    try:
+        session.declare(plan)
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for number in range(len(listed)):
+                found.append(_add(tar, number, window))
+                done_bytes = sum(size or 0 for size in sizes[: number + 1])
+                tell(
+                    {
+                        "event": "progress",
+                        "done_shards": number + 1,
+                        "shards": len(listed),
+                        "done_bytes": done_bytes,
+                        "total_bytes": total_bytes,
+                    }
+                )
+    finally:
+        window.empty()
+        session.close()
+    return found
+
+
+def _add(tar: tarfile.TarFile, number: int, window: ShardWindow) -> ShardRef:
+    """Add the rows of the next shard, and return what they are of."""
+    leased_shard = window.take(number, None)
+    leased_shard.open()
+    try:
+        facts = leased_shard.index.header
+        for row in rows_of(leased_shard.index):
+            content = json.dumps({"shard": number, "version": facts["version"], **row}, separators=(",", ":")).encode()
+            member = tarfile.TarInfo(f"{number:08d}-{row['first']:08d}.json")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        return ShardRef(facts["url"], facts["version"], facts["origin_bytes"], len(leased_shard))
+    finally:
+        window.give_back(leased_shard)
+
+
+def check_same(listed: Sequence[ShardRef], indexed: Sequence[ShardRef]) -> None:
+    """Raise ConfigError unless a table lists the same versions of the same shards as an index."""
+    if [ref.version for ref in listed] != [ref.version for ref in indexed]:
+        changed = (after.url for before, after in zip(listed, indexed, strict=False) if before.version != after.version)
+        raise ConfigError(
+            "the shards have changed while they were read",
+            url=next(changed, None),
+            remedy="run the command again; unchanged shards that are still cached are not fetched again",
+        )

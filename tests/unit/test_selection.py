@@ -1,0 +1,171 @@
+"""Selections: which samples of each shard they choose, and how they combine."""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from itertools import accumulate, chain, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.errors import ConfigError
+from shardcache.protocol import ShardRef
+from shardcache.tarindex import Samples, entries_of, rows_of
+from shardcache_client.order.deal import Assignment
+from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.selection import By, Choices, Marked, split, subset
+from shardcache_client.selecting import _select
+
+COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(any)
+FRACTIONS = st.lists(st.integers(1, 20), min_size=1, max_size=5).map(lambda each: [one / sum(each) for one in each])
+
+
+def manifest(counts: list[int]) -> Manifest:
+    """Return a manifest of shards with so many samples."""
+    return Manifest.of(ShardRef(f"s3://a/{number}.tar", "v", 1, count) for number, count in enumerate(counts))
+
+
+def numbers(counts: list[int], choices: Choices) -> list[int]:
+    """Return the numbers in the dataset of the samples chosen."""
+    chosen = manifest(counts).select(choices)
+    firsts = [0, *accumulate(counts)]
+    found: list[int] = []
+    for shard, count in enumerate(counts):
+        own = chosen.chosen(shard)
+        found += [firsts[shard] + number for number in (range(count) if own is None else own)]
+    return found
+
+
+@given(st.lists(st.booleans(), max_size=100))
+def test_marks_are_kept_in_a_bit_each(marks: list[bool]) -> None:
+    """All is None; any other is the numbers marked, in an eighth of a byte per sample."""
+    choice = Marked.of(marks)
+    assert (choice is None) == all(marks)
+    if choice is not None:
+        assert list(choice.numbers()) == [number for number, mark in enumerate(marks) if mark]
+        assert choice.count == sum(marks)
+        assert len(choice.bits) <= -(-len(marks) // 8)
+
+
+@given(COUNTS, FRACTIONS, st.integers(0, 5), st.sampled_from(["samples", "shards"]))
+def test_a_split_has_every_sample_once(counts: list[int], fractions: list[float], seed: int, by: By) -> None:
+    """Sizes are right to a sample, of the whole and nearly so of each shard; or to a shard, and shards stay whole."""
+    try:
+        parts = split(counts, fractions, seed, by)
+    except ConfigError as exn:
+        assert "is empty" in exn.message
+        return
+    assert [sorted(numbers(counts, part)) for part in parts] == [numbers(counts, part) for part in parts]
+    assert sorted(chain.from_iterable(numbers(counts, part) for part in parts)) == list(range(sum(counts)))
+    error = 1 if by == "samples" else 1 + 2 * max(counts)
+    for fraction, choices in zip(fractions, parts, strict=True):
+        chosen = manifest(counts).select(choices)
+        assert chosen.samples == len(numbers(counts, choices))
+        assert abs(chosen.samples - fraction * sum(counts)) <= error
+        for count, size in zip(counts, chosen.counts or (), strict=True):
+            if by == "shards":
+                assert size in (0, count)
+            else:
+                assert abs(size - fraction * count) < 5
+    assert split(counts, fractions, seed, by) == parts
+
+
+def test_another_seed_is_another_split() -> None:
+    """And each is random: neither the first samples nor every tenth."""
+    one, other = (numbers([100, 100], split([100, 100], (0.9, 0.1), seed, "samples")[1]) for seed in (0, 1))
+    assert one != other
+    assert len({after - before for before, after in pairwise(one)}) > 3
+    shards = [numbers([1] * 50, split([1] * 50, (0.9, 0.1), seed, "shards")[1]) for seed in (0, 1)]
+    assert shards[0] != shards[1] and len(shards[0]) == 5
+
+
+@pytest.mark.parametrize("fractions", [(), (0.5,), (0.5, 0.6), (1.5, -0.5), (1.0, 0.0), (float("nan"), 1.0)])
+def test_fractions_that_do_not_divide_are_refused(fractions: tuple[float, ...]) -> None:
+    """So is a part that would be empty."""
+    with pytest.raises(ConfigError, match="fractions of the split"):
+        split([10], fractions, 0, "samples")
+    with pytest.raises(ConfigError, match=r"part 1 of the split, 0\.01 of 10 samples in 2 shards, is empty"):
+        split([5, 5], (0.99, 0.01), 0, "samples")
+
+
+@given(COUNTS, st.data())
+def test_choices_within_choices(counts: list[int], data: st.DataObject) -> None:
+    """The second counts the samples of the first; whatever the kinds."""
+    total = sum(counts)
+    outer = subset(counts, data.draw(st.sets(st.integers(-total, total - 1), min_size=1)))
+    chosen = numbers(counts, outer)
+    within = manifest(counts).select(outer)
+    assert within.counts is not None and sum(within.counts) == len(chosen)
+    inner = subset(within.counts, data.draw(st.sets(st.integers(0, len(chosen) - 1))))
+    for choices in (inner, *split(within.counts, (1.0,), 0, "samples")):
+        both = pickle.loads(pickle.dumps(within.select(choices)))
+        assert both.choices is not None
+        places = numbers(within.counts, choices)
+        assert numbers(counts, both.choices) == [chosen[place] for place in places]
+        assert both.samples == len(places)
+
+
+def test_other_samples_are_another_dataset() -> None:
+    """States of a selection fit no other of the same size, nor the whole; manifests have the same shards."""
+    whole = manifest([4, 4])
+    first, second = whole.select(subset([4, 4], [0, 5])), whole.select(subset([4, 4], [1, 5]))
+    assert first.counts == second.counts == [1, 1]
+    identities = [Assignment().identities(each) for each in (whole, first, second)]
+    assert len({names[True] for names in identities}) == 3
+    assert [False in names for names in identities] == [True, False, False]  # a selection never deals whole shards
+    assert first.fingerprint == whole.fingerprint
+    joined = Manifest.joined([first, whole, second])
+    assert joined.counts == [1, 1, 4, 4, 1, 1]
+    assert [joined.chosen(shard) for shard in range(6)] == [[0], [1], None, None, [1], [1]]
+    assert Manifest.joined([whole, whole]).choices is None
+
+
+def tables(count: int) -> Samples:
+    """Return the tables of samples of which every other one has a caption."""
+    samples = Samples(extensions=["jpg", "txt"])
+    for number in range(count):
+        samples.begin(b"%d" % number)
+        samples.starts += array("Q", [100, 200] if number % 2 else [100])
+        samples.ends += array("Q", [100 + number, 207] if number % 2 else [100 + number])
+        samples.extension_ids += array("I", [0, 1] if number % 2 else [0])
+    samples.end()
+    return samples
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])
+def test_rows_tell_keys_and_sizes(count: int) -> None:
+    """In pieces of bounded size; a shard without samples has a row, so that it is not missing."""
+    rows = list(rows_of(tables(count), most=10))
+    assert len(rows) == max(1, -(-count // 10))
+    entries = [entry for row in rows for entry in entries_of(row, "url")]
+    assert [(entry.key, entry.sizes) for entry in entries] == [
+        (str(number), {"jpg": number, "txt": 7} if number % 2 else {"jpg": number}) for number in range(count)
+    ]
+    told = [("table", {"shard": 0, "version": "v", **row}) for row in rows]
+    choices = _select(manifest([count]), told, lambda entry: "txt" in entry.sizes)
+    assert numbers([count], choices) == list(range(1, count, 2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": "w"},
+        {"samples": 8},
+        {"first": 1},
+        {"shard": 1},
+        {"shard": None},
+        {"keys": 1},
+        {"sizes": {"jpg": []}},
+    ],
+    ids=str,
+)
+def test_a_table_of_other_shards_is_refused(change: dict[str, object]) -> None:
+    """One that was replaced since, cut off, or is no table at all."""
+    row = {"shard": 0, "version": "v", **next(rows_of(tables(9)))}
+    assert _select(manifest([9]), [("t", row)], bool) == (None,)
+    with pytest.raises(ConfigError, match="table"):
+        _select(manifest([9]), [("t", row | change)], bool)
+    with pytest.raises(ConfigError, match="lack this shard"):
+        _select(manifest([9, 9]), [("t", row)], bool)
