@@ -17,6 +17,7 @@ from shardcache_client.handlers import (
 )
 
 if TYPE_CHECKING:
+    from shardcache.tarindex import IndexEntry
     from shardcache_client.dataset import ShardDataset
     from shardcache_client.files.blocks import TokenBlocks
     from shardcache_client.lengths.batching import batch_by_length
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shardcache_client.reader import ShardReader
 
 __all__ = [
+    "IndexEntry",
     "Mixture",
     "MixtureReader",
     "ShardDataset",
@@ -44,6 +46,7 @@ __all__ = [
 
 # Imported at their first use: most need torch, and daemon-side tools use the rest of this package without it.
 _MODULES = {
+    "IndexEntry": "selecting",
     "Mixture": "mixture",
     "MixtureReader": "mixture_reader",
     "ShardDataset": "dataset",

@@ -48,8 +48,7 @@ class _Held:
 class IndexedShards(Generic[T_co]):
     """A map-style dataset: `samples[i]` is sample i in the order of `urls`, decoded. Made by `ShardReader.indexed`.
 
-    For evaluation with a sampler of one's own, such as torch's DistributedSampler, for `torch.utils.data.Subset` and
-    `random_split`, and for looking at data:
+    For evaluation with a sampler of one's own, such as torch's DistributedSampler, and for looking at data:
 
         samples = dataset.indexed()
         loader = DataLoader(samples, batch_size=64, sampler=DistributedSampler(samples, shuffle=False), num_workers=8)
@@ -57,7 +56,8 @@ class IndexedShards(Generic[T_co]):
     The shard of a sample is fetched as a whole when one of its samples is first asked for, and held until `window`
     others have been asked for since. So samples in order, or near each other, cost what they cost a ShardDataset, while
     a random order over a dataset larger than the cache fetches a shard for almost every sample: train with a
-    ShardDataset, whose order is made for shards. Nothing is prefetched.
+    ShardDataset, whose order is made for shards. Nothing is prefetched, and no sample is fetched alone: only a whole
+    shard can be verified. For looking at single samples of a large dataset, small shards are quicker.
 
     Each process holds its own shards; a DataLoader's workers get a copy that holds none.
 

@@ -72,6 +72,17 @@ def test_a_split_has_every_sample_once(counts: list[int], fractions: list[float]
     assert split(counts, fractions, seed, by) == parts
 
 
+def test_a_split_is_pinned() -> None:
+    """What was a validation sample stays one: with another release, too, and whatever numpy there is."""
+    counts = [10, 0, 7]
+    parts = [numbers(counts, part) for part in split(counts, (0.6, 0.3, 0.1), 1, "samples")]
+    assert parts == [[2, 4, 5, 6, 8, 9, 13, 14, 15, 16], [0, 1, 3, 11, 12], [7, 10]]
+    assert [numbers([1] * 8, part) for part in split([1] * 8, (0.75, 0.25), 1, "shards")] == [
+        [0, 1, 2, 3, 4, 7],
+        [5, 6],
+    ]
+
+
 def test_another_seed_is_another_split() -> None:
     """And each is random: neither the first samples nor every tenth."""
     one, other = (numbers([100, 100], split([100, 100], (0.9, 0.1), seed, "samples")[1]) for seed in (0, 1))
