@@ -17,8 +17,9 @@ MANY = 200_000
 
 @pytest.fixture(autouse=True)
 def thresholds() -> Iterator[None]:
-    """Leave this process's collector as it was."""
+    """Begin with Python's own thresholds, and leave this process's collector as it was."""
     before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
