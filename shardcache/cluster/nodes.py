@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from braceexpand import UnbalancedBracesError, braceexpand
+from braceexpand import braceexpand
 
 from shardcache.errors import ConfigError
 
@@ -76,7 +76,7 @@ def _expanded(item: str) -> Iterator[str]:
             if number == _MOST:
                 raise ConfigError(f"{item!r} stands for more than {_MOST:,} nodes", remedy="list fewer nodes")
             yield entry
-    except UnbalancedBracesError:
+    except ValueError:
         raise ConfigError(f"{item!r} has unbalanced braces", remedy="write node{1..8} or node[1-8]") from None
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardcache.cluster.ring import Ring
-
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.topology import Topology

@@ -96,7 +96,9 @@ def test_a_cached_part_is_only_for_those_whom_the_store_lets_read(cluster: Clust
     tampered = right[:-1] + ("0" if last != "0" else "1")
     unsigned = right.partition("?")[0]
     for url in (cluster.signed(name, "wrong"), tampered, unsigned, cluster.signed(SHARDS[1]).replace(SHARDS[1], name)):
-        statuses = [cluster.part(name, node, owner=owner, url=url).status for node in range(3) for owner in (True, False)]
+        statuses = [
+            cluster.part(name, node, owner=owner, url=url).status for node in range(3) for owner in (True, False)
+        ]
         assert statuses == 6 * [403]
 
 

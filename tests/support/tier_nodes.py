@@ -120,9 +120,7 @@ class TierNodes:
         """Return the address of a node's front."""
         return node.at(self._front_port)
 
-    def get(
-        self, server: str, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None
-    ) -> Answer:
+    def get(self, server: str, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> Answer:
         """Request a url of the object store from a front or an owner, HOST:PORT."""
         host, _, port = server.rpartition(":")
         parts = urlsplit(url)

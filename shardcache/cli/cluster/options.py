@@ -46,7 +46,9 @@ def tls_options(command: Command) -> Command:
         ("ca", "ca.pem", "Certificate of the cluster's authority"),
     ):
         default = f"/etc/shardcache/tier/{file}"
-        command = click.option(f"--{name}", default=default, show_default=True, metavar="FILE", help=f"{text}.")(command)
+        command = click.option(f"--{name}", default=default, show_default=True, metavar="FILE", help=f"{text}.")(
+            command
+        )
     return click.option(
         "--plain", is_flag=True, help="Plain HTTP between the nodes: whoever reaches an owner's port reads the traffic."
     )(command)
