@@ -31,6 +31,7 @@ from benchmarks import (
     restart,
     sharing,
     shuffle,
+    tokens,
     warm,
 )
 from benchmarks.table import Row, render
@@ -42,6 +43,7 @@ PARTS = {
     "warm": warm.measure,
     "batches": batches.measure,
     "decoded": decoded.measure,
+    "tokens": tokens.measure,
     "handover": handover.measure,
     "cold": cold.measure,
     "half": half.measure,
