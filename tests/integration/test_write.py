@@ -20,7 +20,8 @@ from support.guard import GUARD_S
 from support.processes import running, wait_until_ended
 from support.written import rows, samples, shards
 
-SIZE = ("--shard-size", "20kB")
+# One process, for each costs half a second of a core; the tests that are about several say how many.
+SIZE = ("--shard-size", "20kB", "--workers", "1")
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_the_bytes_depend_on_input_and_settings_alone(photos: Path, tmp_path: Pa
     runs = {
         "one": (photos, "--workers", "1"),
         "three": (copy, "--workers", "3"),
-        "seed": (photos, "--shuffle", "7"),
+        "seed": (photos, "--shuffle", "7", "--workers", "2"),
         "again": (copy, "--shuffle", "7", "--workers", "1"),
     }
     for name, (source, *flags) in runs.items():
