@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from shardcache_client import ShardDataset
+from shardcache_client import ShardDataset, ShardReader, TokenBlocks
 from support.daemon import Daemon, eventually
 from support.faulty_s3 import BUCKET, Fault, FaultyS3
 from support.guard import GUARD_S
 from support.tars import make_tar, random_samples
+from support.token_shards import token_tar
 
 PART_BYTES = 64 * 1024
 PARTS = 8
@@ -134,6 +135,21 @@ async def test_what_is_cached_is_served_while_the_store_is_away(daemon: Daemon, 
     assert await asyncio.to_thread(read, daemon, url) == samples_of(0)
     await asyncio.to_thread(daemon.restart)
     assert await asyncio.to_thread(read, daemon, url) == samples_of(0)
+
+
+async def test_numbers_of_tokens_outlast_an_outage(daemon: Daemon, faulty: FaultyS3) -> None:
+    """The index file that was read last is used while the store is away, and has all that blocks of tokens need."""
+    faulty.put("0.tar", token_tar([[1, 2, 3], [4]]))
+    row = {"url": "0.tar", "nsamples": 2, "ntokens": 4}
+    url = faulty.put("index.json", json.dumps({"wids_version": 1, "shardlist": [row]}).encode())
+
+    def blocks() -> list[list[int]]:
+        return [sample["tokens"].tolist() for sample in ShardReader(url, tokens=TokenBlocks(2), socket=daemon.socket)]
+
+    assert await asyncio.to_thread(blocks) == [[1, 2], [3, 4]]
+    faulty.fail("index.json", Fault.SERVER_ERROR, method="HEAD", times=1000)
+    await asyncio.to_thread(daemon.restart)
+    assert await asyncio.to_thread(blocks) == [[1, 2], [3, 4]]
 
 
 async def test_a_new_version_is_served_once_it_is_known(daemon: Daemon, faulty: FaultyS3) -> None:

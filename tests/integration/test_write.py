@@ -140,9 +140,9 @@ def test_compressed_lines_give_the_same_shards(tmp_path: Path, codec: str, flags
     for folder in (plain, packed):
         folder.mkdir()
     (plain / "a.jsonl").write_bytes(b"".join(pieces))
-    (plain / "b.jsonl").write_bytes(pieces[0])
+    (plain / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 30)
     (packed / f"a.jsonl{codec}").write_bytes(b"".join(map(CODECS[codec], pieces)))  # several members or frames
-    (packed / f"b.jsonl{codec}").write_bytes(CODECS[codec](pieces[0]))
+    (packed / f"b.jsonl{codec}").write_bytes(CODECS[codec](b'{"text": "b"}\n' * 30))
     for name, workers in (("plain", "1"), ("packed", "2")):
         ran = shardcache("write", tmp_path / name, tmp_path / f"{name}-out", *SIZE, "--workers", workers, *flags)
         assert ran.code == 0, ran.err

@@ -34,6 +34,7 @@ shards = st.lists(
         st.text("0123456789abcdef-", min_size=1),
         st.integers(0),
         st.integers(0),
+        st.none() | st.integers(0),
     )
 )
 
@@ -93,6 +94,7 @@ def test_an_etag_is_compared_as_its_store_gives_it(url: str, written: str, versi
         ("nsamples", True),
         ("nsamples", -1),
         ("filesize", "1 GB"),
+        ("ntokens", 1.5),
         ("etag", 7),
         ("url", None),
     ],
