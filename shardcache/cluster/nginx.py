@@ -21,6 +21,7 @@ from shardcache.errors import ConfigError
 
 PEERS = "/.shardcache/peers"
 STATUS = "/.shardcache/status"
+OTHERS = "/.shardcache/nodes"
 STATUS_FILE = "status.json"
 ACCESS_LOG = "access.log"
 
@@ -135,6 +136,8 @@ def _requests(tier: Tier) -> Iterable[str]:
         "default 0;",
         *(f'"~^GET bytes=[0-9]+-[0-9]+\\|{condition}$" 1;' for condition in conditions),
     )
+    yield "# A signature does not change which object is meant; other arguments may, and two objects may share an ETag."
+    yield _block("map $args $object", "default $request_uri;", '"~*(^|&)X-Amz-Signature=" $path;')
     yield "# Where a request may lead: to a store by its own name, or to a name below it, such as a bucket's."
     yield _block("map $http_host $store", 'default "";', *_mapped(tier, _store_url))
     yield _block("map $http_host $store_name", 'default "";', *_mapped(tier, lambda _tier, store: store.host))
@@ -172,6 +175,8 @@ def _upstreams(tier: Tier) -> Iterable[str]:
         "keepalive 64;",
         f"keepalive_timeout {_IDLE_S - 1}s;",
     )
+    for number, node in enumerate(tier.nodes):
+        yield _block(f"upstream node-{number}", f"server {node.at(tier.owner_port)};")
     for store in tier.stores:
         if store.is_address or not tier.resolvers:
             yield _block(f"upstream {_group(tier, store)}", f"server {store.server};", "keepalive 64;")
@@ -179,6 +184,9 @@ def _upstreams(tier: Tier) -> Iterable[str]:
 
 def _front(tier: Tier, node: Node) -> str:
     tls = tier.tls_of(node)
+    scheme, client_tls = "http", tuple[str, ...]()
+    if tls is not None:
+        scheme, client_tls = "https", tuple(_client_tls(tls.ca, tls.certificate, tls.key))
     # The front's patience ends before the daemon's, so that it learns which owner is silent.
     patience_s = max(1, math.floor(0.9 * tier.stall_timeout_s))
     return _block(
@@ -188,10 +196,10 @@ def _front(tier: Tier, node: Node) -> str:
         _block(
             "location /",
             *_refusals(),
-            f"proxy_pass {'http' if tls is None else 'https'}://owners;",
+            f"proxy_pass {scheme}://owners;",
             "proxy_set_header Host $http_host;",
             'proxy_set_header Connection "";',
-            *(() if tls is None else _client_tls(tls.ca, tls.certificate, tls.key)),
+            *client_tls,
             "proxy_connect_timeout 1s;",
             f"proxy_read_timeout {patience_s}s;",
             "proxy_send_timeout 5s;",
@@ -199,6 +207,15 @@ def _front(tier: Tier, node: Node) -> str:
             "proxy_next_upstream_tries 3;",
             "proxy_next_upstream_timeout 5s;",
             "proxy_max_temp_file_size 0;",
+        ),
+        "# The other nodes, for `shardcache doctor`, which has no certificate.",
+        _block(
+            f'location ~ "^{OTHERS}/([0-9]+)/(peers|status)$"',
+            "access_log off;",
+            f"proxy_pass {scheme}://node-$1/.shardcache/$2;",
+            *client_tls,
+            "proxy_connect_timeout 1s;",
+            "proxy_read_timeout 2s;",
         ),
     )
 
@@ -241,7 +258,7 @@ def _cached_part(tier: Tier) -> Iterable[str]:
     lock_s = math.ceil(3 * tier.stall_timeout_s)
     yield "auth_request /.shardcache/may;"
     yield "proxy_cache parts;"
-    yield 'proxy_cache_key "$http_host$path|$http_if_match|$http_if_unmodified_since|$http_range";'
+    yield 'proxy_cache_key "$http_host$object|$http_if_match|$http_if_unmodified_since|$http_range";'
     yield "proxy_cache_valid 206 3650d;"
     yield "proxy_cache_bypass $http_x_shardcache_fresh;  # fetches and caches again: what is cached may be damaged"
     yield "proxy_cache_lock on;"

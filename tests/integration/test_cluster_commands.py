@@ -174,19 +174,53 @@ def test_a_node_runs_follows_its_list_and_stops(tmp_path: Path) -> None:
             time.sleep(0.1)
         shown = shardcache(*status)
         assert shown.code == 1 and [node["up"] for node in shown.json["nodes"]] == [True, False]
-        assert _tier_finding(tmp_path, front)["state"] == "ok"
+        found = _tier_findings(tmp_path, front)
+        assert [finding["state"] for finding in found] == ["ok", "failed"]  # the second node is not there
+        assert found[1]["found"] == "node 2 of the tier does not answer"
         process.send_signal(signal.SIGTERM)
         assert process.wait(GUARD_S) == 0
-        assert _tier_finding(tmp_path, front)["state"] == "failed"
+        assert [finding["state"] for finding in _tier_findings(tmp_path, front)] == ["failed"]
         assert (tmp_path / "cache" / "clean").exists()
     finally:
         process.kill()
         process.wait()
 
 
-def _tier_finding(folder: Path, front: int) -> dict[str, str]:
+@needs_nginx
+def test_doctor_compares_the_nodes_and_names_who_bypasses_the_tier(secure: TierNodes, tmp_path: Path) -> None:
+    """By way of its own nginx, without a certificate: a node that has another list, and origins without a tier."""
+    nodes, front = secure.tier.nodes, secure.front(secure.tier.nodes[0])
+    assert [finding["state"] for finding in _tier_findings(tmp_path, front)] == ["warning"]  # no figures
+    config = secure.folder / "node2.conf"
+    secure.kill(nodes[1])
+    config.write_text(config.read_text().replace(secure.tier.digest, "0" * 16))
+    secure.start(nodes[1], config)
+    try:
+        found = [finding["found"] for finding in _tier_findings(tmp_path, front)]
+    finally:
+        secure.kill(nodes[1])
+        secure.start(nodes[1])
+    assert found[1:] == ["node2 has another list of the tier's nodes"]
+    tables = f"""
+[[origin]]
+match = "gs://data/"
+tier = "{front}"
+[[origin]]
+match = "s3://odd/"
+tier = "{front}"
+storage_options = {{ config_kwargs = {{}} }}
+"""
+    bypassing = _tier_findings(tmp_path, front, tables, check="tier.bypass")
+    assert [finding["cause"] for finding in bypassing] == [
+        "only S3 and web servers can have a tier, not gs://",
+        "storage_options has config_kwargs, which only the SDK supports",
+    ]
+
+
+def _tier_findings(folder: Path, front: int | str, tables: str = "", check: str = "tier.reach") -> list[dict[str, str]]:
     """Return what doctor finds about the tier of an origin."""
     config = folder / "shardcache.toml"
-    config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "127.0.0.1:{front}"\n')
+    address = front if isinstance(front, str) else f"127.0.0.1:{front}"
+    config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "{address}"\n{tables}')
     ran = shardcache("doctor", "--quick", "--config", config, "--cache-dir", folder / "daemon", "--json", STORE)
-    return next(dict(finding) for finding in ran.json["findings"] if finding["check"] == "tier.reach")
+    return [dict(finding) for finding in ran.json["findings"] if finding["check"] == check]

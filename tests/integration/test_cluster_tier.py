@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -141,4 +143,35 @@ def test_no_signature_is_logged(cluster: Cluster) -> None:
     cluster.part(name, url=cluster.signed(name, "wrong"))
     kept = [path for path in folder.rglob("*") if path.is_file() and "/run/" not in str(path)]
     assert {"access.log", "node1.stderr"} <= {path.name for path in kept}
-    assert [path for path in kept if re.search(rb"X-Amz-(Signature|Credential)", path.read_bytes())] == []
+    assert [path for path in kept if re.search(rb"X-Amz-(Signature|Credential)=[0-9A-Za-z]", path.read_bytes())] == []
+
+
+class ByArgument(http.server.BaseHTTPRequestHandler):
+    """Files chosen by an argument of the url; all have one ETag, as of one second and one size."""
+
+    def do_GET(self) -> None:
+        """Answer a range of the file."""
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        body = (self.path.encode() * 100)[first : last + 1]
+        self.send_response(206)
+        self.send_header("ETag", '"any"')
+        self.send_header("Content-Range", f"bytes {first}-{last}/1000")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Log nothing."""
+
+
+def test_arguments_of_a_url_tell_files_apart() -> None:
+    """A file that another argument chooses is never answered from the cache, even with the same ETag."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ByArgument) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = f"http://127.0.0.1:{server.server_port}"
+        with TierNodes([store], 1) as nodes:
+            front, headers = nodes.front(nodes.tier.nodes[0]), {"Range": "bytes=0-99", "If-Match": '"any"'}
+            answers = [nodes.get(front, f"{store}/get?file={name}", headers) for name in "aba"]
+        server.shutdown()
+    assert [answer.headers["x-shardcache-tier"] for answer in answers] == ["MISS", "MISS", "HIT"]
+    assert answers[0].body == answers[2].body != answers[1].body

@@ -83,11 +83,16 @@ class TierNodes:
     ) -> None:
         self._stack.close()
 
-    def start(self, node: Node) -> None:
-        """Start a node's nginx, and wait until it answers."""
+    def start(self, node: Node, config: Path | None = None) -> None:
+        """Start a node's nginx, and wait until it answers.
+
+        Args:
+            config: file to use as it is; None for the rendered one.
+        """
         assert NGINX is not None
-        config = self.folder / f"{node.name}.conf"
-        config.write_text(render(replace(self.tier, front=self.front(node)), node))
+        if config is None:
+            config = self.folder / f"{node.name}.conf"
+            config.write_text(render(replace(self.tier, front=self.front(node)), node))
         for path in (self.tier.cache(node), self.tier.run(node)):
             path.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{node.name}.stderr").open("ab") as log:

@@ -55,6 +55,7 @@ CHECKS = (
     Check("kernel.mappings", "the kernel's limits", kernel.mappings),
     Check("kernel.shared_memory", "the kernel's limits", kernel.shared_memory),
     Check("kernel.memory", "the kernel's limits", kernel.memory),
+    Check("tier.bypass", "the cluster's tier", tier.bypasses),
     Check("tier.reach", "the cluster's tier", tier.reach),
     Check("store.reach", "the object stores", stores.probe, measures=True),
 )
