@@ -68,8 +68,8 @@ def _process(tier: Tier, node: Node) -> Iterable[str]:
 
 
 def _logging(tier: Tier, node: Node) -> Iterable[str]:
-    yield "# Signatures are in the arguments of urls: the access log has none, and messages about a request, which quote"
-    yield "# it whole, are not logged."
+    yield "# Signatures are in the arguments of urls: the access log omits them, and nginx's messages about requests,"
+    yield "# which quote the whole url, are not logged."
     yield "error_log stderr emerg;"
     yield 'map $request_uri $path { default ""; "~^(?<raw_path>/[^?#|]*)([?]|$)" $raw_path; }'
     fields = {

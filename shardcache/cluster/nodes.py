@@ -76,7 +76,7 @@ def _expanded(item: str) -> Iterator[str]:
             if number == _MOST:
                 raise ConfigError(f"{item!r} stands for more than {_MOST:,} nodes", remedy="list fewer nodes")
             yield entry
-    except ValueError:  # UnbalancedBracesError is one
+    except ValueError:
         raise ConfigError(f"{item!r} has unbalanced braces", remedy="write node{1..8} or node[1-8]") from None
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import click
 
+from shardcache.cli.cluster.certificates import certificates
 from shardcache.cli.cluster.render import render
+from shardcache.cli.cluster.run import run
+from shardcache.cli.cluster.status import status
 from shardcache.cli.common import Family
 
 
 @click.group(
-    cls=Family, commands=[render], short_help="Share the nodes' caches, so that a cluster fetches a shard once."
+    cls=Family,
+    commands=[render, certificates, run, status],
+    short_help="Share the nodes' caches, so that a cluster fetches a shard once.",
 )
 def cluster() -> None:
     """Set up and watch the tier: a cache that the nodes of a cluster share, so that each shard is fetched once.

@@ -1,0 +1,162 @@
+"""Certificates of a cluster: an authority, and a certificate for each node that it signs."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from shardcache.cluster.nodes import Node
+from shardcache.cluster.tier import PEER_NAME
+from shardcache.errors import ConfigError
+
+_CA_DAYS = 3650
+_CLOCK_SKEW = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A node's new certificate.
+
+    Attributes:
+        folder: folder that holds node.pem, node.key and ca.pem, as they belong on the node.
+        expires: end of its validity.
+    """
+
+    node: str
+    folder: Path
+    expires: datetime
+
+
+class Authority:
+    """Authority of one cluster, whose key lies in a folder.
+
+    Args:
+        folder: folder with ca.pem and ca.key; both are created if neither exists.
+
+    Raises ConfigError if they cannot be used.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file, key_file = folder / "ca.pem", folder / "ca.key"
+        if self._file.exists() or key_file.exists():
+            self._certificate, self._key = _load(self._file, key_file)
+        else:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._key = ec.generate_private_key(ec.SECP256R1())
+            self._certificate = _self_signed(self._key)
+            _write_key(key_file, self._key)
+            _write(self._file, self._pem())
+
+    def issue(self, node: Node, folder: Path, days: int) -> Issued:
+        """Write a new certificate and key for a node, with the authority's certificate. Raises OSError."""
+        now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
+        expires = min(now + timedelta(days=days), self._certificate.not_valid_after_utc)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(_name(node.name))
+            .issuer_name(self._certificate.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _CLOCK_SKEW)
+            .not_valid_after(expires)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), False
+            )
+            .add_extension(
+                x509.SubjectAlternativeName(
+                    [x509.DNSName(PEER_NAME), x509.IPAddress(ipaddress.ip_address(node.address))]
+                ),
+                critical=False,
+            )
+            .sign(self._key, hashes.SHA256())
+        )
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write_key(folder / "node.key", key)
+        _write(folder / "node.pem", certificate.public_bytes(serialization.Encoding.PEM))
+        _write(folder / "ca.pem", self._pem())
+        return Issued(node.name, folder, expires)
+
+    def _pem(self) -> bytes:
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def issue_all(nodes: Sequence[Node], folder: Path, days: int) -> list[Issued]:
+    """Write a certificate for each node to a folder of its name, signed by the authority in `folder`.
+
+    Raises ConfigError.
+    """
+    try:
+        authority = Authority(folder)
+        return [authority.issue(node, folder / node.name, days) for node in nodes]
+    except OSError as exn:
+        raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy="choose another --out") from None
+
+
+def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    now, name = datetime.now(UTC), _name("shardcache tier authority")
+    usage = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + timedelta(days=_CA_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _load(file: Path, key_file: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    remedy = "restore both files of the authority, or name another folder with --out to begin with a new authority"
+    try:
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+            raise InvalidSignature("the key is not that of the certificate")
+    except (OSError, ValueError, TypeError, InvalidSignature) as exn:
+        raise ConfigError(f"the authority cannot be used: {exn}", url=str(file), remedy=remedy) from None
+    if certificate.not_valid_after_utc <= datetime.now(UTC):
+        raise ConfigError("the authority has expired", url=str(file), remedy=remedy)
+    return certificate, key
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    _write(path, key.private_bytes(encoding, form, serialization.NoEncryption()), mode=0o600)
+
+
+def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace a file as a whole: nginx may be reading it."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(data)
+    fresh.replace(path)

@@ -1,0 +1,178 @@
+"""One node's nginx as a child process: its folders, its configuration, its figures. Blocking."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+
+from shardcache.cluster.figures import AccessLog, Figures, measure
+from shardcache.cluster.nginx import ACCESS_LOG, STATUS_FILE, render
+from shardcache.cluster.nodes import Node
+from shardcache.cluster.tier import Tier
+from shardcache.errors import ConfigError, ShardcacheError
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT, _CLEAN = "boot", "clean"
+_PARTS = "parts"
+_PERIOD_S = 2.0
+_DISK_PERIOD_S = 60.0
+_STOP_LIMIT_S = 15.0
+
+
+class NodeTier:
+    """nginx of one node, with a configuration that follows its sources.
+
+    Args:
+        read: returns the current tier; called again whenever a file in `watched` has changed.
+        name: name or address of this node in it.
+        watched: files whose change has the configuration written again and nginx reload it.
+        say: called with each message for the operator.
+    """
+
+    def __init__(
+        self, read: Callable[[], Tier], name: str, watched: tuple[Path, ...], say: Callable[[str], object]
+    ) -> None:
+        self._read, self._name, self._watched, self._say = read, name, watched, say
+        self._tier = read()
+        self._node = self._tier.node(name)
+        self._folder, self._run = self._tier.cache(self._node), self._tier.run(self._node)
+        self._config = self._run / "nginx.conf"
+        self._figures, self._started_s = Figures(), time.time()
+
+    def run(self, stopping: Event) -> int:
+        """Run nginx until `stopping` is set, or it ends; return its exit status. Raises ConfigError."""
+        nginx = _program()
+        try:
+            for folder in (self._folder, self._run):
+                folder.mkdir(parents=True, exist_ok=True)
+            if prepare(self._folder):
+                self._say("this machine went down without stopping the tier: its cache was cleared")
+            self._write(self._tier, self._node)
+        except OSError as exn:
+            remedy = "choose another --cache-dir and --run-dir, or give this user the right to write there"
+            raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy=remedy) from None
+        _check(nginx, self._config)
+        log = AccessLog(self._folder / ACCESS_LOG, self._tier.owner_port)
+        process = subprocess.Popen([nginx, "-c", self._config], stdin=subprocess.DEVNULL)
+        try:
+            self._follow(nginx, process, log, stopping)
+        finally:
+            status = _stop(process)
+        finish(self._folder)
+        return 0 if stopping.is_set() else status
+
+    def _follow(self, nginx: str, process: subprocess.Popen[bytes], log: AccessLog, stopping: Event) -> None:
+        seen, measured_s = self._stamps(), -_DISK_PERIOD_S
+        while process.poll() is None:
+            if time.monotonic() - measured_s >= _DISK_PERIOD_S:
+                measure(self._folder / _PARTS, self._figures)
+                measured_s = time.monotonic()
+            log.read(self._figures)
+            if log.rotate():
+                process.send_signal(signal.SIGUSR1)
+            self._publish()
+            if stopping.wait(_PERIOD_S):
+                return
+            if (now := self._stamps()) != seen:
+                seen = now
+                self._reload(nginx, process)
+
+    def _reload(self, nginx: str, process: subprocess.Popen[bytes]) -> None:
+        """Have nginx use the sources as they are now; keep the former configuration if they cannot be used."""
+        former = self._config.read_text()
+        try:
+            tier = self._read()
+            self._write(tier, tier.node(self._name))
+            _check(nginx, self._config)
+        except (ShardcacheError, OSError) as exn:
+            self._config.write_text(former)
+            self._say(f"the former configuration stays in use: {exn}")
+            return
+        process.send_signal(signal.SIGHUP)
+        self._tier = tier
+        self._say(f"reloaded: {len(tier.nodes)} nodes, digest {tier.digest}")
+
+    def _write(self, tier: Tier, node: Node) -> None:
+        self._config.write_text(render(tier, node))
+
+    def _publish(self) -> None:
+        """Write the figures to the file that nginx serves."""
+        free_bytes = shutil.disk_usage(self._folder).free
+        page = {"node": self._node.name, "started_s": self._started_s, "free_bytes": free_bytes}
+        fresh = self._run / f".{STATUS_FILE}"
+        fresh.write_text(json.dumps(page | self._figures.to_json()))
+        fresh.chmod(0o644)  # for nginx's workers
+        fresh.replace(self._run / STATUS_FILE)
+
+    def _stamps(self) -> list[tuple[int, int] | None]:
+        stamps: list[tuple[int, int] | None] = []
+        for path in self._watched:
+            try:
+                found = path.stat()
+                stamps.append((found.st_mtime_ns, found.st_ino))
+            except OSError:  # being replaced
+                stamps.append(None)
+        return stamps
+
+
+def prepare(folder: Path, boot_id: str | None = None) -> bool:
+    """Make a cache folder ready for use; return True if its parts were removed.
+
+    After a power loss, files may hold bytes that never reached the disk. Parts are kept if this machine has not booted
+    since they were written, or if the tier was stopped before it went down.
+    """
+    boot_id = boot_id or _BOOT_ID.read_text().strip()
+    boot, clean = folder / _BOOT, folder / _CLEAN
+    former = boot.read_text() if boot.exists() else None
+    unclean = (folder / _PARTS).exists() and former != boot_id and not clean.exists()
+    if unclean:
+        shutil.rmtree(folder / _PARTS)
+    boot.write_text(boot_id)
+    clean.unlink(missing_ok=True)
+    _sync(folder)
+    return unclean
+
+
+def finish(folder: Path) -> None:
+    """Mark a folder as cleanly stopped, once all of it is on the disk."""
+    os.sync()
+    (folder / _CLEAN).touch()
+    _sync(folder)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _program() -> str:
+    found = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin")
+    if found is None:
+        raise ConfigError("nginx is not installed", remedy="apt-get install nginx-light, or your system's nginx ≥ 1.22")
+    return found
+
+
+def _check(nginx: str, config: Path) -> None:
+    done = subprocess.run([nginx, "-t", "-q", "-c", config], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"exit status {done.returncode}"
+        raise ConfigError(f"nginx rejects its configuration: {reason}", url=str(config), remedy="correct the options")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> int:
+    process.terminate()
+    try:
+        return process.wait(_STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

@@ -1,0 +1,105 @@
+"""State of a cluster's tier, asked of the owner port of every node."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from shardcache.cluster.nginx import PEERS, STATUS
+from shardcache.cluster.nodes import Node
+from shardcache.cluster.ring import Ring
+from shardcache.cluster.tier import PEER_NAME, Tls
+from shardcache.errors import ConfigError
+
+_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """Answer of one node.
+
+    Attributes:
+        share: share of all shards that it owns.
+        peers: its view of the cluster: `node`, `peers`, `digest`, `time_s`; None if it is down.
+        figures: what `shardcache cluster run` publishes there; None if it is down, or nginx was started otherwise.
+        clock_skew_s: its clock minus this machine's.
+        error: the reason that it is down.
+    """
+
+    node: Node
+    share: float
+    peers: dict[str, Any] | None
+    figures: dict[str, Any] | None
+    clock_skew_s: float | None
+    error: str | None
+
+    @property
+    def hit_share(self) -> float | None:
+        """Share of its bytes that came from its disk; None before the first."""
+        if self.figures is None:
+            return None
+        cached, fetched = self.figures["from_tier_bytes"], self.figures["from_store_bytes"]
+        return cached / (cached + fetched) if cached + fetched else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {
+            "node": self.node.name,
+            "address": self.node.address,
+            "up": self.peers is not None,
+            "error": self.error,
+            "share": round(self.share, 6),
+            "digest": self.peers and self.peers["digest"],
+            "clock_skew_s": self.clock_skew_s,
+            "hit_share": self.hit_share,
+            "figures": self.figures,
+        }
+
+
+async def ask(nodes: tuple[Node, ...], owner_port: int, tls: Tls | None) -> list[NodeReport]:
+    """Return the reports of all nodes, in their order. Raises ConfigError if the certificates cannot be used."""
+    context = None if tls is None else _context(tls)
+    shares = Ring([node.at(owner_port) for node in nodes]).shares()
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_LIMIT_S)) as http:
+        questions = (_ask(http, node, node.at(owner_port), context, shares) for node in nodes)
+        return list(await asyncio.gather(*questions))
+
+
+async def _ask(
+    http: aiohttp.ClientSession, node: Node, address: str, context: ssl.SSLContext | None, shares: dict[str, float]
+) -> NodeReport:
+    base = f"{'http' if context is None else 'https'}://{address}"
+    tls: dict[str, Any] = {} if context is None else {"ssl": context, "server_hostname": PEER_NAME}
+    try:
+        asked_s = time.time()
+        async with http.get(base + PEERS, allow_redirects=False, **tls) as answer:
+            if answer.status != 200:
+                return NodeReport(node, shares[address], None, None, None, f"status {answer.status}: not this tier")
+            peers = await answer.json()
+        skew_s = round(peers["time_s"] - (asked_s + time.time()) / 2, 3)
+        async with http.get(base + STATUS, allow_redirects=False, **tls) as answer:
+            figures = await answer.json(content_type=None) if answer.status == 200 else None
+    except TimeoutError:
+        return NodeReport(node, shares[address], None, None, None, f"no answer within {_LIMIT_S:g} s")
+    except (aiohttp.ClientError, OSError, ValueError, KeyError) as exn:
+        return NodeReport(node, shares[address], None, None, None, str(exn) or type(exn).__name__)
+    return NodeReport(node, shares[address], peers, figures, skew_s, None)
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=str(tls.ca))
+        context.load_cert_chain(tls.certificate, tls.key)
+    except OSError as exn:  # ssl.SSLError is one
+        raise ConfigError(
+            f"the certificates of the tier cannot be used: {exn.strerror or exn}",
+            url=str(tls.certificate),
+            remedy="run it on a node of the cluster as a user who may read its key, or name the files: --ca, "
+            "--certificate, --key",
+        ) from None
+    return context

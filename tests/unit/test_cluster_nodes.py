@@ -1,0 +1,74 @@
+"""Lists of the nodes of a cluster, its stores, and the ring."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardcache.cluster.nodes import parse
+from shardcache.cluster.ring import Ring, key_of
+from shardcache.cluster.stores import Store
+from shardcache.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a=10.0.0.1,b=10.0.0.2", ["a", "b"]),
+        ("a=10.0.0.1 # the first\n\nb=10.0.0.2\n", ["a", "b"]),
+        ("10.0.0.{1..3}", ["10.0.0.1", "10.0.0.2", "10.0.0.3"]),
+        ("10.0.0.[1-2,9],10.0.1.1", ["10.0.0.1", "10.0.0.2", "10.0.0.9", "10.0.1.1"]),
+        ("10.0.0.{1,3} 10.0.0.[5]", ["10.0.0.1", "10.0.0.3", "10.0.0.5"]),
+        ("fd00::1,fd00::2", ["fd00::1", "fd00::2"]),
+    ],
+)
+def test_lists_are_read_as_schedulers_and_shells_write_them(text: str, names: list[str]) -> None:
+    """Ranges, commas, lines and comments; the order stays."""
+    assert [node.name for node in parse(text)] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        ("a=10.0.0.1,a=10.0.0.2", "name a twice"),
+        ("a=10.0.0.1,b=10.0.0.1", "address 10.0.0.1 twice"),
+        ("a=10.0.0.1,b=127.0.1.1", "loopback"),
+        ("a=somewhere", "not an IP address"),
+        ("../a=10.0.0.1", "not a node"),
+        ("no-such-host.invalid", "no address"),
+        ("10.0.{0..99}.{0..99}", "more than 4,096"),
+    ],
+)
+def test_a_list_that_cannot_be_used_says_why(text: str, reason: str) -> None:
+    """The error names what is wrong, and what to write instead."""
+    with pytest.raises(ConfigError, match=reason) as raised:
+        parse(text)
+    assert raised.value.remedy
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "https://", "https://host/bucket", "https://host:0", "https://h;x", "h"])
+def test_a_store_is_an_endpoint(url: str) -> None:
+    """A bucket, a path or a piece of nginx's syntax is refused."""
+    with pytest.raises(ConfigError):
+        Store.parse(url)
+
+
+def test_shares_are_those_of_the_keys() -> None:
+    """The shares of the nodes sum up to one, and agree with the owners of many keys."""
+    ring = Ring([f"10.0.0.{number}:9081" for number in range(1, 9)])
+    shares = ring.shares()
+    keys = [f"store/data/train-{number:06d}.tar" for number in range(20_000)]
+    counted = {address: sum(ring.owner(key) == address for key in keys) / len(keys) for address in shares}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert counted == pytest.approx(shares, abs=0.01)
+
+
+def test_a_node_that_leaves_moves_only_its_own_shards() -> None:
+    """Each of its shards goes to the next owner; all others stay."""
+    addresses = [f"10.0.0.{number}:9081" for number in range(1, 9)]
+    before, after = Ring(addresses), Ring(addresses[:-1])
+    for number in range(500):
+        key = key_of(f"http://store/data/{number}?X-Amz-Signature=1")
+        owners = before.owners(key)
+        assert sorted(owners) == sorted(addresses)
+        assert after.owner(key) == next(owner for owner in owners if owner != addresses[-1])
