@@ -48,7 +48,10 @@ class Codec(enum.Enum):
     XZ = "xz"
 
     def open(self, path: Path) -> BinaryIO:
-        """Return the decompressed stream of a file, with all its members or frames concatenated."""
+        """Return the decompressed stream of a file, with all its members or frames concatenated.
+
+        Read it within `codec_errors`.
+        """
         return cast(BinaryIO, _OPENERS[self](path))
 
 
@@ -158,13 +161,14 @@ def inflate(
 
 
 def _pieces(src: Path, codec: Codec, part_bytes: int, url: str | None) -> Iterator[bytes]:
-    with _codec_errors(codec, url), codec.open(src) as stream:
+    with codec_errors(codec, url), codec.open(src) as stream:
         while piece := stream.read(part_bytes):
             yield piece
 
 
 @contextmanager
-def _codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
+def codec_errors(codec: Codec, url: str | None) -> Iterator[None]:
+    """Translate what the libraries raise into TruncatedShardError, UnsupportedShardError or CorruptShardError."""
     try:
         yield
     except EOFError as exn:

@@ -32,6 +32,7 @@ from benchmarks import (
     restart,
     sharing,
     shuffle,
+    tokens,
     warm,
 )
 from benchmarks.table import Row, render
@@ -43,6 +44,7 @@ PARTS = {
     "warm": warm.measure,
     "batches": batches.measure,
     "decoded": decoded.measure,
+    "tokens": tokens.measure,
     "handover": handover.measure,
     "cold": cold.measure,
     "half": half.measure,

@@ -128,7 +128,7 @@ def _write_litdata(folder: Path, shards: list[list[Sample]]) -> None:
 
 
 def _write_mosaicml(folder: Path, shards: list[list[Sample]]) -> None:
-    _hide_torchvision()
+    hide_torchvision()
     from streaming import MDSWriter
 
     with MDSWriter(out=str(folder), columns={"image": "bytes", "label": "int"}, exist_ok=True) as writer:
@@ -175,7 +175,7 @@ def litdata(task: Task) -> Any:
 
 def mosaicml(task: Task) -> Any:
     """MosaicML's streaming over its shards in a local folder."""
-    _hide_torchvision()
+    hide_torchvision()
     import simplejpeg
     from streaming import StreamingDataset
     from torch.utils.data import DataLoader
@@ -189,7 +189,7 @@ def mosaicml(task: Task) -> Any:
     return DataLoader(dataset, batch_size=BATCH, num_workers=WORKERS, persistent_workers=True)
 
 
-def _hide_torchvision() -> None:
+def hide_torchvision() -> None:
     """Let `streaming` be imported: its examples import torchvision, and PyPI's fails beside a torch for CPUs."""
     import transformers.feature_extraction_utils  # noqa: F401  # first, so that it finds no torchvision
 

@@ -107,18 +107,15 @@ def test_ranks_that_listed_before_they_met_are_compared(
     assert f"shard-{SHARDS:06d}.tar" in errors[0]
 
 
-@pytest.mark.parametrize("workers", ["none", "fork"])
-def test_ranks_that_select_other_samples_are_told(
-    workers: str, nodes: list[Daemon], source: Path, tmp_path: Path
-) -> None:
+def test_ranks_that_select_other_samples_are_told(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
     """One of two ranks, before it reads: their parts would overlap. Ranks that select the same share it."""
     rows = [{"url": f"{source}/shard-{number:06d}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
     (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
     sockets, url = [node.socket for node in nodes], f"file://{tmp_path}/index.json"
-    told = run(tmp_path, sockets, "split", workers, "env", url)
+    told = run(tmp_path, sockets, "split", "none", "env", url)
     assert [rank["error"] for rank in told] == [None] * 2
     assert len({key for rank in told for key in rank["keys"]}) == sum(len(rank["keys"]) for rank in told) == 10
-    told = run(tmp_path, sockets, "astray", workers, "env", url)
+    told = run(tmp_path, sockets, "astray", "fork", "env", url)
     errors = [rank["error"] for rank in told if rank["error"]]
     assert len(errors) == 1
     assert "ManifestMismatchError" in errors[0] and "has selected other samples than rank" in errors[0]

@@ -83,6 +83,23 @@ def test_the_first_samples_come_with_the_beginning_of_the_first_part(store: Gate
         assert daemon.status()["counters"]["origin_bytes"] == len(make_tar(written))
 
 
+def test_chosen_samples_wait_for_the_whole_shard(daemon: Daemon, store: GatedStore, tmp_path: Path) -> None:
+    """They are found by number in the index, which comes last, also if they are read in file order."""
+    index = tmp_path / "index.json"
+    index.write_text(
+        json.dumps({"wids_version": 1, "shardlist": [{"url": store.put("a.tar", BODY), "nsamples": SAMPLES}]})
+    )
+    dataset = ShardDataset(f"file://{index}", socket=daemon.socket).subset(range(0, SAMPLES, 7))
+    keys: list[str] = []
+    reader = threading.Thread(target=lambda: keys.extend(sample["__key__"] for sample in dataset))
+    reader.start()
+    store.let("a.tar", 5 * PART_BYTES)
+    eventually(lambda: transfer(daemon).get("done_bytes", 0) >= 4 * PART_BYTES)
+    store.let("a.tar")
+    reader.join()
+    assert keys == KEYS[::7]
+
+
 def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_reference(
     daemon: Daemon, store: GatedStore, tmp_path: Path
 ) -> None:

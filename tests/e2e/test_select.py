@@ -133,6 +133,9 @@ def test_selections_are_mixed(make: Make, train: str, daemon: Daemon) -> None:
     found = Counter((sample["__source__"], sample["__key__"]) for sample in mixture)
     every = [f"{number:06d}" for number in range(TOTAL)]
     assert found == Counter([("captions", key) for key in CHOSEN] + [("all", key) for key in every])
+    halves = ShardDataset(train, socket=daemon.socket).split(0.5, 0.5)
+    with pytest.raises(ConfigError, match="from another dataset"):
+        Mixture({"one": halves[0].subset([0])}).load_state_dict(Mixture({"one": halves[0].subset([1])}).state_dict())
     for choose in (lambda: mixture.select(bool), lambda: mixture.split(0.5, 0.5), lambda: mixture.subset([0])):
         with pytest.raises(ConfigError, match="samples of a mixture"):
             choose()

@@ -34,6 +34,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_interrupted_demo_leaves_nothing(number: signal.Signals, folder: Path) -> None:
     """Stopped while its jobs run, the demo ends them and its daemon, removes its files, and exits 130."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +23,14 @@ from support.guard import GUARD_S
 from support.processes import running, wait_until_ended
 from support.written import rows, samples, shards
 
-SIZE = ("--shard-size", "20kB")
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+CODECS: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstd.compress, ".bz2": bz2.compress}
+# One process, for each costs half a second of a core; the tests that are about several say how many.
+SIZE = ("--shard-size", "20kB", "--workers", "1")
 
 
 @pytest.fixture
@@ -73,7 +83,7 @@ def test_the_bytes_depend_on_input_and_settings_alone(photos: Path, tmp_path: Pa
     runs = {
         "one": (photos, "--workers", "1"),
         "three": (copy, "--workers", "3"),
-        "seed": (photos, "--shuffle", "7"),
+        "seed": (photos, "--shuffle", "7", "--workers", "2"),
         "again": (copy, "--shuffle", "7", "--workers", "1"),
     }
     for name, (source, *flags) in runs.items():
@@ -117,6 +127,41 @@ def test_lines_are_packed(tmp_path: Path) -> None:
     assert found == list(zip(keys, lines, strict=True))
     refused = shardcache("write", tmp_path / "a.jsonl", tmp_path / "text", "--pack", "--field", "id")
     assert refused.code == USAGE and "--pack does not apply" in refused.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--pack",), ("--field", "text")], ids=lambda flags: "".join(flags) or "json")
+@pytest.mark.parametrize("codec", CODECS)
+def test_compressed_lines_give_the_same_shards(tmp_path: Path, codec: str, flags: tuple[str, ...]) -> None:
+    """As their plain text does, whatever the worker that reads a stretch of them."""
+    pieces = [
+        b"".join(b'{"text": "%d"}\n' % number for number in range(first, first + 400)) for first in range(0, 2_000, 400)
+    ]
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    for folder in (plain, packed):
+        folder.mkdir()
+    (plain / "a.jsonl").write_bytes(b"".join(pieces))
+    (plain / "b.jsonl").write_bytes(pieces[0])
+    (packed / f"a.jsonl{codec}").write_bytes(b"".join(map(CODECS[codec], pieces)))  # several members or frames
+    (packed / f"b.jsonl{codec}").write_bytes(CODECS[codec](pieces[0]))
+    for name, workers in (("plain", "1"), ("packed", "2")):
+        ran = shardcache("write", tmp_path / name, tmp_path / f"{name}-out", *SIZE, "--workers", workers, *flags)
+        assert ran.code == 0, ran.err
+    assert len(shards(tmp_path / "plain-out")) > 1
+    assert shards(tmp_path / "packed-out") == shards(tmp_path / "plain-out")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_damaged_compressed_lines_are_errors(tmp_path: Path, codec: str) -> None:
+    """Cut short, or not compressed as their name says; no index is written."""
+    data = CODECS[codec](b'{"text": "a"}\n' * 1_000)
+    for number, (bad, reason) in enumerate([(data[:-4], "ends early"), (b"{}\n{}\n", "cannot be decompressed")]):
+        path, out = tmp_path / f"{number}.jsonl{codec}", tmp_path / f"out-{number}"
+        path.write_bytes(bad)
+        ran = shardcache("write", path, out, *SIZE, "--json")
+        assert ran.code == FAILED
+        assert (ran.json["error"]["code"], ran.json["error"]["url"]) == ("input", str(path))
+        assert reason in ran.json["error"]["message"]
+        assert not (out / "index.json").exists()
 
 
 @pytest.mark.parametrize(

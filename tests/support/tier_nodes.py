@@ -105,11 +105,11 @@ class TierNodes:
         """Kill a node's nginx with all its workers."""
         process = self._running.pop(node.name)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()  # first, for it replaces workers that end
+        process.wait()
         for pid in map(int, children):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
 
     def _kill_all(self) -> None:
         for node in self.tier.nodes:

@@ -46,7 +46,9 @@ def test_a_list_that_cannot_be_used_says_why(text: str, reason: str) -> None:
     assert raised.value.remedy
 
 
-@pytest.mark.parametrize("url", ["s3://bucket", "https://", "https://host/bucket", "https://host:0", "https://h;x", "h"])
+@pytest.mark.parametrize(
+    "url", ["s3://bucket", "https://", "https://host/bucket", "https://host:0", "https://h;x", "h"]
+)
 def test_a_store_is_an_endpoint(url: str) -> None:
     """A bucket, a path or a piece of nginx's syntax is refused."""
     with pytest.raises(ConfigError):

@@ -24,6 +24,8 @@ from support.guard import GUARD_S
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.slow
+
 
 class Site:
     """The built pages."""

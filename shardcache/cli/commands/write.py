@@ -91,10 +91,10 @@ def write(
 ) -> None:
     """Write a dataset as tar shards, with an index of their samples.
 
-    SOURCE is folders, .parquet files, .jsonl files, or a Hugging Face dataset: hf:NAME, or the folder of a saved one.
-    DESTINATION is a folder or url. No daemon is needed. The same input gives the same shards, with any number of
-    workers; the same command again resumes an interrupted run, and keeps complete shards. index.json is written last:
-    use it as the dataset's url.
+    SOURCE is folders, .parquet files, .jsonl files (also compressed), or a Hugging Face dataset: hf:NAME, or the folder
+    of a saved one. DESTINATION is a folder or url. No daemon is needed. The same input gives the same shards, with any
+    number of workers; the same command again resumes an interrupted run, and keeps complete shards. index.json is
+    written last: use it as the dataset's url.
     """
     from shardcache.cli.display.output import ByteProgress, count, make_console
     from shardcache.config import Settings as Config

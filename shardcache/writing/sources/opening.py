@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ConfigError, InputError, MissingPackageError
+from shardcache.writing.sources.jsonl import SUFFIXES as _LINES
+from shardcache.writing.sources.jsonl import JsonLines
 from shardcache.writing.sources.source import Json, Source, fact_of, identity_of, unreadable
 
 _HUB = "hf:"
-_LINES = (".jsonl", ".ndjson")
 _PARQUET = (".parquet",)
 _SAVED = ("state.json", "dataset_dict.json")
 
@@ -131,8 +132,6 @@ def open_source(kind: str, arguments: Mapping[str, Any]) -> Source:
 
         return Folder(**arguments)
     if kind == "jsonl":
-        from shardcache.writing.sources.jsonl import JsonLines
-
         return JsonLines(**arguments)
     if kind == "parquet":
         with _needing("pyarrow", kind):
@@ -167,7 +166,7 @@ def _files_of(name: str) -> list[str]:
     except OSError as exn:
         raise unreadable(exn, path) from exn
     for suffixes in (_PARQUET, _LINES):
-        if inside and all(entry.suffix in suffixes for entry in inside):
+        if inside and all(entry.name.endswith(suffixes) for entry in inside):
             return [str(entry) for entry in inside]
     return [name]
 
@@ -178,7 +177,7 @@ def _kind(name: str) -> str:
         return "datasets"
     if path.is_dir():
         return "folder"
-    if path.suffix in _LINES:
+    if path.name.endswith(_LINES):
         return "jsonl"
     if path.suffix in _PARQUET:
         return "parquet"
@@ -187,7 +186,7 @@ def _kind(name: str) -> str:
     raise ConfigError(
         "the format of this file is unknown",
         url=name,
-        remedy="give .jsonl files (uncompressed), .parquet files, folders, or hf:NAME; for others, use ShardWriter",
+        remedy="give .jsonl files (or .jsonl.gz, .zst, .bz2), .parquet files, folders, hf:NAME; or use ShardWriter",
     )
 
 
