@@ -174,9 +174,19 @@ def test_a_node_runs_follows_its_list_and_stops(tmp_path: Path) -> None:
             time.sleep(0.1)
         shown = shardcache(*status)
         assert shown.code == 1 and [node["up"] for node in shown.json["nodes"]] == [True, False]
+        assert _tier_finding(tmp_path, front)["state"] == "ok"
         process.send_signal(signal.SIGTERM)
         assert process.wait(GUARD_S) == 0
+        assert _tier_finding(tmp_path, front)["state"] == "failed"
         assert (tmp_path / "cache" / "clean").exists()
     finally:
         process.kill()
         process.wait()
+
+
+def _tier_finding(folder: Path, front: int) -> dict[str, str]:
+    """Return what doctor finds about the tier of an origin."""
+    config = folder / "shardcache.toml"
+    config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "127.0.0.1:{front}"\n')
+    ran = shardcache("doctor", "--quick", "--config", config, "--cache-dir", folder / "daemon", "--json", STORE)
+    return next(dict(finding) for finding in ran.json["findings"] if finding["check"] == "tier.reach")

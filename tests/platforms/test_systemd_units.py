@@ -49,3 +49,12 @@ def test_the_exposure_is_what_the_docs_say(units: tuple[Path, Path]) -> None:
     threshold = round(float(match[1]) * 10)
     said = analyze("security", "--offline=true", f"--threshold={threshold}", units[0])
     assert "Overall exposure level" in said
+
+
+def test_systemd_understands_the_tiers_unit(tmp_path: Path) -> None:
+    """The unit of the cluster's cache has no misspelt setting either, and is as well locked up."""
+    unit = tmp_path / "shardcache-tier.service"
+    text = (DEPLOY / unit.name).read_text()
+    unit.write_text(text.replace("/opt/shardcache/bin/shardcache", shutil.which("true") or ""))
+    assert not [line for line in analyze("verify", unit).splitlines() if "shardcache" in line]
+    assert "Overall exposure level" in analyze("security", "--offline=true", "--threshold=20", unit)

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error
-from shardcache.cli.doctor import cache, kernel, stores
+from shardcache.cli.doctor import cache, kernel, stores, tier
 from shardcache.cli.doctor import running_daemon as daemon
 from shardcache.cli.doctor.context import Context
 from shardcache.errors import ShardcacheError
@@ -55,6 +55,7 @@ CHECKS = (
     Check("kernel.mappings", "the kernel's limits", kernel.mappings),
     Check("kernel.shared_memory", "the kernel's limits", kernel.shared_memory),
     Check("kernel.memory", "the kernel's limits", kernel.memory),
+    Check("tier.reach", "the cluster's tier", tier.reach),
     Check("store.reach", "the object stores", stores.probe, measures=True),
 )
 
