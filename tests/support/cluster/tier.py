@@ -9,8 +9,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import trustme
-
 from support.cli import shardcache
 from support.cluster.nginx import Nginx
 from support.cluster.node import Node
@@ -18,7 +16,6 @@ from support.cluster.store import Store
 
 FRONT = ("127.0.0.1", 9080)
 OWNER_PORT = 9081
-PEER_NAME = "shardcache-tier"
 
 
 class Tier:
@@ -33,11 +30,7 @@ class Tier:
         self.root = root
         self._options = ["--store", store.endpoint_url, "--stall-timeout-s", str(stall_timeout_s)]
         self._nginx: dict[Node, Nginx] = {}
-        self._tls: ssl.SSLContext | None = None
-        if tls:
-            self._certify(root)
-        else:
-            self._options += ["--plain"]
+        self._is_plain = not tls
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +53,7 @@ class Tier:
             for folder in _folders(node.root):
                 shutil.rmtree(folder)
         if nodes:
-            self._render(nodes)
+            self._configure(nodes)
         for node in nodes:
             if node in self._nginx:
                 self._nginx[node].reload()
@@ -82,7 +75,16 @@ class Tier:
 
     def ask_owner(self, node: Node, target: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
         """GET a path and query from a node, as other nodes do; return the status and the body."""
-        return node.ask(node.host.address, OWNER_PORT, target, headers, self._tls)
+        return node.ask(node.host.address, OWNER_PORT, target, headers, self._tls(node))
+
+    def _tls(self, node: Node) -> ssl.SSLContext | None:
+        if self._is_plain:
+            return None
+        ca, certificate, key = _pem_files(node.root)
+        context = ssl.create_default_context(cafile=ca)
+        context.check_hostname = False
+        context.load_cert_chain(certificate, key)
+        return context
 
     def check_logs(self) -> None:
         """Raise AssertionError if a log of a node holds a signature, or nginx has logged no request."""
@@ -92,28 +94,26 @@ class Tier:
             assert '"GET"' in logs["access.log"], node
             assert not [name for name, log in logs.items() if "signature" in log.lower()], node
 
-    def _render(self, nodes: Sequence[Node]) -> None:
+    def _configure(self, nodes: Sequence[Node]) -> None:
         names = ",".join(f"{node.root.name}={node.host.address}" for node in nodes)
         cache, run = _folders(self.root / "{node}")
-        done = shardcache(
-            *("cluster", "render", "--nodes", names, "--out", str(self.root), *self._options),
-            *("--cache-dir", str(cache), "--run-dir", str(run), "--min-free", "1MiB", "--user", "root"),
-            *("--workers", "2"),
-        )
-        assert done.code == 0, done.err
+        if self._is_plain:
+            between = ["--plain"]
+        else:
+            _run("certificates", "--nodes", names, "--out", self.root)
+            ca, certificate, key = _pem_files(self.root / "{node}")
+            between = ["--ca", str(ca), "--certificate", str(certificate), "--key", str(key)]
+        where = ("--cache-dir", cache, "--run-dir", run, "--min-free", "1MiB", "--user", "root", "--workers", "2")
+        _run("render", "--nodes", names, "--out", self.root, *where, *between, *self._options)
 
-    def _certify(self, folder: Path) -> None:
-        authority = trustme.CA()
-        certificate = authority.issue_cert(PEER_NAME)
-        files = {name: folder / f"{name}.pem" for name in ("ca", "certificate", "key")}
-        authority.cert_pem.write_to_path(files["ca"])
-        certificate.cert_chain_pems[0].write_to_path(files["certificate"])
-        certificate.private_key_pem.write_to_path(files["key"])
-        for name, file in files.items():
-            self._options += [f"--{name}", str(file)]
-        self._tls = ssl.create_default_context(cafile=files["ca"])
-        self._tls.check_hostname = False
-        self._tls.load_cert_chain(files["certificate"], files["key"])
+
+def _run(*args: str | Path) -> None:
+    done = shardcache("cluster", *args)
+    assert done.code == 0, done.err
+
+
+def _pem_files(folder: Path) -> tuple[Path, Path, Path]:
+    return folder / "ca.pem", folder / "node.pem", folder / "node.key"
 
 
 def _folders(root: Path) -> tuple[Path, Path]:
