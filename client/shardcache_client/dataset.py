@@ -105,7 +105,7 @@ class ShardDataset(ShardReader, IterableDataset[Any]):
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
         ConfigError: an argument is invalid; or, at the first sample, a wrapper shards the samples a second time.
-        ManifestMismatchError, RanksError: another rank sees different shards, or does not answer.
+        ManifestMismatchError, RanksError: another rank sees different shards, has other options, or does not answer.
         EpochMismatchError: this rank repeatedly ends an epoch early while other ranks continue it.
     """
 

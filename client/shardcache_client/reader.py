@@ -188,6 +188,7 @@ class ShardReader:
         check(deal, topology, self._dealing.even)
         self._check_filters(topology)
         self._group.compare(self.manifest, topology, counted=deal.counted)
+        self._group.compare_options(self._dealing.options(), topology)
         epoch = self._bookmark.begin(loader, self._agree_on_epoch)
         topology = topology.turned(self._bookmark.turn)
         stream = self._stream_of(epoch, topology, self._bookmark.states)
