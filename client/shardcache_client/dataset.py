@@ -108,7 +108,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
         ConfigError: an argument is invalid; or, at the first sample, a wrapper shards the samples a second time.
-        ManifestMismatchError, RanksError: another rank sees different shards, or does not answer.
+        ManifestMismatchError, RanksError: another rank sees different shards, has other options, or does not answer.
         EpochMismatchError: this rank repeatedly ends an epoch early while other ranks continue it.
     """
 
@@ -164,6 +164,10 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     def _in_worker(self) -> bool:
         return in_worker()
 
+    @property
+    def _loads_of_a_loader(self) -> bool:
+        return in_worker() or stateful_loader_asks()
+
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return this reader's position: a few numbers, whatever the size of dataset and batches.
 
@@ -216,13 +220,19 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             pin_memory: default: True if there is a CUDA device.
             persistent_workers: default: True if there are workers.
             options: further arguments of `torch.utils.data.DataLoader`, such as `drop_last`, `in_order`,
-                `prefetch_factor` or `multiprocessing_context`.
+                `prefetch_factor` or `multiprocessing_context`. With `in_order=False` and several workers, ranks take
+                different workers' batches: another number of ranks or workers then needs the states of all ranks.
 
         Raises ConfigError if the dataset has another batch_size, or for an option that a dataset of its own order
         cannot have.
         """
         from shardcache_client.loader import ShardLoader
 
+        if self._elastic and not options.get("in_order", True):
+            raise ConfigError(
+                "with in_order=False, global batches would not come in the order of global_batch_size",
+                remedy="omit one of the two",
+            )
         if batch_size == "dataset":
             batch_size = self.batch_size
         elif batch_size is not None:
@@ -250,7 +260,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         self._dealing = replace(self._dealing, batch_size=batch_size)
         self._source = replace(self._source, deal=self._dealing.deal(self.manifest))
 
-    def rank_position(self, workers: int, *, batch_size: int, drop_last: bool) -> RankPosition:
+    def rank_position(self, workers: int, *, batch_size: int, drop_last: bool, in_order: bool) -> RankPosition:
         """Return the position of this rank at the start of the next iteration, by a loader with these workers."""
         states, turn = self._bookmark.next_states()
         return RankPosition(
@@ -260,6 +270,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             turn=turn if states and states[0].cut.workers == workers else 0,
             batch_size=batch_size,
             drop_last=drop_last,
+            in_order=in_order,
         )
 
     def reader_state(self) -> State:

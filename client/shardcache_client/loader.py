@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol
 
 import torch
@@ -50,7 +50,7 @@ class Batched(Protocol):
     def load_state_dict(self, state: object) -> None:
         """Resume from a state at the next iteration."""
 
-    def rank_position(self, workers: int, *, batch_size: int, drop_last: bool) -> RankPosition:
+    def rank_position(self, workers: int, *, batch_size: int, drop_last: bool, in_order: bool) -> RankPosition:
         """Return the position of this rank at the start of the next iteration."""
 
     def ranks_end_together(self, stream: EpochStream) -> bool:
@@ -98,7 +98,8 @@ class ShardLoader(Generic[B_co]):
             **options,
         )
         self._position: RankPosition | None = None
-        self._begun: Iterator[B_co] | None = None  # of which no batch has been taken
+        self._begun: Generator[B_co] | None = None  # of which no batch has been asked for
+        self._last: Generator[B_co] | None = None
 
     def __repr__(self) -> str:
         return f"ShardLoader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
@@ -117,21 +118,39 @@ class ShardLoader(Generic[B_co]):
         # Lightning begins an iteration twice. An epoch that was begun but not read is not left for the next one.
         if self._begun is None:
             self._position = position = self._at_start()  # before the workers take the states to resume from
-            self._begun = self._follow(iter(self._batches), position)
+            self._begun = self._last = self._follow(iter(self._batches), position)
         return self._begun
 
     def _at_start(self) -> RankPosition:
         return self.dataset.rank_position(
-            self.num_workers, batch_size=self.batch_size or 1, drop_last=self._batches.drop_last
+            self.num_workers,
+            batch_size=self.batch_size or 1,
+            drop_last=self._batches.drop_last,
+            in_order=self._batches.in_order,
         )
 
-    def _follow(self, batches: Iterator[Any], position: RankPosition) -> Iterator[B_co]:
-        for batch, state in batches:
-            self._begun = None
-            position.note(State.from_json(state))
-            yield batch
+    def _follow(self, batches: Iterator[Any], position: RankPosition) -> Generator[B_co]:
         self._begun = None
+        try:
+            for batch, state in batches:
+                position.note(State.from_json(state))
+                yield batch
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self._end_workers()  # one may have been killed
+            raise
         position.end()
+
+    def _give_up(self) -> None:
+        """End the last iteration and its workers, of which one that is slow could take a state loaded from now on."""
+        if self._last is not None and not (self._position and self._position.ended):
+            self._last.close()
+            self._end_workers()
+        self._begun = self._last = None
+
+    def _end_workers(self) -> None:
+        self._batches._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
 
     @property
     def epoch(self) -> int:
@@ -156,8 +175,9 @@ class ShardLoader(Generic[B_co]):
 
         Raises what `ShardDataset.load_state_dict` raises.
         """
+        self._give_up()
         self.dataset.load_state_dict(state)
-        self._position = self._begun = None
+        self._position = None
 
 
 class _Reporting:

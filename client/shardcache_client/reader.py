@@ -23,13 +23,13 @@ from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.indexed import IndexedShards
 from shardcache_client.order.deal import Assignment, Deal, check
-from shardcache_client.order.lanes.elastic import in_batches, resume_batches
+from shardcache_client.order.lanes.elastic import ElasticDeal, batches_before, in_batches, resume_batches
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.partition import Cut, Even
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.selection import Choices
 from shardcache_client.order.span_deal import SpanDeal
-from shardcache_client.order.state import Place, Resumption, State, find_states, resume
+from shardcache_client.order.state import Place, Resumption, State, find_states, is_read, resume
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.resharding import refuse_resharding
 from shardcache_client.reading.position import ReaderPosition
@@ -235,6 +235,7 @@ class ShardReader(Selecting, Generic[T_co]):
         check(deal, topology, self._dealing.even)
         self._check_filters(topology)
         self._group.compare(self.manifest, topology, counted=deal.counted)
+        self._group.compare_options(self._dealing.options(), topology)
         epoch = self._bookmark.begin(loader, self._agree_on_epoch)
         topology = topology.turned(self._bookmark.turn)
         stream = self._stream_of(epoch, topology, self._bookmark.states)
@@ -272,7 +273,7 @@ class ShardReader(Selecting, Generic[T_co]):
         if states and states[0].epoch == epoch:
             if states[0].counted != source.deal.counted:
                 source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
-            self._check_states(states)
+            self._check_states(states, topology)
             if self._elastic:
                 start = resume_batches(states, self._cut(topology), topology)
             else:
@@ -280,11 +281,19 @@ class ShardReader(Selecting, Generic[T_co]):
         reader = Reader(self._job, topology, self._loader_name(), self.batch_size)
         return EpochStream(source, reader, start, ReaderPosition.at(start.place, self._on_error))
 
-    def _check_states(self, states: Sequence[State]) -> None:
-        """Raise ConfigError if the states do not tell how far the filter has let other ranks go."""
-        if self._source.pipeline.filters and {state.reader for state in states} != set(range(states[0].cut.readers)):
+    def _check_states(self, states: Sequence[State], topology: Topology) -> None:
+        """Raise ConfigError if the states do not tell how far other ranks are."""
+        cut, known = states[0].cut, {state.reader for state in states}
+        if known == set(range(cut.readers)):
+            return
+        if self._source.pipeline.filters:
             raise ConfigError(
                 "with a filter, one rank's state does not tell how far the others are",
+                remedy="load the states of all ranks",
+            )
+        if not states[0].in_step and (topology.reader not in known or cut != self._cut(topology)):
+            raise ConfigError(
+                "with in_order=False, one rank's state does not tell how far the others are",
                 remedy="load the states of all ranks",
             )
 
@@ -382,8 +391,24 @@ class ShardReader(Selecting, Generic[T_co]):
         """
         if self._elastic and not self._in_worker:  # a loader's worker is loaded into by a loader that knows its turn
             state = [each.to_json() for each in in_batches(find_states(state))]
+        if not self._loads_of_a_loader and self._is_read(states := find_states(state)):
+            state = [replace(each, over=True).to_json() for each in states]
         self._bookmark.load(state, worker=self._in_worker)
         self._reading = None
+
+    def _is_read(self, states: Sequence[State]) -> bool:
+        """Return True if states of this dataset show that nothing is left of their epoch."""
+        first, deal = states[0], self._source.deal
+        if not deal.counted or first.dataset != self._bookmark.datasets.get(True):
+            return False
+        if isinstance(deal, ElasticDeal):
+            return batches_before(first.phases) >= deal.batches
+        return deal.epoch_samples is not None and is_read(states, deal.epoch_samples)
+
+    @property
+    def _loads_of_a_loader(self) -> bool:
+        """True if a state is loaded by a loader that knows itself if an epoch is over."""
+        return self._in_worker
 
     def ranks_end_together(self, stream: EpochStream) -> bool:
         """Return True if the epoch ends after the same number of batches on all ranks."""

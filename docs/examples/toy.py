@@ -49,10 +49,12 @@ def report(name: str, batches: Sequence[Sequence[str]], out: str | None) -> None
     Args:
         batches: the keys of each batch of this rank.
     """
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, [list(keys) for keys in batches])
-    if dist.get_rank() != 0:
-        return
+    ranks: list[Any] = [[list(keys) for keys in batches]]
+    if dist.is_initialized():  # some frameworks do without it for a single process
+        ranks *= dist.get_world_size()
+        dist.all_gather_object(ranks, ranks[0])
+        if dist.get_rank() != 0:
+            return
     reads = [key for rank in ranks for keys in rank for key in keys]
     print(f"{name}: steps {[len(rank) for rank in ranks]}, {len(set(reads))} samples, {len(reads)} reads", flush=True)
     if out:

@@ -2,7 +2,8 @@
 
 python with_lightning.py 's3://bucket/train-{000000..000999}.tar' --validation 's3://bucket/val-{000000..000009}.tar'
 
-With `--checkpoints FOLDER` it saves every third step there; with `--resume FILE` it goes on where one was saved.
+With `--checkpoints FOLDER` it saves every third step there; with `--resume FILE` it goes on where one was saved, also
+with another number of `--devices`.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ class Toy(LightningModule):
 
 def main() -> None:
     """Train on what the command line names."""
-    args = arguments("--validation", "--checkpoints", "--resume")
+    args = arguments("--validation", "--checkpoints", "--resume", "--devices")
     common: dict[str, Any] = {"batch_size": BATCH, "decode": decode, "socket": args.socket}
     training = ShardDataset(args.urls, shuffle=True, seed=7, **common)
     validation = ShardDataset(args.validation, **common)
     trainer = Trainer(
         accelerator="auto" if torch.cuda.is_available() else "cpu",
-        devices=2,
+        devices=int(args.devices or 2),
         strategy="ddp",
         max_epochs=EPOCHS,
         callbacks=[ModelCheckpoint(args.checkpoints, every_n_train_steps=3, save_top_k=-1)] if args.checkpoints else [],

@@ -187,8 +187,7 @@ def test_a_rank_that_ends_sooner_says_nothing_of_the_others(make: Make) -> None:
         read += [sample["__key__"] for sample in resumed]
     assert sorted(read) == KEYS
     other.load_state_dict([states[0], through_json(ranks[1].state_dict(batches=2))])
-    assert list(other) == []
-    assert len(list(other)) == 24, "the next epoch is whole"
+    assert len(list(other)) == 24, "nothing is left on any rank, so the next epoch follows"
 
 
 def plain(ds: IterableDataset[Any], workers: int) -> DataLoader[Any]:

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from PIL import Image
 
+from shardcache_client import ShardDataset
 from support.cli import clean_environment, shardcache
 from support.daemon import Daemon
 from support.guard import GUARD_S
 from support.moto_s3 import MotoS3
+from support.processes import kill_tree
 from support.tars import make_tar
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 TRAINING = (5, 11, 3, 8, 1, 13, 6)
+LONG = (50, 110, 30, 80, 10, 130, 60)  # so that a job can be killed before its first epoch is over
 VALIDATION = (4, 7, 2)
 BATCH = 4
 EPOCHS = 3
@@ -36,10 +41,13 @@ Reports = dict[str, list[Rank]]  # by the report's name
 def counted_shards(server: MotoS3) -> Iterator[Daemon]:
     """Run a daemon with the shards in its store, their samples counted."""
     server.make_bucket("ways-in")
-    for name, counts in (("train", TRAINING), ("val", VALIDATION)):
+    for name, counts in (("train", TRAINING), ("long", LONG), ("val", VALIDATION)):
         put_shards(server, name, counts)
     with tempfile.TemporaryDirectory(prefix="shardcache-ways-") as root, Daemon(Path(root), env=server.env()) as it:
-        assert shardcache("warm", "s3://ways-in/train/", "s3://ways-in/val/", socket=it.socket).code == 0
+        assert (
+            shardcache("warm", *(f"s3://ways-in/{name}/" for name in ("train", "long", "val")), socket=it.socket).code
+            == 0
+        )
         yield it
 
 
@@ -56,7 +64,7 @@ def put_shards(server: MotoS3, name: str, counts: tuple[int, ...]) -> None:
 def jpeg(number: int) -> bytes:
     """Return a small image, of a colour by its number."""
     file = io.BytesIO()
-    Image.new("RGB", (16, 16), (number, 2 * number, 255 - number)).save(file, "JPEG")
+    Image.new("RGB", (16, 16), (number % 256, 2 * number % 256, -number % 256)).save(file, "JPEG")
     return file.getvalue()
 
 
@@ -163,3 +171,52 @@ def check_resumed(daemon: Daemon, folder: Path, command: list[str], checkpoint: 
     assert resumed["epoch 1 training"] == [rank[3:] for rank in epochs["epoch 1 training"]]
     assert resumed["epoch 2 training"] == epochs["epoch 2 training"]
     return epochs
+
+
+def check_killed(
+    daemon: Daemon,
+    folder: Path,
+    command: tuple[list[str], list[str]],
+    checkpoint: Callable[[int], str],
+    limit_s: float = GUARD_S,
+) -> None:
+    """Kill all processes of an example within its first epoch, and go on with one process from the last checkpoint.
+
+    What the two ranks had been shown up to that, and what the one is shown, is every sample exactly once; the epochs
+    after it are whole.
+
+    Args:
+        command: starts two ranks, and one.
+        checkpoint: as for `check_resumed`.
+    """
+    saved, steps = folder / "saved", 9
+    shards = ["s3://ways-in/long/", "--validation", "s3://ways-in/val/", "--checkpoints", str(saved)]
+    ranks, alone = ([*each, *shards] for each in command)
+    job = start(daemon, folder / "killed", ranks)
+    deadline_s = time.monotonic() + limit_s
+    try:
+        while not (saved / checkpoint(steps + 3)).exists() and job.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+    finally:
+        kill_tree(job.pid)
+        said, _ = job.communicate()
+    assert job.returncode == -signal.SIGKILL, said
+    assert not (folder / "killed").exists(), "the first epoch was over before the kill"
+    seen = Counter(chain.from_iterable(map(_first_keys, [daemon] * RANKS, range(RANKS), [steps] * RANKS)))
+    assert seen.total() == steps * BATCH * RANKS
+    resumed = run(daemon, folder / "resumed", *alone, "--resume", str(saved / checkpoint(steps)), limit_s=limit_s)
+    keys = [f"{number:06d}" for number in range(sum(LONG))]
+    seen.update(chain.from_iterable(resumed["epoch 0 training"][0]))
+    assert sorted(seen.elements()) == keys
+    for epoch in range(1, EPOCHS):
+        assert sorted(chain.from_iterable(resumed[f"epoch {epoch} training"][0])) == keys
+        assert len(resumed[f"epoch {epoch} validation"][0]) == -(-sum(VALIDATION) // BATCH)
+
+
+def _first_keys(daemon: Daemon, rank: int, steps: int) -> list[str]:
+    """Return the keys of the first batches that the examples' loaders give a rank."""
+    dataset = ShardDataset(
+        "s3://ways-in/long/", shuffle=True, seed=7, rank=rank, world_size=RANKS, socket=daemon.socket
+    )
+    loader = dataset.loader(batch_size=BATCH, num_workers=2, collate_fn=list, persistent_workers=False)
+    return [sample["__key__"] for batch in islice(loader, steps) for sample in batch]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +16,18 @@ def children(pid: int) -> list[int]:
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             found += map(int, (task / "children").read_text().split())
     return found
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process, all that it has started, and what these have started, with SIGKILL."""
+    tree = [pid]
+    for each in tree:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            os.kill(each, signal.SIGSTOP)  # so that it starts no more of them
+            tree += children(each)
+    for each in tree:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
 
 
 def transport_workers(pid: int) -> set[int]:

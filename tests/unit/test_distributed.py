@@ -17,11 +17,15 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError, RanksError, RankTimeoutError
 from shardcache.protocol import ShardRef
+from shardcache_client.order.deal import Assignment
+from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, Schedule
 from shardcache_client.order.manifest import Manifest
+from shardcache_client.order.rounds import Shuffle
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.agreement import Agreement
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace, StoreAddress
 from shardcache_client.ranks.one_manifest import OneManifest
+from shardcache_client.ranks.torch_group import TorchRankGroup
 from shardcache_client.topology import Ranks, Topology
 
 WORLD = 3
@@ -269,6 +273,25 @@ def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> N
     for _ in range(2):  # whoever tries again is told again
         with pytest.raises(ManifestMismatchError, match=told):
             first.compare(manifest(last_version="c"), Topology(0, WORLD), counted=True)
+
+
+def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
+    """Ranks with another seed, or a mixture's other weights, would read some samples twice and others never."""
+    groups = [TorchRankGroup(Ranks(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
+    shuffled = Assignment(Shuffle(7))
+    groups[0].compare_options(shuffled.options(), Topology(0, WORLD))
+    groups[1].compare_options(shuffled.options(), Topology(1, WORLD))
+    with pytest.raises(RanksError, match=r"rank 2 .* than rank 0, as they differ in shuffle, .*seed=8.*seed=7"):
+        groups[2].compare_options(Assignment(Shuffle(8)).options(), Topology(2, WORLD))
+    sources = tuple(MixedSource(name, manifest()) for name in ("web", "code"))
+    copies = [group.of_copy() for group in groups]
+    for rank, weights in enumerate([{"web": 1, "code": 1}] * 2 + [{"web": 3, "code": 1}]):
+        mixture = MixtureAssignment(samples_per_epoch=20, sources=sources, schedule=Schedule.of(weights, sources, 20))
+        if rank < 2:
+            copies[rank].compare_options(mixture.options(), Topology(rank, WORLD))
+            continue
+        with pytest.raises(RanksError, match="differ in weights"):
+            copies[rank].compare_options(mixture.options(), Topology(rank, WORLD))
 
 
 def test_a_shard_that_another_rank_lacks_is_named(env: pytest.MonkeyPatch, url: str) -> None:

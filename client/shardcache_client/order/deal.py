@@ -140,6 +140,15 @@ class Assignment:
     spans: int = 1
     unit: str = ""
 
+    def options(self) -> dict[str, object]:
+        """Return the options that must be the same on all ranks, by the names of a dataset's arguments."""
+        return {
+            "shuffle, shuffle_window, seed or canonical_nodes": self.shuffle,
+            "even": self.even,
+            "samples_per_epoch": self.samples_per_epoch,
+            "global_batch_size": self.global_batch_size,
+        }
+
     @property
     def needs_counts(self) -> bool:
         """True if several ranks cannot be dealt anything until samples are counted; see `check`."""

@@ -58,6 +58,7 @@ class State:
         over: True if no reader has anything left of the epoch.
         sources: of a mixture, by name: position in its endless sequence at the "start" of the epoch, number of its
             "samples" in the epoch, and of those that this reader has "passed" of its share.
+        in_step: True if this rank's workers have taken turns, so that those of other ranks have come as far.
     """
 
     dataset: str
@@ -70,12 +71,15 @@ class State:
     beyond: str = ""
     over: bool = False
     sources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    in_step: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON-compatible dict of numbers and short strings."""
         fields = asdict(self)
         if not self.sources:
             del fields["sources"]
+        if self.in_step:
+            del fields["in_step"]
         return {_MARK: _FORMAT, **fields}
 
     @classmethod
@@ -98,6 +102,7 @@ class State:
                     _text(name): {_text(key): _count(number) for key, number in numbers.items()}
                     for name, numbers in data.get("sources", {}).items()
                 },
+                in_step=_flag(data.get("in_step", True)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:
             raise ConfigError(f"the state is invalid: {str(exn)[:200]}") from exn
@@ -236,6 +241,26 @@ def resume(states: Sequence[State], cut: Cut, topology: Topology, samples: int |
     if taken == same * first.cut.world_size:
         taken = same  # the usual case: no rank has skipped anything
     return Resumption(first.epoch, (*first.phases, Phase(first.cut, tuple(taken), beyond if any(beyond) else ())))
+
+
+def is_read(states: Sequence[State], samples: int) -> bool:
+    """Return True if the states show that no reader of their job has anything left of an epoch of `samples` samples.
+
+    Samples must be counted. A loader's states say so with `over`; those of a dataset's readers, each of which knows
+    itself alone, do not.
+    """
+    first = states[0]
+    places, left = _Places(states, samples), len(what_is_left(samples, first.phases, first.cut))
+    sizes = [size for rank in range(first.cut.world_size) for size in _worker_sizes(first.cut, left, rank)]
+    try:
+        return all(_passed(places.of(reader), first.cut) >= size for reader, size in enumerate(sizes))
+    except ConfigError:
+        return False
+
+
+def _passed(place: Place, cut: Cut) -> int:
+    # Unless even is None, a reader goes on until it has yielded as many samples as its share has.
+    return place.taken if cut.even is None else place.given
 
 
 def _unknown_without_counts(same_cut: bool, topology: Topology) -> ConfigError:

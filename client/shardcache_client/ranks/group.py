@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.topology import Ranks, Topology, ranks_of_environment
@@ -46,6 +46,9 @@ class RankGroup:
 
     def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
         """Raise ManifestMismatchError if another rank is known to read other shards."""
+
+    def compare_options(self, options: Mapping[str, object], topology: Topology) -> None:
+        """Raise RanksError if another rank is known to have other options of the order."""
 
     def of_copy(self) -> RankGroup:
         """Return the group of a copy of the dataset, which counts epochs of its own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 
 from shardcache_client.order.manifest import Manifest
@@ -10,13 +10,16 @@ from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import Membership
 from shardcache_client.ranks.one_epoch import OneEpoch
 from shardcache_client.ranks.one_manifest import OneManifest
+from shardcache_client.ranks.one_order import OneOrder
 from shardcache_client.topology import Ranks, Topology
 
 _PATIENCE_S = 120.0  # for ranks that stay in an epoch; well below the 10-minute timeout of NCCL's collectives
 
 
 class TorchRankGroup(RankGroup):
-    """Ranks that read rank 0's manifest, or compare theirs, and agree on the epoch. Can be pickled for workers.
+    """Ranks that read rank 0's manifest, or compare theirs, compare options, and agree on the epoch.
+
+    Can be pickled for workers.
 
     Args:
         explicit: the ranks that the user named; None for those of torch.distributed or the launcher.
@@ -31,6 +34,7 @@ class TorchRankGroup(RankGroup):
         self._name = self._manifest.name
         self._patience_s = min(timeout_s, _PATIENCE_S)
         self._epoch = OneEpoch(self._name, self._manifest.place, self._patience_s)
+        self._order = OneOrder(self._name, self._manifest.place)
         self._copies = 0
 
     @property
@@ -57,12 +61,17 @@ class TorchRankGroup(RankGroup):
         if manifest.selection:
             self._manifest.compare_selection(self._name, manifest.selection, topology)
 
+    def compare_options(self, options: Mapping[str, object], topology: Topology) -> None:
+        """Raise RanksError if options of the order differ from those of the first rank to compare."""
+        self._order.compare(options, topology)
+
     def of_copy(self) -> TorchRankGroup:
         """Return the group of a copy of the dataset, matched across ranks by the order in which copies are made."""
         group = copy(self)
         self._copies += 1
         group._name = f"{self._name}+{self._copies}"
         group._epoch = OneEpoch(group._name, self._manifest.place, self._patience_s)
+        group._order = OneOrder(group._name, self._manifest.place)
         group._copies = 0
         return group
 

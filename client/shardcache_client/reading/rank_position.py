@@ -23,6 +23,11 @@ class RankPosition:
         turn: number of the worker whose batch comes first.
         batch_size: size of the loader's batches.
         drop_last: True if the loader drops short batches.
+        in_order: True if workers' batches come in turn, False if they come as they are ready.
+
+    Attributes:
+        epoch: the epoch that is being read.
+        ended: True once there are no more batches.
     """
 
     def __init__(
@@ -34,6 +39,7 @@ class RankPosition:
         turn: int,
         batch_size: int,
         drop_last: bool,
+        in_order: bool,
     ) -> None:
         self.epoch = epoch
         self._make = streams
@@ -41,11 +47,12 @@ class RankPosition:
         self._next_worker = turn
         self._batch_size = batch_size
         self._drop_last = drop_last
-        self._ended = False
+        self._in_order = in_order
+        self.ended = False
         self._begin(epoch)
 
     def __repr__(self) -> str:
-        return f"RankPosition(epoch={self.epoch}, next_worker={self._next_worker}, ended={self._ended})"
+        return f"RankPosition(epoch={self.epoch}, next_worker={self._next_worker}, ended={self.ended})"
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -62,7 +69,7 @@ class RankPosition:
 
     def end(self) -> None:
         """Note that there are no more batches."""
-        self._ended = True
+        self.ended = True
 
     def states(self, ends_together: Callable[[EpochStream], bool]) -> dict[str, Any]:
         """Return the states of all workers, and the worker whose turn is next, as a JSON object.
@@ -70,8 +77,9 @@ class RankPosition:
         Args:
             ends_together: returns True if all ranks end the epoch after the same number of batches.
         """
-        over = (self._ended or all(map(self._is_read, self._streams, self._states))) and ends_together(self._streams[0])
-        states = [replace(state, over=over) for state in self._states]
+        over = (self.ended or all(map(self._is_read, self._streams, self._states))) and ends_together(self._streams[0])
+        in_step = self._in_order or len(self._states) == 1
+        states = [replace(state, over=over, in_step=in_step) for state in self._states]
         return {"workers": [state.to_json() for state in states], "turn": 0 if over else self._next_worker}
 
     def _is_read(self, stream: EpochStream, state: State) -> bool:

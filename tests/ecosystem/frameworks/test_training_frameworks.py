@@ -1,4 +1,4 @@
-"""The examples for Trainer and Ray Train, by those projects' own code on two processes, checked sample by sample."""
+"""The examples for frameworks, by those projects' own code on two processes, checked sample by sample, and killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import pytest
 
 from support.cli import shardcache
 from support.daemon import Daemon
-from support.examples import EPOCHS, TRAINING, VALIDATION, check, check_resumed, counted_shards, run, torchrun
+from support.examples import (
+    EPOCHS,
+    TRAINING,
+    VALIDATION,
+    check,
+    check_killed,
+    check_resumed,
+    counted_shards,
+    run,
+    torchrun,
+)
 from support.moto_s3 import MotoS3
 
 RAY_LIMIT_S = 300  # Ray starts a dozen processes before the first of ours
@@ -34,6 +44,18 @@ def test_trainer_trains_evaluates_predicts_and_goes_on(daemon: Daemon, tmp_path:
         keys = list(predicted)
         assert len(keys) == samples + samples % 2
         assert sorted(set(keys)) == [f"{number:06d}" for number in range(samples)]
+
+
+def test_one_process_of_accelerate_goes_on_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
+    """In the middle of an epoch, each of whose samples is shown exactly once up to the checkpoint and after it."""
+    command = torchrun("with_accelerate.py"), torchrun("with_accelerate.py", ranks=1)
+    check_killed(daemon, tmp_path, command, "step-{}".format)
+
+
+def test_one_device_of_lightning_goes_on_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
+    """Lightning gives rank 0's state to its only process."""
+    command = ["with_lightning.py"], ["with_lightning.py", "--devices", "1"]
+    check_killed(daemon, tmp_path, command, "epoch=0-step={}.ckpt".format)
 
 
 @pytest.fixture

@@ -180,6 +180,11 @@ class MixtureAssignment(Assignment):
     sources: tuple[MixedSource, ...] = ()
     schedule: Schedule = Schedule(())
 
+    def options(self) -> dict[str, object]:
+        """Return the options that must be the same on all ranks; see `Assignment`."""
+        told = {source.name: source.shuffle for source in self.sources}
+        return Assignment.options(self) | {"sources": told, "weights": self.schedule.steps}
+
     @property
     def needs_counts(self) -> bool:
         """Always True: proportions are numbers of samples."""
