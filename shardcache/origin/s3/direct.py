@@ -38,6 +38,7 @@ _REFUSALS = {301, 307, 308, 400, 401, 403, 404}
 _PATIENCE = 3
 _CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
 _MOST_SIGNED = 64
+_MOST_HOSTS = 256
 
 
 class RefusedError(Exception):
@@ -125,6 +126,8 @@ class DirectRequests:
             self._ca_file = fs, _ca_file(fs)
         host = urlsplit(url).netloc
         if host not in self._proxies:
+            if len(self._proxies) >= _MOST_HOSTS:
+                self._proxies.clear()
             self._proxies[host] = proxy_of(url)
         proxy = self._proxies[host]
         if proxy is not None and not proxy.startswith("http://"):
