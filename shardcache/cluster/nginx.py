@@ -189,6 +189,9 @@ def _front(tier: Tier, node: Node) -> str:
         scheme, client_tls = "https", tuple(_client_tls(tls.ca, tls.certificate, tls.key))
     # The front's patience ends before the daemon's, so that it learns which owner is silent.
     patience_s = max(1, math.floor(0.9 * tier.stall_timeout_s))
+    # TLS handshakes included. An owner whose processors are busy is not lost: whoever takes over from it would fetch
+    # the part a second time.
+    connect_s = max(1, patience_s // 4)
     return _block(
         "server",
         f"listen {tier.front};",
@@ -200,12 +203,12 @@ def _front(tier: Tier, node: Node) -> str:
             "proxy_set_header Host $http_host;",
             'proxy_set_header Connection "";',
             *client_tls,
-            "proxy_connect_timeout 1s;",
+            f"proxy_connect_timeout {connect_s}s;",
             f"proxy_read_timeout {patience_s}s;",
             "proxy_send_timeout 5s;",
             "proxy_next_upstream error timeout;",
             "proxy_next_upstream_tries 3;",
-            "proxy_next_upstream_timeout 5s;",
+            f"proxy_next_upstream_timeout {3 * connect_s}s;",
             "proxy_max_temp_file_size 0;",
         ),
         "# The other nodes, for `shardcache doctor`, which has no certificate.",

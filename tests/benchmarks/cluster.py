@@ -49,7 +49,7 @@ def measure(place: Workplace) -> list[Row]:
     if (why := why_not()) is not None:
         place.say(f"no cluster, its rows are left out: {why}")
         return []
-    with Cluster(NODES, root=place.root) as cluster:
+    with Cluster(NODES, "--capacity", "100GB", root=place.root) as cluster:
         shards = place.dataset(LARGE).shards[:SHARDS]
         place.say(f"uploading {len(shards)} shards to the cluster's store")
         dataset = cluster.store.copy("cluster", shards)

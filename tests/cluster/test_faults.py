@@ -16,8 +16,10 @@ from support.cluster.store import Dataset
 from support.cluster.tier import Tier
 
 # A stall is noticed sooner than by default, and fetching the dataset takes seconds, however fast the machine is.
-PATIENCE_S = 5.0
+PATIENCE_S = 10.0
 SLOWLY = ("--max-bandwidth", "20MB")
+LONG_S = 120.0
+PAUSE_S = 3.0
 MORE_S = 60.0
 """The time that a fault may cost."""
 MIB = 1024 * 1024
@@ -76,6 +78,19 @@ def test_a_node_without_its_nginx_finishes(cluster: Cluster, dataset: Dataset) -
         tier[nodes[0]].kill()
         round_.check(nodes)
         assert round_.sent() <= 2.1
+
+
+def test_a_slow_owner_is_not_taken_for_a_lost_one(cluster: Cluster, dataset: Dataset) -> None:
+    """Nodes that connect to it wait: whoever took over from it would fetch its parts a second time."""
+    with (
+        cluster.tiered(3, *SLOWLY, stall_timeout_s=LONG_S) as (nodes, tier),
+        cluster.fetching(nodes, dataset) as round_,
+    ):
+        round_.wait_until_midway(nodes[0])
+        with tier[nodes[2]].paused():
+            time.sleep(PAUSE_S)
+        round_.check(nodes)
+        assert round_.sent() <= ONCE
 
 
 def flip(path: Path) -> None:

@@ -7,7 +7,8 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -75,6 +76,18 @@ class Nginx:
         process.wait()
         for pid in workers:
             wait_until_ended(pid)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop its workers: the kernel takes connections for them, and nothing answers."""
+        workers = children(self.pid)
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in workers:
+                os.kill(pid, signal.SIGCONT)
 
     def reload(self) -> None:
         """Let it read its configuration again, and return when it goes by that."""
