@@ -122,13 +122,14 @@ class Zygote:
     @staticmethod
     def _begin() -> subprocess.Popen[str]:
         preload = {"LD_PRELOAD": str(library())} if HAS_CC else {}
-        return subprocess.Popen(
-            [sys.executable, "-m", "support.zygote"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **preload, "PYTHONPATH": str(Path(__file__).parents[1])},
-        )
+        with network.at_home():  # it outlives the test that starts its first daemon, maybe in another network
+            return subprocess.Popen(
+                [sys.executable, "-m", "support.zygote"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **preload, "PYTHONPATH": str(Path(__file__).parents[1])},
+            )
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ _CLONE_NEWNET = 0x40000000
 _SUBNET = "10.77.0"
 _HERE = Path("/proc/thread-self/ns/net")
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_HOME = os.open(_HERE, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def why_not() -> str | None:
@@ -42,6 +43,17 @@ def enter(path: Path) -> None:
     """Use another network from now on, in this thread and the processes that it starts."""
     with path.open("rb") as file:
         _call(_LIBC.setns, file.fileno(), _CLONE_NEWNET)
+
+
+@contextmanager
+def at_home() -> Iterator[None]:
+    """Let this thread use the network in which this process began, whichever it has entered."""
+    if os.path.samestat(os.fstat(_HOME), _HERE.stat()):  # entering takes root
+        yield
+        return
+    with _returning():
+        _call(_LIBC.setns, _HOME, _CLONE_NEWNET)
+        yield
 
 
 class Namespace:
