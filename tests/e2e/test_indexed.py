@@ -74,6 +74,14 @@ def test_no_more_shards_are_held_than_the_window(numbered: str, daemon: Daemon) 
     eventually(lambda: daemon.leases() == 0)
 
 
+def test_the_shard_asked_for_last_stays(numbered: str, daemon: Daemon) -> None:
+    """The window gives up the shard that was not asked for longest, not the one that was opened first."""
+    with ShardReader(numbered, socket=daemon.socket).indexed(window=2) as samples:
+        for number in (0, 6, 1, 17):
+            assert samples[number]["__key__"] == KEYS[number]
+        assert "held=[0, 3]" in repr(samples)
+
+
 def test_samples_that_cannot_be_numbered_are_refused(numbered: str, daemon: Daemon, folder: Path) -> None:
     """Uncounted shards, filters and skipped samples leave numbers without a sample."""
     dataset = ShardDataset(numbered, socket=daemon.socket)

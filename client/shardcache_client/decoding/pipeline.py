@@ -70,7 +70,7 @@ class Pipeline:
             table = DecodeMembers(dict(zip(named.names, decoders(decode).values(), strict=True)))
             if chosen is not None and (left_out := set(named.names) - set(required)):
                 raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")
-            required = tuple(dict.fromkeys((*required, *named.names)))
+            required = required or named.names
             chosen = chosen or named
         if isinstance(missing, Mapping) and (unknown := set(missing) - set(required)):
             raise ConfigError(
