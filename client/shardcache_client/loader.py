@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Protocol
+from weakref import ReferenceType, ref
 
 import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
@@ -98,7 +99,8 @@ class ShardLoader:
         )
         self._position: RankPosition | None = None
         self._begun: Generator[Any] | None = None  # of which no batch has been asked for
-        self._last: Generator[Any] | None = None
+        # The last iteration, if it was not read to its end. Weak, as in a cycle its workers would end late.
+        self._last: ReferenceType[Generator[Any]] | None = None
 
     def __repr__(self) -> str:
         return f"ShardLoader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
@@ -117,7 +119,8 @@ class ShardLoader:
         # Lightning begins an iteration twice. An epoch that was begun but not read is not left for the next one.
         if self._begun is None:
             self._position = position = self._at_start()  # before the workers take the states to resume from
-            self._begun = self._last = self._follow(iter(self._batches), position)
+            self._begun = self._follow(iter(self._batches), position)
+            self._last = ref(self._begun)
         return self._begun
 
     def _at_start(self) -> RankPosition:
@@ -140,11 +143,15 @@ class ShardLoader:
             self._end_workers()  # one may have been killed
             raise
         position.end()
+        if self._position is position:
+            self._last = None
 
     def _give_up(self) -> None:
         """End the last iteration and its workers, of which one that is slow could take a state loaded from now on."""
-        if self._last is not None and not (self._position and self._position.ended):
-            self._last.close()
+        if self._last is not None:
+            batches = self._last()
+            if batches is not None:
+                batches.close()
             self._end_workers()
         self._begun = self._last = None
 
