@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol
+from weakref import ReferenceType, ref
 
 import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
@@ -99,7 +100,8 @@ class ShardLoader(Generic[B_co]):
         )
         self._position: RankPosition | None = None
         self._begun: Generator[B_co] | None = None  # of which no batch has been asked for
-        self._last: Generator[B_co] | None = None
+        # The last iteration, if it was not read to its end. Weak, as in a cycle its workers would end late.
+        self._last: ReferenceType[Generator[B_co]] | None = None
 
     def __repr__(self) -> str:
         return f"ShardLoader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
@@ -118,7 +120,8 @@ class ShardLoader(Generic[B_co]):
         # Lightning begins an iteration twice. An epoch that was begun but not read is not left for the next one.
         if self._begun is None:
             self._position = position = self._at_start()  # before the workers take the states to resume from
-            self._begun = self._last = self._follow(iter(self._batches), position)
+            self._begun = self._follow(iter(self._batches), position)
+            self._last = ref(self._begun)
         return self._begun
 
     def _at_start(self) -> RankPosition:
@@ -141,11 +144,15 @@ class ShardLoader(Generic[B_co]):
             self._end_workers()  # one may have been killed
             raise
         position.end()
+        if self._position is position:
+            self._last = None
 
     def _give_up(self) -> None:
         """End the last iteration and its workers, of which one that is slow could take a state loaded from now on."""
-        if self._last is not None and not (self._position and self._position.ended):
-            self._last.close()
+        if self._last is not None:
+            batches = self._last()
+            if batches is not None:
+                batches.close()
             self._end_workers()
         self._begun = self._last = None
 

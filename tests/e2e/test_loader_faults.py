@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -91,6 +92,22 @@ def test_a_loader_goes_on_where_a_worker_was_killed(make: Make) -> None:
         taken.extend(batches)
     loader.load_state_dict(loader.state_dict())
     assert sorted(chain(*taken, *loader)) == KEYS
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_loader_given_up_ends_its_workers_at_once(make: Make, persistent: bool) -> None:
+    """Not when garbage happens to be collected, which may be in a process forked since."""
+    before = {*children(os.getpid())}
+    gc.disable()
+    try:
+        loader = load(make(), 2, persistent_workers=persistent)
+        batches = iter(loader)
+        next(batches)
+        assert {*children(os.getpid())} > before
+        del batches, loader
+        assert {*children(os.getpid())} == before
+    finally:
+        gc.enable()
 
 
 def test_a_state_is_not_taken_by_a_worker_of_an_iteration_given_up(make: Make, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ class RankPosition:
 
     Attributes:
         epoch: the epoch that is being read.
-        ended: True once there are no more batches.
     """
 
     def __init__(
@@ -48,11 +47,11 @@ class RankPosition:
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._in_order = in_order
-        self.ended = False
+        self._ended = False
         self._begin(epoch)
 
     def __repr__(self) -> str:
-        return f"RankPosition(epoch={self.epoch}, next_worker={self._next_worker}, ended={self.ended})"
+        return f"RankPosition(epoch={self.epoch}, next_worker={self._next_worker}, ended={self._ended})"
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -69,7 +68,7 @@ class RankPosition:
 
     def end(self) -> None:
         """Note that there are no more batches."""
-        self.ended = True
+        self._ended = True
 
     def states(self, ends_together: Callable[[EpochStream], bool]) -> dict[str, Any]:
         """Return the states of all workers, and the worker whose turn is next, as a JSON object.
@@ -77,7 +76,7 @@ class RankPosition:
         Args:
             ends_together: returns True if all ranks end the epoch after the same number of batches.
         """
-        over = (self.ended or all(map(self._is_read, self._streams, self._states))) and ends_together(self._streams[0])
+        over = (self._ended or all(map(self._is_read, self._streams, self._states))) and ends_together(self._streams[0])
         in_step = self._in_order or len(self._states) == 1
         states = [replace(state, over=over, in_step=in_step) for state in self._states]
         return {"workers": [state.to_json() for state in states], "turn": 0 if over else self._next_worker}
