@@ -15,11 +15,10 @@ from support.cluster.node import Node, empty
 from support.cluster.store import Dataset
 from support.cluster.tier import Tier
 
-# A stall is noticed sooner than by default, and fetching the dataset takes seconds, however fast the machine is. What is
-# on its way at a time, and is requested again where its owner is lost, is an eighth of the dataset: 16 parts of 8 MiB
-# would be that of 1 GiB.
+# A stall is noticed sooner than by default, and fetching the dataset takes seconds, however fast the machine is. Parts
+# on their way to two nodes may all stall where an owner is lost, and are sent again: six are an eighth of the dataset.
 PATIENCE_S = 10.0
-SLOWLY = ("--max-bandwidth", "20MB", "--max-connections", "6")
+SLOWLY = ("--max-bandwidth", "20MB", "--max-connections", "3")
 LONG_S = 120.0
 PAUSE_S = 3.0
 MORE_S = 60.0
