@@ -14,7 +14,7 @@ _MOST_LOG_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class Figures:
-    """What a node served as an owner since its tier was started, and what it has cached.
+    """Requests that a node served as an owner since its tier was started, and its cached parts.
 
     Attributes:
         hits: requests answered from its disk.

@@ -73,7 +73,7 @@ def test_a_split_has_every_sample_once(counts: list[int], fractions: list[float]
 
 
 def test_a_split_is_pinned() -> None:
-    """What was a validation sample stays one: with another release, too, and whatever numpy there is."""
+    """A validation sample stays one: with another release, too, and whatever numpy there is."""
     counts = [10, 0, 7]
     parts = [numbers(counts, part) for part in split(counts, (0.6, 0.3, 0.1), 1, "samples")]
     assert parts == [[2, 4, 5, 6, 8, 9, 13, 14, 15, 16], [0, 1, 3, 11, 12], [7, 10]]

@@ -46,7 +46,7 @@ class MixedSource:
 
     @property
     def identity(self) -> list[object]:
-        """What states of a mixture must agree in: a JSON value."""
+        """Everything that states of a mixture must agree in: a JSON value."""
         further = [each for each in (self.unit, self.manifest.selection) if each]
         return [self.name, [shard.url for shard in self.manifest], self.manifest.counts, repr(self.shuffle), *further]
 
