@@ -61,6 +61,19 @@ def token_member(_ctx: click.Context, _param: click.Parameter, text: str | None)
         raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
 
 
+def parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
+    """Parse an option's size into bytes. Raises click.BadParameter."""
+    from shardcache.config import Amount
+
+    try:
+        found = Amount.parse(text)
+    except ValueError:
+        found = Amount()
+    if found.value_bytes < 1:
+        raise click.BadParameter(f"{text!r} is not a size; write 256MiB or 1GB")
+    return found.value_bytes
+
+
 def _remember(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
     ctx.meta[_JSON_KEY] = value
     return value

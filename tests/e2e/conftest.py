@@ -6,11 +6,14 @@ import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shardcache_client import ShardDataset
 from support.daemon import Daemon
-from support.tars import write_shards
+from support.tars import write_indexed, write_shards
+from support.uneven import BATCH, COUNTS, Make
 
 SHARDS = 8
 SAMPLES = 25
@@ -52,3 +55,20 @@ def daemon(folder: Path) -> Iterator[Daemon]:
     """A daemon for the whole module."""
     with Daemon(folder) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def train(folder: Path) -> str:
+    """The index file of shards with uneven counts."""
+    return write_indexed(folder / "train", COUNTS)
+
+
+@pytest.fixture
+def make(daemon: Daemon, train: str) -> Make:
+    """A function that makes the dataset anew, as each process of a job would."""
+
+    def make_dataset(**options: Any) -> ShardDataset:
+        chosen = {"shuffle": True, "shuffle_window": 3, "seed": 7, "batch_size": BATCH, "socket": daemon.socket}
+        return ShardDataset(train, **chosen | options)
+
+    return make_dataset

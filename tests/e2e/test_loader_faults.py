@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -18,38 +17,14 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardcache.errors import ConfigError, DecodeError
 from shardcache_client import ShardDataset
 from shardcache_client.loader import ShardLoader
-from support.daemon import Daemon
 from support.guard import GUARD_S
 from support.processes import children
-from support.tars import write_indexed
+from support.uneven import KEYS, Make
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 with torch 2.13
 ]
-
-COUNTS = (5, 11, 3, 8, 1, 13, 6)
-KEYS = [f"{number:06d}" for number in range(sum(COUNTS))]
-BATCH = 4
-
-Make = Callable[..., ShardDataset]
-
-
-@pytest.fixture(scope="module")
-def train(folder: Path) -> str:
-    """The index file of shards with uneven counts."""
-    return write_indexed(folder / "train", COUNTS)
-
-
-@pytest.fixture
-def make(daemon: Daemon, train: str) -> Make:
-    """A function that makes the dataset anew, as each process of a job would."""
-
-    def make_dataset(**options: Any) -> ShardDataset:
-        chosen = {"shuffle": True, "shuffle_window": 3, "seed": 7, "batch_size": BATCH, "socket": daemon.socket}
-        return ShardDataset(train, **chosen | options)
-
-    return make_dataset
 
 
 def load(dataset: ShardDataset, workers: int, **options: Any) -> ShardLoader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
@@ -17,33 +17,12 @@ from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset
 from support.daemon import Daemon
 from support.tars import write_indexed
+from support.uneven import BATCH, COUNTS, KEYS, Make
 
 # torchdata 0.11 with torch 2.13.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
-COUNTS = (5, 11, 3, 8, 1, 13, 6)
-KEYS = [f"{number:06d}" for number in range(sum(COUNTS))]
-BATCH = 4
-
 Batch = list[dict[str, Any]]
-Make = Callable[..., ShardDataset]
-
-
-@pytest.fixture(scope="module")
-def train(folder: Path) -> str:
-    """The index file of shards with uneven counts."""
-    return write_indexed(folder / "train", COUNTS)
-
-
-@pytest.fixture
-def make(daemon: Daemon, train: str) -> Make:
-    """A function that makes the dataset anew, as each process of a job would."""
-
-    def make_dataset(**options: Any) -> ShardDataset:
-        chosen = {"shuffle": True, "shuffle_window": 3, "seed": 7, "batch_size": BATCH, "socket": daemon.socket}
-        return ShardDataset(train, **chosen | options)
-
-    return make_dataset
 
 
 def stateful(ds: ShardDataset, workers: int, **options: Any) -> Any:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from shardcache.cli.common import parse_size
 from shardcache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,18 +60,6 @@ def tier_options(command: Command) -> Command:
     for option in reversed(_OPTIONS):
         command = option(command)
     return tls_options(command)
-
-
-def _size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
-    from shardcache.config import Amount
-
-    try:
-        found = Amount.parse(text)
-    except ValueError:
-        found = Amount()
-    if found.value_bytes < 1:
-        raise click.BadParameter(f"{text!r} is not a size; write 500GB or 2TiB")
-    return found.value_bytes
 
 
 def _address(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
@@ -160,7 +149,7 @@ _OPTIONS = (
         default="100GiB",
         show_default=True,
         metavar="SIZE",
-        callback=_size,
+        callback=parse_size,
         help="Maximum size of the parts that a node caches.",
     ),
     click.option(
@@ -168,7 +157,7 @@ _OPTIONS = (
         default="5GiB",
         show_default=True,
         metavar="SIZE",
-        callback=_size,
+        callback=parse_size,
         help="Space always kept free on the filesystem of --cache-dir.",
     ),
     click.option(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from shardcache.cli.common import json_option, print_json, token_member
+from shardcache.cli.common import json_option, parse_size, print_json, token_member
 from shardcache.tarindex import TokenMember
 
 _MOST_WORKERS = 8
@@ -21,23 +21,16 @@ def _columns(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
     return {name: extension for name, _, extension in pairs}
 
 
-def _size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
-    from shardcache.config import Amount
-
-    try:
-        found = Amount.parse(text)
-    except ValueError:
-        found = Amount()
-    if found.value_bytes < 1:
-        raise click.BadParameter(f"{text!r} is not a size; write 256MiB or 1GB")
-    return found.value_bytes
-
-
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.argument("destination")
 @click.option(
-    "--shard-size", default="256MiB", show_default=True, metavar="SIZE", callback=_size, help="Most bytes of a shard."
+    "--shard-size",
+    default="256MiB",
+    show_default=True,
+    metavar="SIZE",
+    callback=parse_size,
+    help="Most bytes of a shard.",
 )
 @click.option(
     "--names", default="shard-%06d.tar", show_default=True, metavar="PATTERN", help="Names of the shards, by number."
