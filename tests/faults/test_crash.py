@@ -68,6 +68,7 @@ async def test_finished_parts_outlive_a_kill(daemon: Daemon, faulty: FaultyS3) -
     faulty.fail("a.tar", Fault.SILENCE, start=last)
     asking = asyncio.create_task(asyncio.to_thread(read, daemon, url))
     await asyncio.to_thread(eventually, lambda: journalled_parts(daemon) == PARTS - 1)
+    await asyncio.to_thread(eventually, lambda: any(f"={last}-" in asked for asked in ranges(faulty, "a.tar")))
     asked_before = len(ranges(faulty, "a.tar"))
     await asyncio.to_thread(daemon.restart)
     assert await asking == samples_of(0)
