@@ -17,6 +17,7 @@ from shardcache.cluster.nginx import ACCESS_LOG, STATUS_FILE, render
 from shardcache.cluster.nodes import Node
 from shardcache.cluster.tier import Tier
 from shardcache.errors import ConfigError, ShardcacheError
+from shardcache.store.disk.files import fsync_path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BOOT, _CLEAN = "boot", "clean"
@@ -136,7 +137,7 @@ def prepare(folder: Path, boot_id: str | None = None) -> bool:
         shutil.rmtree(folder / _PARTS)
     boot.write_text(boot_id)
     clean.unlink(missing_ok=True)
-    _sync(folder)
+    fsync_path(folder)
     return unclean
 
 
@@ -144,15 +145,7 @@ def finish(folder: Path) -> None:
     """Mark a folder as cleanly stopped, once all of it is on the disk."""
     os.sync()
     (folder / _CLEAN).touch()
-    _sync(folder)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    fsync_path(folder)
 
 
 def _program() -> str:
