@@ -30,7 +30,10 @@ def main() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     step = 0
     batches = iter(loader)  # restores the dataset's state, and with it the epoch
-    for epoch in range(dataset.epoch, EPOCHS):
+    first = dataset.epoch
+    for epoch in range(first, EPOCHS):
+        if epoch > first:
+            batches = iter(loader)  # not beyond the last epoch: threads would still be reading when the process exits
         shown = []
         for batch in batches:
             optimizer.zero_grad()
@@ -41,7 +44,6 @@ def main() -> None:
             if args.checkpoints and dist.get_rank() == 0:  # its state speaks for all
                 torch.save(loader.state_dict(), f"{args.checkpoints}/step-{step}.pt")
         report(f"epoch {epoch}", shown, args.out)
-        batches = iter(loader)  # the next epoch
     dist.destroy_process_group()
 
 
