@@ -14,7 +14,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import CacheError, ConfigError, MissingPackageError
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, Uploads
 from shardcache.origin.redirect_guard import RedirectGuard, Unrestricted
-from shardcache.origin.tier import BypassError, Route, Tier, Tiered
+from shardcache.origin.tier import Route, Tier, Tiered
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
@@ -123,11 +123,11 @@ class Deferred:
         """As `Origin.fetch`."""
         return await (await self._loaded()).fetch(obj, parts, flow, commit)
 
-    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums]:
-        """As `Tiered.fetch_from_tier`. Raises BypassError for an origin that cannot have a tier."""
+    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums] | None:
+        """As `Tiered.fetch_from_tier`; None for an origin that cannot have a tier."""
         origin = await self._loaded()
         if not isinstance(origin, Tiered):
-            raise BypassError
+            return None
         return await origin.fetch_from_tier(route, obj, parts, flow)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:

@@ -24,13 +24,11 @@ from shardcache.transport.parts import Parts, PartSums
 
 log = SharedLogger()
 
-REFRESH = {"X-Shardcache-Fresh": "1"}
-"""Header that makes the tier fetch a part past its cache, and replace what it has cached."""
-
+# The header makes the tier fetch a part past its cache, and replace what it has cached.
+_REFRESH = {"X-Shardcache-Fresh": "1"}
 _MOST_FAILURES = 16
 _REST_S = 10.0
 _MOST_SUSPECTS = 4096
-
 
 PRESIGNED_OPTIONS = frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"})
 """Keys of `storage_options` that presigned urls support; with others, the SDK has to make every request."""
@@ -46,19 +44,15 @@ def reason_to_bypass(table: OriginTable) -> str:
     return "" if row.kind is Kind.WEB else f"only S3 and web servers can have a tier, not {protocol}://"
 
 
-class BypassError(Exception):
-    """The origin cannot make this request through the tier."""
-
-
 @runtime_checkable
 class Tiered(Protocol):
     """An origin that can have a tier in front of it."""
 
-    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums]:
-        """As `Origin.fetch`, from the tier.
+    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums] | None:
+        """As `Origin.fetch`, from the tier; None, and nothing requested, if this object's parts must bypass it.
 
-        Raises BypassError; ShardChangedError for bytes that were not requested, OriginUnavailableError for an answer
-        without bytes, and what `Origin.fetch` raises when the connection fails.
+        Raises ShardChangedError for bytes that were not requested, OriginUnavailableError for an answer without bytes,
+        and what `Origin.fetch` raises when the connection fails.
         """
 
 
@@ -112,11 +106,16 @@ class Route:
 
     Attributes:
         address: HOST:PORT to connect to.
-        headers: to send in addition.
+        refreshes: True if the part is to be fetched past the tier's cache.
     """
 
     address: str
-    headers: Mapping[str, str]
+    refreshes: bool = False
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers to send in addition to the origin's."""
+        return _REFRESH if self.refreshes else {}
 
 
 class Tier:
@@ -142,7 +141,7 @@ class Tier:
         """Return the way to request parts from the tier; None while its breaker is open."""
         if not self._breaker.admits(time.monotonic()):
             return None
-        return Route(self.address, REFRESH if _suspect(obj, parts.start) in self._suspects else {})
+        return Route(self.address, refreshes=_suspect(obj, parts.start) in self._suspects)
 
     def served(self, obj: RemoteObject, parts: Parts) -> None:
         """Record that the tier answered a request as expected."""

@@ -17,7 +17,6 @@ from shardcache.fetch.parts.stall_timeout import LEAST_BYTES_PER_S, StalledError
 from shardcache.observability.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Deferred
-from shardcache.origin.tier import BypassError
 from shardcache.transport.flow import Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
@@ -68,33 +67,39 @@ class Requests:
             return await self._from_origin(piece)
 
     async def _from_tier(self, piece: Piece) -> list[PartSums] | None:
-        """Return None if the origin has to be requested."""
+        """Return None if the origin has to be requested.
+
+        A part that stops short is requested once more, past the tier's cache: the file there may be damaged.
+        """
         origin, obj, parts = piece.origin, piece.obj, piece.parts
         if not isinstance(origin, Deferred) or (tier := origin.tier) is None:
             return None
-        if (route := tier.route(obj, parts)) is None:
-            return None
-        self._counters.tier_requests += 1
-        with self._pausable_read(piece, piece.claim, self._count_from_tier) as pausable_read:
-            piece.begun(pausable_read)
-            try:
-                async with pausable_read.limit():
-                    sums = await origin.fetch_from_tier(route, obj, parts, pausable_read)
-            except BypassError:
-                self._counters.tier_requests -= 1
-                return None
-            except OriginError as exn:
-                if piece.claim.paused and isinstance(exn, OriginUnavailableError):
-                    raise  # nginx may close a paused connection; that is not a failure
-                self._counters.tier_failures += 1
-                tier.failed(obj, exn.message)
-                if pausable_read.received_bytes or isinstance(exn, (StalledError, ShardChangedError)):
+        while (route := tier.route(obj, parts)) is not None:
+            with self._pausable_read(piece, piece.claim, self._count_from_tier) as pausable_read:
+                piece.begun(pausable_read)
+                try:
+                    async with pausable_read.limit():
+                        sums = await origin.fetch_from_tier(route, obj, parts, pausable_read)
+                except OriginError as exn:
+                    if piece.claim.paused and isinstance(exn, OriginUnavailableError):
+                        raise  # nginx may close a paused connection; that is not a failure
+                    self._counters.tier_requests += 1
+                    self._counters.tier_failures += 1
+                    tier.failed(obj, exn.message)
+                    if not pausable_read.received_bytes and not isinstance(exn, (StalledError, ShardChangedError)):
+                        return None
                     tier.suspect(obj, [parts.start])
+                    if route.refreshes or isinstance(exn, StalledError):
+                        return None
+                    continue
+            if sums is None:
                 return None
-        tier.served(obj, parts)
-        self._observe(tier.address, pausable_read)
-        self._scheduler.took(piece.claim, parts.size_bytes, pausable_read.worked.elapsed_s)
-        return sums
+            self._counters.tier_requests += 1
+            tier.served(obj, parts)
+            self._observe(tier.address, pausable_read)
+            self._scheduler.took(piece.claim, parts.size_bytes, pausable_read.worked.elapsed_s)
+            return sums
+        return None
 
     async def _from_origin(self, piece: Piece) -> list[PartSums]:
         with self._pausable_read(piece, piece.claim, self._count) as pausable_read:

@@ -20,7 +20,7 @@ from shardcache.origin.http.ranges import (
     wrong_length,
 )
 from shardcache.origin.http_status import certificate_error, error_of
-from shardcache.origin.tier import BypassError, Route, sums_of
+from shardcache.origin.tier import Route, sums_of
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.messages import Answer, Body
 from shardcache.transport.parts import Parts, PartSums
@@ -63,10 +63,10 @@ class HttpOrigin(Origin):
             raise ShardChangedError("the server sent a different version than requested", url=obj.url)
         raise wrong_length(parts.size_bytes, obj.url)
 
-    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums]:
-        """As `Tiered.fetch_from_tier`. Raises BypassError unless ETags tell versions of the file apart."""
+    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums] | None:
+        """As `Tiered.fetch_from_tier`; None unless ETags tell versions of the file apart."""
         if not (obj.ranges and obj.version.startswith('"')):
-            raise BypassError
+            return None
         headers, body = _ask_for(obj, parts, held=False)
         with _translated(obj.url):
             return sums_of(await self._client.fetch_from_tier(route, obj.url, headers, body, flow), obj)

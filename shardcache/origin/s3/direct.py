@@ -23,7 +23,7 @@ from shardcache.origin.http.ranges import check_range, content_ranges, no_versio
 from shardcache.origin.http_status import error_of
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.s3.signing import SIGNED_FOR_S, Signer
-from shardcache.origin.tier import PRESIGNED_OPTIONS, BypassError, Route, sums_of
+from shardcache.origin.tier import PRESIGNED_OPTIONS, Route, sums_of
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
@@ -94,10 +94,10 @@ class DirectRequests:
 
     async def fetch_from_tier(
         self, route: Route, fs: Any, where: dict[str, str], obj: RemoteObject, parts: Parts, flow: Flow
-    ) -> list[PartSums]:
+    ) -> list[PartSums] | None:
         """As `Tiered.fetch_from_tier`; also raises what botocore and the network raise."""
         if not self._usable(where["Bucket"]):
-            raise BypassError
+            return None
         headers = {**_of_version(obj, parts), **route.headers}
         request = Request("GET", await self._signed_url(fs, where, obj), headers, via=route.address)
         answer = await self._workers.fetch(request, _body(obj, parts, held=False), flow)

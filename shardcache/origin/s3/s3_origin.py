@@ -81,7 +81,7 @@ class S3Origin(Origin):
             self._direct.refused(obj.url, bucket)
             return sums
 
-    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums]:
+    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums] | None:
         """As `Tiered.fetch_from_tier`."""
         bucket, key = split(obj.url)
         async with self._sessions.use(obj.url) as fs:
