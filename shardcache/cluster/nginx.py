@@ -110,7 +110,7 @@ def _connections(tier: Tier, node: Node) -> Iterable[str]:
     yield "proxy_busy_buffers_size 1m;"
     yield "proxy_socket_keepalive on;"
     if tier.resolvers:
-        yield f"resolver {' '.join(map(_bracketed, tier.resolvers))};"
+        yield f"resolver {' '.join(tier.resolvers)};"
         yield "resolver_timeout 5s;"
 
 

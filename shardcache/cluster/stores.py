@@ -43,7 +43,14 @@ class Store:
                 url=url,
                 remedy="write its endpoint, such as https://s3.eu-central-1.amazonaws.com; for a bucket, its region's",
             )
-        return cls(parts.scheme, host, None if port == _PORTS[parts.scheme] else port)
+        store = cls(parts.scheme, host, None if port == _PORTS[parts.scheme] else port)
+        if store.scheme == "https" and store.is_address:
+            raise ConfigError(
+                "nginx can verify the certificate of a name, not that of an address",
+                url=url,
+                remedy="name the store, here and in the daemons' endpoint; or use http",
+            )
+        return store
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}"

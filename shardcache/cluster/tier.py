@@ -56,7 +56,8 @@ class Tier:
         stall_timeout_s: the daemon's option of that name.
         tls: None for plain HTTP between the nodes.
         store_ca: certificates of authorities to trust for https stores.
-        resolvers: addresses of DNS servers for the names of stores; empty if nginx resolves them when it starts.
+        resolvers: DNS servers for the names of stores, as addresses with or without a port, those of IPv6 in brackets;
+            empty if nginx resolves the names when it starts.
         user: user of nginx' workers if it is started by root; None for nginx' default.
         workers: number of nginx' worker processes.
     """

@@ -32,7 +32,7 @@ STORE = "http://127.0.0.1:9"
 def test_each_node_gets_its_files(tmp_path: Path) -> None:
     """One folder per node, the same but for the name and the address to listen on."""
     nodes = "a=10.0.0.1,b=10.0.0.2"
-    ran = shardcache("cluster", "render", "--nodes", nodes, "--store", "https://10.0.9.9", "--out", tmp_path, "--json")
+    ran = shardcache("cluster", "render", "--nodes", nodes, "--store", "http://10.0.9.9", "--out", tmp_path, "--json")
     assert ran.code == 0, ran.err
     assert [Path(file).parent.name for file in ran.json["files"]] == ["a", "b"]
     texts = [(tmp_path / name / "nginx.conf").read_text() for name in "ab"]
@@ -44,11 +44,19 @@ def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path)
     """nginx resolves the names of S3 again and again, and connects to no name outside the store's."""
     store = "https://s3.eu-central-1.amazonaws.com"
     common = ("cluster", "render", "--nodes", "a=127.0.0.2", "--store", store, "--out", tmp_path / "c", "--node", "a")
-    assert shardcache(*common, "--resolver", "10.0.0.53").code == 0
+    assert shardcache(*common, "--resolver", "10.0.0.53:8600", "--resolver", "fd00::53").code == 0
     text = (tmp_path / "c").read_text()
-    assert "resolver 10.0.0.53;" in text and "https://$http_host;" in text
+    assert "resolver 10.0.0.53:8600 [fd00::53];" in text and "https://$http_host;" in text
+    for wrong in ("dns.example", "10.0.0.53:0", "10.0.0.53:x", "a;b@10.0.0.53", ""):
+        assert shardcache(*common, "--resolver", wrong).code == 2
     assert shardcache(*common, "--resolver", "none").code == 0
     assert "server s3.eu-central-1.amazonaws.com:443;" in (tmp_path / "c").read_text()
+
+
+def test_a_store_of_tls_is_named(tmp_path: Path) -> None:
+    """nginx compares a certificate with a name only: by its address, every request would fail."""
+    ran = shardcache("cluster", "render", "--nodes", "a=127.0.0.2", "--store", "https://10.0.9.9", "--out", tmp_path)
+    assert ran.code == 2 and "name the store" in ran.err
 
 
 @pytest.fixture(scope="module")

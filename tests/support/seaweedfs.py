@@ -24,6 +24,8 @@ from support.guard import GUARD_S
 from support.ports import free_port
 
 REGION = "us-east-1"
+DOMAIN = "localhost"
+"""Name of the server, where its address has one; names of buckets may stand before it."""
 
 # Nothing is preallocated: these bound what may be stored, and each bucket claims several volumes.
 _VOLUME_LIMIT_MB = 1024
@@ -138,7 +140,7 @@ class SeaweedFS:
                 [
                     *(_weed(), "server", f"-dir={data}", f"-ip={self._address}", f"-ip.bind={self._address}"),
                     *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
-                    *("-s3", f"-s3.port={s3}", f"-s3.config={config}"),
+                    *("-s3", f"-s3.port={s3}", f"-s3.config={config}", f"-s3.domainName={DOMAIN}"),
                     # Fixed ports by default: a second server on the machine would die of them.
                     *("-s3.port.iceberg=0", "-s3.port.lance=0"),
                     *(f"-master.volumeSizeLimitMB={_VOLUME_LIMIT_MB}", f"-volume.max={_VOLUMES}"),

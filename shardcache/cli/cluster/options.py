@@ -88,14 +88,21 @@ def _user(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str
 
 
 def _resolvers(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...] | None:
-    if given == (_AT_START,):
-        return ()
-    for text in given:
-        try:
-            ipaddress.ip_address(text)
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is neither an IP address nor `none`") from None
-    return given or None
+    return () if given == (_AT_START,) else tuple(map(_resolver, given)) or None
+
+
+def _resolver(text: str) -> str:
+    """Return the address of a DNS server, with or without a port, as nginx writes it. Raises click.BadParameter."""
+    is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
+    try:
+        parts = urlsplit(f"//[{text}]" if is_bare_ipv6 else f"//{text}")
+        ipaddress.ip_address(parts.hostname or "")
+        valid = parts.port != 0 and "@" not in text
+    except ValueError:
+        valid = False
+    if not valid:
+        raise click.BadParameter(f"{text!r} is neither ADDRESS, nor ADDRESS:PORT, nor `none`")
+    return parts.netloc
 
 
 _OPTIONS = (
@@ -195,7 +202,7 @@ _OPTIONS = (
         "--resolver",
         "resolvers",
         multiple=True,
-        metavar="ADDRESS",
+        metavar="ADDRESS[:PORT]",
         callback=_resolvers,
         help="DNS server for the names of stores; repeatable. `none`: nginx resolves them once, when it starts.  "
         "[default: those of /etc/resolv.conf]",
@@ -274,4 +281,4 @@ def _system_resolvers() -> tuple[str, ...]:
     if not found:
         remedy = "name a DNS server with --resolver, or resolve the store's name when nginx starts: --resolver none"
         raise ConfigError("no DNS server is known here", url=str(_RESOLV_CONF), remedy=remedy)
-    return tuple(found)
+    return tuple(map(_resolver, found))

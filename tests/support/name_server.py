@@ -1,0 +1,60 @@
+"""A DNS server in which every name is that of this machine."""
+
+from __future__ import annotations
+
+import socketserver
+import struct
+import threading
+from typing import Self
+
+_HEAD = struct.Struct("!6H")
+_ANSWERED = 0x8180
+_TYPE_A = 1
+# A pointer to the name in the question, type, class, seconds to live, and an address.
+_A_RECORD = struct.pack("!3HIH4B", 0xC00C, _TYPE_A, 1, 60, 4, 127, 0, 0, 1)
+
+
+class NameServer(socketserver.ThreadingUDPServer):
+    """Answers 127.0.0.1; a context manager.
+
+    Attributes:
+        address: HOST:PORT of the server.
+        asked: every name that it was asked for.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Question)
+        self.address = f"127.0.0.1:{self.server_address[1]}"
+        self.asked: set[str] = set()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Question(socketserver.BaseRequestHandler):
+    server: NameServer
+
+    def handle(self) -> None:
+        packet, socket = self.request
+        number, *_ = _HEAD.unpack_from(packet)
+        end = packet.index(b"\0", _HEAD.size) + 1
+        kind, _ = struct.unpack_from("!2H", packet, end)
+        self.server.asked.add(_name(packet[_HEAD.size : end]))
+        records = [_A_RECORD] * (kind == _TYPE_A)
+        head = _HEAD.pack(number, _ANSWERED, 1, len(records), 0, 0)
+        socket.sendto(head + packet[_HEAD.size : end + 4] + b"".join(records), self.client_address)
+
+
+def _name(labels: bytes) -> str:
+    names, at = [], 0
+    while length := labels[at]:
+        names.append(labels[at + 1 : at + 1 + length].decode())
+        at += 1 + length
+    return ".".join(names)
