@@ -47,6 +47,7 @@ class Worker:
 
     def run(self) -> None:
         """Serve until the input ends."""
+        self._send({"is": "up"})
         for line in self._lines():
             message = decoded(line)
             match message.pop("do"):

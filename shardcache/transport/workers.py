@@ -30,6 +30,8 @@ Commit: TypeAlias = Callable[[], Awaitable[bool]]
 _REQUESTS_A_WORKER = 4
 _CORES_A_WORKER = 4
 _MOST_WORKERS = 8
+# A first request of a job comes alone, those of a command sixteen at a time.
+_PREPARED = 2
 # A write that hangs with its disk must not block the daemon; if it completes later, it writes the right bytes in place.
 _END_LIMIT_S = 2.0
 
@@ -39,20 +41,26 @@ class TransportError(OSError):
 
 
 class Workers:
-    """Up to `most` worker processes, started as requests need them and replaced when one dies."""
+    """Up to `most` worker processes, started as requests need them and replaced when one dies.
+
+    A request waits for a process to start only if there is none; while another starts, the others get all requests.
+    """
 
     def __init__(self, most: int | None = None) -> None:
         cores = len(os.sched_getaffinity(0))
-        self._most = most or max(2, min(_MOST_WORKERS, cores // _CORES_A_WORKER))
+        self._most = most or max(_PREPARED, min(_MOST_WORKERS, cores // _CORES_A_WORKER))
         self._workers: list[_Worker] = []
         self._starting = asyncio.Lock()
+        self._growing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Workers {[len(worker.requests) for worker in self._workers]} requests>"
 
     async def prepare(self) -> None:
-        """Start one worker before the first request needs it. Raises CacheError."""
-        await self._worker_for("")
+        """Start workers, one after the other, before the first requests need them. Raises CacheError."""
+        await self._start_first()
+        for _ in range(_PREPARED - 1):
+            await self._grow()
 
     async def ask(self, request: Request) -> Answer:
         """Return the answer to a request, without its body.
@@ -73,6 +81,8 @@ class Workers:
 
     async def close(self) -> None:
         """Kill the processes."""
+        if self._growing is not None:
+            await asyncio.wait([self._growing])
         while self._workers:
             await self._workers.pop().end()
 
@@ -88,16 +98,38 @@ class Workers:
 
     async def _worker_for(self, path: str) -> _Worker:
         """Return the worker that already writes to a file, else the one with the fewest requests."""
+        while not (alive := [worker for worker in self._workers if not worker.has_ended]):
+            await self._start_first()
+        self._workers = alive
+        for worker in self._workers:
+            if worker.writes_to(path):
+                return worker
+        best = min(self._workers, key=lambda worker: len(worker.requests))
+        if len(best.requests) >= _REQUESTS_A_WORKER and len(self._workers) < self._most and not self._is_growing:
+            self._growing = asyncio.create_task(self._grow(), name="another transport worker")
+        return best
+
+    @property
+    def _is_growing(self) -> bool:
+        return self._growing is not None and not self._growing.done()
+
+    async def _start_first(self) -> None:
         async with self._starting:
-            self._workers = [worker for worker in self._workers if not worker.has_ended]
-            for worker in self._workers:
-                if worker.writes_to(path):
-                    return worker
-            best = min(self._workers, key=lambda worker: len(worker.requests), default=None)
-            if best is None or (len(best.requests) >= _REQUESTS_A_WORKER and len(self._workers) < self._most):
-                best = await _start(self._distrust)
-                self._workers.append(best)
-            return best
+            if all(worker.has_ended for worker in self._workers):
+                self._workers = [await _start(self._distrust)]
+
+    async def _grow(self) -> None:
+        """Start another worker, if there may be one, and use it once it takes requests."""
+        async with self._starting:
+            if sum(not worker.has_ended for worker in self._workers) >= self._most:
+                return
+            try:
+                worker = await _start(self._distrust)
+            except CacheError as exn:  # the others do all of the work
+                log.warning("cannot start another transport worker", cause=exn.message)
+                return
+            await worker.up.wait()
+            self._workers.append(worker)
 
     def _distrust(self, before_s: float) -> None:
         """Make all processes distrust idle connections; the clock is the machine's."""
@@ -187,11 +219,13 @@ class _Worker(asyncio.SubprocessProtocol):
 
     Attributes:
         requests: requests in flight.
+        up: set once it takes requests, or has ended.
     """
 
     def __init__(self, silent: Callable[[float], None]) -> None:
         self._silent = silent
         self.requests: dict[int, _Running] = {}
+        self.up = asyncio.Event()
         self.has_ended = False
         self._exited = asyncio.Event()
         self._numbers = count()
@@ -248,6 +282,7 @@ class _Worker(asyncio.SubprocessProtocol):
         if not self.has_ended:
             log.warning("a transport worker was killed", requests=len(self.requests))
         self.has_ended = True
+        self.up.set()
         self._exited.set()
         while self.requests:
             _, running = self.requests.popitem()
@@ -265,6 +300,9 @@ class _Worker(asyncio.SubprocessProtocol):
             return
         if message["is"] == "silent":
             self._silent(message["asked_s"])
+            return
+        if message["is"] == "up":
+            self.up.set()
             return
         running = self.requests.get(message["id"])
         if running is not None:

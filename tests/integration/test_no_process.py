@@ -18,11 +18,12 @@ from support.raw_session import RawSession
 from support.tars import make_tar, random_samples
 
 FETCHING, INDEXING = "shardcache.transport.worker", "shardcache.store.indexing"
+IDLE = {FETCHING: 2, INDEXING: 1}
 
 
 def kill_all(daemon: Daemon, module: str) -> None:
     """Kill the daemon's idle processes that run a module."""
-    eventually(lambda: bool(running(daemon.pid, module)))
+    eventually(lambda: len(running(daemon.pid, module)) == IDLE[module])
     for pid in running(daemon.pid, module):
         os.kill(pid, signal.SIGKILL)
         wait_until_ended(pid)
@@ -56,7 +57,7 @@ def test_a_process_that_cannot_be_started_is_an_error_that_says_so(
     urls = [stored[scheme] for scheme in schemes]
     env = moto.env() | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with Daemon(tmp_path, env=env, spawn=partial(spawn, python=str(python))) as daemon, RawSession(daemon) as session:
-        eventually(lambda: all(running(daemon.pid, each) for each in (FETCHING, INDEXING)))
+        eventually(lambda: all(len(running(daemon.pid, each)) == count for each, count in IDLE.items()))
         python.unlink()
         kill_all(daemon, module)
         session.plan(urls, list(range(len(urls))))

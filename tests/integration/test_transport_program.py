@@ -38,6 +38,7 @@ class Program:
 
     def __enter__(self) -> Program:
         self._guard.start()
+        assert decoded(self._output.readline()) == {"is": "up"}
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -23,6 +23,7 @@ from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import PartFileError, Parts
 from shardcache.transport.workers import TransportError, Workers
 from support.buckets import use_aws
+from support.daemon import eventually
 from support.downloads import PART
 from support.downloads import Rig as Downloads
 from support.gauged_s3 import GaugedS3
@@ -136,18 +137,33 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
 
 
 async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) -> None:
-    """A few requests share one; many are spread over as many as may be."""
+    """A few requests share one; of many, none waits until another has started, and later ones are spread."""
     with ScriptedServer(HANGS) as server:
         tasks = [asyncio.create_task(rig.ask(server))]
         await server.asked(1)
         assert len(rig.pids()) == 1
         tasks += [asyncio.create_task(rig.ask(server)) for _ in range(20)]
         await server.asked(21)
+        assert repr(rig.workers).startswith("<Workers [21")
+        await asyncio.to_thread(eventually, lambda: repr(rig.workers) == "<Workers [21, 0] requests>")
+        tasks += [asyncio.create_task(rig.ask(server)) for _ in range(21)]
+        await server.asked(42)
+        assert repr(rig.workers) == "<Workers [21, 21] requests>"
         assert len(rig.pids()) == MOST
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
     assert repr(rig.workers) == "<Workers [0, 0] requests>"
+
+
+async def test_prepared_workers_take_the_first_requests(rig: Rig) -> None:
+    """Both of them: a command begins with more than a few."""
+    await rig.workers.prepare()
+    pids = rig.pids()
+    with ScriptedServer(answer(DATA)) as server:
+        await asyncio.gather(*(rig.ask(server) for _ in range(20)))
+    assert len(pids) == MOST
+    assert rig.pids() == pids
 
 
 async def test_requests_for_one_file_share_a_worker(rig: Rig) -> None:
