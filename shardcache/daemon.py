@@ -124,6 +124,7 @@ async def _run(
         stall_timeout_s=settings.stall_timeout_s,
         counters=counters,
         max_bandwidth=settings.max_bandwidth,
+        answer_ttl_s=settings.listing_ttl_s,
     )
     indexers = Indexers(_INDEXERS)
     try:

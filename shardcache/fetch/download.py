@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from shardcache.access.urls import store_of
 from shardcache.errors import OriginUnavailableError, OutdatedError, ShardChangedError
+from shardcache.fetch.answers import Answers
 from shardcache.fetch.connections.bandwidth import Bandwidth
 from shardcache.fetch.connections.priority import Priority
 from shardcache.fetch.connections.scheduler import Claim, OriginLoad, Scheduler
@@ -37,6 +38,9 @@ class Downloader:
     Memory is bounded by 2 x `max_connections` requests: those that hold a connection slot, and as many preempted ones.
     Each holds a block of its body, or the whole part if it is a hedged request or comes through an SDK. A part keeps
     its slot until it is written, so that a slow disk slows the network down.
+
+    Args:
+        answer_ttl_s: age up to which an answer to `stat_ahead` is used.
     """
 
     def __init__(
@@ -50,11 +54,13 @@ class Downloader:
         max_bandwidth: int | None = None,
         backoff: Backoff = BACKOFF,
         hedged_share: float = HEDGED_SHARE,
+        answer_ttl_s: float = 0.0,
     ) -> None:
         self._scheduler = Scheduler(max_connections)
         self._bandwidth = Bandwidth(max_bandwidth)
         self._requests = Requests(self._scheduler, self._bandwidth, Hedging(hedged_share), counters, stall_timeout_s)
         self._etags = Etags()
+        self._answers = Answers(answer_ttl_s)
         self._shard_connections = shard_connections
         self._retry = Retry(attempts, counters, backoff)
         self._stall_timeout_s = stall_timeout_s
@@ -84,12 +90,20 @@ class Downloader:
         """Respect the priority of a download that has not begun; see `Scheduler.expect`."""
         return self._scheduler.expect(priority, store_of(url))
 
+    async def stat_ahead(self, origin: Origin, url: str) -> RemoteObject:
+        """Return `origin.stat(url)`, retried like a part, and keep it for the next `stat` of the object."""
+        obj = await self.ask(url, lambda received: origin.stat(url))
+        self._answers.keep(obj)
+        return obj
+
     async def stat(self, origin: Origin, url: str, version: str | None = None) -> RemoteObject:
-        """Return `origin.stat(url)`, retried like a part.
+        """Return the object that the next download is to fetch: a kept answer, or `origin.stat(url)`, retried.
 
         Raises the origin's errors; OutdatedError if the object is not in the given version.
         """
-        obj = await self.ask(url, lambda received: origin.stat(url))
+        obj = self._answers.take(url, version)
+        if obj is None:
+            obj = await self.ask(url, lambda received: origin.stat(url))
         if version not in (None, obj.version):
             # The sample order was computed for another version; reading this one instead would be silently wrong.
             raise OutdatedError(f"the origin has version {obj.version}, the manifest names {version}", url=obj.url)
@@ -136,10 +150,13 @@ class Downloader:
             await self._ranges(download, missing)
         elif missing:
             await self._whole(download)
-        if not obj.guarded and (await self.stat(origin, obj.url)).version != obj.version:
+        if not obj.guarded and (await self._present_version(origin, obj.url)) != obj.version:
             raise ShardChangedError("the object was replaced during the download", url=obj.url)
         await asyncio.to_thread(download.part_checksums.verify)
         await self._etags.verify(obj, sink.path)
+
+    async def _present_version(self, origin: Origin, url: str) -> str:
+        return (await self.ask(url, lambda received: origin.stat(url))).version
 
     async def _ranges(self, download: _Download, missing: list[int]) -> None:
         download.start(missing)

@@ -267,6 +267,8 @@ def test_status_tells_sizes_and_counters(tmp_path: Path, shards: list[str]) -> N
     assert (page["cache"]["shards"], page["cache"]["capacity_bytes"]) == (SHARDS, 10**9)
     assert size_bytes <= page["cache"]["used_bytes"] < page["cache"]["capacity_bytes"]
     assert page["counters"]["origin_bytes"] == size_bytes and page["transfers"] == []
+    # A listing, size and version, the bytes, and the version again: a file has no If-Match.
+    assert page["counters"]["origin_requests"] == 4 * SHARDS
 
 
 def test_status_for_people(daemon: Daemon) -> None:

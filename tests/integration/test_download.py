@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from shardcache.errors import AccessDeniedError, CorruptShardError, OriginUnavailableError, ShardChangedError
+from shardcache.errors import (
+    AccessDeniedError,
+    CorruptShardError,
+    OriginUnavailableError,
+    OutdatedError,
+    ShardChangedError,
+)
 from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.parts.pausable_read import Coming
 from shardcache.observability.metrics import Counters
@@ -68,6 +75,32 @@ async def test_what_a_retry_mends_does_no_harm(fault: Fault, rig: Rig, faulty: F
     assert rig.counters.retries == 2
     assert rig.counters.origin_requests == 1 + 11 + 2
     assert rig.counters.origin_bytes >= len(DATA)
+
+
+async def test_an_answer_given_ahead_saves_one_request(rig: Rig, faulty: FaultyS3) -> None:
+    """It serves one download; the next asks, and so does one after the answer turned out to be outdated."""
+    rig.downloader, url = rig.make(answer_ttl_s=60.0), faulty.put("a.tar", DATA)
+    ahead = await rig.downloader.stat_ahead(rig.origins.origin(url), url)
+    faulty.put("a.tar", DATA[::-1])
+    assert await rig.stat(url) == ahead
+    with pytest.raises(ShardChangedError):
+        await rig.download(ahead)
+    partial = await rig.download(await rig.stat(url))
+    assert partial.path.read_bytes() == DATA[::-1]
+    assert [method for method, *_ in faulty.seen].count("HEAD") == 2
+
+
+async def test_an_answer_about_another_version_or_too_old_is_not_used(rig: Rig, faulty: FaultyS3) -> None:
+    """The origin is asked, as without one."""
+    url = faulty.put("a.tar", DATA)
+    origin = rig.origins.origin(url)
+    for ttl_s, version in [(60.0, "another"), (0.0, None)]:
+        rig.downloader = rig.make(answer_ttl_s=ttl_s)
+        await rig.downloader.stat_ahead(origin, url)
+        faulty.seen.clear()
+        with pytest.raises(OutdatedError) if version else nullcontext():
+            await rig.downloader.stat(origin, url, version)
+        assert [method for method, *_ in faulty.seen] == ["HEAD"]
 
 
 @pytest.mark.parametrize("fault", [Fault.STALL, Fault.SILENCE])

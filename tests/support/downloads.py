@@ -39,6 +39,7 @@ class Rig:
         stall_timeout_s: float = 60.0,
         max_bandwidth: int | None = None,
         hedged_share: float = 0.0,
+        answer_ttl_s: float = 0.0,
     ) -> Downloader:
         """Return a downloader that hardly pauses between tries, and asks for nothing twice unless it is told to."""
         return Downloader(
@@ -50,6 +51,7 @@ class Rig:
             max_bandwidth=max_bandwidth,
             backoff=Backoff(base_s=0.001),
             hedged_share=hedged_share,
+            answer_ttl_s=answer_ttl_s,
         )
 
     async def stat(self, url: str) -> RemoteObject:

@@ -120,7 +120,7 @@ async def ask_all(urls: Iterable[str], origins: Origins, downloader: Downloader)
     async def ask(url: str) -> None:
         async with questions:
             try:
-                found[url] = await downloader.stat(origins.origin(url), url)
+                found[url] = await downloader.stat_ahead(origins.origin(url), url)
             except ShardcacheError:
                 return
 
