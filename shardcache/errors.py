@@ -224,6 +224,16 @@ class TokensError(ShardError):
     default_remedy = "write the tokens of each sample as one array of integers with one dimension, all of one type"
 
 
+class MetadataError(ShardError):
+    """The member with a sample's metadata is no JSON object, or too large for the table of samples."""
+
+    code = "bad_metadata"
+    default_remedy = (
+        "write it as one JSON object, and keep no more of it than select() asks for: "
+        "shardcache index URL... -o index.json --samples --metadata json:width,height"
+    )
+
+
 class CountMismatchError(ShardError):
     """The number of samples in a shard differs from the manifest."""
 

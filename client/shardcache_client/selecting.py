@@ -1,4 +1,4 @@
-"""Selection of samples by what the index of their shard says of them."""
+"""Selection of samples by what the index of their shard, or a table made of it, says of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Selecting(ABC):
 
             large = dataset.select(lambda entry: {"jpg", "txt"} <= entry.sizes.keys() and entry.sizes["jpg"] >= 10_000)
 
-        An entry has the sample's `key`, the `sizes` of its members in bytes, by extension, and the `url` of its shard.
+        An entry has the sample's `key`, the `sizes` of its members in bytes, by extension, the `url` of its shard, and
+        `metadata`, the JSON object of one small member, if the table was made with `--metadata`.
         No sample is read for this; shards without a selected sample are never fetched. The selection is as good as a
         dataset written without the other samples: it has an exact length, ranks get equal numbers of samples, and its
         states resume on any number of ranks and workers. The predicate must be the same on all ranks; with
@@ -49,10 +50,12 @@ class Selecting(ABC):
         one, and keeps epochs and states of its own.
 
         The entries are in a table of all samples, `index.samples.tar` beside `index.json`. The command
-        `shardcache index URL... -o index.json --samples` writes both; store them in the same place.
+        `shardcache index URL... -o index.json --samples` writes both; store them in the same place. With
+        `--metadata json` it keeps the samples' `json` members in the table.
 
         Raises ConfigError if the urls are no index files, or for a table that is missing or belongs to other shards, or
-        if no sample is selected; and what reading the table raises.
+        if no sample is selected, or for the metadata of a table without; and what reading the table and the predicate
+        raise.
         """
         return self._selected(_select(self.manifest, self._found_rows(), predicate))
 
@@ -141,7 +144,7 @@ def _select(manifest: Manifest, rows: Iterable[tuple[str, Row]], predicate: Call
             entries = list(entries_of(row, manifest[shard].url))
             known = row["first"] == passed[shard] and row["samples"] == manifest[shard].samples
             known = known and manifest[shard].version in (None, row["version"])
-        except (KeyError, TypeError, IndexError, AttributeError) as exn:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as exn:
             raise ConfigError(f"the table of samples is invalid ({exn!r})", url=url, remedy=_REMEDY) from exn
         if not known:
             raise ConfigError(

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
-from shardcache.tarindex import TokenMember
+from shardcache.tarindex import MetadataMember, TokenMember
 
 if TYPE_CHECKING:
     from shardcache.cli.admin_client import AdminClient, Lines
@@ -57,6 +57,14 @@ def token_member(_ctx: click.Context, _param: click.Parameter, text: str | None)
     """Parse the option --tokens."""
     try:
         return None if text is None else TokenMember.parse(text)
+    except ConfigError as exn:
+        raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
+
+
+def metadata_member(_ctx: click.Context, _param: click.Parameter, text: str | None) -> MetadataMember | None:
+    """Parse the option --metadata."""
+    try:
+        return None if text is None else MetadataMember.parse(text)
     except ConfigError as exn:
         raise click.BadParameter(f"{exn.message}; {exn.remedy}") from exn
 

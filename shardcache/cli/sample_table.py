@@ -1,4 +1,4 @@
-"""Writing of a sample table: a tar with the keys and member sizes of all samples of a dataset."""
+"""Writing of a sample table: a tar with keys, member sizes and metadata of all samples of a dataset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef, socket_path
-from shardcache.tarindex import rows_of
+from shardcache.tarindex import MetadataMember, read_metadata, rows_of
 from shardcache_client.daemon.connection import Reader, resolve
 from shardcache_client.daemon.session import Patience, Session
 from shardcache_client.order.plan import plan_reading
@@ -22,14 +22,19 @@ _TIMEOUT_S = 300.0
 
 
 def write_table(
-    urls: Sequence[str], socket: Path | None, file: IO[bytes], tell: Callable[[dict[str, Any]], object]
+    urls: Sequence[str],
+    socket: Path | None,
+    file: IO[bytes],
+    metadata: MetadataMember | None,
+    tell: Callable[[dict[str, Any]], object],
 ) -> list[ShardRef]:
     """Write the table of the present versions of the shards; return these in its order, each url once.
 
     The shards pass through the cache, prefetched by the daemon; their indexes are read from there. Raises the errors of
-    a dataset.
+    a dataset, and MetadataError.
 
     Args:
+        metadata: the member to keep in the table.
         tell: called for each shard, with `done_shards` and `shards`, `done_bytes` and `total_bytes`.
     """
     where, reader = socket_path(socket), Reader(_JOB)
@@ -44,7 +49,7 @@ def write_table(
         session.declare(plan)
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             for number in range(len(listed)):
-                found.append(_add(tar, number, window))
+                found.append(_add(tar, number, window, metadata))
                 done_bytes = sum(size or 0 for size in sizes[: number + 1])
                 tell(
                     {
@@ -61,17 +66,19 @@ def write_table(
     return found
 
 
-def _add(tar: tarfile.TarFile, number: int, window: ShardWindow) -> ShardRef:
+def _add(tar: tarfile.TarFile, number: int, window: ShardWindow, member: MetadataMember | None) -> ShardRef:
     """Add the rows of the next shard, and return what they are of."""
     leased_shard = window.take(number, None)
     leased_shard.open()
     try:
-        facts = leased_shard.index.header
-        for row in rows_of(leased_shard.index):
+        index = leased_shard.index
+        facts = index.header
+        metadata = None if member is None else read_metadata(index, leased_shard.tar, member, facts["url"])
+        for row in rows_of(index, metadata):
             content = json.dumps({"shard": number, "version": facts["version"], **row}, separators=(",", ":")).encode()
-            member = tarfile.TarInfo(f"{number:08d}-{row['first']:08d}.json")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+            entry = tarfile.TarInfo(f"{number:08d}-{row['first']:08d}.json")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
         return ShardRef(facts["url"], facts["version"], facts["origin_bytes"], len(leased_shard))
     finally:
         window.give_back(leased_shard)

@@ -9,6 +9,7 @@ fetched so far.
 from shardcache.tarindex.lines import split_lines
 from shardcache.tarindex.listing import IndexEntry, Row, entries_of, rows_of
 from shardcache.tarindex.members import Tar
+from shardcache.tarindex.metadata import MetadataMember, read_metadata
 from shardcache.tarindex.samples import Grouping, index_tar
 from shardcache.tarindex.sidecar import TarIndex, read_header, write
 from shardcache.tarindex.tables import Fault, Samples, Tables, fault_of, key_of
@@ -18,6 +19,7 @@ __all__ = [
     "Fault",
     "Grouping",
     "IndexEntry",
+    "MetadataMember",
     "Row",
     "Samples",
     "Tables",
@@ -30,6 +32,7 @@ __all__ = [
     "index_tar",
     "key_of",
     "read_header",
+    "read_metadata",
     "rows_of",
     "split_lines",
     "write",

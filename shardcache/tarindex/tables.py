@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -88,6 +88,21 @@ def _spans() -> array[int]:
 
 def _numbers() -> array[int]:
     return array("I")
+
+
+def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each sample's member with an extension; (0, 0) for a sample without one."""
+    extension = extension.lower()
+    wanted = tables.extensions.index(extension) if extension in tables.extensions else -1
+    starts, ends, extension_ids, first = tables.starts, tables.ends, tables.extension_ids, 0
+    for last in tables.member_ends:
+        for each in range(first, last):
+            if extension_ids[each] == wanted:
+                yield starts[each], ends[each]
+                break
+        else:
+            yield 0, 0
+        first = last
 
 
 @dataclass(slots=True)

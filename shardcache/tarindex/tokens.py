@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 from shardcache.errors import ConfigError, TokensError
-from shardcache.tarindex.tables import Tables, fault_of, key_of
+from shardcache.tarindex.tables import Tables, fault_of, key_of, member_spans
 
 DTYPES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int16": 2, "int32": 4, "int64": 8}
 """Sizes in bytes of the types that tokens may have; arrays are little-endian."""
@@ -100,7 +99,7 @@ def find_tokens(tables: Tables, tar: Tar, member: TokenMember, url: str) -> Toke
     if tables.faults:
         raise _unsupported(fault_of(tables, min(tables.faults)) or "", url)
     dtype, starts, ends, total = member.dtype, array("Q"), array("Q"), 0
-    for sample, (start, end) in enumerate(_members(tables, member.extension)):
+    for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
         if start < end:
             key = key_of(tables, sample)
             if member.dtype is None:
@@ -112,21 +111,6 @@ def find_tokens(tables: Tables, tar: Tar, member: TokenMember, url: str) -> Toke
         starts.append(start)
         ends.append(total)
     return TokenRuns(dtype or "uint8", starts, ends)
-
-
-def _members(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each sample's member with an extension; (0, 0) for a sample without one."""
-    extension = extension.lower()
-    wanted = tables.extensions.index(extension) if extension in tables.extensions else -1
-    starts, ends, extension_ids, first = tables.starts, tables.ends, tables.extension_ids, 0
-    for last in tables.member_ends:
-        for each in range(first, last):
-            if extension_ids[each] == wanted:
-                yield starts[each], ends[each]
-                break
-        else:
-            yield 0, 0
-        first = last
 
 
 def _count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:

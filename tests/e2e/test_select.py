@@ -141,6 +141,33 @@ def test_selections_are_mixed(make: Make, train: str, daemon: Daemon) -> None:
             choose()
 
 
+def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daemon) -> None:
+    """Of one member of each sample, as the table keeps it; no shard is read for it. Older tables name the command."""
+    source = folder / "metadata"
+    source.mkdir()
+    for shard in range(3):
+        samples = random_samples(20, {"jpg": 300}, first=20 * shard)
+        described = [one | {"json": json.dumps({"width": int(one["__key__"]), "url": "x"}).encode()} for one in samples]
+        (source / f"{shard}.tar").write_bytes(make_tar(described[:-1] + samples[-1:]))
+    index = source / "index.json"
+    ran = shardcache("index", f"{source}/", "-o", index, "--samples", "--metadata", "json:width", socket=daemon.socket)
+    assert ran.code == 0, ran.err
+    (folder / "reader").mkdir()
+    with Daemon(folder / "reader") as other:
+        dataset = ShardDataset(f"file://{index}", shuffle=True, epochs=1, socket=other.socket)
+        wide = dataset.select(lambda entry: entry.metadata.get("width", 0) >= 30)
+        assert {shard["url"] for shard in other.shards()} == {f"file://{source}/index.samples.tar"}
+        assert sorted(map(int, keys_of(wide))) == [number for number in range(30, 60) if number % 20 != 19]
+        assert len(wide) == 28
+        bare = dataset.select(lambda entry: not entry.metadata)
+        assert keys_of(bare.indexed()) == ["000019", "000039", "000059"]
+        with pytest.raises(KeyError, match="url"):
+            dataset.select(lambda entry: entry.metadata["url"])
+    with pytest.raises(ConfigError, match="has no metadata") as caught:
+        ShardDataset(train, socket=daemon.socket).select(lambda entry: entry.metadata)
+    assert "index.json --samples --metadata json" in (caught.value.remedy or "")
+
+
 def test_a_shard_without_a_selected_sample_is_not_fetched(train: str, folder: Path) -> None:
     """Neither read nor prefetched."""
     (folder / "own").mkdir()

@@ -134,6 +134,19 @@ def test_a_table_needs_a_file_beside_the_index(daemon: Daemon, store: Path, tmp_
     assert not [path for path in tmp_path.iterdir() if "index" in path.name]
 
 
+def test_metadata_that_cannot_be_kept_names_shard_and_sample(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """And neither file is written. Without a table, there is no place to keep it."""
+    ran = shardcache("index", f"{store}/", "-o", tmp_path / "index.json", "--metadata", "bin", socket=daemon.socket)
+    assert ran.code == 2 and "pass --samples, too" in ran.err
+    options = ("-o", tmp_path / "index.json", "--samples", "--metadata")
+    ran = shardcache("index", f"{store}/", *options, ".json", socket=daemon.socket)
+    assert ran.code == 2 and "no dot" in ran.err
+    ran = shardcache("index", f"{store}/", *options, "bin", socket=daemon.socket)
+    assert ran.code == 1 and "the member 'bin' of the sample '000000' is no metadata" in " ".join(ran.err.split())
+    assert "shard-000000.tar" in ran.err and "--metadata json:width,height" in " ".join(ran.err.split())
+    assert not [path for path in tmp_path.iterdir() if "index" in path.name]
+
+
 def test_a_table_of_other_versions_is_not_kept() -> None:
     """A shard that is replaced between the table and the index is named."""
     before = [ShardRef("s3://a/0.tar", "1"), ShardRef("s3://a/1.tar", "1")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,6 +135,11 @@ class LeasedShard:
     def index(self) -> TarIndex:
         """The shard's index. This object must be open, and its lease not partial."""
         return self._whole.index
+
+    @property
+    def tar(self) -> mmap.mmap:
+        """The bytes of the tar, mapped. This object must be open, and its lease not partial."""
+        return self._whole.tar
 
     @property
     def settled(self) -> bool:

@@ -54,7 +54,7 @@ class MappedShard:
         try:
             self.index = TarIndex.open(index_path)
             try:
-                self._map = map_file(path, self.index.header["size_bytes"], in_order=in_order)
+                self.tar = map_file(path, self.index.header["size_bytes"], in_order=in_order)
             except BaseException:
                 self.index.close()
                 raise
@@ -62,14 +62,14 @@ class MappedShard:
                 self._blocks = self._cut_blocks(view.blocks)
             self._samples = len(self.index if self._blocks is None else self._blocks)
             named = None if is_nameless(path) else path
-            self._loan = handover.lend(self._map, named, path.stat().st_ino, url) if handover is not None else None
+            self._loan = handover.lend(self.tar, named, path.stat().st_ino, url) if handover is not None else None
         except CorruptShardError as exn:
             raise CorruptShardError(exn.message, url=url) from exn
         except OSError as exn:
             raise unreadable(exn, path, url) from exn
 
     def __repr__(self) -> str:
-        return f"MappedShard({self.url!r}, samples={len(self)}, closed={self._map.closed})"
+        return f"MappedShard({self.url!r}, samples={len(self)}, closed={self.tar.closed})"
 
     def __len__(self) -> int:
         return self._samples
@@ -87,7 +87,7 @@ class MappedShard:
         """
         self.index.close()
         if self._loan is None:
-            self._map.close()
+            self.tar.close()
 
     @property
     def settled(self) -> bool:
@@ -98,16 +98,16 @@ class MappedShard:
         from shardcache_client.files.block_cutter import BlockCutter  # needs numpy
 
         try:
-            return BlockCutter(blocks, self.index, self._map, self.url)
+            return BlockCutter(blocks, self.index, self.tar, self.url)
         except BaseException:
             self.index.close()
-            self._map.close()
+            self.tar.close()
             raise
 
     @property
     def _columns(self) -> list[Column | None]:
         loan, index = self._loan, self.index
-        return named(as_bytes(index.extensions, self._map) if loan is None else loan.columns(index), self._view.name_of)
+        return named(as_bytes(index.extensions, self.tar) if loan is None else loan.columns(index), self._view.name_of)
 
     def __iter__(self) -> Iterator[Sample]:
         return self.samples()

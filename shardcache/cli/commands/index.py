@@ -15,6 +15,7 @@ from shardcache.cli.common import (
     complete_path,
     fail,
     json_option,
+    metadata_member,
     print_json,
     print_lines,
     socket_option,
@@ -23,7 +24,7 @@ from shardcache.cli.common import (
 )
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef, from_here
-from shardcache.tarindex import TokenMember
+from shardcache.tarindex import MetadataMember, TokenMember
 
 Json = dict[str, Any]
 
@@ -72,6 +73,12 @@ def _place(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
     is_flag=True,
     help="Also write a table of the samples, with their keys and sizes, beside it (.samples.tar): for select().",
 )
+@click.option(
+    "--metadata",
+    metavar="EXT[:FIELD,...]",
+    callback=metadata_member,
+    help="Keep in that table the JSON object in the member with this extension, or these of its fields.",
+)
 @json_option
 @socket_option
 def index(
@@ -80,6 +87,7 @@ def index(
     relative_to: str | None,
     tokens: TokenMember | None,
     with_samples: bool,
+    metadata: MetadataMember | None,
     as_json: bool,
     socket: Path | None,
 ) -> None:
@@ -94,9 +102,11 @@ def index(
         raise click.UsageError("--json and -o - both print to standard output")
     if with_samples and output == _STDOUT:
         raise click.UsageError("--samples writes a second file beside the index: name a file with -o")
+    if metadata is not None and not with_samples:
+        raise click.UsageError("--metadata adds to the table of the samples: pass --samples, too")
     patterns = [from_here(url) for url in urls]
     with _written(_table_of(output.resolve())) if with_samples else contextlib.nullcontext() as table:
-        listed = None if table is None else _write_table(patterns, socket, table, as_json)
+        listed = None if table is None else _write_table(patterns, socket, table, metadata, as_json)
         text = _index(patterns, tokens, socket, output, relative_to, as_json, listed)
     if output == _STDOUT:
         click.echo(text, nl=False)
@@ -138,15 +148,17 @@ def _table_of(output: Path) -> Path:
     return output.with_suffix(SUFFIX)
 
 
-def _write_table(patterns: list[str], socket: Path | None, file: IO[bytes], as_json: bool) -> list[ShardRef]:
+def _write_table(
+    patterns: list[str], socket: Path | None, file: IO[bytes], metadata: MetadataMember | None, as_json: bool
+) -> list[ShardRef]:
     """Write the table of samples and show the progress; return the shards that it lists."""
     from shardcache.cli.display.output import ByteProgress, make_console
     from shardcache.cli.sample_table import write_table
 
     if as_json:
-        return write_table(patterns, socket, file, print_json)
+        return write_table(patterns, socket, file, metadata, print_json)
     with ByteProgress(make_console(), "listing samples") as bar:
-        return write_table(patterns, socket, file, bar.update)
+        return write_table(patterns, socket, file, metadata, bar.update)
 
 
 async def _noted(events: AsyncGenerator[Json, None], found: dict[int, ShardRef]) -> AsyncGenerator[Json, None]:
