@@ -11,7 +11,7 @@ import click
 
 from shardcache.cli.cluster.options import nodes_option, tier_of, tier_options
 from shardcache.cli.common import json_option, print_json
-from shardcache.errors import ConfigError
+from shardcache.errors import ConfigError, DaemonError
 
 if TYPE_CHECKING:
     from shardcache.cluster.tier import Tier
@@ -52,7 +52,7 @@ def run(nodes: str, stores: tuple[str, ...], node: str | None, as_json: bool, **
         signal.signal(number, lambda *_: stopping.set())
     status = NodeTier(read, node or _host_name(), watched, say).run(stopping)
     if status:
-        raise ConfigError(f"nginx ended with status {status}", remedy="see its message above")
+        raise DaemonError(f"nginx ended with status {status}", remedy="see its message above, or the kernel's in dmesg")
 
 
 def _host_name() -> str:
