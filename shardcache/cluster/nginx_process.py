@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from pathlib import Path
 from threading import get_native_id
@@ -16,6 +17,7 @@ from shardcache.errors import ConfigError
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SYSTEM_FOLDERS = ("usr/local/sbin", "usr/sbin", "sbin")
 _STOP_LIMIT_S = 15.0
+_POLL_S = 0.02
 
 Process = subprocess.Popen[bytes]
 
@@ -49,6 +51,16 @@ def start(nginx: str, config: Path) -> Process:
             os._exit(1)
 
     return subprocess.Popen([nginx, "-c", config], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
+
+
+def wait_until_listening(process: Process, pid_file: Path) -> bool:
+    """Return True as soon as nginx has bound its addresses, which it tells by its pid file; False if it has ended."""
+    while process.poll() is None:
+        with suppress(FileNotFoundError):
+            if pid_file.read_text().strip() == str(process.pid):
+                return True
+        time.sleep(_POLL_S)
+    return False
 
 
 def end(process: Process) -> int:

@@ -13,7 +13,7 @@ from threading import Event
 
 from shardcache.cluster import nginx_process
 from shardcache.cluster.figures import AccessLog, Figures, measure
-from shardcache.cluster.nginx import ACCESS_LOG, STATUS_FILE, render
+from shardcache.cluster.nginx import ACCESS_LOG, PID_FILE, STATUS_FILE, render
 from shardcache.cluster.nodes import Node
 from shardcache.cluster.tier import Tier
 from shardcache.errors import ConfigError, ShardcacheError
@@ -34,12 +34,19 @@ class NodeTier:
         name: name or address of this node in it.
         watched: files whose change has the configuration written again and nginx reload it.
         say: called with each message for the operator.
+        ready: called with a line about the tier, once nginx listens, and after each change.
     """
 
     def __init__(
-        self, read: Callable[[], Tier], name: str, watched: tuple[Path, ...], say: Callable[[str], object]
+        self,
+        read: Callable[[], Tier],
+        name: str,
+        watched: tuple[Path, ...],
+        *,
+        say: Callable[[str], object],
+        ready: Callable[[str], object],
     ) -> None:
-        self._read, self._name, self._watched, self._say = read, name, watched, say
+        self._read, self._name, self._watched, self._say, self._ready = read, name, watched, say, ready
         self._tier = read()
         self._node = self._tier.node(name)
         self._folder, self._run = self._tier.cache(self._node), self._tier.run(self._node)
@@ -62,6 +69,8 @@ class NodeTier:
         log = AccessLog(self._folder / ACCESS_LOG, self._tier.owner_port)
         process = nginx_process.start(nginx, self._config)
         try:
+            if nginx_process.wait_until_listening(process, self._run / PID_FILE):
+                self._ready(_line(self._tier))
             self._follow(nginx, process, log, stopping)
         finally:
             status = nginx_process.end(process)
@@ -97,7 +106,8 @@ class NodeTier:
             return
         process.send_signal(signal.SIGHUP)
         self._tier = tier
-        self._say(f"reloaded: {len(tier.nodes)} nodes, digest {tier.digest}")
+        self._say(f"reloaded: {_line(tier)}")
+        self._ready(_line(tier))
 
     def _write(self, tier: Tier, node: Node) -> None:
         self._config.write_text(render(tier, node))
@@ -145,3 +155,8 @@ def finish(folder: Path) -> None:
     os.sync()
     (folder / _CLEAN).touch()
     fsync_path(folder)
+
+
+def _line(tier: Tier) -> str:
+    count = len(tier.nodes)
+    return f"{count} node{'' if count == 1 else 's'}, digest {tier.digest}"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,8 +72,9 @@ class NodeRun:
             self.process.kill()
             self.process.wait()
         for pid in self._seen:
-            if Path(f"/proc/{pid}").exists() and "nginx" in Path(f"/proc/{pid}/comm").read_text():
-                os.kill(pid, signal.SIGKILL)
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended with the command
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "nginx":
+                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture

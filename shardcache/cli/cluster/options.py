@@ -235,7 +235,7 @@ def nodes_of(text: str) -> tuple[Node, ...]:
     if text == "-":
         return parse(sys.stdin.read())
     try:
-        return parse(Path(text).read_text() if Path(text).is_file() else text)
+        return parse(Path(text).read_text() if "/" in text or Path(text).is_file() else text)
     except (OSError, UnicodeDecodeError) as exn:
         raise ConfigError(f"cannot read the list of nodes: {exn}", remedy="correct --nodes") from None
 
