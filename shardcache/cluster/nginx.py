@@ -24,6 +24,7 @@ STATUS = "/.shardcache/status"
 OTHERS = "/.shardcache/nodes"
 STATUS_FILE = "status.json"
 ACCESS_LOG = "access.log"
+PID_FILE = "nginx.pid"
 
 # Headers by which an answer could change how nginx treats it: bytes of a version never change, whoever asks.
 _IGNORED = (
@@ -62,7 +63,7 @@ def _process(tier: Tier, node: Node) -> Iterable[str]:
     if tier.user is not None:
         yield f"user {tier.user};"
     yield f"worker_processes {tier.workers};"
-    yield f"pid {_path(tier.run(node) / 'nginx.pid')};"
+    yield f"pid {_path(tier.run(node) / PID_FILE)};"
     yield "error_log stderr crit;"
     yield "daemon off;"
     yield "worker_shutdown_timeout 5s;"

@@ -6,14 +6,14 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
+from shardcache.cluster import nginx_process
 from shardcache.cluster.figures import AccessLog, Figures, measure
-from shardcache.cluster.nginx import ACCESS_LOG, STATUS_FILE, render
+from shardcache.cluster.nginx import ACCESS_LOG, PID_FILE, STATUS_FILE, render
 from shardcache.cluster.nodes import Node
 from shardcache.cluster.tier import Tier
 from shardcache.errors import ConfigError, ShardcacheError
@@ -24,7 +24,6 @@ _BOOT, _CLEAN = "boot", "clean"
 _PARTS = "parts"
 _PERIOD_S = 2.0
 _DISK_PERIOD_S = 60.0
-_STOP_LIMIT_S = 15.0
 
 
 class NodeTier:
@@ -35,12 +34,19 @@ class NodeTier:
         name: name or address of this node in it.
         watched: files whose change has the configuration written again and nginx reload it.
         say: called with each message for the operator.
+        ready: called with a line about the tier, once nginx listens, and after each change.
     """
 
     def __init__(
-        self, read: Callable[[], Tier], name: str, watched: tuple[Path, ...], say: Callable[[str], object]
+        self,
+        read: Callable[[], Tier],
+        name: str,
+        watched: tuple[Path, ...],
+        *,
+        say: Callable[[str], object],
+        ready: Callable[[str], object],
     ) -> None:
-        self._read, self._name, self._watched, self._say = read, name, watched, say
+        self._read, self._name, self._watched, self._say, self._ready = read, name, watched, say, ready
         self._tier = read()
         self._node = self._tier.node(name)
         self._folder, self._run = self._tier.cache(self._node), self._tier.run(self._node)
@@ -49,7 +55,7 @@ class NodeTier:
 
     def run(self, stopping: Event) -> int:
         """Run nginx until `stopping` is set, or it ends; return its exit status. Raises ConfigError."""
-        nginx = _program()
+        nginx = nginx_process.program()
         try:
             for folder in (self._folder, self._run):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -59,17 +65,19 @@ class NodeTier:
         except OSError as exn:
             remedy = "choose another --cache-dir and --run-dir, or give this user the right to write there"
             raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy=remedy) from None
-        _check(nginx, self._config)
+        nginx_process.check(nginx, self._config)
         log = AccessLog(self._folder / ACCESS_LOG, self._tier.owner_port)
-        process = subprocess.Popen([nginx, "-c", self._config], stdin=subprocess.DEVNULL)
+        process = nginx_process.start(nginx, self._config)
         try:
+            if nginx_process.wait_until_listening(process, self._run / PID_FILE):
+                self._ready(_line(self._tier))
             self._follow(nginx, process, log, stopping)
         finally:
-            status = _stop(process)
+            status = nginx_process.end(process)
         finish(self._folder)
         return 0 if stopping.is_set() else status
 
-    def _follow(self, nginx: str, process: subprocess.Popen[bytes], log: AccessLog, stopping: Event) -> None:
+    def _follow(self, nginx: str, process: nginx_process.Process, log: AccessLog, stopping: Event) -> None:
         seen, measured_s = self._stamps(), -_DISK_PERIOD_S
         while process.poll() is None:
             if time.monotonic() - measured_s >= _DISK_PERIOD_S:
@@ -85,20 +93,21 @@ class NodeTier:
                 seen = now
                 self._reload(nginx, process)
 
-    def _reload(self, nginx: str, process: subprocess.Popen[bytes]) -> None:
+    def _reload(self, nginx: str, process: nginx_process.Process) -> None:
         """Have nginx use the sources as they are now; keep the former configuration if they cannot be used."""
         former = self._config.read_text()
         try:
             tier = self._read()
             self._write(tier, tier.node(self._name))
-            _check(nginx, self._config)
+            nginx_process.check(nginx, self._config)
         except (ShardcacheError, OSError) as exn:
             self._config.write_text(former)
             self._say(f"the former configuration stays in use: {exn}")
             return
         process.send_signal(signal.SIGHUP)
         self._tier = tier
-        self._say(f"reloaded: {len(tier.nodes)} nodes, digest {tier.digest}")
+        self._say(f"reloaded: {_line(tier)}")
+        self._ready(_line(tier))
 
     def _write(self, tier: Tier, node: Node) -> None:
         self._config.write_text(render(tier, node))
@@ -148,24 +157,6 @@ def finish(folder: Path) -> None:
     fsync_path(folder)
 
 
-def _program() -> str:
-    found = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin")
-    if found is None:
-        raise ConfigError("nginx is not installed", remedy="apt-get install nginx-light, or your system's nginx ≥ 1.22")
-    return found
-
-
-def _check(nginx: str, config: Path) -> None:
-    done = subprocess.run([nginx, "-t", "-q", "-c", config], capture_output=True, text=True, check=False)
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"exit status {done.returncode}"
-        raise ConfigError(f"nginx rejects its configuration: {reason}", url=str(config), remedy="correct the options")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> int:
-    process.terminate()
-    try:
-        return process.wait(_STOP_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
+def _line(tier: Tier) -> str:
+    count = len(tier.nodes)
+    return f"{count} node{'' if count == 1 else 's'}, digest {tier.digest}"

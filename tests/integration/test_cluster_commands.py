@@ -1,15 +1,10 @@
-"""`shardcache cluster`: certificates, a node's nginx as a service runs it, and the state of all nodes."""
+"""`shardcache cluster`: configuration and certificates of the nodes, and the state of all of them."""
 
 from __future__ import annotations
 
 import http.client
-import json
-import os
-import signal
 import ssl
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,13 +13,10 @@ import pytest
 
 from shardcache.cluster.certificates import issue_all
 from shardcache.cluster.nodes import parse
-from shardcache.cluster.running import finish, prepare
 from shardcache.cluster.status import ask
 from shardcache.cluster.tier import PEER_NAME, Tls
 from support.cli import shardcache
-from support.guard import GUARD_S
-from support.ports import free_port
-from support.tier_nodes import NGINX, TierNodes, needs_nginx
+from support.tier_nodes import TierNodes, needs_nginx
 
 STORE = "http://127.0.0.1:9"
 
@@ -136,64 +128,6 @@ def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
     assert lost.code == 2 and lost.json["error"]["remedy"]
 
 
-def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
-    """The cache is cleared if the machine booted since it was used, unless the tier was stopped before."""
-    part = tmp_path / "parts" / "a"
-    part.parent.mkdir()
-    part.write_text("bytes")
-    assert prepare(tmp_path, "boot 1"), "a folder of unknown history"
-    part.parent.mkdir()
-    part.write_text("bytes")
-    assert not prepare(tmp_path, "boot 1"), "nginx was killed"
-    finish(tmp_path)
-    assert not prepare(tmp_path, "boot 2"), "an orderly reboot"
-    assert part.exists()
-    assert prepare(tmp_path, "boot 3"), "the power failed"
-    assert not part.exists()
-
-
-@needs_nginx
-def test_a_node_runs_follows_its_list_and_stops(tmp_path: Path) -> None:
-    """`cluster run` starts nginx, publishes figures, uses a changed list of nodes, and ends cleanly."""
-    assert NGINX is not None
-    listed, front, owner_port = tmp_path / "nodes", free_port(), free_port()
-    listed.write_text("one=127.0.0.2\n")
-    status = ("cluster", "status", "--nodes", listed, "--owner-port", str(owner_port), "--json")
-    command = (
-        *(sys.executable, "-m", "shardcache", "cluster", "run", "--nodes", listed, "--node", "one", "--store", STORE),
-        *("--front", f"127.0.0.1:{front}", "--owner-port", str(owner_port), "--workers", "1"),
-        *("--cache-dir", tmp_path / "cache", "--run-dir", tmp_path / "run"),
-        *(("--user", "root") if os.geteuid() == 0 else ()),
-    )
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        deadline = time.monotonic() + GUARD_S
-
-        def until(expected: str) -> None:
-            while expected not in (said := json.dumps(shardcache(*status).json)):
-                assert process.poll() is None and time.monotonic() < deadline, (said, (tmp_path / "log").read_text())
-                time.sleep(0.1)
-
-        until('"cached_bytes": 0')
-        listed.write_text("one=127.0.0.2\ntwo=127.0.0.3\n")
-        while "reloaded: 2 nodes" not in (tmp_path / "log").read_text():
-            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.1)
-        shown = shardcache(*status)
-        assert shown.code == 1 and [node["up"] for node in shown.json["nodes"]] == [True, False]
-        found = _tier_findings(tmp_path, front)
-        assert [finding["state"] for finding in found] == ["ok", "failed"]  # the second node is not there
-        assert found[1]["found"] == "node 2 of the tier does not answer"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(GUARD_S) == 0
-        assert [finding["state"] for finding in _tier_findings(tmp_path, front)] == ["failed"]
-        assert (tmp_path / "cache" / "clean").exists()
-    finally:
-        process.kill()
-        process.wait()
-
-
 @needs_nginx
 def test_doctor_compares_the_nodes_and_names_who_bypasses_the_tier(secure: TierNodes, tmp_path: Path) -> None:
     """By way of its own nginx, without a certificate: a node that has another list, and origins without a tier."""
@@ -225,10 +159,9 @@ storage_options = {{ config_kwargs = {{}} }}
     ]
 
 
-def _tier_findings(folder: Path, front: int | str, tables: str = "", check: str = "tier.reach") -> list[dict[str, str]]:
+def _tier_findings(folder: Path, front: str, tables: str = "", check: str = "tier.reach") -> list[dict[str, str]]:
     """Return what doctor finds about the tier of an origin."""
     config = folder / "shardcache.toml"
-    address = front if isinstance(front, str) else f"127.0.0.1:{front}"
-    config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "{address}"\n{tables}')
+    config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "{front}"\n{tables}')
     ran = shardcache("doctor", "--quick", "--config", config, "--cache-dir", folder / "daemon", "--json", STORE)
     return [dict(finding) for finding in ran.json["findings"] if finding["check"] == check]

@@ -36,10 +36,11 @@ class Machine:
 
     Args:
         binds: folders of the host and where they are seen, read-only.
+        disks: folders of the host that are its disks, by where they are seen: their files outlive it.
     """
 
-    def __init__(self, binds: Mapping[Path, Path]) -> None:
-        self._binds = binds
+    def __init__(self, binds: Mapping[Path, Path], disks: Mapping[Path, Path] | None = None) -> None:
+        self._binds, self._disks = binds, disks or {}
         self._exit = ExitStack()
         self._leader = 0
 
@@ -59,6 +60,7 @@ class Machine:
         (root / "root").mkdir()
         flags = ["--volatile=overlay", "--register=no", "--keep-unit", "--link-journal=no", "--console=pipe"]
         flags += [f"--uuid={uuid.uuid4().hex}", *(f"--bind-ro={host}:{here}" for host, here in self._binds.items())]
+        flags += [f"--bind={host}:{here}" for host, here in self._disks.items()]
         command = ["unshare", "--mount", "sh", "-c", _BOOT, str(root / "root"), *flags, "--boot"]
         with (root / "log").open("wb") as log:
             nspawn = subprocess.Popen(

@@ -61,14 +61,16 @@ def complaint(args: list[str]) -> str:
     if name not in app.commands:
         return "" if name.startswith("-") or not re.fullmatch(r"[a-z]+", name) else "no such command"
     command: click.Command = app.commands[name]
-    context = click.Context(command, info_name=name, parent=click.Context(app))
     if isinstance(command, click.Group):
         below = command.commands.get(rest[0] if rest else "")
         if below is None:
             return "no such command" if rest else ""
         command, rest = below, rest[1:]
+    context = click.Context(command, info_name=name, parent=click.Context(app), **command.context_settings)
     try:
-        command.make_parser(context).parse_args(rest)
+        given, _, _ = command.make_parser(context).parse_args(rest)
+        if isinstance(passed_on := given.get("options"), tuple):  # by `install tier`
+            return complaint(["cluster", "run", *passed_on])
     except click.NoSuchOption as exn:
         return exn.format_message()
     except click.BadOptionUsage:  # an option named in a sentence, without its value

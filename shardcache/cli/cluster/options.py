@@ -57,9 +57,139 @@ def tls_options(command: Command) -> Command:
 
 def tier_options(command: Command) -> Command:
     """Add all options that `tier_of` takes, but for `--nodes`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return tls_options(command)
+    return _store_options(_address_options(_disk_options(_process_options(tls_options(command)))))
+
+
+def _store_options(command: Command) -> Command:
+    """Add those of the object stores."""
+    stores = click.option(
+        "--store",
+        "stores",
+        required=True,
+        multiple=True,
+        metavar="URL",
+        help="Endpoint of an object store, or a web server, such as https://s3.eu-central-1.amazonaws.com; the tier "
+        "connects to these hosts and names below them, and to no other. Repeatable.",
+    )
+    store_ca = click.option(
+        "--store-ca",
+        type=click.Path(path_type=Path, readable=False),
+        default=Path("/etc/ssl/certs/ca-certificates.crt"),
+        show_default=True,
+        metavar="FILE",
+        help="Certificates of the authorities to trust for https stores.",
+    )
+    resolvers = click.option(
+        "--resolver",
+        "resolvers",
+        multiple=True,
+        metavar="ADDRESS[:PORT]",
+        callback=_resolvers,
+        help="DNS server for the names of stores; repeatable. `none`: nginx resolves them once, when it starts.  "
+        "[default: those of /etc/resolv.conf]",
+    )
+    trust_s = click.option(
+        "--trust-s",
+        type=click.IntRange(0),
+        default=300,
+        show_default=True,
+        metavar="SECONDS",
+        help="Time for which the store's permission for a signed url is cached; also the delay of a revocation.",
+    )
+    stall_timeout_s = click.option(
+        "--stall-timeout-s",
+        type=click.FloatRange(1),
+        default=20.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="The daemons' --stall-timeout-s, which the tier's time limits follow.",
+    )
+    return stores(store_ca(resolvers(trust_s(stall_timeout_s(command)))))
+
+
+def _address_options(command: Command) -> Command:
+    """Add those of nginx's own addresses."""
+    front = click.option(
+        "--front",
+        default="127.0.0.1:9080",
+        show_default=True,
+        metavar="ADDRESS:PORT",
+        callback=_host_port,
+        help="Where nginx serves the daemon of its node.",
+    )
+    owner_port = click.option(
+        "--owner-port",
+        type=click.IntRange(1, 65535),
+        default=9081,
+        show_default=True,
+        metavar="PORT",
+        help="Port at which nginx serves the other nodes.",
+    )
+    listen = click.option(
+        "--listen",
+        metavar="ADDRESS",
+        callback=_address,
+        help="Address at which it does so, such as 0.0.0.0 in a container.  [default: the node's own]",
+    )
+    return front(owner_port(listen(command)))
+
+
+def _disk_options(command: Command) -> Command:
+    """Add those of the parts that a node caches."""
+    cache_dir = click.option(
+        "--cache-dir",
+        default="/var/cache/shardcache-tier",
+        show_default=True,
+        metavar="FOLDER",
+        help=f"Folder on a local disk for the parts that a node owns. {_FOLDER_NOTE}",
+    )
+    run_dir = click.option(
+        "--run-dir",
+        default="/run/shardcache-tier",
+        show_default=True,
+        metavar="FOLDER",
+        help=f"Folder in memory (tmpfs) for permissions, whose names hold signatures. {_FOLDER_NOTE}",
+    )
+    max_size = click.option(
+        "--max-size",
+        default="100GiB",
+        show_default=True,
+        metavar="SIZE",
+        callback=parse_size,
+        help="Maximum size of the parts that a node caches.",
+    )
+    min_free = click.option(
+        "--min-free",
+        default="5GiB",
+        show_default=True,
+        metavar="SIZE",
+        callback=parse_size,
+        help="Space always kept free on the filesystem of --cache-dir.",
+    )
+    spread = click.option(
+        "--spread",
+        type=click.Choice(["shard", "part"]),
+        default="shard",
+        show_default=True,
+        help="Whether one node owns all parts of a shard, or each part has its own owner.",
+    )
+    return cache_dir(run_dir(max_size(min_free(spread(command)))))
+
+
+def _process_options(command: Command) -> Command:
+    """Add those of nginx's processes."""
+    user = click.option(
+        "--user", metavar="NAME", callback=_user, help="User of nginx's workers if root starts it.  [default: nginx's]"
+    )
+    workers = click.option(
+        "--workers",
+        type=click.IntRange(1, 256),
+        default=4,
+        show_default=True,
+        metavar="N",
+        help="Worker processes of nginx on a node.",
+    )
+    return user(workers(command))
 
 
 def _address(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
@@ -105,122 +235,6 @@ def _resolver(text: str) -> str:
     return parts.netloc
 
 
-_OPTIONS = (
-    click.option(
-        "--store",
-        "stores",
-        required=True,
-        multiple=True,
-        metavar="URL",
-        help="Endpoint of an object store, or a web server, such as https://s3.eu-central-1.amazonaws.com; the tier "
-        "connects to these hosts and names below them, and to no other. Repeatable.",
-    ),
-    click.option(
-        "--front",
-        default="127.0.0.1:9080",
-        show_default=True,
-        metavar="ADDRESS:PORT",
-        callback=_host_port,
-        help="Where nginx serves the daemon of its node.",
-    ),
-    click.option(
-        "--owner-port",
-        type=click.IntRange(1, 65535),
-        default=9081,
-        show_default=True,
-        metavar="PORT",
-        help="Port at which nginx serves the other nodes.",
-    ),
-    click.option(
-        "--listen",
-        metavar="ADDRESS",
-        callback=_address,
-        help="Address at which it does so, such as 0.0.0.0 in a container.  [default: the node's own]",
-    ),
-    click.option(
-        "--cache-dir",
-        default="/var/cache/shardcache-tier",
-        show_default=True,
-        metavar="FOLDER",
-        help=f"Folder on a local disk for the parts that a node owns. {_FOLDER_NOTE}",
-    ),
-    click.option(
-        "--run-dir",
-        default="/run/shardcache-tier",
-        show_default=True,
-        metavar="FOLDER",
-        help=f"Folder in memory (tmpfs) for permissions, whose names hold signatures. {_FOLDER_NOTE}",
-    ),
-    click.option(
-        "--max-size",
-        default="100GiB",
-        show_default=True,
-        metavar="SIZE",
-        callback=parse_size,
-        help="Maximum size of the parts that a node caches.",
-    ),
-    click.option(
-        "--min-free",
-        default="5GiB",
-        show_default=True,
-        metavar="SIZE",
-        callback=parse_size,
-        help="Space always kept free on the filesystem of --cache-dir.",
-    ),
-    click.option(
-        "--spread",
-        type=click.Choice(["shard", "part"]),
-        default="shard",
-        show_default=True,
-        help="Whether one node owns all parts of a shard, or each part has its own owner.",
-    ),
-    click.option(
-        "--trust-s",
-        type=click.IntRange(0),
-        default=300,
-        show_default=True,
-        metavar="SECONDS",
-        help="Time for which the store's permission for a signed url is cached; also the delay of a revocation.",
-    ),
-    click.option(
-        "--stall-timeout-s",
-        type=click.FloatRange(1),
-        default=20.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="The daemons' --stall-timeout-s, which the tier's time limits follow.",
-    ),
-    click.option(
-        "--store-ca",
-        type=click.Path(path_type=Path, readable=False),
-        default=Path("/etc/ssl/certs/ca-certificates.crt"),
-        show_default=True,
-        metavar="FILE",
-        help="Certificates of the authorities to trust for https stores.",
-    ),
-    click.option(
-        "--resolver",
-        "resolvers",
-        multiple=True,
-        metavar="ADDRESS[:PORT]",
-        callback=_resolvers,
-        help="DNS server for the names of stores; repeatable. `none`: nginx resolves them once, when it starts.  "
-        "[default: those of /etc/resolv.conf]",
-    ),
-    click.option(
-        "--user", metavar="NAME", callback=_user, help="User of nginx's workers if root starts it.  [default: nginx's]"
-    ),
-    click.option(
-        "--workers",
-        type=click.IntRange(1, 256),
-        default=4,
-        show_default=True,
-        metavar="N",
-        help="Worker processes of nginx on a node.",
-    ),
-)
-
-
 def nodes_of(text: str) -> tuple[Node, ...]:
     """Return the nodes of `--nodes`. Raises ConfigError."""
     from shardcache.cluster.nodes import parse
@@ -228,7 +242,7 @@ def nodes_of(text: str) -> tuple[Node, ...]:
     if text == "-":
         return parse(sys.stdin.read())
     try:
-        return parse(Path(text).read_text() if Path(text).is_file() else text)
+        return parse(Path(text).read_text() if "/" in text or Path(text).is_file() else text)
     except (OSError, UnicodeDecodeError) as exn:
         raise ConfigError(f"cannot read the list of nodes: {exn}", remedy="correct --nodes") from None
 

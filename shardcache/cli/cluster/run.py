@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import socket
 from pathlib import Path
@@ -11,7 +13,7 @@ import click
 
 from shardcache.cli.cluster.options import nodes_option, tier_of, tier_options
 from shardcache.cli.common import json_option, print_json
-from shardcache.errors import ConfigError
+from shardcache.errors import ConfigError, DaemonError
 
 if TYPE_CHECKING:
     from shardcache.cluster.tier import Tier
@@ -32,6 +34,7 @@ def run(nodes: str, stores: tuple[str, ...], node: str | None, as_json: bool, **
     from threading import Event
 
     from shardcache.cluster.running import NodeTier
+    from shardcache.server.process.sd_notify import ServiceNotifier
 
     if nodes == "-":
         raise ConfigError("the list of nodes is read again when it changes", remedy="put it into a file: --nodes FILE")
@@ -45,15 +48,21 @@ def run(nodes: str, stores: tuple[str, ...], node: str | None, as_json: bool, **
         else:
             click.echo(message, err=True)
 
+    notifier = ServiceNotifier.take(os.environ, os.getpid())
+
+    def ready(line: str) -> None:
+        asyncio.run(notifier.tell(READY=1, STATUS=line))
+
     files = (options["ca"], options["certificate"], options["key"], nodes)
     watched = tuple(Path(file) for file in files if Path(file).is_file())
     stopping = Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    status = NodeTier(read, node or _host_name(), watched, say).run(stopping)
+    status = NodeTier(read, node or host_name(), watched, say=say, ready=ready).run(stopping)
     if status:
-        raise ConfigError(f"nginx ended with status {status}", remedy="see its message above")
+        raise DaemonError(f"nginx ended with status {status}", remedy="see its message above, or the kernel's in dmesg")
 
 
-def _host_name() -> str:
+def host_name() -> str:
+    """Return the name under which a list has this node by default."""
     return socket.gethostname().partition(".")[0]

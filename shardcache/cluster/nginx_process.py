@@ -1,0 +1,79 @@
+"""nginx as a child process, ended with all its workers when this process ends, however it ends. Blocking, Linux."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from threading import get_native_id
+
+from shardcache.errors import ConfigError
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SYSTEM_FOLDERS = ("usr/local/sbin", "usr/sbin", "sbin")
+_STOP_LIMIT_S = 15.0
+_POLL_S = 0.02
+
+Process = subprocess.Popen[bytes]
+
+
+def program(root: Path = Path("/")) -> str:
+    """Return the path of nginx, on this machine or in an image. Raises ConfigError."""
+    folders = os.pathsep.join(str(root / folder) for folder in _SYSTEM_FOLDERS)
+    path = folders if root != Path("/") else f"{os.environ.get('PATH', '')}{os.pathsep}{folders}"
+    if (found := shutil.which("nginx", path=path)) is None:
+        raise ConfigError("nginx is not installed", remedy="apt-get install nginx-light, or your system's nginx ≥ 1.22")
+    return found
+
+
+def check(nginx: str, config: Path) -> None:
+    """Raise ConfigError if nginx rejects a file of its configuration."""
+    done = subprocess.run([nginx, "-t", "-q", "-c", config], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"exit status {done.returncode}"
+        raise ConfigError(f"nginx rejects its configuration: {reason}", url=str(config), remedy="correct the options")
+
+
+def start(nginx: str, config: Path) -> Process:
+    """Start nginx. Call it in the main thread of a process without others: the kernel ties nginx to the thread."""
+    libc, parent = ctypes.CDLL(None), os.getpid()
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # workers of a killed nginx become this process's own children
+
+    def end_with_parent() -> None:
+        # SIGTERM, so that nginx ends its workers, too.
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before that call
+            os._exit(1)
+
+    return subprocess.Popen([nginx, "-c", config], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
+
+
+def wait_until_listening(process: Process, pid_file: Path) -> bool:
+    """Return True as soon as nginx has bound its addresses, which it tells by its pid file; False if it has ended."""
+    while process.poll() is None:
+        with suppress(FileNotFoundError):
+            if pid_file.read_text().strip() == str(process.pid):
+                return True
+        time.sleep(_POLL_S)
+    return False
+
+
+def end(process: Process) -> int:
+    """Stop nginx, and kill the workers that it left if it was killed; return its exit status."""
+    process.terminate()
+    try:
+        process.wait(_STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    status = process.wait()
+    while left := Path(f"/proc/self/task/{get_native_id()}/children").read_text().split():
+        for pid in map(int, left):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return status

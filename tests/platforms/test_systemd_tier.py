@@ -1,0 +1,246 @@
+"""The tier's unit under systemd itself: installed by one command, confined, watched, and after a power loss."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.daemon import eventually
+from support.moto_s3 import MotoS3
+from support.nspawn import Machine, own_python, why_not
+from support.ports import free_port
+from support.tars import make_tar, random_samples
+from support.tier_nodes import NGINX
+
+ROOT = Path(__file__).parents[2]
+UNIT = "shardcache-tier.service"
+AT = "/opt/shardcache"
+PARTS = Path("/var/cache/shardcache-tier/parts")
+REASON = why_not() or ("no nginx here: apt-get install nginx-light" if NGINX is None else None)
+LIMIT_S = 120.0
+
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=REASON or ""),
+    pytest.mark.timeout(1200),
+    pytest.mark.platform,
+]
+
+
+def own_address() -> str:
+    """Return an address of this machine by which others reach it, or else one of the loopback, which takes no TLS."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.99", 9))  # sends nothing
+        except OSError:
+            return "127.0.0.2"
+        return str(sock.getsockname()[0])
+
+
+class Node:
+    """A machine with the daemon as a service, the list of nodes, and the certificates of both nodes in it."""
+
+    def __init__(self, machine: Machine, server: MotoS3) -> None:
+        self.machine = machine
+        self._addresses = f"--front 127.0.0.1:{free_port()} --owner-port {free_port()}"
+        self._store = server.endpoint_url
+        self.name = machine.run("hostname", "-s").strip()
+
+    def prepare(self, server: MotoS3) -> None:
+        """Install the daemon, and write what the site has."""
+        _, python = own_python(f"{AT}/python")
+        machine = self.machine
+        machine.write(f"{AT}/bin/shardcache", f'#!/bin/sh\n{python} -m shardcache "$@"\n')
+        machine.run("chmod", "755", f"{AT}/bin/shardcache")
+        environment = "\n".join(f"{name}={value}" for name, value in server.env().items())
+        machine.write("/etc/shardcache/environment", environment)
+        machine.run(f"{AT}/bin/shardcache", "install", "systemd", "--program", f"{AT}/bin/shardcache")
+        machine.write("/site/nodes", f"{self.name}={own_address()}\n")
+        certificates = ("cluster", "certificates", "--nodes", "/site/nodes", "--out", "/site/authority")
+        machine.run("shardcache", *certificates)
+
+    def install(self) -> str:
+        """Do as docs/cluster.md says, with this store, and addresses that are free here."""
+        page = (ROOT / "docs" / "cluster.md").read_text()
+        (block,) = re.findall(r"```sh\n(shardcache install tier .*?)```", page, re.DOTALL)
+        asked = block.replace("authority/node1", f"authority/{self.name}")
+        asked, found = re.subn(r"--store \S+", f"--store {self._store} {self._addresses}", asked)
+        assert found == 1
+        program = f"--program {AT}/bin/shardcache"
+        return self.machine.run("sh", "-ec", "cd /site\n" + asked.replace("install tier", f"install tier {program}"))
+
+    def status(self) -> dict[str, Any]:
+        """Return what `cluster status` shows of this node."""
+        port = self._addresses.rpartition(" ")[2]
+        command = ("shardcache", "cluster", "status", "--nodes", "/site/nodes", "--owner-port", port, "--json")
+        (found,) = json.loads(self.machine.run(*command).splitlines()[-1])["nodes"]
+        return dict(found)
+
+    def figures(self) -> dict[str, int]:
+        """Return its figures since it was started."""
+        return dict(self.status()["figures"])
+
+    def pid(self) -> int:
+        """Return the process of `cluster run`."""
+        return int(self.machine.property(UNIT, "MainPID"))
+
+    def nginx(self) -> list[int]:
+        """Return the processes of nginx, the master first."""
+        master = self.machine.run("pgrep", "--parent", str(self.pid())).strip()
+        return [int(master), *map(int, self.machine.run("pgrep", "--parent", master).split())]
+
+    def journal(self) -> str:
+        """Return what the service has logged."""
+        return self.machine.run("journalctl", "--no-pager", f"--unit={UNIT}")
+
+    def parts(self) -> set[str]:
+        """Return the cached parts."""
+        return set(self.machine.run("find", PARTS.parent, "-path", "*/parts/*", "-type", "f").split())
+
+
+@contextmanager
+def booted(server: MotoS3, disk: Path) -> Iterator[Node]:
+    """A node, whose tier keeps its parts on a disk; it is gone with a power loss in the end."""
+    binds, _ = own_python(f"{AT}/python")
+    with Machine(binds, {disk: PARTS.parent}) as machine:
+        node = Node(machine, server)
+        node.prepare(server)
+        yield node
+
+
+@pytest.fixture(scope="module")
+def url(moto_server: MotoS3) -> str:
+    """A shard in a store."""
+    moto_server.make_bucket("systemd-tier")
+    return moto_server.put("systemd-tier", "a.tar", make_tar(random_samples(20)))
+
+
+def warm(node: Node, url: str) -> None:
+    """Have the daemon fetch a shard by way of the tier, and not keep it."""
+    before = sum(node.figures()[name] for name in ("hits", "misses"))
+    node.machine.run("shardcache", "warm", url)
+    node.machine.run("shardcache", "evict", url)
+    # The figures are read from a log, every two seconds.
+    eventually(lambda: sum(node.figures()[name] for name in ("hits", "misses")) > before, limit_s=LIMIT_S)
+
+
+@contextmanager
+def rebooted(server: MotoS3, disk: Path) -> Iterator[Node]:
+    """A node with the tier, which sees that the machine was booted.
+
+    A container's boot id is a mount in its /proc, of which the unit has another.
+    """
+    boot_id = "/proc/sys/kernel/random/boot_id"
+    with booted(server, disk) as node:
+        node.machine.run("cp", boot_id, "/run/boot_id")
+        setting = f"[Service]\nBindReadOnlyPaths=/run/boot_id:{boot_id}\n"
+        node.machine.write(f"/run/systemd/system/{UNIT}.d/boot-id.conf", setting)
+        node.install()
+        yield node
+
+
+def test_parts_outlive_a_reboot_and_no_power_loss(moto_server: MotoS3, url: str, tmp_path: Path) -> None:
+    """What a machine cached that went down without stopping the tier is deleted at its next boot, and only then.
+
+    It comes first: machines have their control groups in the same place, so that there can be one at a time.
+    """
+    with rebooted(moto_server, tmp_path) as node:
+        warm(node, url)
+        kept = node.parts()
+        assert kept
+        node.machine.run("systemctl", "stop", UNIT)
+    with rebooted(moto_server, tmp_path) as node:
+        assert node.parts() == kept
+    with rebooted(moto_server, tmp_path) as node:
+        assert node.parts() == set()
+        assert "its cache was cleared" in node.journal()
+
+
+@pytest.fixture(scope="module")
+def node(moto_server: MotoS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node where the tier is installed as the docs say, in front of the daemon."""
+    with booted(moto_server, tmp_path_factory.mktemp("disk")) as prepared:
+        prepared.install()
+        yield prepared
+
+
+def test_the_daemon_reads_by_way_of_it(node: Node, url: str) -> None:
+    """It is up as soon as the command has ended; the first fetch is the store's, the second the tier's."""
+    assert node.machine.state(UNIT) == "active"
+    assert node.machine.property(UNIT, "StatusText").startswith("1 node, digest ")
+    warm(node, url)
+    assert (node.figures()["misses"], node.figures()["hits"]) == (1, 0)
+    warm(node, url)
+    assert (node.figures()["misses"], node.figures()["hits"]) == (1, 1)
+    assert len(node.parts()) == 1
+
+
+def test_it_can_do_nothing_else(node: Node) -> None:
+    """No process of it has a capability, or may gain one; it sees no home, and writes to its own folders alone."""
+    machine = node.machine
+    machine.run("useradd", "--create-home", "alice")
+    for pid in (node.pid(), *node.nginx()):
+        status = dict(line.split(":\t", 1) for line in machine.run("cat", f"/proc/{pid}/status").splitlines())
+        assert (int(status["CapEff"], 16), int(status["CapBnd"], 16)) == (0, 0)
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+        assert machine.run("stat", "--format=%U", f"/proc/{pid}").strip() == "shardcache"
+        view = ("nsenter", f"--target={pid}", "--mount", "--wdns=/")
+        assert machine.run(*view, "ls", "/home").split() == []
+        for path in ("/etc/x", "/var/cache/x", "/var/cache/shardcache/x"):
+            assert "Read-only file system" in machine.run(*view, "touch", path, fails=True)
+        machine.run(*view, "touch", f"{PARTS.parent}/x")
+    for path in (f"{PARTS}/.", "/run/shardcache-tier/.", "/etc/shardcache/tier/node.key"):
+        assert "Permission denied" in machine.run("cat", path, user="alice", fails=True)
+
+
+def test_it_follows_the_list(node: Node) -> None:
+    """A list with another node is used without a restart; one that cannot be used is not."""
+    machine, before = node.machine, node.pid()
+    former = machine.run("cat", "/etc/shardcache/tier/nodes")
+
+    def shows(text: str) -> bool:
+        return text in machine.property(UNIT, "StatusText")
+
+    machine.write("/etc/shardcache/tier/nodes", f"{former}\nother=192.0.2.77\n")
+    eventually(lambda: shows("2 nodes"), limit_s=LIMIT_S)
+    machine.write("/etc/shardcache/tier/nodes", "nobody=192.0.2.77\n")
+    eventually(lambda: "is not among the nodes" in node.journal(), limit_s=LIMIT_S)
+    assert shows("2 nodes")
+    machine.write("/etc/shardcache/tier/nodes", former)
+    eventually(lambda: shows("1 node,"), limit_s=LIMIT_S)
+    assert node.pid() == before
+
+
+def test_a_kill_costs_no_part(node: Node, url: str) -> None:
+    """systemd starts it again, whichever of its processes is killed; no process is left, and the parts are served."""
+    warm(node, url)
+    parts = node.parts()
+    for victim in (node.pid, lambda: node.nginx()[0]):
+        before, former = node.pid(), node.nginx()
+        node.machine.run("kill", "-KILL", str(victim()))
+        eventually(
+            lambda before=before: node.pid() not in (before, 0) and node.machine.state(UNIT) == "active",
+            limit_s=LIMIT_S,
+        )
+        assert not set(node.nginx()) & set(former)
+        assert node.machine.run("pgrep", "--count", "nginx").strip() == str(len(node.nginx()))
+        assert parts == node.parts()
+        warm(node, url)
+        assert (node.figures()["misses"], node.figures()["hits"]) == (0, 1)
+
+
+def test_a_list_that_comes_late_is_used(node: Node) -> None:
+    """Without its list it fails, and says why; it is up soon after the list is there, with nobody's help."""
+    machine = node.machine
+    machine.run("systemctl", "stop", UNIT)
+    machine.run("mv", "/etc/shardcache/tier/nodes", "/run/nodes")
+    machine.run("systemctl", "start", UNIT, fails=True)
+    assert "cannot read the list of nodes" in node.journal()
+    machine.run("mv", "/run/nodes", "/etc/shardcache/tier/nodes")
+    eventually(lambda: machine.state(UNIT) == "active", limit_s=LIMIT_S)
