@@ -41,6 +41,7 @@ class NodeTier:
         self, read: Callable[[], Tier], name: str, watched: tuple[Path, ...], say: Callable[[str], object]
     ) -> None:
         self._read, self._name, self._watched, self._say = read, name, watched, say
+        self._seen = self._stamps()  # first: what changes later is read again
         self._tier = read()
         self._node = self._tier.node(name)
         self._folder, self._run = self._tier.cache(self._node), self._tier.run(self._node)
@@ -61,7 +62,7 @@ class NodeTier:
             raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy=remedy) from None
         _check(nginx, self._config)
         log = AccessLog(self._folder / ACCESS_LOG, self._tier.owner_port)
-        process = subprocess.Popen([nginx, "-c", self._config], stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(_command(nginx, self._config), stdin=subprocess.DEVNULL)
         try:
             self._follow(nginx, process, log, stopping)
         finally:
@@ -70,7 +71,7 @@ class NodeTier:
         return 0 if stopping.is_set() else status
 
     def _follow(self, nginx: str, process: subprocess.Popen[bytes], log: AccessLog, stopping: Event) -> None:
-        seen, measured_s = self._stamps(), -_DISK_PERIOD_S
+        measured_s = -_DISK_PERIOD_S
         while process.poll() is None:
             if time.monotonic() - measured_s >= _DISK_PERIOD_S:
                 measure(self._folder / _PARTS, self._figures)
@@ -81,8 +82,8 @@ class NodeTier:
             self._publish()
             if stopping.wait(_PERIOD_S):
                 return
-            if (now := self._stamps()) != seen:
-                seen = now
+            if (now := self._stamps()) != self._seen:
+                self._seen = now
                 self._reload(nginx, process)
 
     def _reload(self, nginx: str, process: subprocess.Popen[bytes]) -> None:
@@ -155,8 +156,12 @@ def _program() -> str:
     return found
 
 
+def _command(nginx: str, config: Path) -> list[str | Path]:
+    return [nginx, "-e", "stderr", "-c", config]  # else it begins with a log in a folder of root's
+
+
 def _check(nginx: str, config: Path) -> None:
-    done = subprocess.run([nginx, "-t", "-q", "-c", config], capture_output=True, text=True, check=False)
+    done = subprocess.run([*_command(nginx, config), "-t", "-q"], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"exit status {done.returncode}"
         raise ConfigError(f"nginx rejects its configuration: {reason}", url=str(config), remedy="correct the options")

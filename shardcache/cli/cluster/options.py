@@ -220,6 +220,8 @@ def nodes_of(text: str) -> tuple[Node, ...]:
 
     if text == "-":
         return parse(sys.stdin.read())
+    if "/" in text and not Path(text).exists():
+        raise ConfigError("the list of nodes does not exist", url=text, remedy="write it to this file")
     try:
         return parse(Path(text).read_text() if Path(text).is_file() else text)
     except (OSError, UnicodeDecodeError) as exn:
