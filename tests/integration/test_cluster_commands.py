@@ -128,6 +128,23 @@ def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
     assert lost.code == 2 and lost.json["error"]["remedy"]
 
 
+@needs_nginx
+def test_a_shared_certificate_is_that_of_every_node(tmp_path: Path) -> None:
+    """An owner that has it answers whoever has it, and nobody who has the one of another authority."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (ours, theirs):
+        ran = shardcache("cluster", "certificates", "--shared", "--out", folder, "--json")
+        assert ran.code == 0 and [row["node"] for row in ran.json["certificates"]] == ["shared"], ran.err
+    files = ours / "shared"
+    with TierNodes([STORE], 2, tls=Tls(files / "ca.pem", files / "node.pem", files / "node.key")) as nodes:
+        front, owner = nodes.front(nodes.tier.nodes[0]), nodes.tier.nodes[1].at(nodes.tier.owner_port)
+        assert nodes.get(front, f"{STORE}/.shardcache/nodes/1/peers", {}).status == 200, "one node reaches the other"
+        stranger = _context(theirs / "shared", ours / "ca.pem")
+        assert nodes.get(owner, f"{STORE}/.shardcache/peers", {}, stranger).status == 400
+    assert shardcache("cluster", "certificates", "--out", ours).code == 2
+    assert shardcache("cluster", "certificates", "--out", ours, "--shared", "--nodes", "a=10.0.0.1").code == 2
+
+
 def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
     """The cache is cleared if the machine booted since it was used, unless the tier was stopped before."""
     part = tmp_path / "parts" / "a"

@@ -30,9 +30,18 @@ _FOLDER_NOTE = "`{node}` stands for the node's name."
 
 def nodes_option(command: Command) -> Command:
     """Add `--nodes` as the argument `nodes`."""
+    return _nodes_option(command, required=True)
+
+
+def optional_nodes_option(command: Command) -> Command:
+    """Add `--nodes` as the argument `nodes`, None if it is not given."""
+    return _nodes_option(command, required=False)
+
+
+def _nodes_option(command: Command, *, required: bool) -> Command:
     return click.option(
         "--nodes",
-        required=True,
+        required=required,
         metavar="LIST",
         help="All nodes: NAME, ADDRESS or NAME=ADDRESS, separated by commas, with ranges such as node[1-8] or "
         "node{1..8}; or a file with such a list, or `-` for stdin.",
