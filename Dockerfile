@@ -1,6 +1,7 @@
 # syntax=docker/dockerfile:1
 # The daemon, from a checkout:  docker build -t registry.example.com/shardcache:0.1.0 .
 # … and from a tag:  docker build -t registry.example.com/shardcache:0.1.0 REPOSITORY#v0.1.0
+# The daemon and the nginx of a cluster's tier:  docker build --target tier -t registry.example.com/shardcache-tier:0.1.0 .
 # Further stores (gcsfs, adlfs, …):  --build-arg EXTRA="gcsfs adlfs"
 ARG BASE=python:3.11-slim-bookworm
 
@@ -13,11 +14,15 @@ COPY client client
 COPY deploy/systemd deploy/systemd
 # Wheels first, all of them; the environment is then made of nothing but these. No pip stays in it.
 # hadolint ignore=DL3013
-RUN pip wheel --no-cache-dir --wheel-dir /wheels -c constraints.txt '.[daemon]' ${EXTRA} \
+RUN pip wheel --no-cache-dir --wheel-dir /wheels -c constraints.txt '.[cluster]' ${EXTRA} \
  && python -m venv --without-pip /opt/shardcache \
  && pip --python /opt/shardcache install --no-cache-dir --no-index --find-links /wheels 'shardcache[daemon]' ${EXTRA}
 
-FROM ${BASE}
+FROM build AS build-tier
+# hadolint ignore=DL3013
+RUN pip --python /opt/shardcache install --no-cache-dir --no-index --find-links /wheels 'shardcache[cluster]'
+
+FROM ${BASE} AS runtime
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="shardcache" \
       org.opencontainers.image.description="A per-node daemon that pulls tar shards from object storage ahead of need" \
@@ -26,10 +31,22 @@ LABEL org.opencontainers.image.title="shardcache" \
 # A fixed id: it owns the folders on the node, and training pods have it among their supplementalGroups.
 RUN groupadd --gid 52780 shardcache \
  && useradd --uid 52780 --gid 52780 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin shardcache
-COPY --from=build /opt/shardcache /opt/shardcache
 ENV PATH=/opt/shardcache/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-USER 52780:52780
 ENTRYPOINT ["shardcache"]
 CMD ["serve"]
+
+FROM runtime AS tier
+# nginx gets the distribution's security updates: rebuild for them, a pinned version would keep the old one.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends nginx \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
+COPY --from=build-tier /opt/shardcache /opt/shardcache
+USER 52780:52780
+
+# Last, for it is what is built where no target is named: few need a web server in their image.
+FROM runtime AS daemon
+COPY --from=build /opt/shardcache /opt/shardcache
+USER 52780:52780

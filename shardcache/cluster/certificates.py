@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,13 +22,15 @@ from shardcache.errors import ConfigError
 
 _CA_DAYS = 3650
 _CLOCK_SKEW = timedelta(hours=1)
+_SHARED = "shared"
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A node's new certificate.
+    """A new certificate.
 
     Attributes:
+        node: name of the node that it is for; "shared" if it is for all.
         folder: folder that holds node.pem, node.key and ca.pem, as they belong on the node.
         expires: end of its validity.
     """
@@ -57,13 +60,14 @@ class Authority:
             _write_key(key_file, self._key)
             _write(self._file, self._pem())
 
-    def issue(self, node: Node, folder: Path, days: int) -> Issued:
+    def issue(self, name: str, folder: Path, days: int, address: str | None = None) -> Issued:
         """Write a new certificate and key for a node, with the authority's certificate. Raises OSError."""
+        addresses = () if address is None else (x509.IPAddress(ipaddress.ip_address(address)),)
         now, key = datetime.now(UTC), ec.generate_private_key(ec.SECP256R1())
         expires = min(now + timedelta(days=days), self._certificate.not_valid_after_utc)
         certificate = (
             x509.CertificateBuilder()
-            .subject_name(_name(node.name))
+            .subject_name(_name(name))
             .issuer_name(self._certificate.subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
@@ -73,19 +77,14 @@ class Authority:
             .add_extension(
                 x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), False
             )
-            .add_extension(
-                x509.SubjectAlternativeName(
-                    [x509.DNSName(PEER_NAME), x509.IPAddress(ipaddress.ip_address(node.address))]
-                ),
-                critical=False,
-            )
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(PEER_NAME), *addresses]), critical=False)
             .sign(self._key, hashes.SHA256())
         )
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write_key(folder / "node.key", key)
         _write(folder / "node.pem", certificate.public_bytes(serialization.Encoding.PEM))
         _write(folder / "ca.pem", self._pem())
-        return Issued(node.name, folder, expires)
+        return Issued(name, folder, expires)
 
     def _pem(self) -> bytes:
         return self._certificate.public_bytes(serialization.Encoding.PEM)
@@ -96,9 +95,26 @@ def issue_all(nodes: Sequence[Node], folder: Path, days: int) -> list[Issued]:
 
     Raises ConfigError.
     """
-    try:
+    with _writing():
         authority = Authority(folder)
-        return [authority.issue(node, folder / node.name, days) for node in nodes]
+        return [authority.issue(node.name, folder / node.name, days, node.address) for node in nodes]
+
+
+def issue_shared(folder: Path, days: int) -> Issued:
+    """Write one certificate for all nodes to the folder `shared`, signed by the authority in `folder`.
+
+    It admits as much as that of any node: nodes check a certificate's authority and purpose, not its address.
+
+    Raises ConfigError.
+    """
+    with _writing():
+        return Authority(folder).issue(_SHARED, folder / _SHARED, days)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
     except OSError as exn:
         raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy="choose another --out") from None
 

@@ -33,7 +33,7 @@ def program(root: Path = Path("/")) -> str:
 
 def check(nginx: str, config: Path) -> None:
     """Raise ConfigError if nginx rejects a file of its configuration."""
-    done = subprocess.run([nginx, "-t", "-q", "-c", config], capture_output=True, text=True, check=False)
+    done = subprocess.run([*_command(nginx, config), "-t", "-q"], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"exit status {done.returncode}"
         raise ConfigError(f"nginx rejects its configuration: {reason}", url=str(config), remedy="correct the options")
@@ -50,7 +50,7 @@ def start(nginx: str, config: Path) -> Process:
         if os.getppid() != parent:  # it died before that call
             os._exit(1)
 
-    return subprocess.Popen([nginx, "-c", config], stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
+    return subprocess.Popen(_command(nginx, config), stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
 
 
 def wait_until_listening(process: Process, pid_file: Path) -> bool:
@@ -77,3 +77,7 @@ def end(process: Process) -> int:
                 os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
     return status
+
+
+def _command(nginx: str, config: Path) -> list[str | Path]:
+    return [nginx, "-e", "stderr", "-c", config]  # else it begins with a log in a folder of root's

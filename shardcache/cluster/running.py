@@ -47,6 +47,7 @@ class NodeTier:
         ready: Callable[[str], object],
     ) -> None:
         self._read, self._name, self._watched, self._say, self._ready = read, name, watched, say, ready
+        self._seen = self._stamps()  # first: what changes later is read again
         self._tier = read()
         self._node = self._tier.node(name)
         self._folder, self._run = self._tier.cache(self._node), self._tier.run(self._node)
@@ -78,7 +79,7 @@ class NodeTier:
         return 0 if stopping.is_set() else status
 
     def _follow(self, nginx: str, process: nginx_process.Process, log: AccessLog, stopping: Event) -> None:
-        seen, measured_s = self._stamps(), -_DISK_PERIOD_S
+        measured_s = -_DISK_PERIOD_S
         while process.poll() is None:
             if time.monotonic() - measured_s >= _DISK_PERIOD_S:
                 measure(self._folder / _PARTS, self._figures)
@@ -89,8 +90,8 @@ class NodeTier:
             self._publish()
             if stopping.wait(_PERIOD_S):
                 return
-            if (now := self._stamps()) != seen:
-                seen = now
+            if (now := self._stamps()) != self._seen:
+                self._seen = now
                 self._reload(nginx, process)
 
     def _reload(self, nginx: str, process: nginx_process.Process) -> None:

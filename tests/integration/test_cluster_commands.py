@@ -129,6 +129,23 @@ def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
 
 
 @needs_nginx
+def test_a_shared_certificate_is_that_of_every_node(tmp_path: Path) -> None:
+    """An owner that has it answers whoever has it, and nobody who has the one of another authority."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (ours, theirs):
+        ran = shardcache("cluster", "certificates", "--shared", "--out", folder, "--json")
+        assert ran.code == 0 and [row["node"] for row in ran.json["certificates"]] == ["shared"], ran.err
+    files = ours / "shared"
+    with TierNodes([STORE], 2, tls=Tls(files / "ca.pem", files / "node.pem", files / "node.key")) as nodes:
+        front, owner = nodes.front(nodes.tier.nodes[0]), nodes.tier.nodes[1].at(nodes.tier.owner_port)
+        assert nodes.get(front, f"{STORE}/.shardcache/nodes/1/peers", {}).status == 200, "one node reaches the other"
+        stranger = _context(theirs / "shared", ours / "ca.pem")
+        assert nodes.get(owner, f"{STORE}/.shardcache/peers", {}, stranger).status == 400
+    assert shardcache("cluster", "certificates", "--out", ours).code == 2
+    assert shardcache("cluster", "certificates", "--out", ours, "--shared", "--nodes", "a=10.0.0.1").code == 2
+
+
+@needs_nginx
 def test_doctor_compares_the_nodes_and_names_who_bypasses_the_tier(secure: TierNodes, tmp_path: Path) -> None:
     """By way of its own nginx, without a certificate: a node that has another list, and origins without a tier."""
     nodes, front = secure.tier.nodes, secure.front(secure.tier.nodes[0])

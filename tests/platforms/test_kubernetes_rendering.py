@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,8 +13,9 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
+from shardcache.cluster.tier import FRONT, OWNER_PORT
 from shardcache.daemon import _STOP_LIMIT_S
-from support.rendered import INSTALL, KUBERNETES, by_kind, comparable, kustomized, templated
+from support.rendered import INSTALL, KUBERNETES, by_kind, comparable, kustomized, objects_of, templated
 
 pytestmark = pytest.mark.skipif(not (shutil.which("helm") and shutil.which("kubectl")), reason=INSTALL)
 NAME = {"type": "string", "minLength": 1}
@@ -63,24 +66,33 @@ POD_MONITOR: dict[str, Any] = {
         },
     },
 }
+STORE = "https://s3.example.com"
+TIER = ("tier.enabled=true", f"tier.store={STORE}")
 CHOICES = {
     "as it comes": ((), ()),
     "metrics": (("metrics",), ("metrics.enabled=true",)),
     "prepared nodes": (("prepared-nodes",), ("makeFolders=false",)),
     "both": (("metrics", "prepared-nodes"), ("metrics.enabled=true", "makeFolders=false")),
+    "a tier": (("tier",), TIER),
+    "a tier and metrics": (("tier", "metrics"), (*TIER, "metrics.enabled=true")),
+    "a tier on prepared nodes": (("tier", "prepared-nodes"), (*TIER, "makeFolders=false")),
+    "all": (("metrics", "tier", "prepared-nodes"), (*TIER, "metrics.enabled=true", "makeFolders=false")),
 }
 
 
 @pytest.fixture
 def overlay(tmp_path: Path) -> Path:
-    """A copy of the kustomizations, to which a test may add one."""
-    return Path(shutil.copytree(KUBERNETES, tmp_path / "kubernetes"))
+    """A copy of the kustomizations, to which a test may add one; its tier has a store."""
+    copy = Path(shutil.copytree(KUBERNETES, tmp_path / "kubernetes"))
+    daemonset = copy / "components" / "tier" / "daemonset.yaml"
+    daemonset.write_text(daemonset.read_text().replace('{name: STORE, value: ""}', f"{{name: STORE, value: {STORE}}}"))
+    return copy
 
 
 def with_components(kubernetes: Path, names: tuple[str, ...]) -> Path:
     """Write a kustomization of the base and components; return its folder."""
     folder = kubernetes / "chosen"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     components = [f"../components/{name}" for name in names]
     (folder / "kustomization.yaml").write_text(f"resources: [../base]\ncomponents: [{', '.join(components)}]\n")
     return folder
@@ -119,6 +131,64 @@ def test_a_second_daemon_shares_nothing() -> None:
     assert selectors[0] != selectors[1]
     volumes = by_kind(second)["DaemonSet"]["spec"]["template"]["spec"]["volumes"]
     assert [volume["hostPath"]["path"] for volume in volumes[:2]] == ["/run/other", "/other"]
+
+
+def test_components_are_named_in_any_order_that_has_the_folders(overlay: Path) -> None:
+    """Metrics and tier do not take each other's rules away; a tier after prepared-nodes is refused, not broken."""
+    one, other = (
+        comparable(kustomized(with_components(overlay, names))) for names in (("metrics", "tier"), ("tier", "metrics"))
+    )
+    assert one == other
+    with pytest.raises(subprocess.CalledProcessError):
+        kustomized(with_components(overlay, ("prepared-nodes", "tier")))
+
+
+def test_the_tier_is_confined_as_the_daemon_is(overlay: Path) -> None:
+    """No right, user or volume more; its port is the one that the NetworkPolicy admits, under both numbers."""
+    found = comparable(kustomized(with_components(overlay, ("tier",))))
+    spec = found["DaemonSet", "shardcache"]["spec"]["template"]["spec"]
+    daemon, tier = spec["containers"]
+    assert tier["securityContext"] == daemon["securityContext"]
+    policy = found["NetworkPolicy", "shardcache-tier"]["spec"]
+    ports = {rule["ports"][0]["port"] for rule in (*policy["ingress"], *policy["egress"])}
+    assert ports == {tier["ports"][0]["containerPort"]} == {tier["ports"][0]["hostPort"]} == {OWNER_PORT}
+    assert not spec.get("hostNetwork")
+    assert tier["livenessProbe"]["exec"]["command"][-1] == FRONT
+
+
+def test_a_tier_has_a_store_and_a_port_of_its_own() -> None:
+    """The chart renders none without a store, and another port wherever it stands."""
+    with pytest.raises(subprocess.CalledProcessError):
+        templated("tier.enabled=true")
+    found = {
+        thing["metadata"]["name"]: thing
+        for thing in templated(*TIER, "tier.port=9181", "tier.extraArgs={--spread=part}")
+    }
+    (tier,) = (
+        container
+        for thing in found.values()
+        if thing["kind"] == "DaemonSet"
+        for container in thing["spec"]["template"]["spec"]["containers"]
+        if container["name"] == "tier"
+    )
+    assert tier["args"][-2:] == ["--owner-port=9181", "--spread=part"]
+    assert tier["ports"] == [{"name": "tier", "containerPort": 9181, "hostPort": 9181, "protocol": "TCP"}]
+    assert found["shardcache-tier"]["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 9181}]}]
+
+
+def test_the_command_of_the_page_installs_a_tier_that_is_used() -> None:
+    """`helm install` of docs/cluster.md gives the tier its store and folder; the daemon's config names its front."""
+    root = KUBERNETES.parents[1]
+    (line,) = re.findall(r"^helm install (.*)$", (root / "docs" / "cluster.md").read_text(), re.MULTILINE)
+    command = ["helm", "template", *shlex.split(line)]
+    done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    found = {thing["kind"]: thing for thing in objects_of(done.stdout)}
+    assert f'tier = "{FRONT}"' in found["ConfigMap"]["data"]["shardcache.toml"]
+    spec = found["DaemonSet"]["spec"]["template"]["spec"]
+    (tier,) = (container for container in spec["containers"] if container["name"] == "tier")
+    assert {"name": "STORE", "value": "https://s3.eu-central-1.amazonaws.com"} in tier["env"]
+    folders = {volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert "/mnt/nvme/shardcache-tier" in folders
 
 
 def test_the_chart_is_well_formed() -> None:

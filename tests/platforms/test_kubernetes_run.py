@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.confinement import check_confined
 from support.images import HostImage
 from support.moto_s3 import MotoS3
 from support.pods import Container, Node, Pod, why_not
@@ -31,16 +32,6 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 IMAGE = {"shardcache": "shardcache", "python": "", "torchrun": "torch.distributed.run"}
 ENV = {"PATH": "/image:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
 NOWHERE = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
-OWN_STATUS = """
-import os
-open("/var/cache/shardcache/of-its-own", "w").close()
-os.unlink("/var/cache/shardcache/of-its-own")
-try:
-    open("/usr/of-its-own", "w")
-except OSError as exn:
-    print("root:", exn.strerror)
-print(open("/proc/self/status").read())
-"""
 
 
 class Cluster:
@@ -117,21 +108,7 @@ def status(daemon: Container) -> Any:
 
 def test_the_daemon_is_confined(nodes: dict[Node, Container]) -> None:
     """It runs as its own user without a capability, under seccomp, writes its cache, and nothing of its image."""
-    daemon = next(iter(nodes.values()))
-    lines = dict(line.split(":", 1) for line in daemon.exec("python", "-c", OWN_STATUS).stdout.splitlines() if line)
-    found = {
-        name: lines[name].split() for name in ("Uid", "Gid", "Groups", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp")
-    }
-    assert found == {
-        "Uid": ["52780"] * 4,
-        "Gid": ["52780"] * 4,
-        "Groups": ["52780"],
-        "CapEff": ["0" * 16],
-        "CapBnd": ["0" * 16],
-        "NoNewPrivs": ["1"],
-        "Seccomp": ["2"],
-    }
-    assert lines["root"].strip() == "Read-only file system"
+    check_confined(next(iter(nodes.values())), "/var/cache/shardcache")
 
 
 def test_a_job_on_two_nodes_trains(cluster: Cluster, nodes: dict[Node, Container], store: MotoS3) -> None:

@@ -21,7 +21,8 @@ _BASE = ("python3-venv", "python3-pip", "python-is-python3")
 # What pip goes by where a site has a mirror, or a certificate authority, of its own.
 _SITES_OWN = ("/etc/ssl/certs", "/etc/pip.conf")
 # All in a mount namespace of its own: what buildah mounts is gone with it, and so is what it remembers of layers below
-# /var/lib, wherever its folders are. Arguments: the folder, the Dockerfile's, options.
+# /var/lib, wherever its folders are. Arguments: the folder, the Dockerfile's, options. The tier's image begins with the
+# steps that the daemon's has taken.
 _BUILD = """
 folder=$0; context=$1; shift
 mount -t tmpfs none /var/lib
@@ -29,10 +30,15 @@ with() { buildah --root "$folder/storage" --runroot "$folder/run" --storage-driv
 base=$(with from scratch)
 with add --quiet "$base" "$folder/base.tar" / >&2
 with commit --quiet --rm "$base" localhost/base >&2
-with build --pull-never --isolation chroot --build-arg BASE=localhost/base "$@" --tag localhost/made "$context" >&2
-made=$(with from --pull-never localhost/made)
-cp --archive "$(with mount "$made")" "$folder/rootfs"
-with inspect --type image localhost/made >"$folder/image.json"
+for target in daemon tier; do
+    named="--target $target"
+    [ $target != daemon ] || named=
+    with build --layers --pull-never --isolation chroot --build-arg BASE=localhost/base "$@" $named \
+        --tag "localhost/$target" "$context" >&2
+    made=$(with from --pull-never "localhost/$target")
+    cp --archive "$(with mount "$made")" "$folder/$target"
+    with inspect --type image "localhost/$target" >"$folder/$target.json"
+done
 """
 
 
@@ -132,16 +138,22 @@ def why_not_built() -> str | None:
     return f"no {missing[0]} here: apt-get install buildah mmdebstrap" if missing else None
 
 
-def build(folder: Path) -> BuiltImage:
+def build(folder: Path) -> tuple[BuiltImage, BuiltImage]:
     """Build the project's Dockerfile below a folder, with packages from Debian's and Python's indexes.
+
+    Returns the image that is built where no target is named, and that of the target `tier`.
 
     Raises CalledProcessError where a step fails.
     """
     _run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(_BASE)}", "bookworm", folder / "base.tar")
     own = [f"--volume={path}:{path}:ro" for path in _SITES_OWN if Path(path).exists()]
     _run("unshare", "--mount", "sh", "-euc", _BUILD, folder, ROOT, *own)
-    said = json.loads((folder / "image.json").read_text())
-    return BuiltImage(folder / "rootfs", said["OCIv1"]["config"])
+    return _built(folder, "daemon"), _built(folder, "tier")
+
+
+def _built(folder: Path, target: str) -> BuiltImage:
+    said = json.loads((folder / f"{target}.json").read_text())
+    return BuiltImage(folder / target, said["OCIv1"]["config"])
 
 
 def _run(*command: str | Path) -> None:

@@ -87,14 +87,21 @@ class Process:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def runtime_config(root: Path, process: Process, security: Security, mounts: Iterable[Mount]) -> Json:
-    """Return a container's `config.json`. It shares the node's network, and has its own processes, mounts and IPC."""
+def runtime_config(
+    root: Path, process: Process, security: Security, mounts: Iterable[Mount], network: Path | None = None
+) -> Json:
+    """Return a container's `config.json`: it has its own processes, mounts and IPC.
+
+    Args:
+        network: namespace of its network; None for that of this process.
+    """
     folders = [mount.to_json() for mount in mounts]
     given = {folder["destination"] for folder in folders}
     capabilities = sorted(f"CAP_{name}" for name in security.capabilities)
     effective = capabilities if security.uid == 0 else []
     sets = {"bounding": capabilities, "effective": effective, "permitted": effective}
-    linux: Json = {"namespaces": [{"type": kind} for kind in _NAMESPACES]}
+    joined = () if network is None else ({"type": "network", "path": str(network)},)
+    linux: Json = {"namespaces": [*({"type": kind} for kind in _NAMESPACES), *joined]}
     linux |= {"maskedPaths": _HIDDEN, "readonlyPaths": _FIXED}
     if security.confined:
         linux["seccomp"] = _seccomp(security.capabilities)

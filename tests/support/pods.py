@@ -1,4 +1,4 @@
-"""A node's part in a pod: its folders, its config and secrets, its containers, their probes and their end.
+"""A node's part in a pod: its volumes, its network, its containers, their probes and their end.
 
 No cluster is needed: the spec is carried out by an OCI runtime, runc, as the kubelet has it carried out.
 """
@@ -11,14 +11,19 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
+from support.cluster.network import Host
 from support.daemon import eventually
 from support.images import Image
 from support.oci import SECCOMP_PROFILE, Json, Mount, Process, Security, runtime_config
 from support.rendered import INSTALL
+from support.sandbox import Sandbox
+from support.volumes import Objects, Volumes
 
 _LIMIT_S = 120.0
 _RUNTIME = ("runc",)
@@ -30,17 +35,24 @@ class Node:
 
     Attributes:
         root: that folder.
-        ip: the address that pods on it have.
+        ip: the address that pods on it have, unless each has a network of its own.
         objects: ConfigMaps and Secrets, each name's data.
+        host: network of the node, to which those of its pods are connected; None for no networks but this process's.
     """
 
     root: Path
     ip: str
-    objects: Mapping[str, Mapping[str, str]]
+    objects: Objects
+    host: Host | None = None
 
     def path(self, absolute: str) -> Path:
         """Return where a path of the node really is."""
         return self.root / "host" / absolute.lstrip("/")
+
+    @property
+    def name(self) -> str:
+        """Name of the node in the cluster."""
+        return self.root.name
 
 
 def why_not() -> str | None:
@@ -64,7 +76,9 @@ class Pod:
         """
         self.name, self.spec, self.node, self._image, self._env = name, spec, node, image, env
         self._root = node.root / name
-        self._volumes = {volume["name"]: self._volume(volume) for volume in spec["volumes"]}
+        self.volumes = Volumes(self._root / "volumes", node.path("/"), spec, node.objects)
+        self.containers: dict[str, Container] = {}
+        self._sandbox: Sandbox | None = None
 
     def __repr__(self) -> str:
         return f"<Pod {self.name} on {self.node.root.name}>"
@@ -82,6 +96,42 @@ class Pod:
         (container,) = self.spec["containers"]
         return self._start(container)
 
+    def __enter__(self) -> Self:
+        """Connect it to its node's network, and start all its containers once the others have run."""
+        with ExitStack() as stack:
+            stack.callback(self.volumes.remove)
+            if self.node.host is not None:
+                ports = [port for container in self.spec["containers"] for port in container.get("ports", ())]
+                name = f"{self.node.root.name}-{self.name}"
+                self._sandbox = Sandbox(name, self.node.host, self.node.root / "cni", ports)
+                stack.callback(self._sandbox.remove)
+            stack.callback(self._delete)
+            self.run_init_containers()
+            for container in self.spec["containers"]:
+                self.containers[container["name"]] = self._start(container)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def restart(self, name: str) -> None:
+        """Start a container that has ended again, as the kubelet does."""
+        (spec,) = (container for container in self.spec["containers"] if container["name"] == name)
+        self.containers[name].delete()
+        self.containers[name] = self._start(spec)
+
+    def _delete(self) -> None:
+        for container in self.containers.values():
+            container.delete()
+
+    @property
+    def ip(self) -> str:
+        """The pod's address."""
+        return self.node.ip if self._sandbox is None else self._sandbox.address
+
     def _start(self, spec: Mapping[str, Any]) -> Container:
         bundle = self._root / spec["name"]
         shutil.rmtree(bundle, ignore_errors=True)
@@ -89,7 +139,8 @@ class Pod:
         mounts = [*map(self._mount, spec["volumeMounts"]), *self._image.mounts()]
         process = Process(self._args(spec), self._environment(spec))
         root = self._image.lay_out(bundle / "rootfs")
-        config = runtime_config(root, process, Security.of(self.spec, spec), mounts)
+        network = None if self._sandbox is None else self._sandbox.network.path
+        config = runtime_config(root, process, Security.of(self.spec, spec), mounts, network)
         (bundle / "config.json").write_text(json.dumps(config))
         return Container(f"{self._root.parent.name}-{self.name}-{spec['name']}", bundle, spec)
 
@@ -102,10 +153,13 @@ class Pod:
         env = dict(self._env)
         for source in spec.get("envFrom", ()):
             env |= self._object(source["secretRef"])
+        fields = {"status.podIP": self.ip, "spec.nodeName": self.node.name}
         for variable in spec.get("env", ()):
-            value = variable.get("value")
-            known = self.node.ip if value is None else _expanded(value, env)  # the only field that is asked for
-            env[variable["name"]] = known
+            match variable:
+                case {"valueFrom": {"fieldRef": {"fieldPath": field}}}:
+                    env[variable["name"]] = fields[field]
+                case _:
+                    env[variable["name"]] = _expanded(variable["value"], env)
         return env
 
     def _object(self, reference: Mapping[str, Any]) -> Mapping[str, str]:
@@ -114,38 +168,7 @@ class Pod:
 
     def _mount(self, mount: Mapping[str, Any]) -> Mount:
         propagation = {"HostToContainer": "rslave"}.get(mount.get("mountPropagation", ""), "rprivate")
-        return Mount(self._volumes[mount["name"]], mount["mountPath"], mount.get("readOnly", False), propagation)
-
-    def _volume(self, volume: Mapping[str, Any]) -> Path:
-        match volume:
-            case {"hostPath": {"path": path, "type": kind}}:
-                return self._host_path(self.node.path(path), kind)
-            case {"emptyDir": _}:
-                return self._files(volume["name"], {}, 0o644)
-            case {"configMap": {"name": name}}:
-                return self._files(volume["name"], self.node.objects[name], 0o644)
-            case {"secret": {"secretName": name, "defaultMode": mode}}:
-                return self._files(volume["name"], self.node.objects[name], mode)
-        raise ValueError(f"a volume of an unknown kind: {volume}")
-
-    def _host_path(self, path: Path, kind: str) -> Path:
-        if kind == "DirectoryOrCreate" and not path.exists():
-            path.mkdir(parents=True, mode=0o755)
-        if not path.is_dir():
-            raise FileNotFoundError(f"hostPath {path} is no directory")
-        return path
-
-    def _files(self, name: str, files: Mapping[str, str], mode: int) -> Path:
-        group = self.spec["securityContext"].get("fsGroup", 0)
-        folder = self._root / "volumes" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, text in files.items():
-            (folder / file).write_text(text)
-            os.chown(folder / file, 0, group)
-            (folder / file).chmod(mode)
-        os.chown(folder, 0, group)
-        folder.chmod(0o2777)
-        return folder
+        return Mount(self.volumes[mount["name"]], mount["mountPath"], mount.get("readOnly", False), propagation)
 
 
 class Container:
@@ -166,6 +189,10 @@ class Container:
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        self.delete()
+
+    def delete(self) -> None:
+        """End it and all its processes."""
         subprocess.run((*_RUNTIME, "delete", "--force", self.name), capture_output=True, check=False)
         self._runtime.wait(_LIMIT_S)
 

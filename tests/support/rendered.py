@@ -34,21 +34,27 @@ def objects_of(text: str) -> list[Json]:
 
 
 def by_kind(objects: list[Json]) -> dict[str, Json]:
-    """Return them by their kinds, of which each is there once."""
-    kinds = {thing["kind"]: thing for thing in objects}
-    assert len(kinds) == len(objects), [thing["kind"] for thing in objects]
+    """Return them by their kinds, but for a tier's own NetworkPolicy; each kind is there once."""
+    found = [thing for thing in objects if not thing["metadata"]["name"].endswith("-tier")]
+    kinds = {thing["kind"]: thing for thing in found}
+    assert len(kinds) == len(found), [thing["kind"] for thing in objects]
     return kinds
 
 
-def comparable(objects: list[Json]) -> dict[str, Json]:
-    """Return them by kind, without what two renderers do differently and Kubernetes takes for the same.
+def comparable(objects: list[Json]) -> dict[tuple[str, str], Json]:
+    """Return them by kind and name, without what two renderers do differently and Kubernetes takes for the same.
 
-    That is the order of volumes and mounts, and how the name of a ConfigMap is made from what it holds.
+    That is the order of containers, volumes and mounts, and how the name of a ConfigMap is made from what it holds.
     """
     text = yaml.safe_dump_all(objects)
-    found = by_kind(objects_of(_CONTENT.sub(r"\1-of-its-content", text)))
-    spec = found["DaemonSet"]["spec"]["template"]["spec"]
+    found = {
+        (thing["kind"], thing["metadata"]["name"]): thing
+        for thing in objects_of(_CONTENT.sub(r"\1-of-its-content", text))
+    }
+    assert len(found) == len(objects)
+    spec = found["DaemonSet", "shardcache"]["spec"]["template"]["spec"]
     spec["volumes"].sort(key=_name)
+    spec["containers"].sort(key=_name)
     for container in (*spec["containers"], *spec.get("initContainers", ())):
         container["volumeMounts"].sort(key=_name)
     return found

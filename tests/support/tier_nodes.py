@@ -106,6 +106,10 @@ class TierNodes:
                 raise RuntimeError(f"nginx did not start: {(self.folder / f'{node.name}.stderr').read_text()}")
             time.sleep(0.02)
 
+    def pid(self, node: Node) -> int:
+        """Return the process of a node's nginx, whose children are its workers."""
+        return self._running[node.name].pid
+
     def kill(self, node: Node) -> None:
         """Kill a node's nginx with all its workers."""
         process = self._running.pop(node.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -22,3 +23,11 @@ def test_all_that_is_copied_is_sent_to_the_build() -> None:
     lines = [line.split()[1:] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("COPY")]
     copied = {name for line in lines if not line[0].startswith("--from") for name in line[:-1]}
     assert copied == sent and all((ROOT / name).exists() for name in copied)
+
+
+def test_without_a_target_the_image_has_no_web_server() -> None:
+    """The last stage is the daemon's; only that of the tier installs packages of the distribution."""
+    stages = re.split(r"^FROM .* AS ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    names = [stage.split()[0] for stage in stages]
+    assert names[-1] == "daemon"
+    assert [name for name, stage in zip(names, stages, strict=True) if "apt-get" in stage] == ["tier"]

@@ -13,7 +13,8 @@ from shardcache import __version__
 from support.rendered import KUBERNETES, objects_of
 
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
-FOLDERS = ("base", "examples/site", "examples/training")
+TAGGED = ("base", "components/tier", "examples/site", "examples/tier")
+FOLDERS = ("base", "components/tier", "examples/site", "examples/tier", "examples/training")
 
 
 def resources(folder: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -46,7 +47,7 @@ def test_a_field_that_does_not_exist_is_found() -> None:
 
 def test_manifests_are_of_this_release() -> None:
     """Images and chart carry the version of the package that they are kept with."""
-    files = [KUBERNETES / folder / "kustomization.yaml" for folder in ("base", "examples/site")]
+    files = [KUBERNETES / folder / "kustomization.yaml" for folder in TAGGED]
     tags = {image["newTag"] for file in files for image in yaml.safe_load(file.read_text())["images"]}
     chart = yaml.safe_load((KUBERNETES / "chart" / "Chart.yaml").read_text())
     dockerfile = (KUBERNETES.parents[1] / "Dockerfile").read_text()

@@ -76,7 +76,9 @@ def test_one_version_is_written_everywhere() -> None:
         "Dockerfile": r"^ARG VERSION=(.+)$",
         "deploy/kubernetes/chart/Chart.yaml": r"^(?:version|appVersion): (.+)$",
         "deploy/kubernetes/base/kustomization.yaml": r"newTag: (.+)$",
+        "deploy/kubernetes/components/tier/kustomization.yaml": r"newTag: (.+)$",
         "deploy/kubernetes/examples/site/kustomization.yaml": r"newTag: (.+)$",
+        "deploy/kubernetes/examples/tier/kustomization.yaml": r"newTag: (.+)$",
     }
     for file, pattern in written.items():
         assert set(re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)) == {__version__}, file

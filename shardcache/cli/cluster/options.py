@@ -30,9 +30,18 @@ _FOLDER_NOTE = "`{node}` stands for the node's name."
 
 def nodes_option(command: Command) -> Command:
     """Add `--nodes` as the argument `nodes`."""
+    return _nodes_option(command, required=True)
+
+
+def optional_nodes_option(command: Command) -> Command:
+    """Add `--nodes` as the argument `nodes`, None if it is not given."""
+    return _nodes_option(command, required=False)
+
+
+def _nodes_option(command: Command, *, required: bool) -> Command:
     return click.option(
         "--nodes",
-        required=True,
+        required=required,
         metavar="LIST",
         help="All nodes: NAME, ADDRESS or NAME=ADDRESS, separated by commas, with ranges such as node[1-8] or "
         "node{1..8}; or a file with such a list, or `-` for stdin.",
@@ -241,6 +250,8 @@ def nodes_of(text: str) -> tuple[Node, ...]:
 
     if text == "-":
         return parse(sys.stdin.read())
+    if "/" in text and not Path(text).exists():
+        raise ConfigError("the list of nodes does not exist", url=text, remedy="write it to this file")
     try:
         return parse(Path(text).read_text() if "/" in text or Path(text).is_file() else text)
     except (OSError, UnicodeDecodeError) as exn:

@@ -1,0 +1,222 @@
+"""The tier on three nodes, carried out from the very manifests, each pod with a network of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from shardcache.cluster.nodes import parse
+from shardcache.cluster.ring import Ring, key_of
+from shardcache.cluster.tier import OWNER_PORT, Tier
+from support import sandbox
+from support.cluster import network
+from support.cluster.cluster import NOTHING, ONCE
+from support.cluster.network import Network
+from support.cluster.store import Dataset, Store
+from support.confinement import check_confined
+from support.daemon import eventually
+from support.images import HostImage
+from support.pods import Pod, why_not
+from support.processes import children
+from support.tier_cluster import BUCKET, NODES, SECRET, TierCluster, evict, fetch, tier_status
+from support.tier_nodes import needs_nginx
+
+WHY_NOT = why_not() or sandbox.why_not() or network.why_not()
+
+pytestmark = [
+    pytest.mark.platform,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
+    needs_nginx,
+]
+MIB = 1024 * 1024
+ENV = {"PATH": "/image:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierCluster]:
+    """Four nodes, of which three are to have a tier."""
+    with Network() as net, Store(net.add(100)) as store:
+        root = tmp_path_factory.mktemp("cluster")
+        image = HostImage(root / "image", {"shardcache": "shardcache", "python": ""}, "shardcache")
+        image.make()
+        running = TierCluster(root, net, store, 4, image, ENV)
+        running.certify()
+        running.list_nodes(running.nodes[:3])
+        yield running
+
+
+@pytest.fixture(scope="module")
+def dataset(cluster: TierCluster) -> Dataset:
+    """A set of 12 shards of 2 MiB."""
+    return cluster.store.fill(BUCKET, 12, 2 * MIB)
+
+
+@pytest.fixture(scope="module")
+def pods(cluster: TierCluster) -> Iterator[list[Pod]]:
+    """A pod on each of the first three nodes."""
+    with ExitStack() as stack:
+        running = [stack.enter_context(cluster.pod(node)) for node in cluster.nodes[:3]]
+        for pod in running:
+            for container in pod.containers.values():
+                container.wait_until_started()
+        yield running
+
+
+@pytest.fixture
+def whole(cluster: TierCluster, pods: list[Pod], dataset: Dataset) -> list[Pod]:
+    """The pods with the whole list, whose tier has the dataset."""
+    relist(cluster, pods, 3)
+    fetch(pods, dataset)
+    evict(pods)
+    return pods
+
+
+def relist(cluster: TierCluster, pods: list[Pod], count: int) -> None:
+    """Change the ConfigMap to the first nodes, and return when the tier on all of these goes by it."""
+    cluster.list_nodes(cluster.nodes[:count])
+    for pod in pods:
+        pod.volumes.sync()
+    digest = Tier(nodes=parse(cluster.objects[NODES]["nodes"]), stores=()).digest
+    eventually(lambda: [node["digest"] for node in tier_status(pods[0])["nodes"]] == [digest] * count, pause_s=0.5)
+
+
+def sent(cluster: TierCluster, pods: list[Pod], dataset: Dataset) -> float:
+    """Fetch a dataset on all nodes at the same time; return what the store has sent, in sizes of the dataset."""
+    before_bytes = cluster.store.host.sent_bytes()
+    fetch(pods, dataset)
+    return (cluster.store.host.sent_bytes() - before_bytes) / dataset.size_bytes
+
+
+def test_a_cold_epoch_takes_one_copy_from_the_store(cluster: TierCluster, pods: list[Pod], dataset: Dataset) -> None:
+    """All nodes fetch all of it at the same time; the second epoch takes nothing."""
+    assert 0.99 <= sent(cluster, pods, dataset) <= ONCE
+    eventually(lambda: _from_store_bytes(pods[0]) == dataset.size_bytes)
+    evict(pods)
+    assert sent(cluster, pods, dataset) <= NOTHING
+
+
+def _from_store_bytes(pod: Pod) -> int:
+    return sum(node["figures"]["from_store_bytes"] for node in tier_status(pod)["nodes"])
+
+
+def test_both_containers_are_confined(pods: list[Pod]) -> None:
+    """Daemon, nginx and what started it run as their own user, without a right, and write to their folders alone."""
+    for name, folder in (("shardcache", "/var/cache/shardcache"), ("tier", "/var/cache/shardcache-tier")):
+        check_confined(pods[0].containers[name], folder)
+    kind = pods[0].containers["tier"].exec("stat", "--file-system", "--format", "%T", "/run/shardcache-tier").stdout
+    assert kind.strip() == "tmpfs", "signatures are in the names of its files"
+    assert "alert" not in pods[0].containers["tier"].log()
+
+
+def test_the_front_is_the_pods_own_and_the_owner_the_clusters(cluster: TierCluster, pods: list[Pod]) -> None:
+    """Neither the node nor its neighbours reach a front; an owner answers at the node's address, to certificates."""
+    (one, two) = (node.host for node in cluster.nodes[:2])
+    assert one is not None and two is not None
+    for host in (one, two):
+        with host.entered(), socket.socket() as probe:
+            assert probe.connect_ex((one.address, 9080)) != 0
+    with one.entered(), socket.socket() as probe:
+        assert probe.connect_ex((pods[0].ip, 9080)) != 0
+    with two.entered():
+        assert ssl.get_server_certificate((one.address, OWNER_PORT))
+
+
+def test_a_list_without_a_node_is_followed(cluster: TierCluster, whole: list[Pod], dataset: Dataset) -> None:
+    """The kubelet swaps its link: the nodes that are left fetch the shards of the third, and nothing else."""
+    addresses = [f"{node.host.address}:{OWNER_PORT}" for node in cluster.nodes[:3] if node.host is not None]
+    before, after = Ring(addresses), Ring(addresses[:2])
+    endpoint = cluster.store.endpoint_url
+    keys = [key_of(url.replace("s3:/", endpoint)) for url in dataset.urls]
+    moved = sum(before.owner(key) != after.owner(key) for key in keys) / len(keys)
+    assert 0 < moved < 1
+    relist(cluster, whole, 2)
+    assert moved - NOTHING <= sent(cluster, whole[:2], dataset) <= moved + ONCE - 1
+
+
+def test_a_new_certificate_is_put_to_use(cluster: TierCluster, whole: list[Pod], dataset: Dataset) -> None:
+    """The Secret is replaced by one of the same authority; the nodes present it, and go on to share."""
+    host = cluster.nodes[0].host
+    assert host is not None
+
+    def presented() -> str:
+        with host.entered():
+            return ssl.get_server_certificate((host.address, OWNER_PORT))
+
+    former = cluster.objects[SECRET]["tls.crt"]
+    assert presented().split() == former.split()
+    cluster.certify()
+    for pod in whole:
+        pod.volumes.sync()
+    eventually(lambda: presented().split() == cluster.objects[SECRET]["tls.crt"].split(), pause_s=0.5)
+    assert presented().split() != former.split()
+    assert sent(cluster, whole, dataset) <= NOTHING
+
+
+def test_a_killed_tier_is_done_without(cluster: TierCluster, whole: list[Pod], dataset: Dataset) -> None:
+    """The pod's daemon reads from the store until the kubelet has started the container again, which has its parts."""
+    first = whole[:1]
+    first[0].containers["tier"].signal(signal.SIGKILL)
+    first[0].containers["tier"].wait()
+    assert 0.99 <= sent(cluster, first, dataset) <= ONCE
+    first[0].restart("tier")
+    first[0].containers["tier"].wait_until_started()
+
+    def from_the_tier() -> bool:  # which the daemon tries again every ten seconds
+        evict(first)
+        return sent(cluster, first, dataset) <= NOTHING
+
+    eventually(from_the_tier)
+
+
+def test_an_nginx_that_hangs_is_found(pods: list[Pod]) -> None:
+    """The liveness probe fails while the workers are stopped, though the kernel takes connections for them."""
+    tier = pods[0].containers["tier"]
+    (nginx,) = children(tier.state()["pid"])
+    workers = children(nginx)
+    assert tier.probe("liveness") and tier.probe("readiness")
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    try:
+        assert not tier.probe("liveness")
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGCONT)
+    assert tier.probe("liveness")
+
+
+def test_a_node_that_is_not_listed_reads_from_the_store(
+    cluster: TierCluster, pods: list[Pod], dataset: Dataset
+) -> None:
+    """Its tier says why it does not start, its daemon does without; once the list has the node, both are well."""
+    with cluster.pod(cluster.nodes[3]) as pod:
+        pod.containers["shardcache"].wait_until_started()
+        assert pod.containers["tier"].wait() == 2
+        assert "gpu-4 is not among the nodes" in pod.containers["tier"].log()
+        assert 0.99 <= sent(cluster, [pod], dataset) <= ONCE
+        try:
+            cluster.list_nodes(cluster.nodes)
+            pod.volumes.sync()
+            pod.restart("tier")
+            pod.containers["tier"].wait_until_started()
+            relist(cluster, [*pods, pod], 4)
+        finally:
+            relist(cluster, pods, 3)
+
+
+def test_a_pod_without_list_and_certificate_has_a_daemon(cluster: TierCluster) -> None:
+    """Neither object exists yet: nothing holds up the daemon, and the tier names the missing file."""
+    listed, certificate = cluster.objects.pop(NODES), cluster.objects.pop(SECRET)
+    try:
+        with cluster.pod(cluster.nodes[3], "early") as pod:
+            pod.containers["shardcache"].wait_until_started()
+            assert pod.containers["tier"].wait() == 2
+            assert "the list of nodes does not exist" in pod.containers["tier"].log()
+    finally:
+        cluster.objects |= {NODES: listed, SECRET: certificate}
