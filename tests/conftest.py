@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -38,6 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     isolate(Path(folder.name))
     heed_interrupts()
+
+
+def pytest_collection_finish() -> None:
+    """Keep what the tests have imported out of garbage collections, in this process and in its forks."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,26 +15,29 @@ from support.cluster.tier import Tier
 Filled = tuple[list[Node], Tier, float]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 6])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 6])
 def test_without_a_tier_the_store_sends_everything_once_per_node(cluster: Cluster, small: Dataset, count: int) -> None:
     """That is what a tier is for, and shows that bytes are counted."""
     with cluster.nodes(count) as nodes:
         assert cluster.fetch(nodes, small) == pytest.approx(count, rel=0.02)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 6])
+@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 4, 6))])
 def test_any_number_of_nodes_costs_one_copy(cluster: Cluster, small: Dataset, count: int) -> None:
     """The store sends each byte once."""
     with cluster.tiered(count) as (nodes, _):
         assert 0.99 <= cluster.fetch(nodes, small) <= ONCE
 
 
+@pytest.mark.slow
 def test_nodes_that_fetch_in_orders_of_their_own_share_one_copy(cluster: Cluster, dataset: Dataset) -> None:
     """They ask for different parts at a time."""
     with cluster.tiered(3) as (nodes, _):
         assert 0.99 <= cluster.fetch(nodes, dataset, shuffled(dataset, 3)) <= ONCE
 
 
+@pytest.mark.slow
 def test_a_slow_store_sends_one_copy(cluster: Cluster, dataset: Dataset) -> None:
     """Nodes that wait for a part that another one fetches do not fetch it themselves.
 
@@ -56,6 +59,7 @@ def filled(cluster: Cluster, dataset: Dataset) -> Iterator[Filled]:
         yield nodes, tier, cluster.fetch(nodes, dataset)
 
 
+@pytest.mark.slow
 class TestFilledTier:
     """The tier of nodes that have fetched everything."""
 
@@ -80,6 +84,7 @@ class TestFilledTier:
         assert cluster.fetch(nodes, dataset) <= NOTHING
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_fetches_its_share_and_leaves_for_nothing(cluster: Cluster, dataset: Dataset) -> None:
     """A fourth node takes over a quarter of the shards; when it leaves, the others still have them."""
     with cluster.tiered(4) as (nodes, tier):
@@ -93,6 +98,7 @@ def test_a_node_that_joins_fetches_its_share_and_leaves_for_nothing(cluster: Clu
         assert cluster.fetch(nodes[:3], dataset) <= NOTHING
 
 
+@pytest.mark.slow
 def test_a_set_larger_than_a_cache_is_sent_once(cluster: Cluster, dataset: Dataset) -> None:
     """Three epochs of nodes that each have room for two thirds of it."""
     middle = len(dataset) // 2

@@ -15,6 +15,8 @@ from support.cluster.node import Node, empty
 from support.cluster.store import Dataset
 from support.cluster.tier import Tier
 
+pytestmark = pytest.mark.slow
+
 # A stall is noticed sooner than by default, and fetching the dataset takes seconds, however fast the machine is. Parts
 # on their way to two nodes may all stall where an owner is lost, and are sent again: six are an eighth of the dataset.
 PATIENCE_S = 10.0

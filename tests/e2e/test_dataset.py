@@ -81,7 +81,7 @@ def test_length_is_unknown_before_the_first_read(daemon: Daemon, folder: Path) -
     assert len(list(ds)) == 3
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_share_and_see_each_new_epoch(method: str, daemon: Daemon, urls: str, keys: list[str]) -> None:
     """Persistent workers, however started, read each epoch in its own order and every sample once."""
     ds = ShardDataset(urls, shuffle=True, socket=daemon.socket, job=method)

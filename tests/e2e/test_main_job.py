@@ -59,6 +59,7 @@ def keys_of(dataset: ShardDataset) -> list[str]:
     return [sample["__key__"] for sample in dataset]
 
 
+@pytest.mark.slow
 def test_torchrun_reads_every_sample_once_from_s3(daemon: Daemon, bucket: str, tmp_path: Path) -> None:
     """Two epochs by two ranks of two workers: each sample once an epoch, each byte once from the store."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]

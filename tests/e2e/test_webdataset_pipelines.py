@@ -248,6 +248,7 @@ def length_of_text(sample: dict[str, Any]) -> tuple[str, int]:
     return sample["__key__"], len(sample["txt"])
 
 
+@pytest.mark.slow
 def test_spawned_workers_read_a_pipeline(dataset: Any) -> None:
     """A pipeline goes to processes that share nothing with this one."""
     pipeline = dataset().map(length_of_text)

@@ -49,7 +49,9 @@ def by_key(batches: Iterable[dict[str, Any]]) -> dict[str, bytes]:
     return found
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]
+)
 def test_every_byte_arrives_although_shards_go_at_once(shards: list[Path], method: str) -> None:
     """All samples through two workers and torch's own collate, of a cache that removes what it may, when it may."""
     loader = DataLoader(

@@ -13,8 +13,6 @@ from support.buckets import Bucket
 from support.guard import GUARD_S
 from support.tars import make_tar, random_samples
 
-FORKS = 20
-
 # In a process of its own, for the threads of this one's servers end and take locks as they please.
 _FORKING = """
 import json, os, ssl, sys, threading, traceback
@@ -65,11 +63,12 @@ def url(moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return moto.put("0.tar", make_tar(random_samples(20, {"jpg": 100_000})))
 
 
-def test_threads_rest_while_the_process_forks(url: str) -> None:
+@pytest.mark.parametrize("forks", [5, pytest.param(20, marks=pytest.mark.slow)])
+def test_threads_rest_while_the_process_forks(url: str, forks: int) -> None:
     """No thread that reads from the store works or ends at a fork, so none holds a lock that the child would wait for.
 
     OpenSSL has such a lock, which every thread takes at its first use of it and at its end.
     """
-    command = [sys.executable, "-c", _FORKING, url, str(FORKS)]
+    command = [sys.executable, "-c", _FORKING, url, str(forks)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=True)
     assert json.loads(ran.stdout) == {"hung": 0, "ended": 0, "at_work": []}
