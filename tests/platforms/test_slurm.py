@@ -185,7 +185,7 @@ def test_a_job_whose_daemons_do_not_start_ends(cluster: Slurm, moto_server: Moto
     assert job.wait() == "FAILED"
     assert f"shardcache-{job.number}-*.log" in job.said()
     logs = (cluster.root / "scripts").glob(f"shardcache-{job.number}-*.log")
-    assert "part_size" in "".join(log.read_text() for log in logs)
+    assert "SHARDCACHE_PART_SIZE" in "".join(log.read_text() for log in logs)
     check_nothing_left(cluster, job)
 
 

@@ -117,8 +117,10 @@ class Slurm:
             eventually(lambda: not self.run("squeue", "--noheader"), limit_s=JOB_LIMIT_S, pause_s=PAUSE_S)
 
     def _env(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-        return {**(own if env is None else env), "SLURM_CONF": str(self._config)}
+        # A user's environment names no socket: the tests' own would hide the node's from a job.
+        given = os.environ if env is None else env
+        own = {name: value for name, value in given.items() if not name.startswith(("SLURM_", "SHARDCACHE_SOCKET"))}
+        return {**own, "SLURM_CONF": str(self._config)}
 
     @contextmanager
     def _running(self, name: str, *command: str) -> Iterator[None]:
