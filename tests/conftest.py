@@ -27,6 +27,7 @@ from support.zygote import Zygote
 settings.register_profile(
     "shardcache",
     deadline=None,
+    max_examples=50,  # half of the default; tests of large spaces have numbers of their own
     derandomize="CI" in os.environ,
     database=settings.default.database if os.access(Path(), os.W_OK) else None,
 )

@@ -93,7 +93,7 @@ def test_a_store_that_does_not_answer(daemon: Daemon, folder: Path) -> None:
     with silent_server() as url:
         shard = f"{url}/stalled.tar"
         with pytest.raises(ShardTimeoutError) as caught:
-            list(iter(ShardDataset([shard], socket=daemon.socket, timeout_s=1)))
+            list(iter(ShardDataset([shard], socket=daemon.socket, timeout_s=3)))
         ds = ShardDataset([shard, f"file://{good}"], socket=daemon.socket, timeout_s=3, on_error=ignore_and_continue)
         assert len(list(iter(ds))) == 25
     assert caught.value.url == shard

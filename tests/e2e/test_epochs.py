@@ -295,8 +295,8 @@ def test_what_was_dealt_is_read(
 
 _READ = """
 import sys
-from shardcache_client import ShardDataset
-print(*(sample["__key__"] for sample in ShardDataset(sys.argv[2], shuffle=True, seed=5, socket=sys.argv[1])))
+from shardcache_client import ShardReader
+print(*(sample["__key__"] for sample in ShardReader(sys.argv[2], shuffle=True, seed=5, socket=sys.argv[1])))
 """
 
 

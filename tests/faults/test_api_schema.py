@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
-from fuzz import api
 from shardcache.server.http.admin import routes
 from shardcache.server.http.openapi import document
 from support.daemon import Daemon
@@ -15,6 +15,14 @@ from support.tars import write_shards
 from support.unix_http import BASE_URL, session
 
 EXAMPLES = 8
+
+
+@pytest.fixture(scope="module")
+def api() -> ModuleType:
+    """`fuzz.api`; every process of pytest imports this module, and schemathesis takes most of a second."""
+    from fuzz import api
+
+    return api
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +46,7 @@ def test_the_daemon_serves_its_description(daemon: Daemon) -> None:
     assert json.loads(daemon.request("GET", "/v1/openapi.json")) == json.loads(json.dumps(document()))
 
 
-def test_every_operation_keeps_to_its_description(daemon: Daemon) -> None:
+def test_every_operation_keeps_to_its_description(api: ModuleType, daemon: Daemon) -> None:
     """Sound data are taken, unsound data refused; statuses, media types and bodies are the described ones."""
     called = {operation.label: list(api.examine(daemon, operation, EXAMPLES)) for operation in api.operations(daemon)}
     assert len(called) == len(list(routes))
@@ -47,7 +55,7 @@ def test_every_operation_keeps_to_its_description(daemon: Daemon) -> None:
     assert "Traceback" not in daemon.log.read_text()
 
 
-def test_limits_of_lists_are_described(daemon: Daemon) -> None:
+def test_limits_of_lists_are_described(api: ModuleType, daemon: Daemon) -> None:
     """A request that the description allows is not refused for its length."""
     (probe,) = (found for found in api.operations(daemon) if found.path == "/v1/probe")
     with session(daemon.socket) as http:
@@ -58,7 +66,7 @@ def test_limits_of_lists_are_described(daemon: Daemon) -> None:
         assert answer.status_code == 400
 
 
-def test_what_is_told_of_real_shards_is_as_described(daemon: Daemon) -> None:
+def test_what_is_told_of_real_shards_is_as_described(api: ModuleType, daemon: Daemon) -> None:
     """Every event of a fetch, a count, a check and a removal; what random urls never come to."""
     cached = [json.loads(line)["url"] for line in daemon.request("GET", "/v1/shards").splitlines()]
     missing = cached[0].replace("000000", "999999")

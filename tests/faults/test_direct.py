@@ -275,13 +275,13 @@ def test_without_being_asked_for_it_does_not_happen(daemon: Daemon, index: str) 
 
 
 def test_the_base_install_is_told_what_is_missing(daemon: Daemon, index: str) -> None:
-    """Without the daemon's packages the dataset says at the start which to install, and not when the daemon dies."""
+    """Without the daemon's packages the reader says at the start which to install, and not when the daemon dies."""
     script = (
         "import sys\n"
         "for name in ('aiohttp', 'awscrt', 'fsspec', 'pydantic', 'pydantic_settings', 'structlog'):\n"
         "    sys.modules[name] = None\n"
-        "from shardcache_client import ShardDataset\n"
-        "ShardDataset(sys.argv[1], socket=sys.argv[2], fallback='direct')\n"
+        "from shardcache_client import ShardReader\n"
+        "ShardReader(sys.argv[1], socket=sys.argv[2], fallback='direct')\n"
     )
     daemon.start()
     ran = subprocess.run(
@@ -294,8 +294,8 @@ def test_a_killed_reader_leaves_nothing(daemon: Daemon, index: str, scratch: Pat
     """kill -9 while shards are in hand: no file of them remains, for none ever had a name."""
     script = (
         "import os, signal, sys\n"
-        "from shardcache_client import ShardDataset\n"
-        "samples = iter(ShardDataset(sys.argv[1], socket=sys.argv[2], fallback='direct'))\n"
+        "from shardcache_client import ShardReader\n"
+        "samples = iter(ShardReader(sys.argv[1], socket=sys.argv[2], fallback='direct'))\n"
         "next(samples)\n"
         "maps = open('/proc/self/maps').read()\n"
         "print(maps.count(os.environ['SHARDCACHE_DIRECT_DIR']), flush=True)\n"

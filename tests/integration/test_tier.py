@@ -102,7 +102,7 @@ async def test_a_part_on_which_the_tier_stalls_comes_from_the_origin(fault: Faul
     """Once the stall time-out has passed, which is counted anew for the origin."""
     obj = await tiered.put()
     tiered.near.fail("a.tar", fault, start=2 * PART)
-    tiered.downloader = tiered.make(stall_timeout_s=0.5, attempts=1)
+    tiered.downloader = tiered.make(stall_timeout_s=2, attempts=1)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert (tiered.gets(tiered.far), tiered.counters.tier_failures) == (1, 1)
 
@@ -113,7 +113,7 @@ async def test_a_part_on_which_the_tier_stalled_is_fetched_past_its_cache_next_t
 ) -> None:
     """That part alone, and once."""
     obj = await tiered.put()
-    tiered.downloader = tiered.make(stall_timeout_s=0.5)
+    tiered.downloader = tiered.make(stall_timeout_s=2)
     tiered.near.fail("a.tar", fault, start=2 * PART)
     for _ in range(3):
         await tiered.download(obj)
