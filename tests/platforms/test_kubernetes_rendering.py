@@ -176,6 +176,18 @@ def test_a_tier_has_a_store_and_a_port_of_its_own() -> None:
     assert found["shardcache-tier"]["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": 9181}]}]
 
 
+def test_a_tier_that_no_daemon_uses_is_told() -> None:
+    """The notes after an installation say what the config lacks, and nothing if it lacks nothing."""
+    chart, example = KUBERNETES / "chart", KUBERNETES / "examples" / "tier" / "shardcache.toml"
+    install = ["helm", "install", "shardcache", str(chart), "--dry-run=client", "--set", ",".join(TIER)]
+    unused, used = (
+        subprocess.run([*install, *more], check=True, capture_output=True, text=True).stdout.partition("NOTES:")[2]
+        for more in ((), ("--set-file", f"config={example}"))
+    )
+    assert "No daemon uses it yet" in unused
+    assert "shardcache-tier-nodes" in used and "No daemon uses it yet" not in used
+
+
 def test_the_command_of_the_page_installs_a_tier_that_is_used() -> None:
     """`helm install` of docs/cluster.md gives the tier its store and folder; the daemon's config names its front."""
     root = KUBERNETES.parents[1]
