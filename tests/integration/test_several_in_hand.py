@@ -96,6 +96,12 @@ def test_two_jobs_with_several_in_hand_share_a_small_cache(tmp_path: Path, urls:
     assert status["counters"]["evictions"] > 0
 
 
+def waits_for_space(daemon: Daemon) -> bool:
+    """Return whether there is one transfer, for a reader that waits, and it waits for space."""
+    transfers = daemon.status()["transfers"]
+    return [(row["class"], row["stage"]) for row in transfers] == [("waiting", "waiting for space in the cache")]
+
+
 def test_readers_that_wait_for_each_others_shards_are_told_so(tmp_path: Path, urls: list[str]) -> None:
     """The last to come gets an error that says how much would be enough; when it leaves, the other goes on."""
     with (
@@ -111,7 +117,7 @@ def test_readers_that_wait_for_each_others_shards_are_told_so(tmp_path: Path, ur
             session.send(type="lease", id=99, position=2)
             session.send(type="need", of=99)
             if session is first:
-                eventually(lambda: [row["class"] for row in daemon.status()["transfers"]] == ["waiting"])
+                eventually(lambda: waits_for_space(daemon))
         error = second.receive()["error"]
         assert (error["code"], error["url"]) == (CapacityError.code, urls[5])
         assert "readers x (shuffle_window + 1) shards" in error["remedy"]
