@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +32,7 @@ class Volumes:
         self._folder, self._host, self._objects = folder, host, objects
         self._group = spec["securityContext"].get("fsGroup", 0)
         self._mounted: list[tuple[Mapping[str, Any], MountedFiles]] = []
-        self._in_memory: list[Path] = []
+        self._in_memory: list[tempfile.TemporaryDirectory[str]] = []
         self._paths = {volume["name"]: self._make(volume) for volume in spec["volumes"]}
         self.sync()
 
@@ -47,8 +46,8 @@ class Volumes:
 
     def remove(self) -> None:
         """Delete those in memory."""
-        for path in self._in_memory:
-            shutil.rmtree(path)
+        for folder in self._in_memory:
+            folder.cleanup()
 
     def _make(self, volume: Mapping[str, Any]) -> Path:
         path: Path
@@ -56,8 +55,8 @@ class Volumes:
             case {"hostPath": {"path": where, "type": kind}}:
                 return self._host_path(self._host / where.lstrip("/"), kind)
             case {"emptyDir": {"medium": "Memory"}}:
-                path = Path(tempfile.mkdtemp(prefix="pod-", dir=_MEMORY))
-                self._in_memory.append(path)
+                self._in_memory.append(tempfile.TemporaryDirectory(prefix="pod-", dir=_MEMORY))
+                path = Path(self._in_memory[-1].name)
             case {"emptyDir": _}:
                 path = self._folder / volume["name"]
                 path.mkdir(parents=True, exist_ok=True)
