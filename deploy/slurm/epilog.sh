@@ -7,6 +7,6 @@
 . "${BASH_SOURCE[0]%/*}/site.sh"
 
 # With the user's rights, because the user controls the path. A symbolic link there is removed, not followed.
-runuser --user "$SLURM_JOB_USER" -- rm --recursive --force -- "$job_folder" ||
+runuser --user "$SLURM_JOB_USER" -- rm --recursive --force -- "$job_folder" "${job_memory[@]}" ||
     tell "cannot remove $job_folder"
 exit 0

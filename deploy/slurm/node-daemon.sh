@@ -1,16 +1,42 @@
 #!/usr/bin/env bash
-# Runs one node's daemon for the duration of a step of own-daemon.sbatch, then removes its files.
+# Runs one node's daemon for the duration of a step of own-daemon.sbatch, then removes its files. With TIER_STORE, also
+# runs this node's part of a tier that the job's nodes share.
 
 set -euo pipefail
 umask 077
 
 folder=${SHARDCACHE_SOCKET%/*}
-remove() {
-    rm --recursive --force -- "$folder"
+memory=
+tier=
+finish() {
+    if [[ -n $tier ]]; then
+        kill "$tier" 2>/dev/null || true
+        wait "$tier" || true
+    fi
+    rm --recursive --force -- "$folder" ${memory:+"$memory"}
 }
-remove # what is left of the job from before it was requeued; a folder of somebody else stays, and mkdir fails
+finish # what is left of the job from before it was requeued; a folder of somebody else stays, and mkdir fails
 mkdir "$folder"
-trap remove EXIT
+trap finish EXIT
+
+if [[ -n ${TIER_STORE-} ]]; then
+    # In memory, because names of files there contain signatures. The kernel chooses the port, as jobs share nodes.
+    memory=$(mktemp --directory "${NODE_MEMORY:-/dev/shm}/shardcache-$SLURM_JOB_ID-XXXXXX")
+    front=127.0.0.1:$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    cp --recursive "$TIER_FILES" "$folder/tier"
+    own=$folder/tier/$SLURMD_NODENAME
+    # shellcheck disable=SC2086  # options are words
+    shardcache cluster run --nodes "$folder/tier/nodes" --node "$SLURMD_NODENAME" --store "$TIER_STORE" \
+        --front "$front" --owner-port "$TIER_PORT" --cache-dir "$folder/tier/cache" --run-dir "$memory" \
+        --ca "$own/ca.pem" --certificate "$own/node.pem" --key "$own/node.key" ${TIER_OPTIONS-} &
+    tier=$!
+    # All nodes of a job whose daemons answer have their part of the tier then; a daemon without one does the same work.
+    until curl --silent --fail --output /dev/null "http://$front/.shardcache/peers"; do
+        kill -0 "$tier" 2>/dev/null || break
+        sleep 0.1
+    done
+    export SHARDCACHE_ORIGIN="[{\"match\": \"s3://\", \"tier\": \"$front\"}]"
+fi
 
 shardcache serve &
 daemon=$!

@@ -4,11 +4,20 @@
 # Socket of this node's daemon (its --socket). If nodes share a machine, include $SLURMD_NODENAME in the name.
 socket=/run/shardcache/shardcache.sock
 
-# Folder of a user's own daemon on this node, as laid out by own-daemon.sbatch.
+# HOST:PORT at which this node's part of the cluster's tier serves its daemon (--front), 127.0.0.1:9080 by default; empty
+# if there is no tier.
+tier=
+
+# Folders of a user's own daemon on this node, on disk and in memory, as laid out by own-daemon.sbatch and
+# node-daemon.sh.
 job_folder=/tmp/shardcache-$SLURM_JOB_ID
+job_memory=(/dev/shm/shardcache-"$SLURM_JOB_ID"-*)
 
 # Command that starts a daemon that does not respond; (true) to start none.
 start_daemon=(systemctl start shardcache.service)
+
+# Command that starts this node's part of the tier if it does not respond; (true) to start none.
+start_tier=(systemctl start shardcache-tier.service)
 
 # Write a line to the node's log.
 tell() {

@@ -1,0 +1,207 @@
+"""A cluster's tier by the scripts of deploy/slurm, on two nodes of a real Slurm: the site's, and a job's own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from support.cli import clean_environment
+from support.daemon import Daemon, eventually
+from support.ports import free_port
+from support.processes import kill_tree
+from support.slurm import JOB_LIMIT_S, NODES, Job, Slurm, why_not
+from support.tars import make_tar, random_samples
+from support.throttled_s3 import ThrottledS3
+from support.tier_nodes import NGINX
+
+ROOT = Path(__file__).parents[2]
+SHARDS = 6
+ADDRESSES = {"n1": "127.0.0.2", "n2": "127.0.0.3"}
+LIST = ",".join(f"{node}={address}" for node, address in ADDRESSES.items())
+LIMIT_S = 60.0
+WHY_NOT = why_not() or ("no nginx: apt-get install nginx-light" if NGINX is None else None)
+
+pytestmark = [
+    pytest.mark.platform,
+    pytest.mark.timeout(2 * JOB_LIMIT_S),
+    pytest.mark.skipif(WHY_NOT is not None, reason=f"Slurm: {WHY_NOT}"),
+]
+
+SITE = """
+socket={disk}/s.sock
+job_folder={disk}/shardcache-$SLURM_JOB_ID
+job_memory=({disk}/shardcache-"$SLURM_JOB_ID"-*)
+start_daemon=(true)
+tier=$(cat {disk}/front)
+start_tier=({disk}/start-tier)
+tell() {{
+    echo "$SLURM_JOB_ID: $*" >>{disk}/told
+}}
+"""
+# A service manager's part: the command outlives the prolog, and has nothing of the job's environment.
+START_TIER = """#!/bin/sh
+setsid env --ignore-environment {python} -m shardcache cluster run {options} </dev/null >{folder}/tier.log 2>&1 &
+echo $! >{folder}/tier.pid
+until curl --silent --fail http://{front}/.shardcache/peers; do sleep 0.1; done
+"""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a bucket of shards."""
+    folder = tmp_path_factory.mktemp("store")
+    (folder / "data").mkdir()
+    for number in range(SHARDS):
+        (folder / "data" / f"{number}.tar").write_bytes(make_tar(random_samples(20)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def size_bytes(shards: Path) -> int:
+    """Size of all shards."""
+    return sum(path.stat().st_size for path in (shards / "data").iterdir())
+
+
+@pytest.fixture(scope="module")
+def store(shards: Path) -> Iterator[ThrottledS3]:
+    """A store that has them, and counts the bytes that it sends."""
+    with ThrottledS3(shards, first_byte_s=0.0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(store: ThrottledS3) -> Iterator[Slurm]:
+    """A cluster that has the scripts of deploy/slurm, and on each node a command that starts its tier."""
+    owner_port = free_port()
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name:
+        root = Path(name)
+        scripts = root / "scripts"
+        shutil.copytree(ROOT / "deploy" / "slurm", scripts)
+        with Slurm(root, scripts) as running:
+            for node in NODES:
+                folder, front = running.disk(node), f"127.0.0.1:{free_port()}"
+                options = f"--nodes {LIST} --node {node} --store {store.endpoint_url} --front {front} --user root"
+                options += f" --owner-port {owner_port} --cache-dir {folder}/tier --run-dir {folder}/run --min-free 1MB"
+                script = START_TIER.format(python=sys.executable, options=options, folder=folder, front=front)
+                (folder / "front").write_text(front)
+                (folder / "start-tier").write_text(script)
+                (folder / "start-tier").chmod(0o755)
+            (scripts / "site.sh").write_text(SITE.format(disk=running.node_disk))
+            try:
+                yield running
+            finally:
+                running.cancel_all()
+                for node in NODES:
+                    if (pid := running.disk(node) / "tier.pid").exists():
+                        kill_tree(int(pid.read_text()))
+
+
+@pytest.fixture
+def daemons(cluster: Slurm, store: ThrottledS3) -> Iterator[list[Daemon]]:
+    """The daemon that each node has as a service, which uses its node's tier."""
+    with ExitStack() as stack:
+        running = []
+        for node in NODES:
+            tables = [{"match": "s3://", "tier": (cluster.disk(node) / "front").read_text()}]
+            env = store.env() | {"SHARDCACHE_ORIGIN": json.dumps(tables)}
+            running.append(stack.enter_context(Daemon(cluster.disk(node), env=env)))
+        yield running
+
+
+def submit(cluster: Slurm, example: str, *command: str, env: dict[str, str] | None = None) -> Job:
+    """Submit a job by one of the examples."""
+    path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+    own = clean_environment({"MASTER_ADDR": "127.0.0.1", "PATH": path, **(env or {})})
+    return cluster.submit(cluster.root / "scripts" / example, *command, env=own)
+
+
+def warm(cluster: Slurm, example: str, env: dict[str, str] | None = None) -> Job:
+    """Have every task of a job fetch all shards to its node; it succeeds."""
+    job = submit(cluster, example, "shardcache", "warm", f"s3://data/{{0..{SHARDS - 1}}}.tar", env=env)
+    assert job.wait() == "COMPLETED", job.said() + logs(cluster, job)
+    return job
+
+
+def logs(cluster: Slurm, job: Job) -> str:
+    """Return what a job's own daemons have printed."""
+    return "".join(path.read_text() for path in (cluster.root / "scripts").glob(f"shardcache-{job.number}-*.log"))
+
+
+def test_all_jobs_share_what_the_sites_tier_has_fetched(
+    cluster: Slurm, daemons: list[Daemon], store: ThrottledS3, size_bytes: int
+) -> None:
+    """A job's prolog starts it; both nodes together take one copy from the store, and the next job takes nothing."""
+    before = store.stats().sent_bytes
+    warm(cluster, "site-daemon.sbatch")
+    assert [len(daemon.shards()) for daemon in daemons] == [SHARDS, SHARDS]
+    # Not a byte twice, but for the single ones by which each caller's permission is checked.
+    assert 0 <= store.stats().sent_bytes - before - size_bytes < size_bytes / SHARDS
+    for node in NODES:
+        assert "no tier answers" in (cluster.disk(node) / "told").read_text()
+
+    before = store.stats().sent_bytes
+    for daemon in daemons:
+        daemon.kill()
+        shutil.rmtree(daemon.cache_dir)
+        daemon.start()
+    warm(cluster, "site-daemon.sbatch")
+    assert [len(daemon.shards()) for daemon in daemons] == [SHARDS, SHARDS]
+    assert store.stats().sent_bytes - before < size_bytes / SHARDS
+    for node in NODES:
+        assert (cluster.disk(node) / "told").read_text().count("no tier answers") == 1
+
+
+def own_tier(cluster: Slurm, store: ThrottledS3) -> dict[str, str]:
+    """Return what a job is told that brings daemons and tier."""
+    disk = str(cluster.node_disk)
+    daemon = {"NODE_DISK": disk, "NODE_MEMORY": disk, "SHARDCACHE_CAPACITY": "1GB", "SHARDCACHE_MIN_FREE": "0"}
+    tier = {"TIER_STORE": store.endpoint_url, "TIER_NODES": LIST, "TIER_OPTIONS": "--user root --min-free 1MB"}
+    return daemon | tier | store.env()
+
+
+def check_nothing_left(cluster: Slurm, job: Job) -> None:
+    """No process of a job, no nginx, and none of its folders and keys on any node, nor where it was submitted."""
+    assert cluster.processes() == []
+    assert not any(is_served(job, node) for node in NODES)
+    folders = [*map(cluster.disk, NODES), cluster.root / "scripts"]
+    assert [path for folder in folders for path in folder.glob(f"shardcache-{job.number}*") if path.is_dir()] == []
+
+
+def is_served(job: Job, node: str) -> bool:
+    """Return True if a node's part of a job's own tier listens."""
+    with suppress(OSError), socket.create_connection((ADDRESSES[node], 10_000 + job.number % 10_000), timeout=5):
+        return True
+    return False
+
+
+def test_a_job_brings_its_own_tier(cluster: Slurm, store: ThrottledS3, size_bytes: int) -> None:
+    """Its nodes together take one copy from the store; the tier ends with the job, and the next one begins anew."""
+    for _ in range(2):
+        before = store.stats().sent_bytes
+        job = warm(cluster, "own-daemon.sbatch", env=own_tier(cluster, store))
+        sent_bytes = store.stats().sent_bytes - before
+        assert 0 <= sent_bytes - size_bytes < size_bytes / SHARDS, logs(cluster, job)
+        check_nothing_left(cluster, job)
+
+
+def test_a_cancelled_job_takes_its_tier_with_it(cluster: Slurm, store: ThrottledS3) -> None:
+    """After scancel, no nginx is left."""
+    job = submit(cluster, "own-daemon.sbatch", "sleep", "1000", env=own_tier(cluster, store))
+
+    def is_up() -> bool:
+        assert job.state() in ("PENDING", "RUNNING"), job.said() + logs(cluster, job)
+        return all(is_served(job, node) for node in NODES)
+
+    eventually(is_up, limit_s=JOB_LIMIT_S)
+    job.cancel()
+    assert job.wait() == "CANCELLED"
+    eventually(lambda: not any(is_served(job, node) for node in NODES), limit_s=LIMIT_S)
+    check_nothing_left(cluster, job)
