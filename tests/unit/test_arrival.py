@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers.arriving import Arrival
+from shardcache.errors import ShardChangedError
 from shardcache.fetch.parts.pausable_read import Coming, PausableRead
 from shardcache.fetch.parts.stall_timeout import StallTimeout
 from shardcache.origin.base import RemoteObject
@@ -58,3 +59,15 @@ async def test_ready_bytes(tmp_path: Path) -> None:
     coming.begin(2, last)
     last.written(500)
     assert (arrival.ready_bytes, arrival.is_worth_reading) == (SIZE, False)
+
+
+async def test_a_beginning_without_an_end_is_not_read(tmp_path: Path) -> None:
+    """A reader that comes after the failure waits for the next attempt instead of getting the error of this one."""
+    layout, signal = Layout(tmp_path), Signal()
+    layout.partial.mkdir(parents=True)
+    partial = Partial.open(layout, RemoteObject(URL, "1", SIZE), PART)
+    arrival = Arrival(partial, Coming(signal.notify), signal, set())
+    partial.record(PartSums(0, 0, 0))
+    assert arrival.is_worth_reading
+    arrival.fail(ShardChangedError("replaced", url=URL))
+    assert not arrival.is_worth_reading

@@ -61,7 +61,7 @@ class Arrival:
     @property
     def is_worth_reading(self) -> bool:
         """True if some bytes can be read already and some are still to come."""
-        return 0 < self.ready_bytes < self.partial.obj.size_bytes
+        return self._failure is None and 0 < self.ready_bytes < self.partial.obj.size_bytes
 
     async def beyond(self, count_bytes: int, wait: Wait) -> None:
         """Wait until more than `count_bytes` are ready, or the whole shard. Raises the transfer's error."""
