@@ -87,9 +87,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             Slurm's variables, else a single process. Determined when iteration begins.
         timeout_s: how long to wait for a shard, or for a lost daemon to come back.
         partial_reads: if the reader has to wait for a shard, yield its samples as they arrive, as soon as their bytes
-            are checked; for uncompressed tars read in file order. If the rest of the shard then fails, the error names
-            the samples already yielded, and its `yielded` is their number. False: yield nothing until the whole shard
-            has passed every check.
+            are checked; for uncompressed tars, read in file order or by `indexed`. If the rest of the shard then fails,
+            the error names the samples already yielded, and its `yielded` is their number. False: yield nothing until
+            the whole shard has passed every check.
         fallback: what to do if there is no daemon or its disk fails. "error": raise. "direct": read from the object
             store, with this process's own credentials, until the daemon works again. Needs `shardcache[daemon]`; see
             docs/fallback.md.

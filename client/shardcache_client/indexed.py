@@ -6,12 +6,12 @@ import operator
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Generic, Self, SupportsIndex, cast
 
-from shardcache.errors import ConfigError
+from shardcache.errors import ConfigError, SampleError
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.source import ShardSource
 from shardcache_client.decoding.pipeline import Dropped
@@ -28,17 +28,15 @@ class _Held:
     """A shard that is mapped, and the session that holds it in the cache.
 
     Attributes:
-        cut: returns a sample by its number in the tar.
-        chosen: these numbers, of the samples that belong to the dataset; None for all.
+        chosen: numbers in the tar of the samples that belong to the dataset; None for all.
     """
 
     session: ShardSource
     leased_shard: LeasedShard
-    cut: Callable[[int], Sample]
     chosen: Sequence[int] | None
 
     def sample(self, number: int) -> Sample:
-        return self.cut(number if self.chosen is None else self.chosen[number])
+        return self.leased_shard.sample(number if self.chosen is None else self.chosen[number])
 
     def close(self) -> None:
         self.leased_shard.close()
@@ -57,7 +55,8 @@ class IndexedShards(Generic[T_co]):
     others have been asked for since. So samples in order, or near each other, cost what they cost a ShardDataset, while
     a random order over a dataset larger than the cache fetches a shard for almost every sample: train with a
     ShardDataset, whose order is made for shards. Nothing is prefetched, and no sample is fetched alone: only a whole
-    shard can be verified. For looking at single samples of a large dataset, small shards are quicker.
+    shard can be verified. With `partial_reads`, a sample is read as soon as its shard has arrived up to its end: the
+    first ones of a large shard come at once, the last with the whole.
 
     Each process holds its own shards; a DataLoader's workers get a copy that holds none.
 
@@ -139,10 +138,20 @@ class IndexedShards(Generic[T_co]):
         return shard, place - (self._ends[shard - 1] if shard else 0)
 
     def _decoded(self, shard: int, number: int) -> T_co:
-        sample, pipeline = self._hold(shard).sample(number), self._source.pipeline
+        sample, pipeline = self._sample(shard, number), self._source.pipeline
         item: Any = pipeline(sample) if pipeline else sample
         assert item.__class__ is not Dropped
         return cast(T_co, item)
+
+    def _sample(self, shard: int, number: int) -> Sample:
+        held = self._hold(shard)
+        try:
+            return held.sample(number)
+        except SampleError:
+            raise
+        except BaseException:  # the shard may have been replaced, or the wait for it interrupted: open it again
+            self._held.pop(shard).close()
+            raise
 
     def _hold(self, shard: int) -> _Held:
         if self._pid != os.getpid():  # the sessions of before a fork are the parent's, and must not be closed here
@@ -160,13 +169,10 @@ class IndexedShards(Generic[T_co]):
         try:
             session.declare(plan_reading(manifest, 0, [shard], ()))
             leased_shard = LeasedShard(
-                session,
-                session.lease(0, partial=False),
-                count=manifest[shard].samples,
-                view=self._source.pipeline.view(shard),
+                session, session.lease(0), count=manifest[shard].samples, view=self._source.pipeline.view(shard)
             )
             leased_shard.open()
-            return _Held(session, leased_shard, leased_shard.cutter(), manifest.chosen(shard))
+            return _Held(session, leased_shard, manifest.chosen(shard))
         except BaseException:
             session.close()
             raise

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
+from weakref import WeakMethod
 
 from shardcache.errors import (
     CacheDirError,
@@ -48,7 +49,7 @@ class LeasedShard:
         view: form in which samples are read.
 
     Attributes:
-        number: number of the next sample.
+        number: number of the next sample; without a span, of those read before all had arrived.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class LeasedShard:
         self._handover = handover
         self._view = view
         self._shard: MappedShard | ArrivingShard | None = None
+        self._cut: Callable[[int], Sample] | None = None
         self._version: str | None = None
         self.number = self._start
         self._bad = 0  # number of samples that could not be yielded
@@ -114,6 +116,30 @@ class LeasedShard:
                     if isinstance(self._shard, MappedShard) or self.number == self._stop:
                         return
                 self._open()
+
+    def sample(self, number: int) -> Sample:
+        """Return any sample by its number, as soon as it has arrived. This object must be open, and have no span.
+
+        Raises SampleError for a bad sample. Any other error concerns the shard.
+        """
+        if self._cut is not None:
+            return self._cut(number)
+        with self._naming_what_was_given():
+            while not isinstance(self._shard, MappedShard):
+                try:
+                    found = self._arrived(number)
+                except SampleError:
+                    raise
+                except ShardcacheError as exn:
+                    if not self._may_try_again(exn):
+                        raise
+                    self._ask_again()
+                else:
+                    if found is not None:
+                        return found
+                self._open()
+        self._cut = self._shard.cutter()
+        return self._cut(number)
 
     def cutter(self) -> Callable[[int], Sample]:
         """Return a function that returns any sample by its number, or raises SampleError.
@@ -187,6 +213,13 @@ class LeasedShard:
             self._bad += 1
             raise
 
+    def _arrived(self, number: int) -> Sample | None:
+        """Return a sample of the arriving file, once it is there; None if it must be read another way."""
+        assert self._shard is not None
+        sample = next(self._shard.samples(number, number + 1), None)
+        self.number += sample is not None
+        return sample
+
     def _opened(self) -> MappedShard | ArrivingShard:
         tries_left = _TRIES
         while True:
@@ -211,7 +244,8 @@ class LeasedShard:
         if grant["type"] == "arriving":
             self._was_arriving = True
             last = None if self._count is None else self._count - 1
-            return ArrivingShard(cast(Arriving, grant), self._more, last, self._view.name_of)
+            more = WeakMethod(self._more)  # a cycle would keep the session of a reader that is gone
+            return ArrivingShard(cast(Arriving, grant), lambda beyond: more()(beyond), last, self._view.name_of)  # type: ignore[misc]
         leased = cast(Leased, grant)
         if self._view.blocks is None:
             self._check_count(leased["samples"], "samples", leased["url"])
@@ -249,12 +283,11 @@ class LeasedShard:
         except ShardcacheError as exn:
             if self._yielded:
                 exn.yielded = self._yielded
-                exn.message += (
-                    f"; its first {self._yielded} samples, up to key {self._last_key!r}, had already been yielded"
-                )
+                first = f"its first {self._yielded} samples, up to key {self._last_key!r},"
+                exn.message += f"; {first if self._in_order else f'{self._yielded} samples'} had already been yielded"
             raise
 
     def _close_shard(self) -> None:
         if self._shard is not None:
             self._shard.close()
-            self._shard = None
+            self._shard = self._cut = None
