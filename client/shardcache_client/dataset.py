@@ -108,7 +108,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
         ConfigError: an argument is invalid; or, at the first sample, a wrapper shards the samples a second time.
-        ManifestMismatchError, RanksError: another rank sees different shards, has other options, or does not answer.
+        ManifestMismatchError, RanksError: another rank sees different shards, has other options (without `even=None`,
+            another batch_size among them), or does not answer.
         EpochMismatchError: this rank repeatedly ends an epoch early while other ranks continue it.
     """
 

@@ -236,6 +236,7 @@ class ShardReader(Selecting, Generic[T_co]):
         self._check_filters(topology)
         self._group.compare(self.manifest, topology, counted=deal.counted)
         self._group.compare_options(self._dealing.options(), topology)
+        self._group.compare_options(self._dealing.batches(), topology)
         epoch = self._bookmark.begin(loader, self._agree_on_epoch)
         topology = topology.turned(self._bookmark.turn)
         stream = self._stream_of(epoch, topology, self._bookmark.states)
@@ -362,8 +363,8 @@ class ShardReader(Selecting, Generic[T_co]):
     def _own_state(self, *, alone: bool) -> State:
         """Return the state of this reader; `alone` if no loader keeps account of the end of the epoch."""
         stream = self._stream or self._stream_of(self.epoch, self.topology(), self._bookmark.states)
-        over = alone and self._is_over(stream) and self.ranks_end_together(stream)
-        return self._state(stream, stream.reader_position.place, over=over)
+        over = self._is_over(stream) and self.ranks_end_together(stream)
+        return replace(self._state(stream, stream.reader_position.place, over=over), over=alone and over)
 
     def _is_over(self, stream: EpochStream) -> bool:
         """Return True if the epoch has no more batches, but for a short one that the loader drops."""

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from shardcache.errors import RanksError
 from shardcache_client import ShardDataset
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.partition import Even
@@ -95,6 +97,34 @@ def test_a_chosen_length_makes_ranks_equal_without_counts(daemon: Daemon, tmp_pa
         assert [len(keys_of(rank)) for rank in ranks] == [16, 16] == [len(rank) for rank in ranks]
 
 
+@pytest.mark.parametrize("even", ["pad", None])
+def test_ranks_of_other_batch_sizes_are_refused(
+    daemon: Daemon, index: str, even: Even, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless they need not be equal: in training, one would wait for the other at the end of the epoch."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    context = multiprocessing.get_context("fork")
+    errors = context.SimpleQueue()
+
+    def read(rank: int) -> None:
+        os.environ["RANK"] = str(rank)
+        dataset = ShardDataset(index, even=even, batch_size=4 + rank, socket=daemon.socket)
+        try:
+            next(iter(dataset))
+            errors.put("")
+        except RanksError as exn:
+            errors.put(str(exn))
+
+    for rank in range(2):
+        process = context.Process(target=read, args=(rank,))
+        process.start()
+        process.join(GUARD_S)
+    assert errors.get() == ""
+    assert ("rank 1 would read another order or other batches than rank 0" in errors.get()) == (even is not None)
+
+
 @pytest.mark.parametrize("batch_size", [7, 32])
 def test_a_loaders_length_is_exact(daemon: Daemon, index: str, keys: list[str], batch_size: int) -> None:
     """With several workers, too, so that nobody is warned: whole batches, and one short one."""
@@ -168,6 +198,48 @@ def test_a_look_before_all_persistent_workers_have_started(daemon: Daemon, index
     next(iter(loader))
     for _ in range(2):
         assert sorted(key for batch in loader for key in batch) == keys
+
+
+class Held(ShardDataset[Any]):
+    """A dataset of which worker 1 begins an iteration once it may."""
+
+    def __init__(self, url: str, context: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        self.may_begin = multiprocessing.get_context(context).Event()
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        if info is not None and info.id == 1:
+            self.may_begin.wait(GUARD_S)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_set_before_all_workers_have_begun(
+    daemon: Daemon, index: str, keys: list[str], persistent: bool, context: str
+) -> None:
+    """It is that of the next iteration: all workers of the one that has begun read what was set before."""
+    held = Held(index, context, shuffle=True, batch_size=10, socket=daemon.socket)
+    loader = DataLoader(
+        held,
+        batch_size=10,
+        num_workers=2,
+        collate_fn=keys_of,
+        persistent_workers=persistent,
+        multiprocessing_context=context,
+    )
+    epochs: list[list[list[str]]] = []
+    held.set_epoch(0)
+    for epoch in range(1, 4):
+        held.may_begin.clear()
+        batches = iter(loader)
+        first = next(batches)
+        held.set_epoch(epoch)
+        held.may_begin.set()
+        epochs.append([first, *batches])
+    assert [sorted(key for batch in epoch for key in batch) for epoch in epochs] == [keys] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
 
 
 def test_an_iteration_that_is_dropped_is_an_epoch(daemon: Daemon, index: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 from shardcache.errors import ConfigError, MissingMemberError, SampleError
 from shardcache_client import ShardDataset, ShardReader
 from support.daemon import Daemon, eventually
+from support.guard import GUARD_S
 from support.tars import make_tar, random_samples, write_indexed
 
 COUNTS = (5, 0, 11, 3, 8)
@@ -71,6 +73,32 @@ def test_no_more_shards_are_held_than_the_window(numbered: str, daemon: Daemon) 
         for number in (0, 6, 17, 20, 0):
             assert samples[number]["__key__"] == KEYS[number]
         eventually(lambda: daemon.leases() == 2)
+    eventually(lambda: daemon.leases() == 0)
+
+
+def test_a_forked_process_holds_its_own_shards(numbered: str, daemon: Daemon) -> None:
+    """Also the one that its parent held before: what it reads stays cached when the parent gives it up."""
+    context = multiprocessing.get_context("fork")
+    may_end = context.Event()
+
+    def read() -> None:
+        with samples:
+            assert samples[0]["__key__"] == KEYS[0]
+            may_end.wait(GUARD_S)
+
+    eventually(lambda: daemon.leases() == 0)
+    with ShardReader(numbered, socket=daemon.socket).indexed() as samples:
+        assert samples[0]["__key__"] == KEYS[0]
+        child = context.Process(target=read)
+        child.start()
+        eventually(lambda: daemon.leases() == 2)
+        samples.close()
+        eventually(lambda: daemon.leases() == 1)
+        assert samples[1]["__key__"] == KEYS[1]
+        may_end.set()
+        child.join(GUARD_S)
+        assert child.exitcode == 0
+        eventually(lambda: daemon.leases() == 1)
     eventually(lambda: daemon.leases() == 0)
 
 

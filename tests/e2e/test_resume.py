@@ -350,6 +350,23 @@ def test_an_end_whose_short_batch_is_dropped_is_the_next_epochs_beginning(make: 
         assert list(loader(resumed)) == expected
 
 
+@pytest.mark.parametrize("taken", [len(KEYS) // BATCH, None])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_stateful_loader_drops_is_left_to_no_other_loader(make: Make, workers: int, taken: int | None) -> None:
+    """After its last batch, and at its end: a loader of other workers reads the next epoch, not one of no batches."""
+    saving = stateful(make(batch_size=BATCH), workers, drop_last=True)
+    assert len(list(islice(saving, taken))) == len(KEYS) // BATCH
+    whole = make(batch_size=BATCH)
+    whole.set_epoch(1)
+    for others in (0, 1):
+        resumed = make(batch_size=BATCH)
+        resumed.load_state_dict(through_json(saving.state_dict()))
+        loader: DataLoader[Any] = DataLoader(
+            resumed, batch_size=BATCH, num_workers=others, collate_fn=list, drop_last=True
+        )
+        assert list(loader) == list(plain(whole, others))[:-1]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(make: Make, workers: int) -> None:
     """It was saved by a checkpoint every so many steps, one of which was the epoch's last: nothing comes twice."""

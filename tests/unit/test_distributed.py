@@ -294,6 +294,20 @@ def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> 
             copies[rank].compare_options(mixture.options(), Topology(rank, WORLD))
 
 
+def test_ranks_of_other_batch_sizes_are_told(env: pytest.MonkeyPatch, url: str) -> None:
+    """They would wait for each other at the end of an epoch. Ranks that need not be equal may differ.
+
+    So may one that has looked at a few samples before its loader has given it a batch size.
+    """
+    groups = [TorchRankGroup(Ranks(rank, WORLD), [url], 5.0) for rank in range(WORLD)]
+    for rank, batch_size in enumerate((1, 8)):
+        groups[rank].compare_options(Assignment(batch_size=batch_size).batches(), Topology(rank, WORLD))
+    groups[0].compare_options(Assignment(batch_size=8).batches(), Topology(0, WORLD))
+    groups[2].compare_options(Assignment(batch_size=4, even=None).batches(), Topology(2, WORLD))
+    with pytest.raises(RanksError, match=r"rank 2 .* differ in batch_size: 4 here and 8 there"):
+        groups[2].compare_options(Assignment(batch_size=4).batches(), Topology(2, WORLD))
+
+
 def test_a_shard_that_another_rank_lacks_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """One listing that ends earlier is found, too."""
     first, second, _ = datasets(url)

@@ -149,6 +149,12 @@ class Assignment:
             "global_batch_size": self.global_batch_size,
         }
 
+    def batches(self) -> dict[str, object]:
+        """Return the options in which ranks must not differ if they have them: ranks that train together would not end
+        an epoch after the same number of batches.
+        """
+        return {"batch_size": self.batch_size} if self.even is not None and self.batch_size > 1 else {}
+
     @property
     def needs_counts(self) -> bool:
         """True if several ranks cannot be dealt anything until samples are counted; see `check`."""

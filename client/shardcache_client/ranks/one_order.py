@@ -24,7 +24,7 @@ class OneOrder:
     def __init__(self, name: str, place: MeetingPlace) -> None:
         self._name = name
         self._place = place
-        self._compared_by = 0
+        self._compared_by: dict[str, int] = {}  # by names of options, the process that has compared them
 
     def __repr__(self) -> str:
         return f"OneOrder({self._name}, {self._place!r})"
@@ -33,12 +33,13 @@ class OneOrder:
         """Raise RanksError if these options differ from those of the first rank to compare.
 
         For the start of an iteration: the main process or worker 0 of a rank compares once, without waiting for others.
-        No-op if the ranks share no key-value store.
+        No-op if there are no options, or if the ranks share no key-value store.
 
         Args:
             options: values by the names of the arguments; they are compared by their `repr`.
         """
-        if topology.world_size == 1 or topology.worker != 0 or self._compared_by == os.getpid():
+        names = ",".join(options)
+        if not names or topology.world_size == 1 or topology.worker != 0 or self._compared_by.get(names) == os.getpid():
             return
         store = self._place.store(topology.world_size)
         if store is None:
@@ -46,13 +47,13 @@ class OneOrder:
         mine = {name: repr(value) for name, value in options.items()}
         # Processes restarted by torchrun may have other options than before.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        name = f"order/{attempt}/{self._name}/{topology.world_size}"
+        name = f"order/{attempt}/{self._name}/{topology.world_size}/{names}"
         rank, others = json.loads(store.first(name, json.dumps([topology.rank, mine])))
         for option, value in mine.items():
             if others.get(option) != value:
                 raise RanksError(
-                    f"rank {topology.rank} would read another order than rank {rank}, as they differ in {option}: "
-                    f"{value} here and {others.get(option)} there",
-                    remedy="give the dataset the same arguments on all ranks",
+                    f"rank {topology.rank} would read another order or other batches than rank {rank}, as they differ "
+                    f"in {option}: {value} here and {others.get(option)} there",
+                    remedy="give the dataset the same arguments on all ranks; batch_size may differ with even=None",
                 )
-        self._compared_by = os.getpid()
+        self._compared_by[names] = os.getpid()

@@ -83,7 +83,7 @@ class Bookmark:
         """
         own, self._loaded_here = self._loaded_here, ()
         self._iterations += loader is not None
-        chosen = self._shared_state.read().get("chosen")
+        chosen = self._epochs.chosen(iteration=self._iterations if loader else 0)
         if own and chosen in (None, own[0].epoch):
             epoch = own[0].epoch
             self._epochs.passed(agree, epoch, *((loader.number, loader.workers) if loader else ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ class Epochs:
 
     def __init__(self, shared_state: SharedState) -> None:
         self._shared_state = shared_state
+        self._set_by = 0  # pid of the process that has set an epoch last, as far as this process knows
 
     def __repr__(self) -> str:
         return f"Epochs(next={self.next})"
@@ -42,8 +44,23 @@ class Epochs:
 
     def set(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
+        self._set_by = os.getpid()
         with self._shared_state.edit() as notes:
             notes["chosen"] = epoch
+
+    def chosen(self, *, iteration: int) -> int | None:
+        """Return the epoch that is set for an iteration, None if none is.
+
+        For a worker's first, it is the one that was set when the worker was started: the trainer may set another before
+        the last of a loader's workers begins.
+
+        Args:
+            iteration: as for `join`; 0 in a process that is not a worker.
+        """
+        at_start = iteration == 1 and self._set_by != os.getpid()
+        notes = self._shared_state.read_at_start() if at_start else self._shared_state.read()
+        epoch: int | None = notes.get("chosen")
+        return epoch
 
     def go_on(self, epoch: int) -> None:
         """Continue counting with this epoch as the next."""
@@ -61,7 +78,7 @@ class Epochs:
 
     def begin(self, agree: Agree = by_own_count) -> int:
         """Return the epoch for an iteration in a process without workers."""
-        chosen: int | None = self._shared_state.read().get("chosen")
+        chosen = self.chosen(iteration=0)
         if chosen is not None:
             return chosen
         with self._shared_state.turn():
@@ -75,13 +92,13 @@ class Epochs:
             iteration: number of this worker process's iteration, from 1. A persistent worker that starts late may begin
                 its first iteration after the others have begun their second.
         """
-        chosen: int | None = self._shared_state.read().get("chosen")
-        if chosen is not None:
+        chosen = self.chosen(iteration=iteration)
+        if chosen is not None and iteration == 1:
             return chosen
         with self._shared_state.turn():  # the first worker may wait for other ranks, the others for the first
             epoch = self._take_part([loader, iteration], worker, workers)
             if epoch is None:
-                epoch = self._count(agree, loader, workers)
+                epoch = self._count(agree, loader, workers) if chosen is None else chosen
                 with self._shared_state.edit() as notes:
                     begun = [*notes.setdefault("begun", []), [[loader, iteration], epoch, [worker]]]
                     notes["begun"] = [each for each in begun if len(each[2]) < workers][-_REMEMBERED:]

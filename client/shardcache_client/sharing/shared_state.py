@@ -86,6 +86,11 @@ class SharedState:
         notes: Notes = json.loads(_newest(self._here())[1])
         return notes
 
+    def read_at_start(self) -> Notes:
+        """Return the notes as they were when this process was started."""
+        notes: Notes = json.loads(self._at_start)
+        return notes
+
     @contextmanager
     def edit(self) -> Iterator[Notes]:
         """Lend the notes for changes, exclusively."""
