@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from support.examples import EXAMPLES  # noqa: E402
 from support.guard import GUARD_S  # noqa: E402
 from support.moto_s3 import MotoS3  # noqa: E402
 from support.tars import make_tar, random_samples  # noqa: E402
+from support.throttled_s3 import ThrottledS3  # noqa: E402
+from support.tier_nodes import TierNodes, needs_nginx  # noqa: E402
 
 SHARDS, SAMPLES = 8, 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
@@ -70,10 +73,11 @@ class TwoNodes:
         ray.shutdown()
         self._cluster.shutdown()
 
-    def start_daemons(self, *flags: str, **options: Any) -> Daemons:
+    def start_daemons(self, *flags: str, env: Mapping[str, str] | None = None, **options: Any) -> Daemons:
         """Start daemons with a folder and a socket for each node."""
         where = {"cache_dir": self.folder / "{node}", "socket": self.folder / "{node}.sock"}
-        return start_daemons(capacity="1GB", flags=("--min-free", "0", *flags), env=self._env, **where, **options)
+        env = {**self._env, **(env or {})}
+        return start_daemons(capacity="1GB", flags=("--min-free", "0", *flags), env=env, **where, **options)
 
 
 @pytest.fixture
@@ -196,6 +200,25 @@ def test_shards_are_read_where_they_are_cached(cluster: TwoNodes, urls: str) -> 
     assert sorted(row["__key__"] for row in planned.take_all()) == KEYS
     (left,) = cached().values()
     assert len(left) == SHARDS
+
+
+@needs_nginx
+def test_nodes_with_a_tier_take_one_copy_from_the_store(cluster: TwoNodes, tmp_path: Path) -> None:
+    """Daemons that are given a tier by their environment, as in docs/cluster.md, share what one of them has fetched."""
+    (tmp_path / "data").mkdir()
+    shards = [tmp_path / "data" / f"{number}.tar" for number in range(SHARDS)]
+    for shard in shards:
+        shard.write_bytes(make_tar(random_samples(20)))
+    with ThrottledS3(tmp_path, first_byte_s=0.0) as store, TierNodes([store.endpoint_url], 2) as tier:
+        # Both nodes of Ray are this machine, and with it one node of the tier.
+        tables = json.dumps([{"match": "s3://", "tier": tier.front(tier.tier.nodes[0])}])
+        daemons = cluster.start_daemons(env=store.env() | {"SHARDCACHE_ORIGIN": tables})
+        for each in daemons.ready().values():
+            ran = shardcache("warm", f"s3://data/{{0..{SHARDS - 1}}}.tar", socket=Path(each["socket"]))
+            assert ran.code == 0, ran.err
+        extra_bytes = store.stats().sent_bytes - sum(shard.stat().st_size for shard in shards)
+        assert 0 <= extra_bytes < shards[0].stat().st_size
+        assert all(map(tier.cached, tier.tier.nodes))
 
 
 def test_the_example_reads_each_epoch(moto_server: MotoS3, urls: str, tmp_path: Path) -> None:
