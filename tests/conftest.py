@@ -12,14 +12,14 @@ import pytest
 from hypothesis import settings
 
 from shardcache.origin.registry import Origins
-from support import cli
-from support.buckets import Bucket, fresh_bucket, use_aws
-from support.daemon import Daemon
-from support.environment import heed_interrupts, isolate
-from support.faulty_s3 import FaultyS3
-from support.moto_s3 import MotoS3
-from support.seaweedfs import SeaweedFS
-from support.zygote import Zygote
+from support.programs import cli
+from support.programs.daemon import Daemon
+from support.programs.environment import heed_interrupts, isolate
+from support.programs.zygote import Zygote
+from support.stores.buckets import Bucket, fresh_bucket, use_aws
+from support.stores.faulty_s3 import FaultyS3
+from support.stores.moto_s3 import MotoS3
+from support.stores.seaweedfs import SeaweedFS
 
 # How long an example takes says more of the machine's other users than of the code. A change is judged by examples that
 # the next one is judged by, too; new ones are looked for by people, who can keep what they find.

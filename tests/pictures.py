@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardcache.protocol import ShardRef
-from support.chromium import Tab, chromium, tab
-from support.daemon import Daemon
-from support.hollow import make_hollow_shards
-from support.ports import free_port
-from support.raw_session import RawSession
-from support.throttled_s3 import ThrottledS3
+from support.monitoring.chromium import Tab, chromium, tab
+from support.network.ports import free_port
+from support.programs.daemon import Daemon
+from support.programs.raw_session import RawSession
+from support.shards.hollow import make_hollow_shards
+from support.stores.throttled_s3 import ThrottledS3
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 STORE_BYTES_PER_S = 30e6

@@ -18,26 +18,13 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks import (
-    batches,
-    cluster,
-    cold,
-    dashboard,
-    decisions,
-    decoded,
-    download,
-    half,
-    handover,
-    hitrates,
-    restart,
-    sharing,
-    shuffle,
-    tokens,
-    warm,
-)
+from benchmarks.caching import half, hitrates, sharing
+from benchmarks.downloads import cluster, cold, download
+from benchmarks.node import dashboard, decisions, restart
+from benchmarks.reading import batches, decoded, handover, shuffle, tokens, warm
 from benchmarks.table import Row, render
 from benchmarks.workplace import Workplace
-from support.parts import chosen, console
+from support.programs.parts import chosen, console
 
 PARTS = {
     "download": download.measure,

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from support.daemon import UnixConnection
+from support.programs.daemon import UnixConnection
 
 _START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 30.0

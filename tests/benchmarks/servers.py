@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.data import Kind
 from benchmarks.workplace import BUCKET, Workplace
-from support.ports import free_port
+from support.network.ports import free_port
 
 _START_LIMIT_S = 10.0
 

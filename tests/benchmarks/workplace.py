@@ -15,9 +15,9 @@ from rich.console import Console
 
 from benchmarks.daemon import Daemon
 from benchmarks.data import KINDS, Dataset, Kind, make_litdata, make_tars
-from support.certificates import Certificate, make_certificate
-from support.seaweedfs import SeaweedFS
-from support.throttled_s3 import ThrottledS3
+from support.network.certificates import Certificate, make_certificate
+from support.stores.seaweedfs import SeaweedFS
+from support.stores.throttled_s3 import ThrottledS3
 
 BUCKET = "benchmark"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from campaign.result import Result, render
-from support.parts import chosen, console
+from support.programs.parts import chosen, console
 
 # Each is a module with `run(scale, folder) -> Iterator[Result]`.
 PARTS = ("store", "kills", "power", "disks", "direct", "restarts", "access", "load", "memory", "fuzz")

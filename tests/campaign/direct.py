@@ -19,8 +19,8 @@ from shardcache_client.daemon.fallback import FallbackSession
 from shardcache_client.daemon.session import Patience
 from shardcache_client.order.plan import Plan
 from shardcache_client.reading.shard_window import ShardWindow
-from support.daemon import Daemon
-from support.tars import random_samples, write_shards
+from support.programs.daemon import Daemon
+from support.shards.tars import random_samples, write_shards
 
 SHARDS, SAMPLES = 12, 20
 SIZES = {"jpg": 20_000}

@@ -16,11 +16,11 @@ from pathlib import Path
 from campaign.result import Result
 from campaign.trial import Trial, rigged
 from shardcache.errors import CapacityError
-from support.cache_rig import LIMIT_S, SHARDS, CacheRig
-from support.daemon import eventually
-from support.mounts import Bind, Tmpfs, may_mount
-from support.raw_session import RawSession
-from support.shim import CHANGES, FOR_EVER, Action, Op, Shim
+from support.disks.cache_rig import LIMIT_S, SHARDS, CacheRig
+from support.disks.mounts import Bind, Tmpfs, may_mount
+from support.disks.shim import CHANGES, FOR_EVER, Action, Op, Shim
+from support.programs.daemon import eventually
+from support.programs.raw_session import RawSession
 
 PART = "disks"
 _ROOM = "670KB"  # for two shards and what is set aside for their sidecars

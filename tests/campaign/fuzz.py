@@ -10,8 +10,8 @@ from pathlib import Path
 from campaign.result import Result
 from fuzz import beside, guided
 from fuzz.targets import TARGETS
-from support.daemon import Daemon
-from support.tars import write_shards
+from support.programs.daemon import Daemon
+from support.shards.tars import write_shards
 
 PART = "fuzz"
 

@@ -16,12 +16,12 @@ from typing import Any
 from campaign.result import Result
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.store.inflate import Codec
-from support.canary import Canary
-from support.daemon import Daemon
-from support.processes import children
-from support.raw_session import RawSession
-from support.tars import make_tar, random_samples
-from support.windows import with_window
+from support.programs.daemon import Daemon
+from support.programs.processes import children
+from support.programs.raw_session import RawSession
+from support.shards.tars import make_tar, random_samples
+from support.shards.windows import with_window
+from support.stores.canary import Canary
 
 PART = "memory"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from campaign.result import Result
 from shardcache.errors import ShardcacheError, ShardTimeoutError
-from support.cache_rig import LIMIT_S, CacheRig
-from support.daemon import eventually
-from support.shim import Shim
+from support.disks.cache_rig import LIMIT_S, CacheRig
+from support.disks.shim import Shim
+from support.programs.daemon import eventually
 
 
 class Trial:

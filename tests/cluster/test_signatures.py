@@ -16,7 +16,7 @@ from support.cluster.cluster import Cluster
 from support.cluster.node import Node
 from support.cluster.store import Store
 from support.cluster.tier import Tier
-from support.seaweedfs import REGION
+from support.stores.seaweedfs import REGION
 
 MIB = 1024 * 1024
 KEYS = [f"{number:06d}.tar" for number in range(6)]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from shardcache_client import ShardDataset
-from support.daemon import Daemon
-from support.tars import write_indexed, write_shards
-from support.uneven import BATCH, COUNTS, Make
+from support.programs.daemon import Daemon
+from support.shards.tars import write_indexed, write_shards
+from support.shards.uneven import BATCH, COUNTS, Make
 
 SHARDS = 8
 SAMPLES = 25

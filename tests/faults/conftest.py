@@ -6,8 +6,8 @@ import pytest
 
 from campaign.kills.life import Story
 from campaign.kills.stories import stories
-from support.moto_s3 import MotoS3
-from support.zygote import Zygote
+from support.programs.zygote import Zygote
+from support.stores.moto_s3 import MotoS3
 
 
 @pytest.fixture(scope="module")

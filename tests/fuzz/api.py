@@ -14,8 +14,8 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import DeserializationContext, GenerationMode, Response
 from schemathesis.schemas import APIOperation
 
-from support import unix_http
-from support.daemon import Daemon
+from support.network import unix_http
+from support.programs.daemon import Daemon
 
 Operation = APIOperation[Any, Any, Any, Any]
 

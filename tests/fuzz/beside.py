@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from fuzz import mutators
 from fuzz.sessions import Wire
 from fuzz.targets import kept
-from support.daemon import Daemon, eventually
-from support.guard import GUARD_S
-from support.raw_session import RawSession
+from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
+from support.programs.raw_session import RawSession
 
 AT_ONCE = 8
 _MOST_BYTES = 8192

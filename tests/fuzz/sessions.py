@@ -21,8 +21,8 @@ from shardcache.errors import ProtocolError
 from shardcache.protocol import PROTOCOL_VERSION, REQUESTS, SESSION_PATH, Message, ShardRef, check_indices, parse
 from shardcache.server.process.sd_notify import ServiceNotifier
 from shardcache.server.process.socket_activation import ActivatedSockets
-from support.guard import GUARD_S
-from support.tars import write_shards
+from support.programs.guard import GUARD_S
+from support.shards.tars import write_shards
 
 Json = dict[str, Any]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.buckets import use_aws
-from support.downloads import Rig
-from support.gauged_s3 import GaugedS3
+from support.programs.downloads import Rig
+from support.stores.buckets import use_aws
+from support.stores.gauged_s3 import GaugedS3
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import ClientConnection
 
-from support.chromium import PROGRAM, Tab, chromium, tab
-from support.daemon import Daemon
-from support.gated_store import GatedStore
-from support.ports import free_port
-from support.raw_session import RawSession
-from support.tars import make_tar, random_samples
+from support.monitoring.chromium import PROGRAM, Tab, chromium, tab
+from support.network.ports import free_port
+from support.programs.daemon import Daemon
+from support.programs.raw_session import RawSession
+from support.shards.tars import make_tar, random_samples
+from support.stores.gated_store import GatedStore
 
 pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium"),

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from support import sandbox
 from support.cluster import network
 from support.cluster.cluster import ONCE
 from support.cluster.network import Network
 from support.cluster.store import Store
-from support.images import BuiltImage, build, why_not_built
-from support.moto_s3 import MotoS3
-from support.pods import Node, Pod, why_not
-from support.rendered import KUBERNETES, by_kind, kustomized
-from support.tars import make_tar, random_samples
-from support.tier_cluster import BUCKET, TierCluster, fetch
+from support.cluster.tier_cluster import BUCKET, TierCluster, fetch
+from support.platforms import sandbox
+from support.platforms.images import BuiltImage, build, why_not_built
+from support.platforms.pods import Node, Pod, why_not
+from support.platforms.rendered import KUBERNETES, by_kind, kustomized
+from support.shards.tars import make_tar, random_samples
+from support.stores.moto_s3 import MotoS3
 
 WHY_NOT = why_not() or why_not_built()
 WHY_NO_NETWORK = sandbox.why_not() or network.why_not()

@@ -15,7 +15,7 @@ import pytest
 
 from shardcache.cluster.tier import FRONT, OWNER_PORT
 from shardcache.daemon import _STOP_LIMIT_S
-from support.rendered import INSTALL, KUBERNETES, by_kind, comparable, kustomized, objects_of, templated
+from support.platforms.rendered import INSTALL, KUBERNETES, by_kind, comparable, kustomized, objects_of, templated
 
 pytestmark = pytest.mark.skipif(not (shutil.which("helm") and shutil.which("kubectl")), reason=INSTALL)
 NAME = {"type": "string", "minLength": 1}

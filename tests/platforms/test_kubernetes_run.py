@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from support.confinement import check_confined
-from support.images import HostImage
-from support.moto_s3 import MotoS3
-from support.pods import Container, Node, Pod, why_not
-from support.rendered import KUBERNETES, by_kind, kustomized
-from support.tars import make_tar, random_samples
+from support.platforms.confinement import check_confined
+from support.platforms.images import HostImage
+from support.platforms.pods import Container, Node, Pod, why_not
+from support.platforms.rendered import KUBERNETES, by_kind, kustomized
+from support.shards.tars import make_tar, random_samples
+from support.stores.moto_s3 import MotoS3
 
 WHY_NOT = why_not()
 

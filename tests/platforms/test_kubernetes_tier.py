@@ -14,18 +14,18 @@ import pytest
 from shardcache.cluster.nodes import parse
 from shardcache.cluster.ring import Ring, key_of
 from shardcache.cluster.tier import OWNER_PORT, Tier
-from support import sandbox
 from support.cluster import network
 from support.cluster.cluster import NOTHING, ONCE
 from support.cluster.network import Network
 from support.cluster.store import Dataset, Store
-from support.confinement import check_confined
-from support.daemon import eventually
-from support.images import HostImage
-from support.pods import Pod, why_not
-from support.processes import children
-from support.tier_cluster import BUCKET, NODES, SECRET, TierCluster, evict, fetch, tier_status
-from support.tier_nodes import needs_nginx
+from support.cluster.tier_cluster import BUCKET, NODES, SECRET, TierCluster, evict, fetch, tier_status
+from support.cluster.tier_nodes import needs_nginx
+from support.platforms import sandbox
+from support.platforms.confinement import check_confined
+from support.platforms.images import HostImage
+from support.platforms.pods import Pod, why_not
+from support.programs.daemon import eventually
+from support.programs.processes import children
 
 WHY_NOT = why_not() or sandbox.why_not() or network.why_not()
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from shardcache_client import ShardDataset
-from support.daemon import Daemon, eventually
-from support.ports import free_port
-from support.prometheus import INSTALL, PROGRAM, PROMTOOL, SCRAPE_INTERVAL_S, Prometheus, scraping
-from support.queries import RULES, Query, alerts, panels
-from support.raw_session import RawSession
-from support.tars import write_shards
+from support.monitoring.prometheus import INSTALL, PROGRAM, PROMTOOL, SCRAPE_INTERVAL_S, Prometheus, scraping
+from support.monitoring.queries import RULES, Query, alerts, panels
+from support.network.ports import free_port
+from support.programs.daemon import Daemon, eventually
+from support.programs.raw_session import RawSession
+from support.shards.tars import write_shards
 
 pytestmark = [
     pytest.mark.skipif(PROGRAM is None or PROMTOOL is None, reason=INSTALL),

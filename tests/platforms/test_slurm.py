@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import clean_environment
-from support.daemon import Daemon, eventually
-from support.moto_s3 import MotoS3
-from support.slurm import JOB_LIMIT_S, NODES, PAUSE_S, Job, Slurm, why_not
-from support.tars import make_tar, random_samples
+from support.platforms.slurm import JOB_LIMIT_S, NODES, PAUSE_S, Job, Slurm, why_not
+from support.programs.cli import clean_environment
+from support.programs.daemon import Daemon, eventually
+from support.shards.tars import make_tar, random_samples
+from support.stores.moto_s3 import MotoS3
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import clean_environment
-from support.daemon import Daemon, eventually
-from support.ports import free_port
-from support.processes import kill_tree
-from support.slurm import JOB_LIMIT_S, NODES, Job, Slurm, why_not
-from support.tars import make_tar, random_samples
-from support.throttled_s3 import ThrottledS3
-from support.tier_nodes import NGINX
+from support.cluster.tier_nodes import NGINX
+from support.network.ports import free_port
+from support.platforms.slurm import JOB_LIMIT_S, NODES, Job, Slurm, why_not
+from support.programs.cli import clean_environment
+from support.programs.daemon import Daemon, eventually
+from support.programs.processes import kill_tree
+from support.shards.tars import make_tar, random_samples
+from support.stores.throttled_s3 import ThrottledS3
 
 ROOT = Path(__file__).parents[2]
 SHARDS = 6

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from support.daemon import eventually
-from support.moto_s3 import MotoS3
-from support.nspawn import Machine, own_python, why_not
-from support.tars import make_tar, random_samples
+from support.platforms.nspawn import Machine, own_python, why_not
+from support.programs.daemon import eventually
+from support.shards.tars import make_tar, random_samples
+from support.stores.moto_s3 import MotoS3
 
 ROOT = Path(__file__).parents[2]
 UNIT, SOCKET = "shardcache.service", "/run/shardcache/shardcache.sock"

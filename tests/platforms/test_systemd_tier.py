@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from support.daemon import eventually
-from support.moto_s3 import MotoS3
-from support.nspawn import Machine, own_python, why_not
-from support.ports import free_port
-from support.tars import make_tar, random_samples
-from support.tier_nodes import NGINX
+from support.cluster.tier_nodes import NGINX
+from support.network.ports import free_port
+from support.platforms.nspawn import Machine, own_python, why_not
+from support.programs.daemon import eventually
+from support.shards.tars import make_tar, random_samples
+from support.stores.moto_s3 import MotoS3
 
 ROOT = Path(__file__).parents[2]
 UNIT = "shardcache-tier.service"

@@ -17,10 +17,10 @@ from urllib.parse import unquote
 from campaign.access.hostile import Ground, locations, urls
 from campaign.result import Result
 from shardcache.errors import ShardcacheError
-from support.canary import Canary
-from support.daemon import Daemon
-from support.raw_session import RawSession
-from support.tars import make_tar, random_samples
+from support.programs.daemon import Daemon
+from support.programs.raw_session import RawSession
+from support.shards.tars import make_tar, random_samples
+from support.stores.canary import Canary
 
 _URLS = 6000
 _REDIRECTS = 1500

@@ -16,9 +16,9 @@ from campaign.kills.life import WRITES, Death, Life, Story, die_and_recover
 from campaign.kills.readers import kill_readers
 from campaign.kills.stories import stories
 from campaign.result import Result
-from support.moto_s3 import MotoS3
-from support.shim import Action, read_log
-from support.zygote import Zygote
+from support.disks.shim import Action, read_log
+from support.programs.zygote import Zygote
+from support.stores.moto_s3 import MotoS3
 
 _AT_ONCE = 3
 _TWICE = 120

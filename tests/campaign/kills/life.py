@@ -14,10 +14,10 @@ from pathlib import Path
 from campaign.result import Result
 from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, is_key
 from shardcache_client.daemon.websocket import HandshakeError
-from support.daemon import Daemon, eventually
-from support.raw_session import RawSession
-from support.shim import Action, Op, Shim
-from support.zygote import Zygote
+from support.disks.shim import Action, Op, Shim
+from support.programs.daemon import Daemon, eventually
+from support.programs.raw_session import RawSession
+from support.programs.zygote import Zygote
 
 PART_BYTES = 64 * 1024
 FLAGS = ("--part-size", str(PART_BYTES), "--listing-ttl-s", "0", "--log-format", "json")

@@ -9,7 +9,7 @@ import random
 import sys
 from pathlib import Path
 
-from support.raw_session import RawSession
+from support.programs.raw_session import RawSession
 
 HELD = 3
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from campaign.kills.life import AMPLE, FLAGS, Source
 from campaign.result import Result
-from support.daemon import Daemon, eventually
-from support.zygote import Zygote
+from support.programs.daemon import Daemon, eventually
+from support.programs.zygote import Zygote
 
 _AT_ONCE = 4
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from campaign.kills.life import AMPLE, FLAGS, GONE, PART_BYTES, Source, Story
-from support.daemon import Daemon
-from support.moto_s3 import MotoS3
-from support.raw_session import RawSession
-from support.shim import CHANGES, Action, Op, Shim
-from support.tars import make_tar, random_samples
-from support.zygote import Zygote
+from support.disks.shim import CHANGES, Action, Op, Shim
+from support.programs.daemon import Daemon
+from support.programs.raw_session import RawSession
+from support.programs.zygote import Zygote
+from support.shards.tars import make_tar, random_samples
+from support.stores.moto_s3 import MotoS3
 
 SHARDS = 6
 SAMPLES = 10

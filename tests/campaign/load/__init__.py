@@ -15,9 +15,9 @@ from campaign.load.remains import Remains, is_quiet, on_disk_bytes
 from campaign.load.sessions import Crowd
 from campaign.load.troubles import Troubles
 from campaign.result import Result
-from support.daemon import Daemon, eventually
-from support.idle_loop import idle_loop
-from support.moody_s3 import Store
+from support.programs.daemon import Daemon, eventually
+from support.programs.idle_loop import idle_loop
+from support.stores.moody_s3 import Store
 
 _BROKEN_SHARE = 0.05
 _QUIET_S = 120.0

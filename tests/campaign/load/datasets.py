@@ -18,7 +18,7 @@ from pathlib import Path
 
 from campaign.result import Result
 from shardcache.errors import ShardcacheError
-from support.moody_s3 import SHARDS, samples, url
+from support.stores.moody_s3 import SHARDS, samples, url
 
 # torch takes seconds to import: one process does so, and all readers are its forks.
 _FORKS = multiprocessing.get_context("forkserver")

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.daemon import Daemon
+from support.programs.daemon import Daemon
 
 # What no shard is: the catalogue may grow by what it remembers of each url.
 _COUNTED = ("shards", "partial", "quarantine")

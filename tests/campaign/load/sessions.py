@@ -16,7 +16,7 @@ import aiohttp
 
 from campaign.result import Result
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
-from support.moody_s3 import SHARDS, body, url
+from support.stores.moody_s3 import SHARDS, body, url
 
 Json = dict[str, Any]
 

@@ -16,7 +16,7 @@ from campaign.load.datasets import Datasets
 from campaign.load.sessions import HANG_S, talking
 from campaign.result import Result
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
-from support.moody_s3 import SHARDS, url
+from support.stores.moody_s3 import SHARDS, url
 
 _FLOOD = 500
 _HALF_OPEN = 50

@@ -27,9 +27,9 @@ from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, shard_ke
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
-from support.moto_s3 import MotoS3
-from support.shim import CHANGES, Action, Call, read_log
-from support.zygote import Zygote
+from support.disks.shim import CHANGES, Action, Call, read_log
+from support.programs.zygote import Zygote
+from support.stores.moto_s3 import MotoS3
 
 _STATES = 6  # of each point
 _DAEMONS = 40  # of all states of a story

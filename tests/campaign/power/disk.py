@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from support.shim import Call, Op
+from support.disks.shim import Call, Op
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from campaign.restarts.job import MEMBER, Task
 from campaign.restarts.watched import WatchedJob, expected_epochs
 from campaign.result import Result
-from support.daemon import Daemon, eventually
-from support.tars import make_tar, random_samples
-from support.throttled_s3 import ThrottledS3
+from support.programs.daemon import Daemon, eventually
+from support.shards.tars import make_tar, random_samples
+from support.stores.throttled_s3 import ThrottledS3
 
 SEED = 5
 SHARDS = 36

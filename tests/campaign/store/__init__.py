@@ -13,9 +13,9 @@ from campaign.result import Result
 from campaign.store.place import HANG_S, PART, PART_BYTES, SAMPLES, StorePlace, shard
 from campaign.store.reading import Reading
 from campaign.store.secure import behind_tls
-from support.daemon import eventually
-from support.mischief import Mischief
-from support.shim import HAS_CC
+from support.disks.shim import HAS_CC
+from support.programs.daemon import eventually
+from support.stores.mischief import Mischief
 
 MOST_SHARDS = 24
 _EACH = 125  # of every kind at scale 1

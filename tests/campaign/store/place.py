@@ -22,15 +22,15 @@ from shardcache.protocol import ShardRef
 from shardcache_client.daemon.connection import Reader, resolve
 from shardcache_client.daemon.session import Patience, Session
 from shardcache_client.order.plan import Plan
-from support.certificates import Authority
-from support.daemon import Daemon, eventually, spawn
-from support.faulty_proxy import FaultyProxy
-from support.guard import GUARD_S
-from support.lead import Lead
-from support.seaweedfs import REGION, SeaweedFS
-from support.secure_front import SecureFront
-from support.silent_address import SILENT, SilentAddress
-from support.tars import make_tar, random_samples
+from support.network.certificates import Authority
+from support.network.lead import Lead
+from support.network.secure_front import SecureFront
+from support.network.silent_address import SILENT, SilentAddress
+from support.programs.daemon import Daemon, eventually, spawn
+from support.programs.guard import GUARD_S
+from support.shards.tars import make_tar, random_samples
+from support.stores.faulty_proxy import FaultyProxy
+from support.stores.seaweedfs import REGION, SeaweedFS
 
 PART = "store"
 PART_BYTES = 64 * 1024

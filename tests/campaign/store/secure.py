@@ -11,9 +11,9 @@ from typing import TypeAlias
 from campaign.result import Result
 from campaign.store.place import PART, Failure, StorePlace
 from shardcache.errors import OriginUnavailableError
-from support.certificates import Authority
-from support.scripted_server import ScriptedServer, answer
-from support.secure_front import SecureFront, cut, redirected
+from support.network.certificates import Authority
+from support.network.scripted_server import ScriptedServer, answer
+from support.network.secure_front import SecureFront, cut, redirected
 
 Present: TypeAlias = Callable[[ssl.SSLContext], object]
 """Changes a server's certificate."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from support.daemon import Daemon
-from support.examples import RANKS, check_epochs, check_rest, counted_shards, run, run_ranks, torchrun
-from support.moto_s3 import MotoS3
-from support.ports import free_port
+from support.network.ports import free_port
+from support.programs.daemon import Daemon
+from support.programs.examples import RANKS, check_epochs, check_rest, counted_shards, run, run_ranks, torchrun
+from support.stores.moto_s3 import MotoS3
 
 SHARDS = "s3://ways-in/train/{0..6}.tar"
 INDEX = "s3://ways-in/train.json"

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
 from shardcache_client import ShardDataset
-from support.cli import clean_environment
-from support.daemon import Daemon
-from support.tars import write_shards
+from support.programs.cli import clean_environment
+from support.programs.daemon import Daemon
+from support.shards.tars import write_shards
 
 JOB = Path(__file__).with_name("trainer_job.py")
 SHARDS = 4

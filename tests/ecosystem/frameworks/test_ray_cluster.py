@@ -21,14 +21,14 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # noqa: 
 from shardcache.errors import DaemonError, NoDaemonError  # noqa: E402
 from shardcache.unix_socket import cached_urls  # noqa: E402
 from shardcache_client.ray import Daemons, read_shards, start_daemons  # noqa: E402
-from support.cli import clean_environment, shardcache  # noqa: E402
-from support.daemon import eventually  # noqa: E402
-from support.examples import EXAMPLES  # noqa: E402
-from support.guard import GUARD_S  # noqa: E402
-from support.moto_s3 import MotoS3  # noqa: E402
-from support.tars import make_tar, random_samples  # noqa: E402
-from support.throttled_s3 import ThrottledS3  # noqa: E402
-from support.tier_nodes import TierNodes, needs_nginx  # noqa: E402
+from support.cluster.tier_nodes import TierNodes, needs_nginx  # noqa: E402
+from support.programs.cli import clean_environment, shardcache  # noqa: E402
+from support.programs.daemon import eventually  # noqa: E402
+from support.programs.examples import EXAMPLES  # noqa: E402
+from support.programs.guard import GUARD_S  # noqa: E402
+from support.shards.tars import make_tar, random_samples  # noqa: E402
+from support.stores.moto_s3 import MotoS3  # noqa: E402
+from support.stores.throttled_s3 import ThrottledS3  # noqa: E402
 
 SHARDS, SAMPLES = 8, 5
 KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.cli import shardcache
-from support.daemon import Daemon
-from support.examples import (
+from support.programs.cli import shardcache
+from support.programs.daemon import Daemon
+from support.programs.examples import (
     EPOCHS,
     TRAINING,
     VALIDATION,
@@ -22,7 +22,7 @@ from support.examples import (
     run,
     torchrun,
 )
-from support.moto_s3 import MotoS3
+from support.stores.moto_s3 import MotoS3
 
 RAY_LIMIT_S = 300  # Ray starts a dozen processes before the first of ours
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from webdataset import tenbin
 
-from support.tars import Sample, make_tar
+from support.shards.tars import Sample, make_tar
 
 SHARDS = (0, 1, 2, 3, 321)
 IMAGES = 30

@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from support.cli import shardcache
-from support.daemon import Daemon
-from support.tars import pack
+from support.programs.cli import shardcache
+from support.programs.daemon import Daemon
+from support.shards.tars import pack
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 SHARDS, PER_SHARD = 4, 12

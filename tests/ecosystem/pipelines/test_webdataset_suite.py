@@ -18,7 +18,7 @@ import pytest
 from suite_data import make_suite_data
 from suite_exceptions import EXPECTED_TO_FAIL, FAILS_WITH_WEBDATASET, LEFT_OUT
 
-from support.daemon import Daemon
+from support.programs.daemon import Daemon
 
 SDIST = "webdataset==1.0.2 --hash=sha256:7f0498be827cfa46cc5430a58768a24e2c6a410676a61be1838f53d61afdaab4\n"
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from support.cli import Ran
 from support.cluster import network, nginx
 from support.cluster.network import Network
 from support.cluster.node import Node
 from support.cluster.store import Dataset, Store
 from support.cluster.tier import FRONT, Tier
-from support.daemon import eventually
-from support.guard import GUARD_S
+from support.programs.cli import Ran
+from support.programs.daemon import eventually
+from support.programs.guard import GUARD_S
 
 MBIT_PER_S = 800
 STALL_TIMEOUT_S = 20.0

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from support.cluster.network import Host
-from support.daemon import eventually
-from support.processes import children, wait_until_ended
+from support.programs.daemon import eventually
+from support.programs.processes import children, wait_until_ended
 
 # Debian has it in a folder that is not on the path of users other than root.
 PROGRAM = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from support.cli import Ran, shardcache
 from support.cluster.network import Host
 from support.cluster.store import Dataset, Store, sha256
-from support.daemon import Daemon
-from support.guard import GUARD_S
+from support.programs.cli import Ran, shardcache
+from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
 
 
 class Node:

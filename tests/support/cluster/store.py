@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from support.cluster.network import Host
-from support.seaweedfs import SeaweedFS
-from support.tars import make_tar, random_samples
+from support.shards.tars import make_tar, random_samples
+from support.stores.seaweedfs import SeaweedFS
 
 # The same every time: which node owns a shard follows from its whole url. With its gRPC port, 10,000 higher, it lies
 # below those that `free_port` gives to the store's other servers.

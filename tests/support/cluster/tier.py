@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from support.cli import shardcache
 from support.cluster.nginx import Nginx
 from support.cluster.node import Node
 from support.cluster.store import Store
+from support.programs.cli import shardcache
 
 FRONT = ("127.0.0.1", 9080)
 OWNER_PORT = 9081

@@ -1,0 +1,1 @@
+"""Benchmarks of what is fetched: shared caches and eviction."""

@@ -1,0 +1,1 @@
+"""Benchmarks of downloads, cold epochs and clusters."""

@@ -1,0 +1,206 @@
+"""From the store to local files: `shardcache warm` compared with s5cmd, awscrt and obstore.
+
+Speed is measured into memory, over http and https; then, over http, until everything is on disk. The wall time of
+`warm` includes the start of the command; its processor time is that of the daemon with its indexers.
+
+Most of a download can be spread over more threads and processes. The daemon's event loop cannot: its processor time per
+gigabyte bounds the throughput of a node, however many cores it has.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from benchmarks.daemon import Daemon
+from benchmarks.data import LARGE
+from benchmarks.downloads.downloaders import TOOLS, Spent, Task
+from benchmarks.measure import interleaved, python, run, thread_cpu_s, tree_cpu_s
+from benchmarks.servers import Endpoint, endpoints
+from benchmarks.table import Row, Target
+from benchmarks.workplace import BUCKET, Workplace, settle
+
+OURS = "shardcache"
+MEMORY = Path("/dev/shm")
+
+# What 100 Gbit/s leave the event loop.
+LOOP_CPU_S_PER_GB = 0.08
+
+# The cache's own files, and what others put into memory at the same time.
+_SLACK_BYTES = 200_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """One download of the whole dataset.
+
+    Attributes:
+        size_bytes: of the dataset.
+        spent: until the command ended; its thread is the event loop for shardcache, the busiest one for a peer.
+        sync_s: until everything was on disk, after that; 0 in memory.
+    """
+
+    size_bytes: int
+    spent: Spent
+    sync_s: float
+
+    @property
+    def mb_per_s(self) -> float:
+        """Megabytes per second."""
+        return self.size_bytes / 1e6 / (self.spent.wall_s + self.sync_s)
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        """Processor time per gigabyte."""
+        return self.spent.cpu_s / self.size_bytes * 1e9
+
+    @property
+    def thread_cpu_s_per_gb(self) -> float:
+        """Processor time per gigabyte of one thread."""
+        return self.spent.thread_cpu_s / self.size_bytes * 1e9
+
+    def __str__(self) -> str:
+        return (
+            f"{self.mb_per_s:.0f} MB/s, {self.cpu_s_per_gb:.2f} CPU-s/GB, one thread {self.thread_cpu_s_per_gb:.3f}, "
+            f"{self.sync_s:.1f} s of sync"
+        )
+
+
+def measure(place: Workplace) -> list[Row]:
+    """Return throughput and processor time over each endpoint, medians of all rounds."""
+    with endpoints(place, LARGE) as found, kept_memory(2 * place.dataset(LARGE).tar_bytes):
+        speed = [row for endpoint in found for row in _speed(place, endpoint)] if _memory_suffices(place) else []
+    return speed + _until_on_disk(place)
+
+
+@contextmanager
+def kept_memory(size_bytes: int) -> Iterator[None]:
+    """Have so much free memory that the hypervisor does not take back, and that is given out before any other.
+
+    A virtual machine may return free memory to its host after a second or two; the first to touch it then waits for the
+    host, which takes longer than all else that a download does. Only whole blocks of pages go back, so every second
+    page of twice as much memory is held here.
+    """
+    available_bytes = psutil.virtual_memory().available
+    memory = mmap.mmap(-1, min(2 * size_bytes, available_bytes // 2), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with closing(memory):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        for start in range(0, len(memory), mmap.PAGESIZE):
+            memory[start] = 1
+        for start in range(0, len(memory), 2 * mmap.PAGESIZE):
+            memory.madvise(mmap.MADV_DONTNEED, start, mmap.PAGESIZE)
+        yield
+
+
+def _memory_suffices(place: Workplace) -> bool:
+    wanted_bytes, free_bytes = place.dataset(LARGE).tar_bytes + _SLACK_BYTES, shutil.disk_usage(MEMORY).free
+    if free_bytes < wanted_bytes:
+        place.say(
+            f"{MEMORY} has {free_bytes / 1e9:.1f} GB free, downloads into memory take {wanted_bytes / 1e9:.1f} GB: "
+            "their rows are left out"
+        )
+    return free_bytes >= wanted_bytes
+
+
+def _speed(place: Workplace, endpoint: Endpoint) -> list[Row]:
+    tries = _tries(place, endpoint, TOOLS, on_disk=False)
+    part = f"download, {endpoint.name}"
+    mb_per_s, cpu_s_per_gb = Target("≥", 0.8 if endpoint.tls else 0.9), Target("≤", 1.3 if endpoint.tls else 1.1)
+    thread_s = _medians(tries, "thread_cpu_s_per_gb")
+    return [
+        *_rows(part, "MB/s", _medians(tries, "mb_per_s"), dict.fromkeys(TOOLS, mb_per_s)),
+        *_rows(part, "CPU-s/GB", _medians(tries, "cpu_s_per_gb"), {"s5cmd": cpu_s_per_gb}),
+        Row(part, "CPU-s/GB of the event loop", thread_s[OURS], target=Target("≤", LOOP_CPU_S_PER_GB)),
+        Row(part, "GB/s that the event loop allows", 1 / thread_s[OURS]),
+        Row(part, "Gbit/s that the event loop allows", 8 / thread_s[OURS]),
+        *_rows(part, "CPU-s/GB of the event loop, of a peer's busiest thread", thread_s),
+    ]
+
+
+def _until_on_disk(place: Workplace) -> list[Row]:
+    tries = _tries(place, Endpoint("SeaweedFS, http, disk", place.store.env()), ["s5cmd"], on_disk=True)
+    ours, theirs = _medians(tries, "mb_per_s").values()
+    return [Row("download, SeaweedFS, http", "MB/s until on disk", ours, "s5cmd, sync", theirs, Target("≥", 1.0))]
+
+
+def _tries(place: Workplace, endpoint: Endpoint, peers: Iterable[str], *, on_disk: bool) -> dict[str, list[Download]]:
+    contenders: dict[str, Callable[[], Download]] = {
+        OURS: partial(_shardcache, place, endpoint, on_disk),
+        **{peer: partial(_peer, peer, place, endpoint, on_disk) for peer in peers},
+    }
+    return interleaved(contenders, lambda text: place.say(f"{endpoint.name} · {text}"), place.rounds)
+
+
+def _medians(tries: Mapping[str, Sequence[Download]], figure: str) -> dict[str, float]:
+    return {tool: median(getattr(one, figure) for one in some) for tool, some in tries.items()}
+
+
+def _rows(part: str, what: str, figures: Mapping[str, float], targets: Mapping[str, Target] | None = None) -> list[Row]:
+    """Return one row per peer."""
+    peers = [tool for tool in figures if tool != OURS]
+    return [Row(part, what, figures[OURS], peer, figures[peer], (targets or {}).get(peer)) for peer in peers]
+
+
+def _shardcache(place: Workplace, endpoint: Endpoint, on_disk: bool) -> Download:
+    url = place.url(LARGE) + place.dataset(LARGE).names
+    with _folder(place, on_disk) as folder, Daemon(folder, "100GB", endpoint.env) as daemon:
+        before = _at_rest(daemon.pid)
+        command = run(daemon.warm(url))
+        after = _cpu_s(daemon.pid)
+        sync_s = settle() if on_disk else 0.0
+        files = daemon.get("/v1/status")["cache"]["shards"]
+    spent = Spent(command.wall_s, after[0] - before[0], after[1] - before[1])
+    return _download(place, spent, sync_s, files)
+
+
+def _peer(tool: str, place: Workplace, endpoint: Endpoint, on_disk: bool) -> Download:
+    objects = {f"{LARGE.name}/{path.name}": path.stat().st_size for path in place.dataset(LARGE).shards}
+    with _folder(place, on_disk) as folder:
+        task = Task(tool, BUCKET, objects, str(folder))
+        spent = Spent(**json.loads(run(python("downloads.downloaders", task.to_json()), endpoint.env).output))
+        sync_s = settle() if on_disk else 0.0
+        files = sum(objects[f"{LARGE.name}/{path.name}"] == path.stat().st_size for path in folder.iterdir())
+    return _download(place, spent, sync_s, files)
+
+
+@contextmanager
+def _folder(place: Workplace, on_disk: bool) -> Iterator[Path]:
+    if on_disk:
+        with place.folder() as folder:
+            yield folder
+    else:
+        with tempfile.TemporaryDirectory(prefix="shardcache-bench-", dir=MEMORY) as name:
+            yield Path(name)
+
+
+def _cpu_s(pid: int) -> tuple[float, float]:
+    """Return the processor time of a daemon with its children, and of its event loop, which is the main thread."""
+    return tree_cpu_s(pid), thread_cpu_s(pid)[pid]
+
+
+def _at_rest(pid: int) -> tuple[float, float]:
+    """Return the same once the daemon is idle: on a node it has been up for long when a job starts."""
+    before = -1.0, -1.0
+    while (now := _cpu_s(pid)) != before:
+        before = now
+        time.sleep(0.5)
+    return now
+
+
+def _download(place: Workplace, spent: Spent, sync_s: float, files: int) -> Download:
+    """Return a download of as many complete files as the dataset has. Raises RuntimeError where some are missing."""
+    dataset = place.dataset(LARGE)
+    if files != len(dataset.shards):
+        raise RuntimeError(f"{files} of {len(dataset.shards)} shards were downloaded")
+    return Download(dataset.tar_bytes, spent, sync_s)

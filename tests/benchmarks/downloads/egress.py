@@ -1,0 +1,126 @@
+"""Egress of 8, 64 and 512 nodes that cache a part of the dataset each, the whole of it together, or each the whole.
+
+`python -m benchmarks.downloads.egress` prints the table of docs/cluster.md. The deal and the ring are the real ones; a
+node's cache is a set of shards that is filled in the order in which this epoch and the next need them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from shardcache.cluster.ring import Ring
+from shardcache_client.order.deal import SampleDeal
+from shardcache_client.order.rounds import Shuffle
+from shardcache_client.topology import Topology
+
+SHARDS = 8192
+SHARD_BYTES = 256 * 1024**2
+EPOCHS = 10
+RANKS = 8
+WORKERS = 2
+DOLLARS_PER_GB = 0.02
+# Space that a node has for its part, over the part itself.
+_SPACE = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """Cost of a run.
+
+    Attributes:
+        way: contents of a node's disk.
+        disk_bytes: disk space per node.
+        first: bytes from the object store in the first epoch, as a multiple of the dataset.
+        later: the same for each later epoch.
+        lan_bytes: bytes that a node receives from other nodes per epoch.
+    """
+
+    way: str
+    nodes: int
+    disk_bytes: float
+    first: float
+    later: float
+    lan_bytes: float
+
+    @property
+    def egress_bytes(self) -> float:
+        """Bytes from the object store in all epochs."""
+        return (self.first + (EPOCHS - 1) * self.later) * SHARDS * SHARD_BYTES
+
+    def row(self) -> str:
+        """Return the row of the table."""
+        sizes = f"{self.disk_bytes / 1e9:,.0f} GB | {self.first:,.2f} | {self.later:,.2f}"
+        lan = f"{self.lan_bytes / 1e9:,.1f} GB" if self.lan_bytes else "–"
+        costs = f"{self.egress_bytes / 1e12:,.1f} TB | ${self.egress_bytes / 1e9 * DOLLARS_PER_GB:,.0f}"
+        return f"| {self.nodes} | {self.way} | {sizes} | {costs} | {lan} |"
+
+
+def bills(nodes: int) -> Iterator[Bill]:
+    """Yield the bill of each way."""
+    whole_bytes = SHARDS * SHARD_BYTES
+    yield Bill("its part, shuffled over all shards", nodes, _part_bytes(nodes), *_parts(nodes, groups=1), 0.0)
+    yield Bill("its part, `canonical_nodes`", nodes, _part_bytes(nodes), *_parts(nodes, groups=nodes), 0.0)
+    fullest, received = _tier(nodes)
+    yield Bill("the cluster's, with a tier", nodes, fullest * SHARD_BYTES, 1.0, 0.0, received * SHARD_BYTES)
+    yield Bill("the whole dataset", nodes, whole_bytes, *_whole(nodes), 0.0)
+
+
+def _part_bytes(nodes: int) -> float:
+    return _SPACE * SHARDS * SHARD_BYTES / nodes
+
+
+def _deal(groups: int) -> SampleDeal:
+    counts = [950 + 37 * shard % 101 for shard in range(SHARDS)]
+    return SampleDeal(counts, Shuffle(seed=1, window=16, groups=groups))
+
+
+def _needed(deal: SampleDeal, epoch: int, node: int, nodes: int) -> set[int]:
+    ranks = range(node * RANKS, (node + 1) * RANKS)
+    readers = (Topology(rank, nodes * RANKS, worker, WORKERS) for rank in ranks for worker in range(WORKERS))
+    return {shard for reader in readers for shard in deal.share(epoch, 0, reader).shards()}
+
+
+def _fetched(nodes: int, *, groups: int, space: int, epochs: int = EPOCHS) -> list[float]:
+    """Return the shards that all nodes fetch in each epoch, as a multiple of the dataset's."""
+    deal, fetched = _deal(groups), Counter[int]()
+    for node in range(nodes):
+        cached: set[int] = set()
+        for epoch in range(epochs):
+            needed = _needed(deal, epoch, node, nodes)
+            fetched[epoch] += len(needed - cached)
+            cached = needed | set(sorted(cached - needed)[: max(0, space - len(needed))])
+    return [fetched[epoch] / SHARDS for epoch in range(epochs)]
+
+
+def _parts(nodes: int, *, groups: int) -> tuple[float, float]:
+    first, *later = _fetched(nodes, groups=groups, space=int(_SPACE * SHARDS / nodes))
+    return first, sum(later) / len(later)
+
+
+def _whole(nodes: int) -> tuple[float, float]:
+    return float(nodes), 0.0  # warmed; without, each node fetches what it needs until it has everything
+
+
+def _tier(nodes: int) -> tuple[int, float]:
+    """Return the shards of the node that owns most, and those that a node receives from others in an epoch."""
+    ring = Ring([f"10.1.{number // 256}.{number % 256}:9081" for number in range(nodes)])
+    key = "s3.eu-central-1.amazonaws.com/dataset/train-{:06d}.tar"
+    owned = Counter(ring.owner(key.format(shard)) for shard in range(SHARDS))
+    needed = _fetched(nodes, groups=1, space=0, epochs=1)[0] * SHARDS / nodes
+    return max(owned.values()), needed * (nodes - 1) / nodes
+
+
+def table(sizes: Sequence[int] = (8, 64, 512)) -> str:
+    """Return the table for clusters of several sizes."""
+    head = (
+        "| nodes | each node's disk holds | disk per node | × dataset, first epoch | each later one | "
+        f"{EPOCHS} epochs | at ${DOLLARS_PER_GB:g} per GB | from other nodes, per node and epoch |"
+    )
+    rows = [bill.row() for nodes in sizes for bill in bills(nodes)]
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    print(table())

@@ -1,0 +1,1 @@
+"""Benchmarks of one daemon with many shards and readers."""

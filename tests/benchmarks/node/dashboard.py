@@ -1,0 +1,163 @@
+"""The dashboard of a node with many shards and readers: how soon a browser shows it, and what it costs to watch."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import requests
+from websockets.sync.client import ClientConnection
+
+from benchmarks.daemon import Daemon
+from benchmarks.measure import interleaved, python, tree_cpu_s
+from benchmarks.node.crowd import Task
+from benchmarks.table import Row, Target
+from benchmarks.workplace import Workplace
+from support.monitoring.chromium import PROGRAM, Tab, chromium, tab
+from support.monitoring.dashboard import follow
+from support.network.ports import free_port
+from support.shards.hollow import make_hollow_shards
+
+SHARDS, JOBS, READERS = 10_000, 8, 8
+LOADS, PAGES = 7, 10
+
+_URL = "s3://some-bucket/a-dataset/train/shard-{:06d}.tar"
+_SHARD_BYTES = 4096
+_SHARD_S = 2.0
+_WATCHED_S = 30.0
+# Runs before the page's own scripts: notes when the last of what is waited for was drawn, in seconds since the start
+# of the navigation. What is drawn shows with the next frame.
+_STOPWATCH = """
+new MutationObserver(() => {
+    const cells = [...document.querySelectorAll("#band-rows td:nth-child(2)")];
+    const shards = cells.reduce((total, cell) => total + Number(cell.textContent.replace(/\\D/g, "")), 0);
+    if (window.shown || shards < SHARDS || document.querySelectorAll("#job-rows tr").length < JOBS) return;
+    window.shown = true;
+    requestAnimationFrame(() => requestAnimationFrame(() => { window.shownAfter = performance.now() / 1000; }));
+}).observe(document, { subtree: true, childList: true, characterData: true });
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU used while a number of pages was open, in percent of one core."""
+
+    daemon: float
+    browser: float
+
+    def __str__(self) -> str:
+        return f"daemon {self.daemon:.1f} %, browser {self.browser:.1f} %"
+
+
+def measure(place: Workplace) -> list[Row]:
+    """Return the median time to the page, and the processor time of one page and of ten, less that of none."""
+    if PROGRAM is None:
+        place.say("no Chromium: apt-get install chromium")
+        return []
+    shards = max(JOBS * READERS, round(SHARDS * place.scale))
+    with place.folder() as folder, _node(place, folder, shards) as (daemon, page), chromium() as browser:
+        shown_s = [_load(browser, page, shards) for _ in range(1 + LOADS)]
+        place.say(f"shown after {', '.join(f'{each:.2f}' for each in shown_s)} s")
+        contenders = {pages: partial(_watch, daemon, browser, page, pages) for pages in (0, 1, PAGES)}
+        costs = interleaved(contenders, lambda text: place.say(f"pages: {text}"), place.rounds)
+    return _rows(shards, shown_s, costs)
+
+
+def _rows(shards: int, shown_s: Sequence[float], costs: Mapping[int, Sequence[Cost]]) -> list[Row]:
+    what = f"{shards:,} shards, {JOBS * READERS} readers"
+    daemon = {pages: _more(costs[pages], costs[0], lambda cost: cost.daemon) for pages in (1, PAGES)}
+    return [
+        Row("dashboard", f"s until shown, {what}", statistics.median(shown_s[1:]), target=Target("≤", 1.0)),
+        Row("dashboard", "the same, the first page after the daemon's start", shown_s[0]),
+        Row("dashboard", "% of a core in the daemon, one page", daemon[1], target=Target("≤", 5.0)),
+        Row("dashboard", f"the same, {PAGES} pages", daemon[PAGES], target=Target("≤", 5.0)),
+        Row("dashboard", "% of a core in the browser, one page", _more(costs[1], costs[0], lambda cost: cost.browser)),
+    ]
+
+
+def _more(costs: Sequence[Cost], without: Sequence[Cost], part: Callable[[Cost], float]) -> float:
+    """Return the median of what it cost more than in the same round without a page: the machine's own load drifts."""
+    return statistics.median(part(cost) - part(none) for cost, none in zip(costs, without, strict=True))
+
+
+@contextmanager
+def _node(place: Workplace, folder: Path, shards: int) -> Iterator[tuple[Daemon, str]]:
+    """A daemon over so many cached shards, with all its readers at work; and its page's address."""
+    place.say(f"making up {shards:,} shards")
+    refs = make_hollow_shards(folder, map(_URL.format, range(shards)), _SHARD_BYTES)
+    (rows := folder / "rows.json").write_text(json.dumps([ref.to_json() for ref in refs]))
+    address = f"127.0.0.1:{free_port()}"
+    # What is made up would not stand up to being read again.
+    env = {"SHARDCACHE_HTTP": address, "SHARDCACHE_SCRUB_RATE": "0"}
+    with Daemon(folder, "1TB", env) as daemon:
+        task = Task(str(daemon.socket), str(rows), JOBS, READERS, _SHARD_S)
+        with subprocess.Popen(
+            python("node.crowd", task.to_json()), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as crowd:
+            assert crowd.stdout is not None
+            if not crowd.stdout.readline():
+                raise RuntimeError("the readers did not start; they have said why on stderr")
+            yield daemon, f"http://{address}/"
+
+
+def _load(browser: ClientConnection, url: str, shards: int) -> float:
+    """Open the page as one who never saw it; return after how many seconds jobs and map were drawn."""
+    with tab(browser) as page:
+        page.look()
+        script = f"const SHARDS = {shards}, JOBS = {JOBS}; {_STOPWATCH}"
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+        page.open(url)
+        return float(page.until("window.shownAfter"))
+
+
+def _watch(daemon: Daemon, browser: ClientConnection, url: str, pages: int) -> Cost:
+    """Return what it costs while so many pages are open: one in the browser, the others as plain streams."""
+    with ExitStack() as stack:
+        if pages:
+            page = stack.enter_context(tab(browser))
+            page.look()
+            page.open(url)
+            page.until("document.querySelector('.live') && document.querySelector('#band-rows tr') && true")
+        for _ in range(pages - 1):
+            stack.enter_context(_onlooker(url.rstrip("/")))
+        before, began_s = (tree_cpu_s(daemon.pid), _cpu_s(browser)), time.perf_counter()
+        time.sleep(_WATCHED_S)
+        after, lasted_s = (tree_cpu_s(daemon.pid), _cpu_s(browser)), time.perf_counter() - began_s
+    return Cost(*(1e2 * (late - early) / lasted_s for early, late in zip(before, after, strict=True)))
+
+
+@contextmanager
+def _onlooker(url: str) -> Iterator[None]:
+    """Follow the daemon as one more page does."""
+    stop, began = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with requests.Session() as http, closing(follow(http, url)) as events:
+            for name, _ in events:
+                if name == "map":
+                    began.set()
+                if stop.is_set():
+                    return
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        began.wait()
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _cpu_s(browser: ClientConnection) -> float:
+    """Return the processor time of all of a browser's processes so far."""
+    found = Tab(browser).call("SystemInfo.getProcessInfo")["processInfo"]
+    return float(sum(process["cpuTime"] for process in found))

@@ -1,0 +1,52 @@
+"""Starting the daemon over a cache that holds a hundred thousand shards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.daemon import Daemon
+from benchmarks.data import SHARD_BYTES
+from benchmarks.measure import peak_rss_bytes
+from benchmarks.table import Row, Target
+from benchmarks.workplace import Workplace, settle
+from support.shards.hollow import make_hollow_shards
+
+SHARDS = 100_000
+
+_URL = "s3://some-bucket/a-dataset/train/shard-{:06d}.tar"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of a daemon: seconds to its first answer, and the most memory it had resident by then."""
+
+    ready_s: float
+    rss_bytes: int
+
+    def __str__(self) -> str:
+        return f"ready in {self.ready_s:.2f} s with {self.rss_bytes / 1e6:.0f} MB"
+
+
+def measure(place: Workplace) -> list[Row]:
+    """Return time and memory of the best start, one per round; the folder's names are in the kernel's caches."""
+    count = max(1, round(SHARDS * place.scale))
+    with place.folder() as cache_dir:
+        place.say(f"making up {count:,} shards")
+        make_hollow_shards(cache_dir, map(_URL.format, range(count)), SHARD_BYTES)
+        settle()
+        starts = [_start(place, cache_dir, count) for _ in range(place.rounds)]
+    return [
+        Row("restart", f"s until ready, {count:,} shards", min(s.ready_s for s in starts), target=Target("≤", 2.0)),
+        Row("restart", "peak MB of the daemon", min(s.rss_bytes for s in starts) / 1e6, target=Target("≤", 300.0)),
+    ]
+
+
+def _start(place: Workplace, cache_dir: Path, count: int) -> Start:
+    with Daemon(cache_dir, "1000TB") as daemon:
+        found = daemon.get("/v1/status")["cache"]["shards"]
+        start = Start(daemon.ready_s, peak_rss_bytes(daemon.pid))
+    if found != count:
+        raise RuntimeError(f"the daemon found {found} of {count} shards")
+    place.say(str(start))
+    return start

@@ -1,0 +1,1 @@
+"""Benchmarks of reading and of the order of samples."""

@@ -1,0 +1,103 @@
+"""The examples in docs/ run as they are: two ranks over shards of uneven sizes in S3, every sample once an epoch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from support.programs.daemon import Daemon
+from support.programs.examples import (
+    BATCH,
+    EPOCHS,
+    RANKS,
+    TRAINING,
+    check,
+    check_epochs,
+    check_rest,
+    check_resumed,
+    counted_shards,
+    run,
+    run_ranks,
+    torchrun,
+)
+from support.stores.moto_s3 import MotoS3
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def daemon(moto_server: MotoS3) -> Iterator[Daemon]:
+    """A daemon with the shards in its store, their samples counted."""
+    with counted_shards(moto_server) as it:
+        yield it
+
+
+@pytest.mark.parametrize("script", ["with_torchrun.py", "with_webdataset.py"])
+def test_every_sample_once_and_equal_steps(daemon: Daemon, tmp_path: Path, script: str) -> None:
+    """Three epochs, each in an order of its own."""
+    epochs = run(daemon, tmp_path / "out", *torchrun(script), "s3://ways-in/train/{0..6}.tar")
+    assert list(epochs) == [f"epoch {epoch}" for epoch in range(EPOCHS)]
+    for ranks in epochs.values():
+        check(ranks, TRAINING)
+    assert epochs["epoch 0"] != epochs["epoch 1"] != epochs["epoch 2"]
+
+
+def test_lightning_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
+    """Three epochs under DDP; a run that is resumed within the second one is shown what the first was shown from there.
+
+    Lightning saves the loader's state of rank 0 alone, and gives it to all ranks.
+    """
+    check_resumed(daemon, tmp_path, ["with_lightning.py"], "epoch=1-step={}.ckpt".format)
+
+
+def test_accelerate_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
+    """Three epochs on two processes; a run resumed from `save_state` within the second one reads on from there.
+
+    Accelerate saves the states of rank 0 alone, and gives them to all ranks.
+    """
+    check_resumed(daemon, tmp_path, torchrun("with_accelerate.py"), "step-{}".format)
+
+
+def test_nodes_of_torchdata_go_on(daemon: Daemon, tmp_path: Path) -> None:
+    """Three epochs through nodes that read ahead; all ranks resume from rank 0's state with the very next batch."""
+    command = [*torchrun("with_torchdata_nodes.py"), "s3://ways-in/train.json"]
+    epochs = run(daemon, tmp_path / "out", *command, "--checkpoints", str(tmp_path))
+    check_epochs(epochs)
+    saved = tmp_path / f"step-{len(epochs['epoch 0'][0]) + 3}.pt"
+    check_rest(epochs, run(daemon, tmp_path / "rest", *command, "--resume", str(saved)), 3)
+
+
+def test_processes_without_torch_read_in_turn_and_go_on(daemon: Daemon, tmp_path: Path) -> None:
+    """Two readers for each of two training processes; checkpoints in the middle of a turn resume with the next batch,
+    also when one of the readers has ended its epoch.
+    """
+
+    def ranks(*options: str) -> list[tuple[list[str], dict[str, str]]]:
+        command = ["with_processes.py", "s3://ways-in/train.json", *options]
+        return [(command, {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}) for rank in range(RANKS)]
+
+    epochs = run_ranks(daemon, tmp_path / "out", *ranks("--checkpoints", str(tmp_path)))
+    check_epochs(epochs, readers=2 * RANKS)
+    first, second = (len(epochs[f"epoch {epoch}"][0]) for epoch in (0, 1))
+    for steps in (3, second - 1):
+        rest = run_ranks(
+            daemon, tmp_path / f"rest {steps}", *ranks("--resume", str(tmp_path / f"step-{first + steps}"))
+        )
+        check_rest(epochs, rest, steps)
+
+
+def test_another_number_of_processes_reads_the_rest(daemon: Daemon, tmp_path: Path) -> None:
+    """Two ranks of two workers stop after three steps; three ranks of one worker each read every other sample."""
+    script, url, state = "with_stateful_dataloader.py", "s3://ways-in/train/", str(tmp_path / "state.pt")
+    before = run(daemon, tmp_path / "before", *torchrun(script), url, "--stop-after=3", "--save", state)["read"]
+    command = [*torchrun(script, ranks=3), url, "--resume", state, "--workers=1"]
+    after = run(daemon, tmp_path / "after", *command)["read"]
+    first, rest = (Counter(chain.from_iterable(chain.from_iterable(part))) for part in (before, after))
+    assert first.total() == len(first) == RANKS * 3 * BATCH
+    assert len(first | rest) == sum(TRAINING)
+    assert len({tuple(map(len, rank)) for rank in after}) == 1
+    assert rest.total() == -(-(sum(TRAINING) - len(first)) // 3) * 3

@@ -1,0 +1,186 @@
+"""Ranks on nodes whose daemons list different shards: one list for all, or an error that names the shard."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache_client import ShardDataset
+from support.network.ports import free_port
+from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
+from support.shards.tars import make_tar, random_samples, write_shards
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).with_name("manifest_job.py")
+SHARDS = 4
+SAMPLES = 5
+OLD_KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+
+Told = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Path]:
+    """A folder of shards with a short path."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-one-") as name:
+        folder = Path(name, "source")
+        folder.mkdir()
+        write_shards(folder, SHARDS, SAMPLES)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def nodes(source: Path) -> Iterator[list[Daemon]]:
+    """Two daemons: the first has listed the shards before the last one was written, and still believes that."""
+    roots = [source.parent / name for name in ("old", "new")]
+    for root in roots:
+        root.mkdir()
+    with Daemon(roots[0], "--listing-ttl-s", "3600") as old, Daemon(roots[1]) as new:
+        assert len(ShardDataset(f"file://{source}/", socket=old.socket).manifest) == SHARDS
+        last = source / f"shard-{SHARDS:06d}.tar"
+        last.write_bytes(make_tar(random_samples(SAMPLES, first=SHARDS * SAMPLES)))
+        assert len(ShardDataset(f"file://{source}/", socket=new.socket).manifest) == SHARDS + 1
+        yield [old, new]
+
+
+def run(out: Path, sockets: list[Path], when: str, workers: str, init: str, urls: str) -> list[Told]:
+    """Run a job of a rank for each socket; return what each has told."""
+    port = free_port()
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
+    if init == "env":
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    method = "env://" if init == "env" else f"{init}://{f'127.0.0.1:{port}' if init == 'tcp' else out / 'meet'}"
+    ranks = [
+        subprocess.Popen(
+            [
+                *(sys.executable, str(SCRIPT), urls, str(where), str(out / f"{rank}.json"), when, workers, method),
+                *(str(rank), str(len(sockets))),
+            ],
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank, where in enumerate(sockets)
+    ]
+    try:
+        for process in ranks:
+            _, errors = process.communicate(timeout=GUARD_S)
+            assert process.returncode == 0, errors
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(len(sockets))]
+
+
+@pytest.mark.parametrize(("init", "workers"), [("env", "fork"), ("file", "none")])
+def test_all_ranks_read_by_the_list_of_rank_0(
+    init: str, workers: str, nodes: list[Daemon], source: Path, tmp_path: Path
+) -> None:
+    """With torch.distributed initialised first, the three ranks share what rank 0's node lists, and nothing else."""
+    old, new = (node.socket for node in nodes)
+    told = run(tmp_path, [old, new, new], "early", workers, init, f"file://{source}/")
+    assert [rank["error"] for rank in told] == [None] * 3
+    assert sorted(key for rank in told for key in rank["keys"]) == OLD_KEYS
+
+
+@pytest.mark.parametrize(("init", "workers"), [("env", "none"), ("env", "fork"), ("tcp", "spawn")])
+def test_ranks_that_listed_before_they_met_are_compared(
+    init: str, workers: str, nodes: list[Daemon], source: Path, tmp_path: Path
+) -> None:
+    """With torch.distributed initialised later, one of two ranks is told which shard differs, and none waits."""
+    told = run(tmp_path, [node.socket for node in nodes], "late", workers, init, f"file://{source}/")
+    errors = [rank["error"] for rank in told if rank["error"]]
+    assert len(errors) == 1
+    assert "ManifestMismatchError" in errors[0]
+    assert "shard 4 is" in errors[0]
+    assert f"shard-{SHARDS:06d}.tar" in errors[0]
+
+
+def test_ranks_that_select_other_samples_are_told(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
+    """One of two ranks, before it reads: their parts would overlap. Ranks that select the same share it."""
+    rows = [{"url": f"{source}/shard-{number:06d}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
+    (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    sockets, url = [node.socket for node in nodes], f"file://{tmp_path}/index.json"
+    told = run(tmp_path, sockets, "split", "none", "env", url)
+    assert [rank["error"] for rank in told] == [None] * 2
+    assert len({key for rank in told for key in rank["keys"]}) == sum(len(rank["keys"]) for rank in told) == 10
+    told = run(tmp_path, sockets, "astray", "fork", "env", url)
+    errors = [rank["error"] for rank in told if rank["error"]]
+    assert len(errors) == 1
+    assert "ManifestMismatchError" in errors[0] and "has selected other samples than rank" in errors[0]
+
+
+def test_an_error_of_rank_0_is_that_of_all(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
+    """An error that rank 0's node finds in the urls is raised on ranks that have not asked."""
+    nowhere = tmp_path / "nowhere.sock"
+    told = run(tmp_path, [nodes[0].socket, nowhere], "early", "none", "env", f"file://{source}/none-*.tar")
+    assert ["NotFoundError" in rank["error"] for rank in told] == [True, True]
+
+
+@pytest.mark.parametrize("options", [{"even": None}, {"samples_per_epoch": 14}])
+def test_ranks_deal_alike_whatever_their_daemons_know(tmp_path: Path, options: dict[str, Any]) -> None:
+    """One node's daemon has counted all shards, the other's none, and nothing connects the ranks: both deal shards.
+
+    Dealt samples by the one and shards by the other, the two would lose some and read others twice. The counts of an
+    index file are the same for all: by them both deal samples.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardcache-deal-") as name:
+        source = Path(name, "source")
+        source.mkdir()
+        for number, count in enumerate((9, 1, 1, 3)):
+            samples = random_samples(count, first=100 * number)
+            (source / f"{number}.tar").write_bytes(make_tar(samples))
+        rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate((9, 1, 1, 3))]
+        (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+        roots = [Path(name, each) for each in ("knows", "new")]
+        for root in roots:
+            root.mkdir()
+        with Daemon(roots[0]) as knows, Daemon(roots[1]) as new:
+            url = f"file://{source}/{{0..3}}.tar"
+            keys = keys_of(ShardDataset(url, socket=knows.socket))
+            ranks = [
+                ShardDataset(url, socket=node.socket, rank=rank, world_size=2, **options)
+                for rank, node in enumerate([knows, new])
+            ]
+            assert [ds.manifest.uncounted for ds in ranks] == [0, 4]
+            for epoch in range(2):
+                read = [keys_of(ds) for ds in ranks]
+                for ds in ranks:
+                    ds.set_epoch(epoch + 1)
+                if options == {"even": None}:
+                    assert [len(each) for each in read] == [10, 4]
+                    assert sorted(read[0] + read[1]) == keys
+                else:
+                    assert [len(each) for each in read] == [7, 7]
+                    assert set(read[0]) <= set(keys[:10])
+            with pytest.raises(TypeError, match="shardcache index"):
+                len(ShardDataset(url, socket=knows.socket, rank=0, world_size=2, even=None))
+            indexed = [
+                ShardDataset(f"file://{source}/index.json", socket=node.socket, rank=rank, world_size=2, even=None)
+                for rank, node in enumerate([new, knows])
+            ]
+            assert [keys_of(ds) for ds in indexed] == [keys[:7], keys[7:]]
+
+
+def keys_of(ds: ShardDataset) -> list[str]:
+    """Return the keys of all samples, in the order in which they come."""
+    return [sample["__key__"] for sample in ds]
+
+
+def test_a_dataset_that_rank_0_does_not_make(nodes: list[Daemon], source: Path, tmp_path: Path) -> None:
+    """The rank that waits for it in vain is told so in time, and how a dataset is made on one rank alone."""
+    told = run(tmp_path, [node.socket for node in nodes], "alone", "none", "env", f"file://{source}/")
+    assert told[0]["error"] is None
+    assert "RankTimeoutError" in told[1]["error"]
+    assert "rank=0, world_size=1" in told[1]["error"]

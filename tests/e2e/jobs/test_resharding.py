@@ -1,0 +1,157 @@
+"""Wrappers of other projects that shard a dataset a second time: an error, and none where the second time is right."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset as wds
+from accelerate.data_loader import IterableDatasetShard
+from torch.utils.data import DataLoader
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from shardcache.errors import ConfigError
+from shardcache_client import ShardDataset
+from shardcache_client.webdataset import WebDataset
+from support.programs.cli import clean_environment
+from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
+
+JOB = Path(__file__).with_name("resharding_job.py")
+
+Wrap = Callable[[ShardDataset], Iterable[Any]]
+Make = Callable[..., ShardDataset]
+
+
+@pytest.fixture
+def make(index: str, daemon: Daemon) -> Make:
+    """Make the dataset, or another of the class that is given."""
+    return lambda kind=ShardDataset, **options: kind(index, socket=daemon.socket, **options)
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process be the second of two, by torchrun's variables."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+
+
+def pipeline(*stages: Any) -> Wrap:
+    """Put stages of webdataset behind the dataset."""
+    return lambda dataset: wds.DataPipeline(dataset, *stages)
+
+
+def shards(dataset: Any, rank: int = 1, processes: int = 2) -> IterableDatasetShard:
+    """Share the samples out among processes, as Accelerate does with a loader that it prepares."""
+    return IterableDatasetShard(dataset, batch_size=5, num_processes=processes, process_index=rank)
+
+
+RANK_WRAPPERS: dict[str, tuple[Wrap, str]] = {
+    "split_by_node": (pipeline(wds.split_by_node), "split_by_node"),
+    "split_by_node behind another stage": (pipeline(wds.shuffle(10), wds.split_by_node), "split_by_node"),
+    "IterableDatasetShard": (shards, "IterableDatasetShard"),
+    "IterableDatasetShard around a pipeline": (lambda dataset: shards(pipeline()(dataset)), "IterableDatasetShard"),
+}
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize(("wrap", "name"), RANK_WRAPPERS.values(), ids=RANK_WRAPPERS)
+def test_a_second_sharding_among_ranks_is_an_error(make: Make, wrap: Wrap, name: str) -> None:
+    """The first sample that a rank's wrapper asks for raises an error with the wrapper's name and a remedy."""
+    with pytest.raises(ConfigError, match=name) as failure:
+        next(iter(wrap(make())))
+    assert failure.value.remedy
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize(("wrap", "name"), RANK_WRAPPERS.values(), ids=RANK_WRAPPERS)
+def test_a_dataset_that_each_rank_reads_whole_may_be_sharded(
+    make: Make, keys: list[str], wrap: Wrap, name: str
+) -> None:
+    """With rank=0, world_size=1 the wrapper's sharding is the only one: half of the samples, and no error."""
+    assert len({sample["__key__"] for sample in wrap(make(rank=0, world_size=1))}) == len(keys) / 2
+
+
+@pytest.mark.parametrize(("wrap", "name"), RANK_WRAPPERS.values(), ids=RANK_WRAPPERS)
+def test_the_rank_of_a_single_process_is_never_sharded_again(
+    make: Make, keys: list[str], wrap: Wrap, name: str
+) -> None:
+    """Of one process the same wrappers take everything, or what they were told to take of it."""
+    expected = len(keys) if "split" in name else len(keys) / 2
+    assert len({sample["__key__"] for sample in wrap(make())}) == expected
+
+
+def test_shares_of_shares_may_be_what_was_meant(make: Make, keys: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four processes on two nodes: dealt to nodes by explicit ranks, and to a node's two processes by a wrapper."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    read: list[str] = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        node = make(rank=rank // 2, world_size=2)
+        read += [sample["__key__"] for sample in shards(node, rank % 2)]
+    assert sorted(read) == keys
+
+
+def test_a_wrapper_may_know_of_more_processes_than_the_dataset(make: Make, keys: list[str]) -> None:
+    """Each process whose launcher names no ranks reads everything; a wrapper that knows of two may share that out."""
+    read = [sample["__key__"] for rank in range(2) for sample in loader(shards(make(batch_size=5), rank), 2)]
+    assert sorted(read) == keys
+
+
+WORKER_WRAPPERS: dict[str, tuple[Wrap, str]] = {
+    "split_by_worker": (pipeline(wds.split_by_worker), "split_by_worker"),
+    "sharding_filter": (lambda dataset: IterableWrapper(dataset).sharding_filter(), "sharding_filter"),
+}
+
+
+@pytest.mark.parametrize(("wrap", "name"), WORKER_WRAPPERS.values(), ids=WORKER_WRAPPERS)
+def test_a_second_sharding_among_workers_is_an_error(make: Make, keys: list[str], wrap: Wrap, name: str) -> None:
+    """Two workers of one rank raise it; one worker takes everything, and so does a loader without."""
+    for workers in (0, 1):
+        assert sorted(sample["__key__"] for sample in loader(wrap(make()), workers)) == keys
+    with pytest.raises(ConfigError, match=name):
+        next(iter(loader(wrap(make()), 2)))
+
+
+def loader(dataset: Any, workers: int) -> DataLoader[Any]:
+    """Load single samples."""
+    return DataLoader(dataset, batch_size=None, num_workers=workers)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_the_drop_in_refuses_a_leftover_splitter(make: Make, keys: list[str]) -> None:
+    """A splitter among the stages raises the error on the drop-in as well; its arguments of these names do not."""
+    with pytest.raises(ConfigError, match="split_by_node"):
+        next(iter(make(WebDataset).compose(wds.split_by_node)))
+    named = make(WebDataset, nodesplitter=wds.split_by_node, workersplitter=wds.split_by_worker)
+    assert len({sample["__key__"] for sample in named}) == len(keys) / 2
+
+
+@pytest.mark.slow
+def test_accelerate_prepares_no_loader_of_ranks(index: str, daemon: Daemon, tmp_path: Path) -> None:
+    """Two processes under `accelerator.prepare` get the typed error, both of them, with and without workers.
+
+    Where each process reads all samples, `accelerator.prepare` shares them out, each once. So does a loader that is not
+    prepared, and `gather_for_metrics` leaves none out.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += [str(JOB), str(daemon.socket), index, str(tmp_path)]
+    done = subprocess.run(
+        command, env=clean_environment({"OMP_NUM_THREADS": "1"}), capture_output=True, text=True, timeout=GUARD_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [list(map(json.loads, (tmp_path / f"{rank}.jsonl").read_text().splitlines())) for rank in range(2)]
+    for rows in zip(*ranks, strict=True):
+        name, keys = rows[0]["name"], [row["keys"] for row in rows]
+        if name.startswith("every rank reads all"):
+            assert sorted(chain(*keys)) == list(range(200)), name
+        elif name == "not prepared, gathered":
+            assert [sorted(gathered) for gathered in keys] == [list(range(200))] * 2
+        else:
+            assert all("accelerator.prepare()" in (row["error"] or "") and not row["keys"] for row in rows), rows

@@ -1,0 +1,204 @@
+"""The same global batches on any number of ranks and workers, byte for byte, from a real daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardcache.errors import ConfigError
+from shardcache_client import Mixture, ShardDataset, ignore_and_continue
+from support.programs.daemon import Daemon
+from support.shards.tars import make_tar, random_samples
+
+# torchdata 0.11 with torch 2.13.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+COUNTS = (17, 30, 9, 41, 1, 25, 22, 36)
+GLOBAL = 16
+BATCHES = 12  # 181 samples, and 11 more to fill the last batch
+
+Sample = dict[str, Any]
+Batch = list[Sample]
+Make = Callable[..., ShardDataset]
+
+# A kind of dataset, and the ranks and workers of a job and of the job that goes on.
+SAME = ("dataset", (2, 3), (2, 3))
+FEWER = ("dataset", (4, 0), (1, 3))
+MORE = ("mixture", (2, 2), (8, 0))
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
+def write(folder: Path, first: int) -> str:
+    """Write shards whose first key has this number; return the url of their index."""
+    folder.mkdir(exist_ok=True)
+    for number, count in enumerate(COUNTS):
+        tar = make_tar(random_samples(count, {"bin": 200}, first=first + sum(COUNTS[:number])))
+        (folder / f"{number}.tar").write_bytes(tar)
+    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(COUNTS)]
+    (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    return f"file://{folder}/index.json"
+
+
+@pytest.fixture(scope="module")
+def train(folder: Path) -> list[str]:
+    """The indexes of two sources."""
+    return [write(folder / "a", 0), write(folder / "b", 500)]
+
+
+@pytest.fixture
+def make(daemon: Daemon, train: list[str], request: pytest.FixtureRequest) -> Make:
+    """A function that makes the dataset anew for a rank; with the parameter "mixture", a mixture of two."""
+    kind = getattr(request, "param", "dataset")
+
+    def make_dataset(rank: int = 0, world_size: int = 1, **options: Any) -> ShardDataset:
+        chosen: dict[str, Any] = {"global_batch_size": GLOBAL, "canonical_nodes": 2, "socket": daemon.socket} | options
+        chosen |= {"rank": rank, "world_size": world_size, "shuffle": True, "shuffle_window": 3, "seed": 7}
+        if kind == "dataset":
+            return ShardDataset(train[0], **chosen)
+        sources = {name: ShardDataset(url, **chosen) for name, url in zip("ab", train, strict=True)}
+        return Mixture(sources, {"a": 3, "b": 1}, samples_per_epoch=181)
+
+    return make_dataset
+
+
+def stateful(dataset: ShardDataset, workers: int) -> Any:
+    """Return a StatefulDataLoader of the rank's batches."""
+    return StatefulDataLoader(dataset, batch_size=dataset.batch_size, num_workers=workers, collate_fn=list)
+
+
+def plain(dataset: ShardDataset, workers: int) -> Any:
+    """Return a DataLoader of the rank's batches."""
+    return DataLoader(dataset, batch_size=dataset.batch_size, num_workers=workers, collate_fn=list)
+
+
+def own(dataset: ShardDataset, workers: int) -> Any:
+    """Return the dataset's own loader."""
+    return dataset.loader(num_workers=workers, collate_fn=list)
+
+
+def together(ranks: list[Iterator[Batch]]) -> list[Batch]:
+    """Return the global batches of ranks that take theirs in step."""
+    return [list(chain.from_iterable(parts)) for parts in zip(*ranks, strict=True)]
+
+
+def whole(make: Make, epoch: int = 0) -> list[Batch]:
+    """Return the global batches of an epoch as a single process reads them."""
+    dataset = make()
+    dataset.set_epoch(epoch)
+    return together([iter(plain(dataset, 0))])
+
+
+@pytest.mark.parametrize(
+    ("make", "world_size", "workers"),
+    [
+        *(("dataset", 2, 2), ("dataset", 4, 0), slow("dataset", 1, 3), slow("dataset", 8, 1)),
+        *(("mixture", 2, 3), slow("mixture", 1, 1), slow("mixture", 8, 0)),
+    ],
+    indirect=["make"],
+)
+def test_ranks_and_workers_do_not_change_global_batches(make: Make, world_size: int, workers: int) -> None:
+    """1, 2, 4 and 8 ranks without and with workers yield the same bytes in the same batches, in two epochs."""
+    loaders = [plain(make(rank, world_size), workers) for rank in range(world_size)]
+    assert [len(loader) for loader in loaders] == [BATCHES] * world_size
+    for epoch in range(2):
+        expected = whole(make, epoch)
+        assert [len(batch) for batch in expected] == [GLOBAL] * BATCHES
+        assert together([iter(loader) for loader in loaders]) == expected
+
+
+@pytest.mark.parametrize(
+    ("load", "make", "before", "after"),
+    [
+        *((stateful, *SAME), slow(own, *SAME), slow(plain, *SAME)),
+        *((own, *FEWER), slow(stateful, *FEWER), slow(plain, *FEWER)),
+        *((plain, *MORE), slow(stateful, *MORE), slow(own, *MORE)),
+    ],
+    indirect=["make"],
+)
+def test_a_run_goes_on_with_the_next_global_batch_on_any_job(
+    make: Make, load: Any, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    """From the state of one rank, twice: the sequence of batches is that of a run without interruption."""
+    expected, taken, state = whole(make), 0, ""
+    for (world_size, workers), count in ((before, 4), (after, 5), (before, 3)):
+        datasets = [make(rank, world_size) for rank in range(world_size)]
+        loaders = [load(dataset, workers) for dataset in datasets]
+        for dataset, loader in zip(datasets, loaders, strict=True):
+            if state:  # torchdata's loader takes only the state of as many workers
+                (loader if load is stateful and before == after else dataset).load_state_dict(json.loads(state))
+        assert together([islice(loader, count) for loader in loaders]) == expected[taken : taken + count]
+        taken += count
+        state = json.dumps(datasets[0].state_dict(batches=count) if load is plain else loaders[0].state_dict())
+
+
+@pytest.mark.parametrize("load", [stateful, own])
+def test_a_state_of_one_loader_goes_on_with_another(make: Make, load: Any) -> None:
+    """Though a plain loader begins with its first worker, whichever worker's turn it was; and again from its state."""
+    expected, saving = whole(make), load(make(), 2)
+    assert list(islice(saving, 3)) == expected[:3]
+    second = make()
+    second.load_state_dict(saving.state_dict())
+    assert list(islice(plain(second, 2), 4)) == expected[3:7]
+    third = make()
+    third.load_state_dict(second.state_dict(batches=4))
+    assert list(plain(third, 2)) == expected[7:]
+
+
+@pytest.mark.parametrize("load", [own, plain])
+@pytest.mark.parametrize("make", ["dataset", "mixture"], indirect=True)
+def test_after_the_last_global_batch_comes_the_next_epoch(make: Make, load: Any) -> None:
+    """A state of the end is one of the next epoch's beginning, for any job."""
+    dataset = make(0, 2)
+    loader = load(dataset, 2)
+    list(loader)
+    state = dataset.state_dict(batches=BATCHES) if load is plain else loader.state_dict()
+    ranks = [make(rank, 4) for rank in range(4)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    assert together([iter(plain(rank, 1)) for rank in ranks]) == whole(make, 1)
+
+
+def test_a_sample_that_is_skipped_moves_no_batch_of_others(daemon: Daemon, tmp_path: Path) -> None:
+    """The reader that skips it goes on with its next samples; the global batches before it are the same."""
+    url = write(tmp_path, 0)
+    samples = random_samples(41, {"bin": 200}, first=56)
+    (tmp_path / "3.tar").write_bytes(make_tar([*samples[:20], samples[20], *samples[20:]]))
+    options: dict[str, Any] = {"global_batch_size": GLOBAL, "on_error": ignore_and_continue, "socket": daemon.socket}
+    ranks = [ShardDataset(url, rank=rank, world_size=2, **options) for rank in range(2)]
+    read = together([iter(plain(rank, 2)) for rank in ranks])
+    keys = [[sample["__key__"] for sample in batch] for batch in read]
+    assert keys[:4] == [[f"{number:06d}" for number in range(start, start + GLOBAL)] for start in range(0, 64, GLOBAL)]
+    assert [len(batch) for batch in keys] == [GLOBAL] * BATCHES
+    assert "000076" not in chain.from_iterable(keys)
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 4}, {"even": None}, {"canonical_nodes": 3}, {"global_batch_size": 0}]
+)
+def test_options_that_contradict_global_batches_are_refused(make: Make, options: dict[str, Any]) -> None:
+    """At once, rather than by batches that differ."""
+    with pytest.raises(ConfigError):
+        make(**options)
+
+
+def test_loaders_that_would_change_global_batches_are_refused(make: Make) -> None:
+    """Ranks that do not divide them; a loader with batches of another size."""
+    with pytest.raises(ConfigError, match="cannot be divided among 3 ranks"):
+        next(iter(make(0, 3)))
+    with pytest.raises(ConfigError, match="the loader's batch_size is 4, the dataset's 8"):
+        make(0, 2).loader(batch_size=4)
+    assert make(0, 2).loader().batch_size == 8
+    with pytest.raises(ConfigError, match="a filter would change the global batches"):
+        iter(make().filter(bool))

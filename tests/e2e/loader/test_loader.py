@@ -1,0 +1,238 @@
+"""`ShardDataset.loader`: batches, lengths, epochs, and a state that any number of workers resumes from exactly."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import ConfigError, MissingMemberError
+from shardcache_client import ShardDataset, ignore_and_continue
+from shardcache_client.loader import ShardLoader
+from support.programs.daemon import Daemon
+from support.shards.tars import make_tar, write_indexed
+
+# The machine may have fewer CPUs than a test has workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+COUNTS = (5, 11, 3, 8, 1, 13, 6)
+KEYS = [f"{number:06d}" for number in range(sum(COUNTS))]
+BATCH = 4
+
+Make = Callable[..., ShardDataset]
+
+
+@pytest.fixture(scope="module")
+def train(folder: Path) -> Path:
+    """The folder of shards with uneven counts, and of their index file."""
+    write_indexed(folder / "train", COUNTS)
+    return folder / "train"
+
+
+@pytest.fixture
+def make(daemon: Daemon, train: Path) -> Make:
+    """A function that makes the dataset anew, as each process of a job would."""
+
+    def make_dataset(url: str = f"file://{train}/index.json", **options: Any) -> ShardDataset:
+        chosen = {"shuffle": True, "shuffle_window": 3, "seed": 7, "socket": daemon.socket}
+        return ShardDataset(url, **chosen | options)
+
+    return make_dataset
+
+
+def load(dataset: ShardDataset, workers: int, **options: Any) -> ShardLoader:
+    """Return a loader of lists of samples."""
+    return dataset.loader(batch_size=BATCH, num_workers=workers, collate_fn=list, **options)
+
+
+def keys_of(batches: Iterator[Any] | list[Any]) -> list[list[str]]:
+    """Return the keys of each batch."""
+    return [[sample["__key__"] for sample in batch] for batch in batches]
+
+
+def state_after(loader: ShardLoader, batches: int) -> Any:
+    """Return the state after a number of batches, as a checkpoint gives it back."""
+    iterator = iter(loader)
+    assert len(list(islice(iterator, batches))) == batches
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_has_every_sample_once_and_as_many_batches_as_its_length(make: Make, workers: int) -> None:
+    """Batch size, length and epochs are the loader's affair."""
+    loader = load(make(), workers)
+    first, second = keys_of(iter(loader)), keys_of(iter(loader))
+    assert len(loader) == len(first) == len(second) == 12
+    assert sorted(chain(*first)) == sorted(chain(*second)) == KEYS
+    assert first != second
+    loader.set_epoch(0)
+    assert keys_of(iter(loader)) == first
+
+
+def test_a_short_batch_is_dropped_if_asked_for(make: Make) -> None:
+    """`drop_last` holds for batches, length and the end of the epoch."""
+    loader = load(make(), 2, drop_last=True)
+    batches = keys_of(iter(loader))
+    assert len(loader) == len(batches) == len(KEYS) // BATCH
+    loader.load_state_dict(loader.state_dict())
+    assert loader.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "steps"),
+    [
+        (0, {}, [0, 1, 11, 12]),
+        (2, {}, [0, 5, 12]),
+        (3, {"persistent_workers": False}, [1, 7, 11]),
+        pytest.param(2, {"multiprocessing_context": "spawn"}, [3], marks=pytest.mark.slow),
+        (2, {"drop_last": True}, [10, 11]),
+    ],
+)
+def test_a_resumed_loader_goes_on_with_exactly_the_next_batch(
+    make: Make, workers: int, options: dict[str, Any], steps: list[int]
+) -> None:
+    """The batches after a resume are those of the uninterrupted run, in its order, whichever worker's turn it was."""
+    whole = load(make(), workers, **options)
+    uninterrupted = keys_of(chain(whole, whole))
+    for step in steps:
+        resumed = load(make(), workers, **options)
+        resumed.load_state_dict(state_after(load(make(), workers, **options), step))
+        left = keys_of(iter(resumed)) + (keys_of(iter(resumed)) if step < len(whole) else [])
+        assert left == uninterrupted[step:]
+
+
+def test_it_goes_on_exactly_after_a_second_resume(make: Make) -> None:
+    """A state taken after a resume, before each worker has sent a batch, knows all workers' places and turns."""
+    whole = keys_of(iter(load(make(), 3)))
+    state = state_after(load(make(), 3), 4)
+    for taken in (0, 1, 2, 5):
+        again = load(make(), 3)
+        again.load_state_dict(state)
+        last = load(make(), 3)
+        last.load_state_dict(state_after(again, taken))
+        assert keys_of(iter(last)) == whole[4 + taken :]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_other_workers_and_ranks_share_what_is_left(make: Make, workers: int) -> None:
+    """One rank's state of two resumes any number of ranks and workers: with every sample that is left, once."""
+    taken: list[str] = []
+    states = []
+    for rank in range(2):
+        loader = load(make(rank=rank, world_size=2), 2)
+        batches = islice(iter(loader), 3)
+        taken += chain(*keys_of(batches))
+        states.append(loader.state_dict())
+    for ranks in (1, 3):
+        left = Counter(taken)
+        for rank in range(ranks):
+            loader = load(make(rank=rank, world_size=ranks), workers)
+            loader.load_state_dict(states[0])
+            left.update(chain(*keys_of(iter(loader))))
+        assert set(left) == set(KEYS)
+        assert left.total() <= len(KEYS) + ranks + 1  # padding
+
+
+def test_shards_that_nobody_counted_resume_exactly_too(make: Make, train: Path, folder: Path) -> None:
+    """The workers' own states know how far they are; no count is needed, and no torchdata."""
+    pattern = f"file://{train}/{{0..{len(COUNTS) - 1}}}.tar"
+
+    def uncounted(name: str) -> Daemon:
+        (folder / name).mkdir()
+        return Daemon(folder / name)
+
+    with uncounted("whole") as fresh:
+        whole = keys_of(iter(load(make(pattern, socket=fresh.socket), 2)))
+    with uncounted("first") as fresh:
+        state = state_after(load(make(pattern, socket=fresh.socket), 2), 5)
+    with uncounted("rest") as fresh:
+        resumed = load(make(pattern, socket=fresh.socket), 2)
+        resumed.load_state_dict(state)
+        assert keys_of(iter(resumed)) == whole[5:]
+
+
+def test_skipped_samples_do_not_move_the_place(make: Make) -> None:
+    """A state counts the samples that a handler skipped, unlike a number of batches."""
+
+    def picky(sample: dict[str, Any]) -> dict[str, Any]:
+        if int(sample["__key__"]) % 5 == 0:
+            raise ValueError("no fives")
+        return sample
+
+    options = {"decode": picky, "on_error": ignore_and_continue}
+    whole = keys_of(iter(load(make(**options), 2)))
+    resumed = load(make(**options), 2)
+    resumed.load_state_dict(state_after(load(make(**options), 2), 5))
+    assert keys_of(iter(resumed)) == whole[5:]
+
+
+def test_an_epoch_that_is_over_is_followed_by_the_next(make: Make) -> None:
+    """Also if the loop never asked for a batch after the last."""
+    loader = load(make(), 2)
+    state = state_after(loader, len(loader))
+    resumed = load(make(), 2)
+    resumed.load_state_dict(state)
+    assert resumed.epoch == 1
+    loader.set_epoch(1)
+    assert keys_of(iter(resumed)) == keys_of(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_iteration_that_nobody_read_is_not_left(make: Make, workers: int) -> None:
+    """Lightning begins each epoch twice: neither the epoch nor the states to resume from are lost by that."""
+    whole = keys_of(iter(load(make(), workers)))
+    resumed = load(make(), workers)
+    resumed.load_state_dict(state_after(load(make(), workers), 3))
+    iter(resumed)
+    assert keys_of(iter(resumed)) == whole[3:]
+    loader = load(make(), workers)
+    iter(loader)
+    loader.set_epoch(1)
+    assert keys_of(iter(loader)) == keys_of(iter(resumed))
+
+
+def test_batches_that_come_out_of_order_are_counted_to_their_workers(make: Make) -> None:
+    """With `in_order=False`, what is left is exact as well."""
+    loader = load(make(), 3, in_order=False)
+    iterator = iter(loader)
+    taken = keys_of(list(islice(iterator, 5)))
+    resumed = load(make(), 3)
+    resumed.load_state_dict(loader.state_dict())
+    assert sorted(chain(*taken, *keys_of(iter(resumed)))) == KEYS
+
+
+def test_the_batch_size_is_given_once(make: Make) -> None:
+    """The loader's is the dataset's; two that differ are an error, and so is an order beside the dataset's."""
+    assert make(batch_size=BATCH).loader(num_workers=0).batch_size == BATCH
+    with pytest.raises(ConfigError, match="batch_size is 8, the dataset's 4"):
+        make(batch_size=BATCH).loader(batch_size=8)
+    with pytest.raises(ConfigError, match="does not take shuffle"):
+        make().loader(shuffle=True)
+    singles = make().loader(batch_size=None, num_workers=0)
+    assert len(singles) == len(list(singles)) == len(KEYS)
+
+
+def test_a_member_that_some_samples_lack_is_named(make: Make, train: Path) -> None:
+    """Not collate's KeyError: the error says which sample of which shard."""
+    samples = [{"__key__": "a", "jpg": b"1", "cls": b"0"}, {"__key__": "b", "jpg": b"2"}]
+    (train / "lacking.tar").write_bytes(make_tar(samples))
+    loader = make(f"file://{train}/lacking.tar", shuffle=False).loader(batch_size=2, num_workers=1)
+    with pytest.raises(MissingMemberError, match="'b' has no member 'cls'") as caught:
+        list(loader)
+    assert caught.value.url == f"file://{train}/lacking.tar"
+
+
+def test_frameworks_leave_it_alone(make: Make) -> None:
+    """Accelerate returns it as it is, so that nothing is sharded twice; its DataLoader's attributes can be seen."""
+    from accelerate import Accelerator
+
+    loader = load(make(), 2, prefetch_factor=3)
+    assert Accelerator(cpu=True).prepare(loader) is loader
+    assert (loader.num_workers, loader.prefetch_factor, loader.drop_last) == (2, 3, False)
+    with pytest.raises(AttributeError, match="no attribute 'sampler'"):
+        _ = loader.sampler

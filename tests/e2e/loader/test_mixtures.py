@@ -1,0 +1,428 @@
+"""Mixtures of datasets, read from a real daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardcache.errors import ConfigError, DecodeError
+from shardcache_client import Mixture, MixtureReader, ShardDataset, ShardReader, ignore_and_continue, ignore_and_stop
+from support.network.ports import free_port
+from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
+from support.shards.dealt import walk
+from support.shards.tars import make_tar, random_samples
+
+# torchdata 0.11 with torch 2.13.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+COUNTS = {"web": (9, 4, 17, 1, 12, 7), "code": (5, 11, 6)}
+FIRST = {"web": 0, "code": 100}  # number of a source's first key
+SAMPLES = {name: sum(counts) for name, counts in COUNTS.items()}
+KEYS = {name: [f"{FIRST[name] + number:06d}" for number in range(SAMPLES[name])] for name in COUNTS}
+BATCH = 4
+
+Read = list[tuple[str, str]]
+"""Source and key of each sample."""
+Make = Callable[..., Mixture]
+
+
+def write(folder: Path, name: str, *, bad: int | None = None) -> str:
+    """Write a source, perhaps with a shard whose third sample is broken; return the url of its index."""
+    (folder / name).mkdir(exist_ok=True)
+    first = FIRST[name]
+    for number, count in enumerate(COUNTS[name]):
+        samples = random_samples(count, {"bin": 50}, first=first)
+        if number == bad:
+            samples.insert(2, samples[2])  # two members of one name
+        (folder / name / f"{number}.tar").write_bytes(make_tar(samples))
+        first += count
+    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(COUNTS[name])]
+    (folder / name / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    return f"file://{folder}/{name}/index.json"
+
+
+@pytest.fixture(scope="module")
+def indexes(folder: Path) -> dict[str, str]:
+    """The index files of two sources."""
+    return {name: write(folder, name) for name in COUNTS}
+
+
+@pytest.fixture
+def make(daemon: Daemon, indexes: dict[str, str]) -> Make:
+    """A function that makes the mixture anew, as each process of a job would."""
+
+    def make_mixture(weights: Any = None, samples_per_epoch: int | None = None, **options: Any) -> Mixture:
+        chosen: dict[str, Any] = {"socket": daemon.socket, "batch_size": BATCH} | options
+        sources = {
+            "web": ShardDataset(indexes["web"], shuffle=True, shuffle_window=3, seed=7, **chosen),
+            "code": ShardDataset(indexes["code"], **chosen),
+        }
+        return Mixture(sources, weights, samples_per_epoch=samples_per_epoch)
+
+    return make_mixture
+
+
+def read(samples: Any) -> Read:
+    """Return source and key of samples, or of batches of them."""
+    every = chain.from_iterable(each if isinstance(each, list) else [each] for each in samples)
+    return [(sample["__source__"], sample["__key__"]) for sample in every]
+
+
+def loader(mixture: Mixture, workers: int) -> Any:
+    """Return a StatefulDataLoader of whole batches."""
+    return StatefulDataLoader(mixture, batch_size=BATCH, num_workers=workers, collate_fn=list)
+
+
+def every_sample(times: dict[str, int] | None = None) -> Counter[tuple[str, str]]:
+    """Return every sample of both sources, once or so many times."""
+    return Counter({(name, key): (times or {}).get(name, 1) for name, keys in KEYS.items() for key in keys})
+
+
+def dealt(mixture: Mixture, epoch: int) -> Read:
+    """Return what the order says of a single reader's epoch."""
+    names = [(name, number) for name, counts in COUNTS.items() for number in range(len(counts))]
+    shards = walk(mixture._source.deal.share(epoch, 0, mixture.topology()), [*COUNTS["web"], *COUNTS["code"]])
+    return [
+        (name, KEYS[name][sum(COUNTS[name][:number]) + sample])
+        for (name, number), sample in ((names[shard], sample) for shard, sample in shards)
+    ]
+
+
+@pytest.mark.parametrize("weights", [None, {"web": 1, "code": 3}])
+def test_what_a_mixture_deals_is_read(make: Make, weights: Any) -> None:
+    """Shards that enter in different lanes, mixed or in file order: every sample from its own shard, in the order."""
+    mixture = make(weights)
+    for epoch in range(2):
+        assert read(mixture) == dealt(mixture, epoch)
+
+
+def test_ranks_and_workers_read_each_sample_of_a_mixture_once(make: Make) -> None:
+    """Two ranks of two workers, without weights: both sources whole, in equal numbers of batches."""
+    ranks = [
+        [read([batch]) for batch in DataLoader(make(rank=rank, world_size=2), BATCH, num_workers=2, collate_fn=list)]
+        for rank in range(2)
+    ]
+    assert Counter(chain.from_iterable(chain(*ranks))) == every_sample()
+    assert len(ranks[0]) == len(ranks[1]) == len(DataLoader(make(rank=0, world_size=2), BATCH, num_workers=2))
+
+
+def test_batches_of_a_mixture_have_the_proportions(make: Make) -> None:
+    """Three of four samples from a source with fewer: it comes several times, and each batch has just that many."""
+    mixture = make({"web": 1, "code": 3}, samples_per_epoch=96)
+    batches = [read([batch]) for batch in loader(mixture, 2)]
+    assert mixture.samples_of(0) == {"web": 24, "code": 72}
+    assert [[name for name, _ in batch].count("code") for batch in batches] == [3] * 24
+    count = Counter(chain.from_iterable(batches))
+    assert {count["code", key] for key in KEYS["code"]} == {3, 4}
+    assert Counter(name for name, _ in count.elements()) == {"web": 24, "code": 72}
+
+
+def test_weights_change_from_epoch_to_epoch(make: Make) -> None:
+    """Each source goes on where it ended, so over the epochs its samples come equally often."""
+    weights = {0: {"web": 4, "code": 1}, 1: {"web": 1, "code": 4}, 3: {"web": 0, "code": 1}}
+    mixture = make(weights, samples_per_epoch=50)
+    epochs = [read(mixture) for _ in range(4)]
+    counts = [Counter(name for name, _ in epoch) for epoch in epochs]
+    assert counts == [{"web": 40, "code": 10}, {"web": 10, "code": 40}, {"web": 10, "code": 40}, {"code": 50}]
+    web = Counter(sample for sample in chain.from_iterable(epochs) if sample[0] == "web")
+    assert set(web.values()) == {1, 2} and len(web) == 50, "60 samples of 50"
+    mixture.set_epoch(2)
+    assert read(mixture) == epochs[2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("taken", [0, 1, 7, 17])
+def test_a_mixture_goes_on_exactly(make: Make, workers: int, taken: int) -> None:
+    """After any number of batches the rest is what would have come, and so is the next epoch."""
+    whole = loader(make({"web": 2, "code": 1}), workers)
+    epochs = [read(whole), read(whole)]
+    interrupted = loader(make({"web": 2, "code": 1}), workers)
+    assert read(list(islice(interrupted, taken))) == epochs[0][: taken * BATCH]
+    resumed = loader(make({"web": 2, "code": 1}), workers)
+    resumed.load_state_dict(json.loads(json.dumps(interrupted.state_dict())))
+    assert [read(resumed), read(resumed)] == [epochs[0][taken * BATCH :], epochs[1]]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_other_readers_go_on_with_a_mixture(make: Make) -> None:
+    """Two ranks of two workers, then three ranks of one, then one of three: each sample once, of each source."""
+    have: Read = []
+    states: list[Any] = []
+    for rank in range(2):
+        interrupted = loader(make(rank=rank, world_size=2), 2)
+        have += read(list(islice(interrupted, 3)))
+        states.append(interrupted.state_dict())
+    later = []
+    for rank in range(3):
+        mixture = make(rank=rank, world_size=3)
+        mixture.load_state_dict(json.loads(json.dumps(states)))
+        have += read(islice(mixture, 6))
+        later.append(json.loads(json.dumps(mixture.state_dict())))
+    alone = make()
+    alone.load_state_dict(later)
+    have += read(DataLoader(alone, BATCH, num_workers=3, collate_fn=list))
+    count = Counter(have)
+    assert set(count) == set(every_sample())
+    assert count.total() <= every_sample().total() + 1 + 2, "no more than the padding"
+
+
+def test_lanes_give_back_their_shards(make: Make, daemon: Daemon) -> None:
+    """Of the rests of four readers' spans, no more is held at the last sample than the windows of two sources."""
+    states = []
+    for rank in range(4):
+        mixture = make(rank=rank, world_size=4, even=None)
+        list(islice(mixture, 3))
+        states.append(mixture.state_dict())
+    alone = make(even=None)
+    alone.load_state_dict(states)
+    samples = iter(alone)
+    assert len(list(islice(samples, sum(SAMPLES.values()) - 4 * 3 - 1))) == 59
+    eventually(lambda: daemon.leases() <= 3 + 1)
+    del samples
+
+
+def test_a_state_tells_the_position_in_each_source(make: Make) -> None:
+    """By numbers for people to read: where the epoch begins, how much of it there is, and how much is passed."""
+    mixture = make({"web": 3, "code": 1}, samples_per_epoch=60)
+    list(mixture)
+    taken = Counter(name for name, _ in read(islice(mixture, 30)))
+    assert mixture.state_dict()["sources"] == {
+        "web": {"start": 45, "samples": 45, "passed": taken["web"]},
+        "code": {"start": 15, "samples": 15, "passed": taken["code"]},
+    }
+
+
+def test_only_the_weights_of_later_epochs_may_change_on_resuming(make: Make) -> None:
+    """Others would have had each source end elsewhere; the error names the source."""
+    weights = {0: {"web": 2, "code": 1}, 1: {"web": 1, "code": 1}}
+    mixture = make(weights)
+    list(mixture)
+    before = read(islice(mixture, 11))
+    state = mixture.state_dict()
+    resumed = make(weights | {2: {"web": 1, "code": 9}})
+    resumed.load_state_dict(state)
+    rest = read(resumed)
+    mixture.set_epoch(1)
+    assert before + rest == read(mixture)
+    for changed in ({0: {"web": 1, "code": 1}}, weights | {1: {"web": 1, "code": 2}}, None):
+        with pytest.raises(ConfigError, match="source 'web' has"):
+            make(changed).load_state_dict(state)
+    with pytest.raises(ConfigError, match="another dataset"):
+        make(weights, samples_per_epoch=10).load_state_dict(state)
+
+
+@pytest.mark.parametrize("source", ["web", "code"])
+@pytest.mark.parametrize("fault", ["sample", "shard", "decode"])
+def test_what_cannot_be_read_leaves_the_other_samples_in_place(
+    daemon: Daemon, tmp_path: Path, indexes: dict[str, str], source: str, fault: str
+) -> None:
+    """A bad sample or shard of one source: all others come in the order in which they would have come, from any state.
+
+    Its place in the mixture is passed, so the proportions of what follows, and the plan, are those of the whole.
+    """
+    shard = 2 if source == "web" else 1
+    lost = KEYS[source][sum(COUNTS[source][:shard]) :][: COUNTS[source][shard]]
+
+    urls = {name: write(tmp_path, name, bad=shard if (fault, name) == ("sample", source) else None) for name in COUNTS}
+    if fault == "shard":
+        (tmp_path / source / f"{shard}.tar").write_bytes(b"no tar" * 1000)
+    spoilt = source if fault == "decode" else ""
+
+    def make(urls: dict[str, str], spoilt: str = "") -> Mixture:
+        options: dict[str, Any] = {"on_error": ignore_and_continue, "even": None, "socket": daemon.socket}
+        decodes = {name: _decoder(lost[2]) if name == spoilt else None for name in COUNTS}
+        web = ShardDataset(urls["web"], shuffle=True, shuffle_window=3, decode=decodes["web"], **options)
+        return Mixture({"web": web, "code": ShardDataset(urls["code"], decode=decodes["code"], **options)})
+
+    gone = lost if fault == "shard" else lost[2:3]
+    bad = make(urls, spoilt)
+    have = read(bad)
+    bad.set_epoch(0)
+    for taken in (1, 11, 40):
+        before = read(islice(bad, taken))
+        resumed = make(urls, spoilt)
+        resumed.load_state_dict(bad.state_dict())
+        assert before + read(resumed) == have
+    assert have == [sample for sample in read(make(indexes)) if sample[1] not in gone]
+
+
+def _decoder(bad: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def decode(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"] == bad:
+            raise ValueError("no image")
+        return sample
+
+    return decode
+
+
+def test_ranks_stay_equal_over_bad_samples_of_a_mixture(daemon: Daemon, tmp_path: Path) -> None:
+    """Samples of other readers come in the place of those that were skipped."""
+    urls = [write(tmp_path, "web", bad=2), write(tmp_path, "code")]
+    options: dict[str, Any] = {"on_error": ignore_and_continue, "world_size": 2, "socket": daemon.socket}
+    ranks = [
+        read(Mixture({name: ShardDataset(url, rank=rank, **options) for name, url in zip(COUNTS, urls, strict=True)}))
+        for rank in range(2)
+    ]
+    assert len(ranks[0]) == len(ranks[1]) == 36
+    assert len(set(chain(*ranks))) == 71
+
+
+def test_a_handler_may_end_the_epoch_of_a_mixture(daemon: Daemon, tmp_path: Path) -> None:
+    """At the bad sample; the session ends, and with it all leases, though both sources had shards open."""
+    urls = [write(tmp_path, "web"), write(tmp_path, "code", bad=0)]
+    options: dict[str, Any] = {"on_error": ignore_and_stop, "socket": daemon.socket, "job": "stops"}
+    mixture = Mixture({name: ShardDataset(url, **options) for name, url in zip(COUNTS, urls, strict=True)})
+    assert Counter(name for name, _ in read(mixture))["code"] == 2
+    eventually(lambda: not any(job["sessions"] for job in daemon.status()["jobs"] if job["name"] == "stops"))
+
+
+def test_a_reader_of_a_mixture_has_one_plan(make: Make, daemon: Daemon) -> None:
+    """One session, which names the shards of all sources: so prefetching and eviction know what comes when."""
+    samples = iter(make(job="one plan", epochs=1))
+    next(samples)
+    (job,) = [job for job in daemon.status()["jobs"] if job["name"] == "one plan"]
+    assert (job["sessions"], job["shards_planned"]) == (1, sum(map(len, COUNTS.values())))
+
+
+def test_the_same_shards_in_two_sources(daemon: Daemon, indexes: dict[str, str]) -> None:
+    """As with a filtered and an unfiltered view of one dataset: each source reads all of them, in its own order."""
+    sources = {
+        name: ShardDataset(indexes["web"], shuffle=True, seed=seed, socket=daemon.socket)
+        for name, seed in (("once", 1), ("again", 2))
+    }
+    count = Counter(read(Mixture(sources)))
+    assert count == Counter({(name, key): 1 for name in sources for key in KEYS["web"]})
+
+
+def test_each_source_has_its_own_decode(daemon: Daemon, indexes: dict[str, str]) -> None:
+    """And may have none; the sample tells where it is from before it is decoded."""
+    sources = {
+        "web": ShardDataset(indexes["web"], decode=lambda sample: sample["__source__"], socket=daemon.socket),
+        "code": ShardDataset(indexes["code"], socket=daemon.socket),
+    }
+    made = list(Mixture(sources))
+    assert made.count("web") == SAMPLES["web"]
+    assert Counter(sample["__key__"] for sample in made if sample != "web") == Counter(KEYS["code"])
+    sources["web"] = ShardDataset(indexes["web"], decode=lambda sample: sample["png"], socket=daemon.socket)
+    with pytest.raises(DecodeError, match=f"{Path(__file__).name}:"):
+        list(Mixture(sources))
+
+
+def test_each_source_has_its_own_members_and_stages(daemon: Daemon, tmp_path: Path) -> None:
+    """A choice of members, defaults, `map` and `filter` are those of the source; the mixture's own stages follow."""
+    sources = {}
+    for name, options in (("one", {"members": ("a",)}), ("two", {"members": ("b", "c"), "missing": {"c": 0}})):
+        (tmp_path / f"{name}.tar").write_bytes(make_tar(random_samples(6, {"a": 5, "b": 7})))
+        rows = [{"url": f"{name}.tar", "nsamples": 6}]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+        sources[name] = ShardDataset(f"file://{tmp_path}/{name}.json", even=None, socket=daemon.socket, **options)
+    sources["two"] = sources["two"].filter(lambda sample: sample["__key__"] != "000003").map(sorted)
+    mixture = Mixture(sources).map(list)
+    read = list(mixture)
+    assert read.count(["__key__", "__url__", "a", "__source__"]) == 6
+    assert read.count(["__key__", "__source__", "__url__", "b", "c"]) == 5
+    assert len(read) == 11
+    with pytest.raises(TypeError, match="filter"):
+        len(mixture)
+
+
+def test_a_process_without_torch_reads_a_mixture(make: Make, daemon: Daemon, indexes: dict[str, str]) -> None:
+    """The same samples, order and states."""
+    sources = {
+        "web": ShardReader(
+            indexes["web"], shuffle=True, shuffle_window=3, seed=7, batch_size=BATCH, socket=daemon.socket
+        ),
+        "code": ShardReader(indexes["code"], batch_size=BATCH, socket=daemon.socket),
+    }
+    reader, mixture = MixtureReader(sources), make()
+    first = read(islice(reader, 20))
+    mixture.load_state_dict(reader.state_dict())
+    rest = read(mixture)
+    reader.set_epoch(0)
+    assert read(reader) == first + rest
+
+
+TORCH_JOB = """
+import json, sys
+import torch.distributed
+from torch.utils.data import DataLoader
+from shardcache_client import Mixture, ShardDataset
+socket, when, *indexes = sys.argv[1:]
+if when == "before":
+    torch.distributed.init_process_group("gloo")
+sources = [ShardDataset(index, shuffle=True, socket=socket) for index in indexes]
+mixture = Mixture(dict(zip(["web", "code"], sources)))
+if when != "before":
+    torch.distributed.init_process_group("gloo")
+loader = DataLoader(mixture, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+print(json.dumps([(sample["__source__"], sample["__key__"]) for sample in loader]))
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+def torch_job(daemon: Daemon, when: str, indexes: dict[str, str]) -> list[Any]:
+    """Run two ranks under torch.distributed, with workers that are spawned; return what each has printed."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TORCH_JOB, str(daemon.socket), when, *indexes.values()]
+    ranks = [
+        subprocess.Popen(command, env=os.environ | address | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    return [json.loads(rank.communicate(timeout=GUARD_S)[0]) for rank in ranks]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_torch_job_reads_each_sample_of_a_mixture_once(daemon: Daemon, indexes: dict[str, str], when: str) -> None:
+    """With ranks of torch.distributed, initialised before or after the datasets are made, and spawned workers."""
+    ranks = torch_job(daemon, when, indexes)
+    assert [len(rank) for rank in ranks] == [36, 36]
+    assert Counter(map(tuple, chain(*ranks))) == every_sample()
+
+
+def mixing(daemon: Daemon, indexes: dict[str, str], **code: Any) -> Mixture:
+    """Return a mixture whose second source has options of its own."""
+    options: dict[str, Any] = {"urls": indexes["code"], "socket": daemon.socket} | code
+    return Mixture({"web": ShardDataset(indexes["web"], socket=daemon.socket), "code": ShardDataset(**options)})
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"batch_size": 2}, "differ in batch_size"),
+        ({"rank": 0, "world_size": 2}, "differ in rank and world_size"),
+        ({"on_error": ignore_and_continue}, "differ in on_error"),
+        ({"zero_copy": True}, "differ in zero_copy"),
+        ({"timeout_s": 1}, "differ in socket, timeout_s"),
+        ({"samples_per_epoch": 5}, "'code' has samples_per_epoch"),
+    ],
+)
+def test_sources_that_cannot_be_mixed_are_refused(
+    daemon: Daemon, indexes: dict[str, str], option: dict[str, Any], said: str
+) -> None:
+    """An option that the mixture would otherwise ignore is an error that names it."""
+    with pytest.raises(ConfigError, match=said):
+        mixing(daemon, indexes, **option)
+
+
+def test_sources_without_counts_are_refused(daemon: Daemon, tmp_path: Path) -> None:
+    """Proportions are numbers of samples; the error says how to count them."""
+    (tmp_path / "new.tar").write_bytes(make_tar(random_samples(3)))
+    with pytest.raises(ConfigError, match="'new' cannot be mixed: 1 of its 1 shards") as caught:
+        Mixture({"new": ShardDataset(f"file://{tmp_path}/new.tar", socket=daemon.socket)})
+    assert "shardcache index" in str(caught.value.remedy)
+    with pytest.raises(ConfigError, match="no sources"):
+        Mixture({})

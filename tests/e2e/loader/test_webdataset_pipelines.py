@@ -1,0 +1,341 @@
+"""Pipelines of webdataset over a daemon give what webdataset gives over the files."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset as wds
+from torch.utils.data import DataLoader
+from webdataset.cache import StreamingOpen
+
+from shardcache.errors import ConfigError
+from shardcache_client import ShardDataset
+from shardcache_client.webdataset import WebDataset
+from support.programs.cli import shardcache
+from support.programs.daemon import Daemon
+from support.shards.tars import make_tar, random_samples
+
+COUNTS = (5, 11, 1, 8)
+TOTAL = sum(COUNTS)
+Pipeline = Callable[[Any], Any]
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> Path:
+    """A folder of shards with uneven numbers of samples, one more that is no tar, and one without samples."""
+    source = folder / "uneven"
+    source.mkdir()
+    first = 0
+    for number, count in enumerate(COUNTS):
+        samples = random_samples(count, {"bin": 40}, first=first)
+        (source / f"{number}.tar").write_bytes(make_tar([{**s, "txt": str(s["__key__"]).encode()} for s in samples]))
+        first += count
+    (source / "broken.tar").write_bytes(b"x" * 20_000)
+    (source / "empty.tar").write_bytes(make_tar([]))
+    return source
+
+
+@pytest.fixture(scope="module")
+def counted(source: Path, daemon: Daemon) -> str:
+    """The shards' pattern, once the daemon has counted their samples."""
+    url = f"file://{source}/{{0..3}}.tar"
+    assert shardcache("warm", url, f"file://{source}/empty.tar", socket=daemon.socket).code == 0
+    return url
+
+
+@pytest.fixture
+def dataset(counted: str, daemon: Daemon) -> Callable[..., WebDataset]:
+    """Constructor of the drop-in over the shards."""
+    return functools.partial(WebDataset, counted, socket=daemon.socket)
+
+
+def theirs(urls: str | list[str], *arguments: Any, **more: Any) -> wds.WebDataset:
+    """Return webdataset's own over files, which it would leave open."""
+    pipeline = wds.WebDataset(urls, *arguments, **{"shardshuffle": False} | more)
+    pipeline.pipeline = [opened if isinstance(stage, StreamingOpen) else stage for stage in pipeline.pipeline]
+    return pipeline
+
+
+def opened(shards: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Do what webdataset's StreamingOpen does, and close the files."""
+    for shard in shards:
+        with open(shard["url"].removeprefix("file:"), "rb") as stream:
+            yield shard | {"stream": stream, "local_path": shard["url"].removeprefix("file:")}
+
+
+def text_of(sample: dict[str, Any]) -> str:
+    """Return what a sample says."""
+    return str(sample["text"])
+
+
+def plain(item: Any) -> Any:
+    """Return an item of a pipeline in a form that can be compared, without the url, which is a path for webdataset."""
+    if isinstance(item, dict):
+        return {name: plain(value) for name, value in item.items() if name != "__url__"}
+    if isinstance(item, list | tuple):
+        return [plain(value) for value in item]
+    return item.tolist() if hasattr(item, "tolist") else item
+
+
+def keys_of(samples: Any) -> list[str]:
+    """Return the keys of samples."""
+    return [sample["__key__"] for sample in samples]
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        lambda pipe: pipe,
+        lambda pipe: pipe.decode(),
+        lambda pipe: pipe.decode().to_tuple("__key__", "txt", "bin"),
+        lambda pipe: pipe.rename(text="txt").map(text_of).listed(4),
+        lambda pipe: pipe.to_tuple("__key__", "txt").batched(4),
+        lambda pipe: pipe.select(lambda sample: sample["txt"] > b"000009").to_tuple("txt").batched(4, partial=False),
+        lambda pipe: pipe.shuffle(6, seed=3),
+        lambda pipe: pipe.slice(7).with_epoch(20),
+        lambda pipe: pipe.repeat(2),
+    ],
+)
+def test_stages_give_what_they_give_in_webdataset(dataset: Any, source: Path, stages: Pipeline) -> None:
+    """The same items in the same order, whatever stages follow."""
+    expected = plain(list(stages(theirs(f"{source}/{{0..3}}.tar"))))
+    assert len(expected) >= 3
+    assert plain(list(stages(dataset()))) == expected
+
+
+@pytest.mark.parametrize("wanted", [".txt", "4.bin", ".none"])
+def test_selected_members_are_those_that_webdataset_selects(dataset: Any, source: Path, wanted: str) -> None:
+    """`select_files` sees each member's name, and a sample without any member left does not exist."""
+    arguments: dict[str, Any] = {"select_files": lambda name: name.endswith(wanted), "empty_check": False}
+    assert plain(list(dataset(**arguments))) == plain(list(theirs(f"{source}/{{0..3}}.tar", **arguments)))
+
+
+@pytest.mark.parametrize("handler", [wds.ignore_and_continue, wds.warn_and_continue, wds.ignore_and_stop])
+@pytest.mark.filterwarnings("ignore")
+def test_webdatasets_handlers_decide(source: Path, daemon: Daemon, handler: Callable[[Exception], bool]) -> None:
+    """A shard that cannot be read is passed over, or ends the epoch, as it does in webdataset."""
+    names = [f"{source}/{name}.tar" for name in ("0", "broken", "2")]
+    ours = WebDataset(names, handler, shardshuffle=False, socket=daemon.socket)
+    assert keys_of(ours) == keys_of(theirs(names, handler))
+
+
+def test_without_a_handler_the_error_is_raised(source: Path, daemon: Daemon) -> None:
+    """The default is webdataset's: raise."""
+    with pytest.raises(Exception, match=r"broken\.tar"):
+        list(WebDataset(f"{source}/broken.tar", socket=daemon.socket))
+
+
+def test_urls_are_written_as_for_webdataset(
+    source: Path, counted: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relative paths, several patterns joined by "::", and variables lead to the same shards."""
+    monkeypatch.chdir(source)
+    monkeypatch.setenv("WDS_PLACE", str(source))
+    pipeline = WebDataset("{0..1}.tar::${PLACE}/2.tar", socket=daemon.socket)
+    assert keys_of(pipeline) == keys_of(theirs("{0..1}.tar::${PLACE}/2.tar"))
+
+
+def test_local_shards_are_named_as_in_webdataset(source: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`file:` urls, relative ones too, and paths lead to the shards, and samples have `__local_path__`."""
+    monkeypatch.chdir(source)
+    for url in (f"file:{source}/0.tar", "file:0.tar", f"{source}/0.tar", Path("0.tar")):
+        expected = list(theirs(f"file:{source}/0.tar"))
+        assert [sample["__local_path__"] for sample in expected] == [f"{source}/0.tar"] * COUNTS[0]
+        assert plain(list(WebDataset(url, socket=daemon.socket))) == plain(expected)
+        selected = list(WebDataset(url, socket=daemon.socket, select_files=lambda name: name.endswith("txt")))
+        assert {name for sample in selected for name in sample} == {"__key__", "__url__", "__local_path__", "txt"}
+
+
+def test_a_missing_shard_is_an_ioerror_of_the_iteration(
+    tmp_path: Path, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in webdataset, making the pipeline does not fail; webdataset's handlers print the url."""
+    monkeypatch.chdir(tmp_path)
+    for url in ("missing.tar", f"file:{tmp_path}/missing.tar", f"{tmp_path}/missing-{{0..1}}.tar"):
+        pipeline = WebDataset(url, socket=daemon.socket)
+        with pytest.raises(OSError, match="missing"):
+            list(pipeline)
+    with pytest.warns(UserWarning, match=f"NotFoundError.*url='{tmp_path}/missing.tar'"):
+        list(WebDataset("missing.tar", wds.warn_and_continue, socket=daemon.socket))
+
+
+def test_the_drop_in_takes_webdatasets_place(counted: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works where a script puts it into webdataset's own module."""
+    monkeypatch.setattr(wds, "WebDataset", WebDataset)
+    assert len(keys_of(wds.WebDataset(counted, socket=daemon.socket))) == TOTAL
+
+
+def test_ranks_and_workers_share_the_samples(dataset: Any) -> None:
+    """Two ranks of two workers: each sample once, and the same number on each rank, whatever shards have."""
+    ranks = [
+        keys_of(wds.WebLoader(dataset(shardshuffle=100, rank=rank, world_size=2), batch_size=None, num_workers=2))
+        for rank in range(2)
+    ]
+    assert len(ranks[0]) == len(ranks[1]) == (TOTAL + 1) // 2
+    assert len({*ranks[0], *ranks[1]}) == TOTAL
+
+
+def test_without_a_nodesplitter_each_rank_reads_everything(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in webdataset, where each node then opens every shard."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(keys_of(dataset(nodesplitter=wds.split_by_node))) == (TOTAL + 1) // 2
+    assert len(keys_of(dataset(nodesplitter=None))) == TOTAL
+
+
+def test_resampled_never_ends(dataset: Any) -> None:
+    """An epoch is what `with_epoch` says, over rounds that each have every sample once."""
+    rounds = 3
+    keys = keys_of(dataset(resampled=True).with_epoch(rounds * TOTAL))
+    by_round = [keys[start : start + TOTAL] for start in range(0, len(keys), TOTAL)]
+    assert [len(set(part)) for part in by_round] == [TOTAL] * rounds
+    assert by_round[0] != by_round[1] != by_round[2]
+
+
+def test_length_is_what_is_said(dataset: Any) -> None:
+    """`with_length` sets `len` for frameworks that ask, and nothing else."""
+    pipeline = dataset().with_length(7, silent=True)
+    assert len(pipeline) == 7
+    assert len(keys_of(pipeline)) == TOTAL
+
+
+def test_shards_are_shuffled_by_the_seed_and_the_epoch(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on every rank and in every run; $WDS_SEED is the seed, as in webdataset."""
+    first = keys_of(dataset(shardshuffle=100, seed=5))
+    assert keys_of(dataset(shardshuffle=100, seed=5)) == first
+    monkeypatch.setenv("WDS_SEED", "5")
+    again = dataset(shardshuffle=100)
+    assert keys_of(again) == first
+    assert keys_of(again) != first  # the next epoch
+    again.set_epoch(0)
+    assert keys_of(again.map(dict)) == first
+
+
+def test_a_dataset_without_samples_is_refused(source: Path, counted: str, daemon: Daemon) -> None:
+    """Where webdataset raises when it has found none, the counts tell before anything is read."""
+    with pytest.raises(ConfigError, match="no sample"):
+        WebDataset(f"file://{source}/empty.tar", socket=daemon.socket)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_worker_may_have_no_samples(source: Path, counted: str, daemon: Daemon) -> None:
+    """webdataset raises where there are fewer shards than workers; here only samples count, and not even those."""
+    pipeline = WebDataset(f"file://{source}/2.tar", socket=daemon.socket)
+    assert len(keys_of(wds.WebLoader(pipeline, batch_size=None, num_workers=COUNTS[2] + 1))) == COUNTS[2]
+
+
+def test_a_cache_folder_is_left_to_the_daemon(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder that webdataset would fill needs not even exist; a line in the log says so."""
+    assert len(keys_of(dataset(cache_dir="/nowhere/at/all"))) == TOTAL
+    assert "cache_dir" in caplog.text
+
+
+def test_a_dataset_is_the_first_stage_of_a_pipeline(counted: str, source: Path, daemon: Daemon) -> None:
+    """`wds.DataPipeline` takes a ShardDataset where it takes shards and what opens them."""
+    stages = [wds.decode(), wds.to_tuple("__key__", "txt"), wds.batched(4)]
+    ours = wds.DataPipeline(ShardDataset(counted, socket=daemon.socket), *stages)
+    expected = wds.DataPipeline(theirs(f"{source}/{{0..3}}.tar"), *stages)
+    assert plain(list(ours)) == plain(list(expected))
+
+
+def length_of_text(sample: dict[str, Any]) -> tuple[str, int]:
+    """Return a sample's key and how long its text is."""
+    return sample["__key__"], len(sample["txt"])
+
+
+@pytest.mark.slow
+def test_spawned_workers_read_a_pipeline(dataset: Any) -> None:
+    """A pipeline goes to processes that share nothing with this one."""
+    pipeline = dataset().map(length_of_text)
+    loader = DataLoader(pipeline, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert plain(list(loader)) == [[f"{number:06d}", 6] for number in range(TOTAL)]
+
+
+def read(pipeline: Iterator[Any], count: int) -> list[str]:
+    """Return the keys of the next samples."""
+    return [next(pipeline)["__key__"] for _ in range(count)]
+
+
+def test_a_pipeline_goes_on_where_it_was(dataset: Any) -> None:
+    """The state passes through the stages: nothing is lost or repeated, shuffling included."""
+    make = functools.partial(dataset, shardshuffle=100, seed=3, shuffle_window=3)
+    before = make().map(dict)
+    reading = iter(before)
+    first, state = read(reading, 10), before.state_dict()
+    after = make().map(dict)
+    after.load_state_dict(state)
+    assert first + keys_of(after) == keys_of(make())
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*set_vital.*")
+def test_a_state_taken_early_in_a_later_epoch(dataset: Any, workers: int, taken: int) -> None:
+    """A StatefulDataLoader asks before the first sample: what it gets is of the epoch that begins, not of the last."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    make = functools.partial(dataset, shardshuffle=100, seed=3, batch_size=4)
+
+    def loader() -> Any:
+        return stateful(make().map(dict), batch_size=4, num_workers=workers, collate_fn=list)
+
+    whole, first = loader(), loader()
+    list(whole), list(first)
+    batches = iter(first)
+    list(itertools.islice(batches, taken))
+    state = first.state_dict()
+    again = loader()
+    again.load_state_dict(state)
+    assert list(again) == list(whole)[taken:]
+
+
+def letters(samples: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Split each sample into the letters of its key."""
+    for sample in samples:
+        yield from sample["__key__"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "named"),
+    [
+        (lambda pipe: pipe.compose(letters), "letters"),
+        (lambda pipe: pipe.map(dict).compose(letters).select(bool), "letters"),
+        (lambda pipe: pipe.map(list).unlisted(), "unlisted"),
+        (lambda pipe: pipe.batched(2).unbatched(), "unbatched"),
+    ],
+)
+def test_a_state_behind_a_stage_that_splits_samples_is_refused(dataset: Any, stages: Pipeline, named: str) -> None:
+    """In the middle of a sample the source is behind it: the rest of its items would be lost on resume."""
+    pipeline = stages(dataset())
+    next(iter(pipeline))
+    for refused in (pipeline.state_dict, lambda: pipeline.load_state_dict(dataset().state_dict())):
+        with pytest.raises(ConfigError, match=rf"with the stage {named}[\s\S]*\.map\(\)"):
+            refused()
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        lambda pipe: pipe.decode().rename(text="txt").map(dict).select(bool).map_dict(text=str),
+        lambda pipe: pipe.rename_keys(text="txt", keep_unselected=True).compose(wds.info(n=0)).slice(100),
+    ],
+)
+def test_stages_that_give_item_by_item_go_on_exactly(dataset: Any, stages: Pipeline) -> None:
+    """The samples after a saved state are those that would have come."""
+    pipeline = stages(dataset(select_files=lambda name: name.endswith("txt")))
+    items = iter(pipeline)
+    read(items, 7)
+    again = stages(dataset(select_files=lambda name: name.endswith("txt")))
+    again.load_state_dict(pipeline.state_dict())
+    assert keys_of(again) == keys_of(items)
+
+
+def test_what_a_buffer_held_is_said_to_be_lost(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A shuffle buffer has samples that the state takes for read: whoever loads it is told."""
+    pipeline = dataset().shuffle(5)
+    pipeline.load_state_dict(dataset().state_dict())
+    assert "shuffle_window" in caplog.text

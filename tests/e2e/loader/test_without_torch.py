@@ -1,0 +1,101 @@
+"""`ShardReader`: a dataset's samples, order and states in a process that has no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache_client import ShardDataset, ShardReader
+from support.programs.daemon import Daemon, eventually
+from support.shards.tars import write_shards
+
+WITHOUT_TORCH = """
+import json, sys
+sys.modules["torch"] = None  # an import of torch fails
+from shardcache_client import ShardReader
+url, socket, rank, skip = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+reader = ShardReader(url, shuffle=True, seed=7, socket=socket, rank=rank, world_size=2)
+samples = iter(reader)
+first = [next(samples)["__key__"] for _ in range(skip)]
+state = reader.state_dict()
+print(json.dumps([len(reader), first + [sample["__key__"] for sample in samples], state]))
+"""
+
+
+def keys_without_torch(url: str, daemon: Daemon, rank: int, skip: int) -> Any:
+    """Return length, keys, and the state after `skip` samples, of a rank of two in a process without torch."""
+    command = [sys.executable, "-c", WITHOUT_TORCH, url, str(daemon.socket), str(rank), str(skip)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_without_torch_reads_what_a_dataset_would(index: str, daemon: Daemon, rank: int) -> None:
+    """Length, order and the state in the middle are the dataset's; each can go on where the other was."""
+    dataset = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket, rank=rank, world_size=2)
+    expected = [sample["__key__"] for sample in dataset]
+    length, keys, state = keys_without_torch(index, daemon, rank, 30)
+    assert (length, keys) == (len(dataset), expected)
+    resumed = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket, rank=rank, world_size=2)
+    resumed.load_state_dict(state)
+    assert [sample["__key__"] for sample in resumed] == expected[30:]
+
+
+def test_a_reader_goes_on_from_a_datasets_state(index: str, daemon: Daemon) -> None:
+    """A state of a ShardDataset is one of a ShardReader."""
+    dataset = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket)
+    samples = iter(dataset)
+    before = [sample["__key__"] for sample in islice(samples, 41)]
+    reader = ShardReader(index, shuffle=True, seed=7, socket=daemon.socket)
+    reader.load_state_dict(dataset.state_dict())
+    after = [sample["__key__"] for sample in reader]
+    assert before + after == before + [sample["__key__"] for sample in samples]
+    assert len(before + after) == len(reader)
+
+
+def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path) -> None:
+    """Counts that only this node knows do not suffice for two ranks; torch.distributed is a dataset's remedy."""
+    urls = write_shards(tmp_path, 2, 5)
+    assert len(list(ShardReader(urls, socket=daemon.socket))) == 10
+    told = []
+    for kind in (ShardReader, ShardDataset):
+        with pytest.raises(TypeError, match="shardcache index") as caught:
+            len(kind(urls, even=None, socket=daemon.socket, rank=0, world_size=2))
+        told.append(str(caught.value))
+    assert ["torch" in text for text in told] == [False, True]
+
+
+@pytest.mark.parametrize("reader", ["ShardReader", "ShardDataset"])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_script_may_end_in_the_middle_of_an_epoch(reader: str, shuffle: bool, index: str, daemon: Daemon) -> None:
+    """An iterator that is left to the end of the interpreter prints nothing, and its session ends."""
+    script = f"""
+from shardcache_client import {reader}
+samples = iter({reader}({index!r}, shuffle={shuffle}, socket={str(daemon.socket)!r}))
+next(samples)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    eventually(lambda: daemon.leases() == 0)
+
+
+def test_ranks_come_from_the_launcher(index: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without explicit ranks, those of torchrun's or Slurm's variables count."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    named = ShardReader(index, socket=daemon.socket, rank=1, world_size=2)
+    found = ShardReader(index, socket=daemon.socket)
+    assert [sample["__key__"] for sample in found] == [sample["__key__"] for sample in named]
+
+
+def test_the_package_lists_what_it_exports() -> None:
+    """`dir()` has what is imported at its first use, too."""
+    import shardcache_client
+
+    assert set(shardcache_client.__all__) <= set(dir(shardcache_client))
+    assert all(getattr(shardcache_client, name) is not None for name in shardcache_client.__all__)

@@ -1,0 +1,48 @@
+"""Memory freed in DataLoader workers: it stays for the next batch. Other processes are left alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from shardcache_client import ShardDataset
+from shardcache_client.malloc import TUNE_MALLOC_ENV
+from support.programs.daemon import Daemon
+from support.programs.heap import MB, glibc_only, kept_bytes
+
+pytestmark = glibc_only
+
+FREED_BYTES, VALUE_BYTES = 90 * MB, 100_000
+
+
+def measure(_batch: list[Any]) -> int:
+    """Collate a batch to the memory that its process keeps."""
+    return kept_bytes(FREED_BYTES, VALUE_BYTES)
+
+
+def kept_by_loader(dataset: ShardDataset, workers: int) -> int:
+    """Return what the process keeps that reads the first batch; a worker has nothing of what this process freed."""
+    context = "spawn" if workers else None
+    loader = DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=measure, multiprocessing_context=context)
+    return next(iter(loader))  # type: ignore[no-any-return]
+
+
+def test_workers_keep_what_a_batch_freed(daemon: Daemon, urls: str) -> None:
+    """With the second batch a worker touches no new memory: all that the first one freed is there."""
+    assert kept_by_loader(ShardDataset(urls, socket=daemon.socket), workers=1) > 85 * MB
+
+
+def test_a_variable_turns_it_off(daemon: Daemon, urls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SHARDCACHE_TUNE_MALLOC=0 glibc does as always."""
+    monkeypatch.setenv(TUNE_MALLOC_ENV, "0")
+    assert kept_by_loader(ShardDataset(urls, socket=daemon.socket), workers=1) < 70 * MB
+
+
+def test_a_process_of_its_own_is_left_alone(daemon: Daemon, urls: str) -> None:
+    """Without workers, the samples are read by the training process, whose allocator is the user's."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(kept_by_loader, ShardDataset(urls, socket=daemon.socket), 0).result() < 70 * MB

@@ -1,0 +1,116 @@
+"""`cached_paths`: shards as files for other programs, cached as long as somebody holds them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shardcache.errors import CapacityError, NotFoundError
+from shardcache_client import cached_paths
+from support.programs.daemon import Daemon, eventually
+from support.shards.tars import write_shards
+
+SHARDS = 8
+
+HOLDER = """
+import resource, os, sys
+sys.modules["torch"] = None  # an import of torch fails
+from shardcache_client import cached_paths
+if sys.argv[3:]:
+    limit = len(os.listdir("/proc/self/fd")) + int(sys.argv[3])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+with cached_paths(sys.argv[1], socket=sys.argv[2], job="holder") as paths:
+    print(*paths, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(urls: str, daemon: Daemon, *files: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a process without torch that holds shards until its input ends; it may have `files` more files open."""
+    command = [sys.executable, "-c", HOLDER, urls, str(daemon.socket), *files]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def evict(daemon: Daemon) -> None:
+    """Evict what may be evicted."""
+    daemon.request("POST", "/v1/evict", {"urls": ["file:///**", "/**"]})
+
+
+def all_are_evicted(daemon: Daemon, paths: list[str]) -> bool:
+    """Evict, and return whether no file is left; a process of the daemon's may have one open for a moment."""
+    evict(daemon)
+    return not any(Path(path).exists() for path in paths)
+
+
+def test_shards_stay_while_they_are_held_and_no_longer(folder: Path, urls: str, daemon: Daemon) -> None:
+    """The files are the shards, in the order of the urls; `evict` removes them only after the block."""
+    sources = [folder / "source" / f"shard-{number:06d}.tar" for number in (3, 0, 5)]
+    with cached_paths(sources, socket=daemon.socket, job="reader of tars") as paths:
+        evict(daemon)
+        assert [Path(path).read_bytes() for path in paths] == [source.read_bytes() for source in sources]
+        assert daemon.leases() == len(sources)
+        assert "reader of tars" in [job["name"] for job in daemon.status()["jobs"]]
+    eventually(lambda: daemon.leases() == 0)
+    eventually(lambda: all_are_evicted(daemon, paths))
+
+
+def test_a_killed_holder_releases_its_shards(urls: str, daemon: Daemon) -> None:
+    """kill -9 of a process that holds shards; it has no torch."""
+    with holder(urls, daemon) as process:
+        assert process.stdout is not None
+        paths = process.stdout.readline().split()
+        evict(daemon)
+        assert (len(paths), all(Path(path).exists() for path in paths)) == (SHARDS, True)
+        process.kill()
+        process.wait()
+        eventually(lambda: daemon.leases() == 0)
+    eventually(lambda: all_are_evicted(daemon, paths))
+
+
+def test_shards_stay_across_a_restart_of_the_daemon(urls: str, daemon: Daemon) -> None:
+    """The next daemon knows nothing of the leases, and does not evict files that a process has open."""
+    with cached_paths(urls, socket=daemon.socket) as paths:
+        daemon.restart()
+        evict(daemon)
+        assert all(Path(path).exists() for path in paths)
+    eventually(lambda: all_are_evicted(daemon, paths))
+
+
+def test_shards_that_do_not_fit_together_are_an_error() -> None:
+    """A CapacityError instead of an endless wait; the shards that were held by then are released."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-paths-") as name:
+        source = Path(name) / "source"
+        source.mkdir()
+        shards = write_shards(source, 6, 25)
+        with Daemon(Path(name), capacity=str(4 * shards[0].stat().st_size)) as daemon:
+            with pytest.raises(CapacityError), cached_paths(source, socket=daemon.socket):
+                pass
+            eventually(lambda: daemon.leases() == 0)
+            with cached_paths(shards[:2], socket=daemon.socket) as paths:
+                assert len(paths) == 2
+
+
+def test_a_limit_on_open_files_is_named(urls: str, daemon: Daemon) -> None:
+    """Each shard takes file descriptors; the error for too few says how to get more."""
+    with holder(urls, daemon, "8") as process:
+        _, told = process.communicate()
+    assert "Too many open files" in told and "ulimit -n" in told
+
+
+def test_nothing_is_held_of_urls_that_name_nothing(folder: Path, daemon: Daemon) -> None:
+    """The daemon's error for a missing shard arrives typed, before anything is read."""
+    with pytest.raises(NotFoundError), cached_paths(folder / "source" / "missing.tar", socket=daemon.socket):
+        pass

@@ -1,0 +1,338 @@
+"""ShardDataset in one process and under DataLoader, against a real daemon."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from shardcache.errors import ConfigError, NoDaemonError, NotATarError, NotFoundError, SampleError
+from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
+from shardcache_client.order.partition import Even
+from support.programs.daemon import Daemon, eventually
+from support.shards.tars import make_tar, random_samples, write_shards
+
+
+def keys_of(samples: Iterator[dict[str, Any]] | DataLoader[Any] | ShardDataset) -> list[str]:
+    """Read everything and return the keys, in order."""
+    return [sample["__key__"] for sample in iter(samples)]
+
+
+def open_fds() -> int:
+    """Count this process's descriptors."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_one_process_reads_every_sample_whole(daemon: Daemon, urls: str) -> None:
+    """The bytes are those that were packed, in the shards' order, under the original url."""
+    samples = list(iter(ShardDataset(urls, socket=daemon.socket)))
+    packed = [sample for first in range(0, 200, 25) for sample in random_samples(25, first=first)]
+    assert [{k: v for k, v in sample.items() if k != "__url__"} for sample in samples] == packed
+    assert samples[-1]["__url__"] == urls.replace("{000000..000007}", "000007")
+
+
+def test_each_iteration_reads_the_next_epoch(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """In another order; each comes again for the same seed, in another dataset, too, and when it is set."""
+    ds = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket)
+    epochs = [keys_of(ds) for _ in range(2)]
+    again = ShardDataset(index, shuffle=True, seed=7, socket=daemon.socket)
+    again.set_epoch(1)
+    assert keys_of(again) == epochs[1] != epochs[0]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == keys
+
+
+@pytest.mark.parametrize(("even", "sizes"), [("pad", [67, 67, 67]), ("drop", [66, 66, 66]), (None, [66, 67, 67])])
+def test_explicit_ranks_get_equally_many(
+    daemon: Daemon, index: str, keys: list[str], even: Even, sizes: list[int]
+) -> None:
+    """Three ranks of 200 samples: one comes twice, or two never, or ranks differ by one; each knows its number."""
+    ranks = [ShardDataset(index, socket=daemon.socket, rank=rank, world_size=3, even=even) for rank in range(3)]
+    read = [keys_of(rank) for rank in ranks]
+    assert [len(rank) for rank in read] == [len(rank) for rank in ranks] == sizes
+    count = Counter(key for rank in read for key in rank)
+    assert set(count) <= set(keys)
+    assert len(count) == (198 if even == "drop" else 200)
+
+
+def test_ranks_without_counts_are_refused_at_the_start(daemon: Daemon, folder: Path) -> None:
+    """Not at the end of an epoch, by a collective that waits: the error names what makes them equal."""
+    (folder / "never-read.tar").write_bytes(make_tar(random_samples(4)))
+    url = f"file://{folder}/never-read.tar"
+    options: dict[str, Any] = {"socket": daemon.socket, "rank": 1, "world_size": 2}
+    with pytest.raises(ConfigError, match=r"shardcache index[\s\S]*samples_per_epoch[\s\S]*even=None"):
+        iter(ShardDataset(url, **options))
+    assert keys_of(ShardDataset(url, even=None, **options)) in ([], [f"{number:06d}" for number in range(4)])
+
+
+def test_length_is_unknown_before_the_first_read(daemon: Daemon, folder: Path) -> None:
+    """A shard that nobody has read has no count; Python's own `list` takes the TypeError as no length at all."""
+    (folder / "uncounted.tar").write_bytes(make_tar(random_samples(3)))
+    ds = ShardDataset(f"file://{folder}/uncounted.tar", socket=daemon.socket)
+    with pytest.raises(TypeError, match="1 of 1 shards were never counted"):
+        len(ds)
+    assert len(list(ds)) == 3
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_share_and_see_each_new_epoch(method: str, daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """Persistent workers, however started, read each epoch in its own order and every sample once."""
+    ds = ShardDataset(urls, shuffle=True, socket=daemon.socket, job=method)
+    loader = DataLoader(ds, batch_size=None, num_workers=2, persistent_workers=True, multiprocessing_context=method)
+    epochs = []
+    for epoch in (0, 1, 5):
+        ds.set_epoch(epoch)
+        epochs.append(keys_of(loader))
+    assert [sorted(epoch) for epoch in epochs] == [keys] * 3
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    del loader
+    eventually(lambda: sessions_of(daemon, method) == 0)
+    assert daemon.leases() == 0
+
+
+def test_a_dataset_whose_length_was_asked_for_reaches_spawned_workers(
+    daemon: Daemon, urls: str, keys: list[str]
+) -> None:
+    """As progress bars ask; and one that was read before, too."""
+    ds = ShardDataset(urls, shuffle=True, socket=daemon.socket)
+    loader = DataLoader(ds, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert len(loader) == len(keys)
+    assert sorted(keys_of(ds)) == keys
+    assert sorted(keys_of(loader)) == keys
+
+
+def sessions_of(daemon: Daemon, job: str) -> int:
+    """Return how many readers of a job are connected."""
+    return sum(each["sessions"] for each in daemon.status()["jobs"] if each["name"] == job)
+
+
+def test_more_readers_than_shards_nobody_counted(
+    daemon: Daemon, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whole shards are dealt: some have none, yield nothing and do not even connect; the job is told once."""
+    source = folder / "few"
+    source.mkdir()
+    write_shards(source, 2, 3)
+    options: dict[str, Any] = {"even": None, "socket": daemon.socket, "world_size": 5}
+    ranks = [ShardDataset(f"file://{source}/", job=f"idle-{rank}", rank=rank, **options) for rank in range(5)]
+    read = [keys_of(rank) for rank in ranks]
+    assert sorted(map(len, read)) == [0, 0, 0, 3, 3] == sorted(len(keys_of(rank)) for rank in ranks)
+    for rank, keys in enumerate(read):
+        assert bool(sessions_of(daemon, f"idle-{rank}")) == bool(keys)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "2 of 2 shards were never counted" in told
+    assert "3 of 5 workers get none" in told
+    assert "shardcache index" in told
+
+
+def test_a_killed_worker_leaves_no_lease(daemon: Daemon, urls: str) -> None:
+    """SIGKILL in the middle of a shard ends session, plan and leases of that worker, and nothing else has to act."""
+    ds = ShardDataset(urls, socket=daemon.socket, job="killed")
+    context = multiprocessing.get_context("fork")
+    started = context.Event()
+    worker = context.Process(target=_read_one_and_stay, args=(ds, started))
+    worker.start()
+    assert started.wait(30)
+    assert daemon.leases() > 0
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    eventually(lambda: daemon.leases() == 0)
+    assert sessions_of(daemon, "killed") == 0
+
+
+def _read_one_and_stay(ds: ShardDataset, started: Any) -> None:
+    samples = iter(ds)
+    next(samples)
+    started.set()
+    signal.pause()
+
+
+def test_a_loader_dropped_midway(daemon: Daemon, urls: str) -> None:
+    """Workers of a loader that is dropped after one sample go, with their leases."""
+    loader = DataLoader(ShardDataset(urls, socket=daemon.socket, job="dropped"), batch_size=None, num_workers=2)
+    samples = iter(loader)
+    next(samples)
+    del samples, loader
+    eventually(lambda: sessions_of(daemon, "dropped") == 0)
+    assert daemon.leases() == 0
+
+
+def test_an_iterator_dropped_midway(daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """Without workers, too: plan and leases go with the iterator, and the next one reads everything."""
+    ds = ShardDataset(urls, socket=daemon.socket, job="dropped-alone")
+    samples = iter(ds)
+    next(samples)
+    eventually(lambda: daemon.leases() == 1)  # the shard that is read; the next is kept by the plan alone
+    del samples
+    eventually(lambda: sessions_of(daemon, "dropped-alone") == 0)
+    assert daemon.leases() == 0
+    assert keys_of(ds) == keys
+
+
+def test_two_iterators_at_once(daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """Iterators over one dataset do not disturb each other."""
+    ds = ShardDataset(urls, socket=daemon.socket)
+    pairs = list(zip(iter(ds), iter(ds), strict=True))
+    assert [one["__key__"] for one, _ in pairs] == [other["__key__"] for _, other in pairs] == keys
+
+
+def test_no_descriptor_is_left(daemon: Daemon, urls: str) -> None:
+    """Datasets, iterators and workers that are gone have closed what they opened."""
+    ShardDataset(urls, socket=daemon.socket)
+    before = open_fds()
+    for _ in range(3):
+        ds = ShardDataset(urls, socket=daemon.socket)
+        list(iter(ds))
+        next(iter(ds))
+        list(DataLoader(ds, batch_size=None, num_workers=2))
+        del ds
+    # DataLoader's queues close theirs from threads of their own.
+    eventually(lambda: open_fds() <= before)
+
+
+def test_a_fork_does_not_keep_its_parents_session(daemon: Daemon, urls: str) -> None:
+    """A session ends when the process that opened it is killed, though a child that it forked meanwhile lives on."""
+    ds = ShardDataset(urls, socket=daemon.socket, job="forked")
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    parent = context.Process(target=_read_one_and_fork, args=(ds, there))
+    parent.start()
+    child_pid = here.recv()
+    try:
+        parent.kill()
+        parent.join()
+        eventually(lambda: sessions_of(daemon, "forked") == 0)
+        os.kill(child_pid, 0)
+    finally:
+        os.kill(child_pid, signal.SIGKILL)
+
+
+def _read_one_and_fork(ds: ShardDataset, pipe: Any) -> None:
+    samples = iter(ds)
+    next(samples)
+    child_pid = os.fork()
+    if child_pid:
+        pipe.send(child_pid)
+    signal.pause()
+
+
+def test_a_pickled_dataset_is_one_of_its_own(daemon: Daemon, urls: str, keys: list[str]) -> None:
+    """A copy by pickle reads the same, and its epoch is its own."""
+    ds = ShardDataset(urls, shuffle=True, socket=daemon.socket)
+    other = pickle.loads(pickle.dumps(ds))
+    ds.set_epoch(1)
+    read = keys_of(other)
+    assert sorted(read) == keys
+    assert read != keys_of(ds)
+    assert keys_of(other) == keys_of(ds)
+
+
+def test_a_missing_bucket_shows_at_once(daemon: Daemon, folder: Path) -> None:
+    """A pattern that matches nothing is an error of the constructor, which names it."""
+    with pytest.raises(NotFoundError, match="nowhere"):
+        ShardDataset(f"file://{folder}/nowhere/*.tar", socket=daemon.socket)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "shard-*.tar", "./shard-{000000..000007}.tar", "../source/", "../source", Path(),
+        [Path("shard-000000.tar"), "shard-00000[1-7].tar"], "file:shard-*.tar", "file:../source/",
+    ],
+)  # fmt: skip
+def test_local_paths_mean_the_working_folder(
+    daemon: Daemon, urls: str, folder: Path, keys: list[str], monkeypatch: pytest.MonkeyPatch, url: Any
+) -> None:
+    """Relative paths, globs, folders and `Path`s are those of the training script, whatever the daemon's folder."""
+    monkeypatch.chdir(folder / "source")
+    assert keys_of(ShardDataset(url, socket=daemon.socket)) == keys
+
+
+def test_a_missing_local_file_is_named_in_full(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path that leads nowhere: the error says where it was looked for, and `except IOError` catches it."""
+    monkeypatch.chdir(tmp_path)
+    for url in ("none.tar", "file:none.tar"):
+        with pytest.raises(NotFoundError, match=f"{tmp_path}/none.tar: the file does not exist") as caught:
+            keys_of(ShardDataset(url, socket=daemon.socket))
+        assert isinstance(caught.value, FileNotFoundError)
+        assert f"url='{tmp_path}/none.tar'" in repr(caught.value)
+
+
+def test_no_daemon_shows_at_once(tmp_path: Path) -> None:
+    """So is a daemon that was not started; its remedy is the command."""
+    with pytest.raises(NoDaemonError, match="shardcache serve --socket"):
+        ShardDataset("s3://bucket/a.tar", socket=tmp_path / "s.sock")
+
+
+def test_arguments_that_make_no_sense(daemon: Daemon, urls: str) -> None:
+    """Each is refused under its name, by the constructor or where it is given."""
+    wrong: list[dict[str, Any]] = [
+        {"rank": 1},
+        {"shuffle_window": -1},
+        {"canonical_nodes": 0},
+        {"batch_size": 0},
+        {"samples_per_epoch": 0},
+        {"even": "padded"},
+    ]
+    for arguments in wrong:
+        (name,) = arguments
+        with pytest.raises(ConfigError, match=name):
+            ShardDataset(urls, socket=daemon.socket, **arguments)
+    with pytest.raises(ConfigError, match="epoch"):
+        ShardDataset(urls, socket=daemon.socket).set_epoch(-1)
+
+
+@pytest.fixture(scope="module")
+def flawed(folder: Path) -> list[str]:
+    """A good shard, one that is no tar, and one whose second sample has two members of one name."""
+    source = folder / "flawed"
+    source.mkdir()
+    (source / "0.tar").write_bytes(make_tar(random_samples(3)))
+    (source / "1.tar").write_bytes(b"<html>404</html>" * 1000)
+    twice = random_samples(3, first=10)
+    (source / "2.tar").write_bytes(make_tar([twice[0], twice[1], twice[1], twice[2]]))
+    return [f"file://{source}/{number}.tar" for number in range(3)]
+
+
+def test_errors_are_raised_by_default(daemon: Daemon, flawed: list[str]) -> None:
+    """A bad shard, or a bad sample, ends the reading with an error of its own type."""
+    with pytest.raises(NotATarError, match=r"1\.tar"):
+        keys_of(ShardDataset(flawed, socket=daemon.socket))
+    with pytest.raises(SampleError, match=r"2\.tar"):
+        keys_of(ShardDataset(flawed[2], socket=daemon.socket))
+
+
+def test_a_handler_may_skip_what_is_bad(daemon: Daemon, flawed: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """The good samples of all shards are read, before and behind the bad one, and the log says what was left out."""
+    ds = ShardDataset(flawed, socket=daemon.socket, on_error=ignore_and_continue)
+    assert keys_of(ds) == ["000000", "000001", "000002", "000010", "000012"]
+    assert "epoch 0: skipped 1 shards, and 1 samples of other shards, as on_error decided" in caplog.text
+    assert "in their place" not in caplog.text, "nobody has counted, so nobody misses them"
+
+
+def test_a_handler_may_stop(daemon: Daemon, flawed: list[str]) -> None:
+    """The epoch ends at the bad shard as if it were complete, and the next one can be read."""
+    ds = ShardDataset(flawed, socket=daemon.socket, on_error=ignore_and_stop)
+    assert Counter(keys_of(ds) + keys_of(ds)) == {"000000": 2, "000001": 2, "000002": 2}
+    eventually(lambda: daemon.leases() == 0)
+
+
+def test_an_error_in_a_worker_arrives_typed(daemon: Daemon, flawed: list[str]) -> None:
+    """DataLoader raises the worker's error in the training process under its own class, with url and remedy."""
+    loader = DataLoader(ShardDataset(flawed, socket=daemon.socket), batch_size=None, num_workers=1)
+    with pytest.raises(NotATarError, match=r"1\.tar[\s\S]*What to do") as caught:
+        keys_of(loader)
+    assert caught.value.url is not None
+    assert caught.value.url.endswith("/1.tar")
+    assert caught.value.remedy == NotATarError.default_remedy
+    # The traceback is a cycle that holds the loader; left to the collector, its worker idles for seconds.
+    caught.value.__traceback__ = None
+    del caught

@@ -1,0 +1,386 @@
+"""Epochs: length, readers, order, over ranks, workers and processes, against a real daemon."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from shardcache.errors import RanksError
+from shardcache_client import ShardDataset
+from shardcache_client.order.deal import SampleDeal
+from shardcache_client.order.partition import Even
+from shardcache_client.order.rounds import Shuffle
+from shardcache_client.topology import Topology
+from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
+from support.shards.dealt import walk
+from support.shards.tars import make_tar, random_samples, write_shards
+
+
+def keys_of(samples: Any) -> list[str]:
+    """Read everything and return the keys, in order."""
+    return [sample["__key__"] for sample in samples]
+
+
+def shards_of(samples: Any) -> list[str]:
+    """Read everything and return each sample's shard."""
+    return [sample["__url__"] for sample in samples]
+
+
+def test_epochs_of_a_chosen_length_follow_each_other(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """Five of 80 samples are two rounds of all 200: nothing is repeated before everything was read."""
+    ranks = [
+        ShardDataset(index, shuffle=True, samples_per_epoch=80, socket=daemon.socket, rank=rank, world_size=2)
+        for rank in range(2)
+    ]
+    epochs = [[keys_of(rank) for rank in ranks] for _ in range(5)]
+    assert {len(rank) for epoch in epochs for rank in epoch} == {40} == {len(rank) for rank in ranks}
+    read = Counter(key for epoch in epochs for rank in epoch for key in rank)
+    assert read == dict.fromkeys(keys, 2)
+    assert len({key for epoch in epochs[:2] for rank in epoch for key in rank}) == 160
+
+
+def test_nothing_is_fetched_behind_the_last_epoch(daemon: Daemon, tmp_path: Path) -> None:
+    """An evicted shard is fetched again for a next epoch that nobody has ruled out, and for no other."""
+    urls, datasets = {}, {}
+    for name, epochs in (("last", 2), ("another", None)):
+        (tmp_path / name).mkdir()
+        urls[name] = [f"file://{path}" for path in write_shards(tmp_path / name, 4, 5)]
+        datasets[name] = ShardDataset(urls[name], epochs=epochs, job=name, socket=daemon.socket)
+    for epoch in range(2):
+        for dataset in datasets.values():
+            dataset.set_epoch(epoch)
+            assert len(keys_of(dataset)) == 20
+    daemon.request("POST", "/v1/evict", {"urls": [*urls["last"], *urls["another"]]})
+    eventually(lambda: {shard["url"] for shard in daemon.shards()} >= set(urls["another"]))
+    assert not {shard["url"] for shard in daemon.shards()} & set(urls["last"])
+
+
+def test_epochs_behind_the_last_are_read_like_any_other(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """Saying how many there are takes nothing away, also between two that follow each other by themselves."""
+    options: dict[str, Any] = {"shuffle": True, "socket": daemon.socket}
+    ending, endless = ShardDataset(index, epochs=1, **options), ShardDataset(index, **options)
+    assert [keys_of(ending) for _ in range(3)] == [keys_of(endless) for _ in range(3)]
+
+
+def test_a_chosen_length_makes_ranks_equal_without_counts(daemon: Daemon, tmp_path: Path) -> None:
+    """Each rank gives its half, by reading its shards as often as that takes, though nobody knows what they hold."""
+    for number, count in enumerate((1, 9, 4)):
+        (tmp_path / f"{number}.tar").write_bytes(make_tar(random_samples(count, first=100 * number)))
+    ranks = [
+        ShardDataset(
+            f"file://{tmp_path}/*.tar",
+            shuffle=True,
+            samples_per_epoch=31,
+            socket=daemon.socket,
+            rank=rank,
+            world_size=2,
+        )
+        for rank in range(2)
+    ]
+    for _ in range(2):
+        assert [len(keys_of(rank)) for rank in ranks] == [16, 16] == [len(rank) for rank in ranks]
+
+
+@pytest.mark.parametrize("even", ["pad", None])
+def test_ranks_of_other_batch_sizes_are_refused(
+    daemon: Daemon, index: str, even: Even, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless they need not be equal: in training, one would wait for the other at the end of the epoch."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    context = multiprocessing.get_context("fork")
+    errors = context.SimpleQueue()
+
+    def read(rank: int) -> None:
+        os.environ["RANK"] = str(rank)
+        dataset = ShardDataset(index, even=even, batch_size=4 + rank, socket=daemon.socket)
+        try:
+            next(iter(dataset))
+            errors.put("")
+        except RanksError as exn:
+            errors.put(str(exn))
+
+    for rank in range(2):
+        process = context.Process(target=read, args=(rank,))
+        process.start()
+        process.join(GUARD_S)
+    assert errors.get() == ""
+    assert ("rank 1 would read another order or other batches than rank 0" in errors.get()) == (even is not None)
+
+
+@pytest.mark.parametrize("batch_size", [7, 32])
+def test_a_loaders_length_is_exact(daemon: Daemon, index: str, keys: list[str], batch_size: int) -> None:
+    """With several workers, too, so that nobody is warned: whole batches, and one short one."""
+    ds = ShardDataset(index, shuffle=True, batch_size=batch_size, socket=daemon.socket)
+    loader = DataLoader(ds, batch_size=batch_size, num_workers=2, collate_fn=keys_of)
+    batches = list(loader)
+    assert len(batches) == len(loader) == -(-len(keys) // batch_size)
+    sizes = sorted(map(len, batches), reverse=True)
+    assert set(sizes[:-1]) == {batch_size}
+    assert sorted(key for batch in batches for key in batch) == keys
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_one_shard_for_sixteen_workers(daemon: Daemon, tmp_path: Path) -> None:
+    """Two ranks of eight workers share the samples of a single shard, equally."""
+    write_shards(tmp_path, 1, 50)
+    (tmp_path / "index.json").write_text(
+        json.dumps({"wids_version": 1, "shardlist": [{"url": "shard-000000.tar", "nsamples": 50}]})
+    )
+    url, read = f"file://{tmp_path}/index.json", []
+    for rank in range(2):
+        ds = ShardDataset(url, shuffle=True, socket=daemon.socket, rank=rank, world_size=2)
+        read.append(keys_of(DataLoader(ds, batch_size=None, num_workers=8)))
+    assert [len(rank) for rank in read] == [25, 25]
+    assert sorted(read[0] + read[1]) == [f"{number:06d}" for number in range(50)]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_go_from_epoch_to_epoch_together(daemon: Daemon, index: str, keys: list[str], persistent: bool) -> None:
+    """Without anybody's naming it each iteration of a loader is another epoch, the same one for all its workers."""
+    options: dict[str, Any] = {"shuffle": True, "batch_size": 10, "socket": daemon.socket}
+    loader = DataLoader(
+        ShardDataset(index, **options),
+        batch_size=10,
+        num_workers=2,
+        persistent_workers=persistent,
+        collate_fn=keys_of,
+    )
+    alone = ShardDataset(index, **options)
+    for _ in range(3):
+        batches = list(loader)
+        assert sorted(key for batch in batches for key in batch) == keys
+        assert batches[0] == keys_of(islice(iter(alone), 10)), "the first worker begins where one process would"
+
+
+class Announced(IterableDataset[Any]):
+    """A dataset that tells when this process begins its second iteration over it."""
+
+    def __init__(self, samples: ShardDataset, second: Any) -> None:
+        self.samples, self.second, self.begun = samples, second, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        samples = iter(self.samples)
+        self.begun += 1
+        if self.begun == 2:
+            self.second.set()
+        return samples
+
+
+def test_a_look_before_all_persistent_workers_have_started(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """A worker that is slow to start begins its first iteration when the other has begun its second: no epoch mixes."""
+    second = multiprocessing.Event()
+    dataset = Announced(ShardDataset(index, shuffle=True, batch_size=10, socket=daemon.socket), second)
+
+    def start(worker: int) -> None:
+        assert worker == 0 or second.wait(GUARD_S)
+
+    loader = DataLoader(
+        dataset, batch_size=10, num_workers=2, persistent_workers=True, collate_fn=keys_of, worker_init_fn=start
+    )
+    next(iter(loader))
+    for _ in range(2):
+        assert sorted(key for batch in loader for key in batch) == keys
+
+
+class Held(ShardDataset[Any]):
+    """A dataset of which worker 1 begins an iteration once it may."""
+
+    def __init__(self, url: str, context: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        self.may_begin = multiprocessing.get_context(context).Event()
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        if info is not None and info.id == 1:
+            self.may_begin.wait(GUARD_S)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_set_before_all_workers_have_begun(
+    daemon: Daemon, index: str, keys: list[str], persistent: bool, context: str
+) -> None:
+    """It is that of the next iteration: all workers of the one that has begun read what was set before."""
+    held = Held(index, context, shuffle=True, batch_size=10, socket=daemon.socket)
+    loader = DataLoader(
+        held,
+        batch_size=10,
+        num_workers=2,
+        collate_fn=keys_of,
+        persistent_workers=persistent,
+        multiprocessing_context=context,
+    )
+    epochs: list[list[list[str]]] = []
+    held.set_epoch(0)
+    for epoch in range(1, 4):
+        held.may_begin.clear()
+        batches = iter(loader)
+        first = next(batches)
+        held.set_epoch(epoch)
+        held.may_begin.set()
+        epochs.append([first, *batches])
+    assert [sorted(key for batch in epoch for key in batch) for epoch in epochs] == [keys] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_an_iteration_that_is_dropped_is_an_epoch(daemon: Daemon, index: str) -> None:
+    """As a validation that looks at two batches first: what comes then is the next epoch, whole."""
+    ds = ShardDataset(index, shuffle=True, socket=daemon.socket)
+    next(iter(ds))
+    assert ds.epoch == 0
+    other = ShardDataset(index, shuffle=True, socket=daemon.socket)
+    other.set_epoch(1)
+    assert keys_of(ds) == keys_of(other)
+    assert ds.epoch == 1
+
+
+def test_window_0_moves_shards_and_leaves_samples(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """Shards come in another order, each as it was written."""
+    read = keys_of(ShardDataset(index, shuffle=True, shuffle_window=0, socket=daemon.socket))
+    pieces = [read[first : first + 25] for first in range(0, 200, 25)]
+    assert sorted(pieces) == [keys[first : first + 25] for first in range(0, 200, 25)]
+    assert pieces != sorted(pieces)
+
+
+def test_window_1_mixes_within_each_shard(daemon: Daemon, index: str, keys: list[str]) -> None:
+    """One shard after another, each with its samples in an order of their own."""
+    samples = list(ShardDataset(index, shuffle=True, shuffle_window=1, socket=daemon.socket))
+    assert len(list(groupby(shards_of(samples)))) == 8
+    read = keys_of(samples)
+    for first in range(0, 200, 25):
+        assert read[first : first + 25] != sorted(read[first : first + 25])
+    assert sorted(read) == keys
+
+
+def test_a_window_mixes_so_many_shards_and_holds_no_more(daemon: Daemon, index: str) -> None:
+    """Shards enter one after another; a reader never has more of them in hand than the window, nor in its mix."""
+    ds = ShardDataset(index, shuffle=True, shuffle_window=3, socket=daemon.socket)
+    shards, leases = [], []
+    for number, sample in enumerate(ds):
+        shards.append(sample["__url__"])
+        if number % 10 == 0:
+            leases.append(daemon.leases())
+    assert max(leases) == 3
+    assert len(set(shards[:8])) == 1, "the first samples wait for one shard alone"
+    spans = [(shards.index(shard), 199 - shards[::-1].index(shard)) for shard in set(shards)]
+    assert max(sum(first <= at <= last for first, last in spans) for at in range(200)) == 3
+    assert len(list(groupby(shards))) > 80
+
+
+def test_canonical_nodes_meet_their_shards_again(daemon: Daemon, index: str) -> None:
+    """With two groups for two ranks each reads the same four shards in every epoch; with one it does not."""
+
+    def met(groups: int) -> int:
+        ds = ShardDataset(
+            index, shuffle=True, canonical_nodes=groups, seed=2, socket=daemon.socket, rank=0, world_size=2
+        )
+        return len({url for _ in range(3) for url in shards_of(ds)})
+
+    assert met(2) == 4
+    assert met(1) > 5
+
+
+COUNTS = (5, 0, 3, 8, 1, 6)
+
+
+@pytest.fixture(scope="module")
+def uneven(folder: Path) -> str:
+    """The index file of shards with uneven counts."""
+    source = folder / "uneven"
+    source.mkdir()
+    for number, count in enumerate(COUNTS):
+        (source / f"{number}.tar").write_bytes(make_tar(random_samples(count, {"bin": 20}, first=100 * number)))
+    rows = [{"url": f"{number}.tar", "nsamples": count} for number, count in enumerate(COUNTS)]
+    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    return f"file://{source}/index.json"
+
+
+@settings(max_examples=40)
+@given(
+    shuffle=st.none() | st.builds(Shuffle, st.integers(0, 9), st.integers(0, 4), st.integers(1, 3)),
+    even=st.sampled_from(["pad", "drop", None]),
+    length=st.none() | st.integers(4, 60),
+    epoch=st.integers(0, 3),
+    rank=st.integers(0, 3),
+    step=st.integers(0, 10),
+)
+def test_what_was_dealt_is_read(
+    daemon: Daemon,
+    uneven: str,
+    shuffle: Shuffle | None,
+    even: Even,
+    length: int | None,
+    epoch: int,
+    rank: int,
+    step: int,
+) -> None:
+    """Whatever the options, a reader gives the samples of its share in its order, at once or in two runs.
+
+    Where ranks are equal, the state behind the last sample is the beginning of the next epoch.
+    """
+    deal = SampleDeal(COUNTS, shuffle, even, 1, length)
+    shares = [deal.share(each, 0, Topology(rank, 4)) for each in (epoch, epoch + 1)]
+    dealt, dealt_next = ([f"{100 * shard + number:06d}" for shard, number in walk(share, COUNTS)] for share in shares)
+    options = asdict(shuffle) if shuffle else {"seed": 0, "window": 8, "groups": 1}
+    first, then = (
+        ShardDataset(
+            uneven,
+            shuffle=shuffle is not None,
+            shuffle_window=options["window"],
+            seed=options["seed"],
+            canonical_nodes=options["groups"],
+            even=even,
+            samples_per_epoch=length,
+            socket=daemon.socket,
+            rank=rank,
+            world_size=4,
+        )
+        for _ in range(2)
+    )
+    first.set_epoch(epoch)
+    samples = iter(first)
+    taken = keys_of(islice(samples, step))
+    then.load_state_dict(first.state_dict())
+    is_over = then.epoch == epoch + 1
+    assert taken + keys_of(samples) == dealt
+    assert (taken, keys_of(then)) == ((dealt, dealt_next) if is_over else (taken, dealt[step:]))
+
+
+_READ = """
+import sys
+from shardcache_client import ShardReader
+print(*(sample["__key__"] for sample in ShardReader(sys.argv[2], shuffle=True, seed=5, socket=sys.argv[1])))
+"""
+
+
+def test_another_process_reads_the_same(daemon: Daemon, index: str) -> None:
+    """The order belongs to the seed, and to nothing that differs between processes, such as Python's hashes."""
+    here = keys_of(ShardDataset(index, shuffle=True, seed=5, socket=daemon.socket))
+    ran = subprocess.run(
+        [sys.executable, "-c", _READ, str(daemon.socket), index],
+        env=os.environ | {"PYTHONHASHSEED": "77"},
+        capture_output=True,
+        text=True,
+        timeout=GUARD_S,
+        check=True,
+    )
+    assert ran.stdout.split() == here

@@ -1,0 +1,343 @@
+"""Bad samples, bad shards, stale indexes and decoders that fail: typed, counted, made up for, against a real daemon."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from shardcache.errors import (
+    CountMismatchError,
+    DecodeError,
+    NotATarError,
+    NotFoundError,
+    OutdatedError,
+    SampleError,
+    ShardcacheError,
+    ShardError,
+    TrailingDataError,
+)
+from shardcache_client import ShardDataset, ignore_and_continue, ignore_and_stop
+from support.programs.daemon import Daemon, eventually
+from support.shards.tars import make_tar, random_samples
+
+SHARDS = 4
+SAMPLES = 6
+KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+BAD = 1  # the number of the shard that something is wrong with
+LOST = KEYS[BAD * SAMPLES : (BAD + 1) * SAMPLES]
+
+Decode = Callable[[dict[str, Any]], Any]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder of good shards and their index; each test has its own, so that nothing of it is cached."""
+    for number in range(SHARDS):
+        write(tmp_path, number, random_samples(SAMPLES, {"bin": 200}, first=number * SAMPLES))
+    index(tmp_path, [{} for _ in range(SHARDS)])
+    return tmp_path
+
+
+def write(source: Path, number: int, samples: list[Any]) -> None:
+    """Write one shard."""
+    (source / f"{number}.tar").write_bytes(make_tar(samples))
+
+
+def index(source: Path, changes: list[dict[str, Any]]) -> None:
+    """Write the index, with changes to its rows."""
+    rows = [{"url": f"{number}.tar", "nsamples": SAMPLES} | change for number, change in enumerate(changes)]
+    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+
+
+def spoil(source: Path, fault: str) -> None:
+    """Have something be wrong with one shard."""
+    shard, samples = source / f"{BAD}.tar", random_samples(SAMPLES, {"bin": 200}, first=BAD * SAMPLES)
+    match fault:
+        case "bad sample":
+            write(source, BAD, [*samples[:2], samples[2], *samples[2:]])
+        case "no tar":
+            shard.write_bytes(b"<html>404</html>" * 1000)
+        case "joined tars":
+            shard.write_bytes(make_tar(samples[:3]) + make_tar(samples[3:]))
+        case "vanished":
+            shard.unlink()
+        case "more samples":
+            write(source, BAD, [*samples, *random_samples(1, first=900)])
+        case "fewer samples":
+            write(source, BAD, samples[:-1])
+        case "another version":
+            index(source, [{"etag": '"old"'} if number == BAD else {} for number in range(SHARDS)])
+
+
+def decode(sample: dict[str, Any]) -> dict[str, Any]:
+    """Fail for one sample of the bad shard."""
+    if sample["__key__"] == LOST[2]:
+        raise ValueError("no image")
+    return sample
+
+
+FAULTS: list[tuple[str, Decode | None, type[ShardcacheError], list[str]]] = [
+    ("bad sample", None, SampleError, LOST[2:3]),
+    ("undecodable", decode, DecodeError, LOST[2:3]),
+    ("no tar", None, NotATarError, LOST),
+    ("joined tars", None, TrailingDataError, LOST),
+    ("vanished", None, NotFoundError, LOST),
+    ("more samples", None, CountMismatchError, LOST),
+    ("fewer samples", None, CountMismatchError, LOST),
+    ("another version", None, OutdatedError, LOST),
+]
+ORDERS: list[dict[str, Any]] = [{"shuffle": False}, {"shuffle": True, "shuffle_window": 3}]
+
+faults = pytest.mark.parametrize(("fault", "decode", "error", "lost"), FAULTS, ids=[fault for fault, *_ in FAULTS])
+orders = pytest.mark.parametrize("order", ORDERS, ids=["in order", "mixed"])
+
+
+def keys_of(samples: Any) -> list[str]:
+    """Read everything and return the keys, in order."""
+    return [sample["__key__"] for sample in samples]
+
+
+@faults
+@orders
+def test_a_dataset_that_skipped_something_ends_its_session_with_its_last_reference(
+    daemon: Daemon,
+    source: Path,
+    fault: str,
+    decode: Decode | None,
+    error: type[ShardcacheError],
+    lost: list[str],
+    order: dict[str, Any],
+) -> None:
+    """Not when the garbage collector comes: until then the daemon would fetch for an epoch that never begins."""
+    spoil(source, fault)
+    index_url, job = f"file://{source}/index.json", f"{fault} {order}"
+
+    def sessions() -> int:
+        return sum(each["sessions"] for each in daemon.status()["jobs"] if each["name"] == job)
+
+    gc.collect()
+    gc.disable()
+    try:
+        dataset = ShardDataset(
+            index_url, socket=daemon.socket, job=job, decode=decode, on_error=ignore_and_continue, even=None, **order
+        )
+        assert keys_of(dataset)
+        assert sessions() == 1
+        del dataset
+        eventually(lambda: sessions() == 0)
+    finally:
+        gc.enable()
+
+
+@faults
+@orders
+def test_an_error_is_raised_under_its_own_type(
+    daemon: Daemon,
+    source: Path,
+    fault: str,
+    decode: Decode | None,
+    error: type[ShardcacheError],
+    lost: list[str],
+    order: dict[str, Any],
+) -> None:
+    """By default the epoch ends there; the error names the shard, and what to do."""
+    spoil(source, fault)
+    ds = ShardDataset(f"file://{source}/index.json", decode=decode, socket=daemon.socket, **order)
+    with pytest.raises(error, match=f"{BAD}\\.tar") as caught:
+        list(ds)
+    assert type(caught.value) is error
+    assert caught.value.remedy
+
+
+@faults
+@orders
+def test_what_is_left_out_is_made_up_for(
+    daemon: Daemon,
+    source: Path,
+    fault: str,
+    decode: Decode | None,
+    error: type[ShardcacheError],
+    lost: list[str],
+    order: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Ranks stay equal: every good sample is given, and others once more in place of the bad; the log counts it."""
+    spoil(source, fault)
+    told: list[Exception] = []
+    read = []
+    for rank in range(2):
+        ds = ShardDataset(
+            f"file://{source}/index.json",
+            decode=decode,
+            on_error=lambda exn: not told.append(exn),
+            socket=daemon.socket,
+            rank=rank,
+            world_size=2,
+            **order,
+        )
+        read.append(keys_of(ds))
+        assert len(read[-1]) == len(ds) == len(KEYS) // 2
+    given = Counter(read[0] + read[1])
+    assert set(given) == set(KEYS) - set(lost)
+    assert {type(exn) for exn in told} == {error}
+    shards = 0 if issubclass(error, SampleError) else len(told)
+    reports = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
+    numbers = [tuple(int(word) for word in report.split() if word.isdecimal()) for report in reports]
+    assert [sum(column) for column in zip(*numbers, strict=True)] == [shards, len(told) - shards]
+    assert all("epoch 0: skipped" in report and "were repeated in their place" in report for report in reports)
+
+
+def test_a_loader_is_as_long_as_it_says(daemon: Daemon, source: Path) -> None:
+    """With workers, each of which makes up for its own: whole batches, on both ranks."""
+    spoil(source, "bad sample")
+    options: dict[str, Any] = {"batch_size": 4, "on_error": ignore_and_continue, "socket": daemon.socket, **ORDERS[1]}
+    given: set[str] = set()
+    for rank in range(2):
+        ds = ShardDataset(f"file://{source}/index.json", rank=rank, world_size=2, **options)
+        loader = DataLoader(ds, batch_size=4, num_workers=2, collate_fn=keys_of)
+        batches = list(loader)
+        assert [len(batch) for batch in batches] == [4] * len(loader) == [4, 4, 4]
+        given.update(*batches)
+    assert given == {key for key in KEYS if key != LOST[2]}
+
+
+@faults
+def test_without_evenness_nothing_comes_twice(
+    daemon: Daemon, source: Path, fault: str, decode: Decode | None, error: type[ShardcacheError], lost: list[str]
+) -> None:
+    """Whoever asked for each sample once gets the good ones, once."""
+    spoil(source, fault)
+    options: dict[str, Any] = {"even": None, "decode": decode, "socket": daemon.socket, "world_size": 2, **ORDERS[1]}
+    ranks = [
+        ShardDataset(f"file://{source}/index.json", on_error=ignore_and_continue, rank=rank, **options)
+        for rank in range(2)
+    ]
+    assert sorted(key for rank in ranks for key in keys_of(rank)) == [key for key in KEYS if key not in lost]
+
+
+@pytest.mark.parametrize("fault", ["bad sample", "no tar"])
+@orders
+def test_a_run_over_bad_data_goes_on_from_any_sample(
+    daemon: Daemon, source: Path, fault: str, order: dict[str, Any]
+) -> None:
+    """Before and behind what is bad, and among those that make up for it, the rest is what would have come."""
+    spoil(source, fault)
+
+    def make() -> ShardDataset:
+        url = f"file://{source}/index.json"
+        return ShardDataset(url, on_error=ignore_and_continue, socket=daemon.socket, rank=0, world_size=2, **order)
+
+    ds = make()
+    samples = iter(ds)
+    states = [ds.state_dict()]
+    read = []
+    for sample in samples:
+        read.append(sample["__key__"])
+        states.append(ds.state_dict())
+    assert len(read) == len(KEYS) // 2
+    resumed = make()
+    for taken, state in enumerate(states[:-1]):
+        resumed.load_state_dict(state)
+        assert keys_of(resumed) == read[taken:]
+    resumed.load_state_dict(states[-1])
+    assert resumed.epoch == 1
+
+
+def test_a_share_in_which_nothing_can_be_read(daemon: Daemon, source: Path) -> None:
+    """However patient the handler, that is an error and not an endless epoch."""
+    for number in range(SHARDS):
+        (source / f"{number}.tar").write_bytes(b"<html>404</html>" * 1000)
+    ds = ShardDataset(f"file://{source}/index.json", on_error=ignore_and_continue, socket=daemon.socket)
+    with pytest.raises(ShardError, match="rank 0, worker 0 cannot read any sample in epoch 0"):
+        list(ds)
+
+
+def test_a_decoder_that_always_fails(daemon: Daemon, source: Path) -> None:
+    """So is a decoder that never succeeds."""
+
+    def fail(sample: dict[str, Any]) -> Any:
+        raise KeyError("jpg")
+
+    url = f"file://{source}/index.json"
+    ds = ShardDataset(url, decode=fail, on_error=ignore_and_continue, socket=daemon.socket, **ORDERS[1])
+    with pytest.raises(ShardError, match="rank 0, worker 0 cannot read any sample"):
+        list(ds)
+
+
+def test_a_decoders_error_names_the_sample(daemon: Daemon, source: Path) -> None:
+    """Its key and url, and what the decoder raised."""
+    ds = ShardDataset(f"file://{source}/index.json", decode=decode, socket=daemon.socket)
+    with pytest.raises(
+        DecodeError, match=f"the sample '{LOST[2]}' could not be decoded .ValueError: no image"
+    ) as caught:
+        list(ds)
+    assert caught.value.url == f"file://{source}/{BAD}.tar"
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_decoders_error_in_a_worker(daemon: Daemon, source: Path) -> None:
+    """Arrives in the training process under its own type, with all of that, and the line that raised it."""
+    ds = ShardDataset(f"file://{source}/index.json", decode=decode, socket=daemon.socket)
+    with pytest.raises(DecodeError, match=rf"{BAD}\.tar: the sample '{LOST[2]}'[\s\S]*ValueError: no image") as caught:
+        list(DataLoader(ds, batch_size=None, num_workers=1))
+    assert caught.value.url == f"file://{source}/{BAD}.tar"
+    assert "on_error" in caught.value.remedy
+    assert f"no image, {__file__}:" in caught.value.message
+    assert "in decode\n    raise ValueError" in caught.value.worker_traceback
+    # The traceback is a cycle that holds the loader; left to the collector, its worker idles for seconds.
+    caught.value.__traceback__ = None
+    del caught
+
+
+def test_what_a_decoder_returns_is_given(daemon: Daemon, source: Path) -> None:
+    """Whatever it is, None included."""
+    url = f"file://{source}/index.json"
+    assert list(ShardDataset(url, decode=lambda sample: len(sample["bin"]), socket=daemon.socket)) == [200] * len(KEYS)
+    assert list(ShardDataset(url, decode=lambda sample: None, socket=daemon.socket)) == [None] * len(KEYS)
+
+
+@pytest.mark.parametrize("fault", ["bad sample", "no tar"])
+def test_a_handler_that_stops(daemon: Daemon, source: Path, fault: str) -> None:
+    """The epoch ends there as if it were complete, and the next iteration reads the next."""
+    spoil(source, fault)
+    ds = ShardDataset(f"file://{source}/index.json", on_error=ignore_and_stop, socket=daemon.socket)
+    before = KEYS[: BAD * SAMPLES + (2 if fault == "bad sample" else 0)]
+    assert [keys_of(ds), ds.epoch, keys_of(ds), ds.epoch] == [before, 0, before, 1]
+
+
+@orders
+def test_a_reader_whose_whole_share_is_lost_gives_what_others_read(
+    daemon: Daemon, source: Path, order: dict[str, Any]
+) -> None:
+    """With more readers than shards some have nothing but the bad one: ranks stay equal, and all good samples come."""
+    spoil(source, "no tar")
+    ranks = []
+    for rank in range(4):
+        ds = ShardDataset(
+            f"file://{source}/index.json",
+            socket=daemon.socket,
+            rank=rank,
+            world_size=4,
+            on_error=ignore_and_continue,
+            **order,
+        )
+        ranks.append(keys_of(DataLoader(ds, batch_size=None, num_workers=2)))
+    assert [len(keys) for keys in ranks] == [SHARDS * SAMPLES // 4] * 4
+    assert set().union(*ranks) == set(KEYS) - set(LOST)
+
+
+def test_trailing_data_are_ignored_where_the_config_says_so(tmp_path: Path, source: Path) -> None:
+    """`ignore_trailing_data` in an [[origin]] table: the samples before the tar's end, as webdataset reads them."""
+    spoil(source, "joined tars")
+    config = tmp_path / "shardcache.toml"
+    config.write_text(f'[[origin]]\nmatch = "file://{source}/"\nignore_trailing_data = true\n')
+    with Daemon(tmp_path, "--config", str(config)) as lenient:
+        read = keys_of(ShardDataset(f"file://{source}/{BAD}.tar", socket=lenient.socket))
+    assert read == LOST[:3]

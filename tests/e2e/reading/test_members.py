@@ -1,0 +1,129 @@
+"""Members that a dataset reads and decodes, and its `map` and `filter`, against a real daemon."""
+
+from __future__ import annotations
+
+import io
+import json
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shardcache.errors import ConfigError, MissingMemberError
+from shardcache_client import ShardDataset, reraise
+from support.programs.daemon import Daemon
+from support.shards.tars import make_tar
+
+SHARDS, SAMPLES = 3, 8
+LACKING = 5  # every sample with this remainder by 8 lacks its label
+
+
+def picture(number: int) -> bytes:
+    """Return an image of one color."""
+    file = io.BytesIO()
+    Image.new("RGB", (32, 24), (number, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def pictures(folder: Path) -> str:
+    """The url of an index of shards with pictures, labels and padding; one sample of each has no label."""
+    source = folder / "pictures"
+    source.mkdir()
+    for shard in range(SHARDS):
+        samples = []
+        for number in range(shard * SAMPLES, (shard + 1) * SAMPLES):
+            label = {} if number % SAMPLES == LACKING else {"cls": b"%d" % number}
+            samples.append({"__key__": f"{number:06d}", "png": picture(number), **label, "bin": bytes(20_000)})
+        (source / f"{shard}.tar").write_bytes(make_tar(samples))
+    rows = [{"url": f"{shard}.tar", "nsamples": SAMPLES} for shard in range(SHARDS)]
+    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    return f"file://{source}/index.json"
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"zero_copy": True}])
+def test_samples_have_the_members_that_were_chosen_and_decoded(
+    pictures: str, daemon: Daemon, options: dict[str, Any]
+) -> None:
+    """Others are not there; "jpg;png" takes either under the first name; a default stands in for what is missing."""
+    dataset = ShardDataset(
+        pictures,
+        members=("jpg;png", "cls"),
+        decode={"jpg": "rgb8", "cls": int},
+        missing={"cls": -1},
+        socket=daemon.socket,
+        **options,
+    )
+    samples = sorted(dataset, key=lambda sample: sample["__key__"])
+    assert len(samples) == SHARDS * SAMPLES
+    for number, sample in enumerate(samples):
+        assert set(sample) == {"__key__", "__url__", "jpg", "cls"}
+        assert sample["cls"] == (-1 if number % SAMPLES == LACKING else number)
+        assert np.array_equal(sample["jpg"][0, 0], [number, 0, 0])
+        assert sample["jpg"].shape == (24, 32, 3)
+
+
+def test_members_are_chosen_of_a_shard_that_is_still_arriving(pictures: str, folder: Path) -> None:
+    """The first samples of a cold epoch have the same members as all others."""
+    (folder / "cold").mkdir()
+    with Daemon(folder / "cold") as cold:
+        dataset = ShardDataset(pictures, members="png", socket=cold.socket)
+        assert all(set(sample) == {"__key__", "__url__", "png"} for sample in dataset)
+
+
+def test_samples_that_lack_a_member_are_errors_or_skipped(pictures: str, daemon: Daemon) -> None:
+    """An error goes to the handler; skipped samples are replaced like any other, so that ranks stay equal."""
+    with pytest.raises(MissingMemberError, match="'000005' has no member 'cls'"):
+        list(ShardDataset(pictures, members=("png", "cls"), socket=daemon.socket, on_error=reraise))
+    skipping = ShardDataset(pictures, decode={"cls": int}, missing="skip", socket=daemon.socket)
+    numbers = [sample["cls"] for sample in skipping]
+    assert len(numbers) == len(skipping)
+    assert set(numbers) == {number for number in range(SHARDS * SAMPLES) if number % SAMPLES != LACKING}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_map_and_filter(pictures: str, daemon: Daemon, workers: int) -> None:
+    """Remaining samples come once, in the order of the dataset; a state in the middle is exact."""
+    whole = ShardDataset(pictures, shuffle=True, seed=3, socket=daemon.socket)
+    odd = whole.map(lambda sample: int(sample["__key__"])).filter(lambda number: number % 2)
+    assert len(whole.map(len)) == SHARDS * SAMPLES
+    with pytest.raises(TypeError, match="up to the filter"):
+        len(odd)
+    loader = odd.loader(batch_size=2, num_workers=workers, collate_fn=list)
+    batches = list(loader)
+    assert sorted(chain(*batches)) == sorted(number for number in range(SHARDS * SAMPLES) if number % 2)
+    loader.set_epoch(0)
+    taken = list(islice(iter(loader), 3))
+    state = loader.state_dict()
+    again = whole.map(lambda sample: int(sample["__key__"])).filter(lambda number: number % 2)
+    resumed = again.loader(batch_size=2, num_workers=workers, collate_fn=list)
+    resumed.load_state_dict(state)
+    assert taken + list(resumed) == batches
+
+
+def test_a_copy_counts_its_own_epochs(pictures: str, daemon: Daemon) -> None:
+    """A dataset and what was made of it by `map` do not move each other's position."""
+    whole = ShardDataset(pictures, shuffle=True, missing={}, socket=daemon.socket)
+    mapped = whole.map(lambda sample: sample["__key__"])
+    first = list(mapped)
+    assert (mapped.epoch, whole.epoch) == (0, 0)
+    assert [sample["__key__"] for sample in whole] == first
+    assert list(mapped) != first
+
+
+def test_a_filter_needs_ranks_that_may_differ(pictures: str, daemon: Daemon) -> None:
+    """Ranks that train together would wait for each other; and one rank's state says nothing of the other's."""
+    ranks = {"rank": 0, "world_size": 2, "socket": daemon.socket}
+    with pytest.raises(ConfigError, match="different numbers of samples"):
+        next(iter(ShardDataset(pictures, **ranks).filter(bool)))
+    uneven = ShardDataset(pictures, even=None, **ranks).filter(bool)
+    assert len(list(uneven)) == SHARDS * SAMPLES // 2
+    uneven.set_epoch(0)
+    next(samples := iter(uneven))
+    uneven.load_state_dict(uneven.state_dict())
+    del samples
+    with pytest.raises(ConfigError, match="load the states of all ranks"):
+        next(iter(uneven))

@@ -1,0 +1,251 @@
+"""Reading a shard while the rest of it is still on its way, from a store that gives what the test lets go."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import ShardcacheError, ShardChangedError, ShardError, TrailingDataError, TruncatedShardError
+from shardcache_client import ShardDataset, ignore_and_continue
+from support.programs.daemon import Daemon, eventually
+from support.programs.raw_session import RawSession
+from support.shards.tars import make_tar, random_samples
+from support.stores.gated_store import GatedStore
+
+PART_BYTES = 64 * 1024
+SAMPLES = 100
+BODY = make_tar(random_samples(SAMPLES, {"bin": 9_000}))  # a megabyte: 16 parts
+KEYS = [f"{number:06d}" for number in range(SAMPLES)]
+
+
+@pytest.fixture
+def store() -> Iterator[GatedStore]:
+    """A store that holds everything back."""
+    with GatedStore() as running:
+        yield running
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    """A daemon that fetches in small parts."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name:
+        flags = ("--part-size", str(PART_BYTES), "--shard-connections", "4", "--attempts", "1")
+        with Daemon(Path(name), *flags) as running:
+            yield running
+
+
+def keys_of(samples: Iterator[dict[str, Any]], count: int) -> list[str]:
+    """Return the keys of the next samples."""
+    return [next(samples)["__key__"] for _ in range(count)]
+
+
+def transfer(daemon: Daemon) -> dict[str, Any]:
+    """Return the only transfer under way, or nothing."""
+    transfers: list[dict[str, Any]] = daemon.status()["transfers"]
+    return transfers[0] if transfers else {}
+
+
+def test_the_first_samples_come_with_the_first_parts(daemon: Daemon, store: GatedStore) -> None:
+    """With five parts of sixteen here, what lies in them is given; the rest follows when it comes, every byte right."""
+    url = store.put("a.tar", BODY)
+    samples = iter(ShardDataset(url, socket=daemon.socket))
+    store.let("a.tar", 5 * PART_BYTES)
+    assert keys_of(samples, 30) == KEYS[:30]
+    assert not daemon.shards(), "nothing is published yet"
+    store.let("a.tar")
+    assert keys_of(samples, 70) == KEYS[30:]
+    assert next(samples, None) is None
+    again = [sample["bin"] for sample in ShardDataset(url, socket=daemon.socket)]
+    assert again == [sample["bin"] for sample in random_samples(SAMPLES, {"bin": 9_000})]
+    assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
+
+
+def test_the_first_samples_come_with_the_beginning_of_the_first_part(store: GatedStore) -> None:
+    """A part that is larger than a batch is read as it is written; the rest follows when it comes, every byte right."""
+    written = random_samples(60, {"bin": 100_000})
+    url = store.put("a.tar", make_tar(written))
+    store.bytewise = True
+    with tempfile.TemporaryDirectory(prefix="shardcache-e2e-") as name, Daemon(Path(name), "--attempts", "1") as daemon:
+        samples = iter(ShardDataset(url, socket=daemon.socket))
+        store.let("a.tar", 3 * 1024 * 1024)
+        assert keys_of(samples, 20) == KEYS[:20]
+        assert transfer(daemon)["done_bytes"] < 3.1 * 1024 * 1024
+        store.let("a.tar")
+        assert [sample["bin"] for sample in samples] == [sample["bin"] for sample in written[20:]]
+        assert daemon.status()["counters"]["origin_bytes"] == len(make_tar(written))
+
+
+def test_chosen_samples_wait_for_the_whole_shard(daemon: Daemon, store: GatedStore, tmp_path: Path) -> None:
+    """They are found by number in the index, which comes last, also if they are read in file order."""
+    index = tmp_path / "index.json"
+    index.write_text(
+        json.dumps({"wids_version": 1, "shardlist": [{"url": store.put("a.tar", BODY), "nsamples": SAMPLES}]})
+    )
+    dataset = ShardDataset(f"file://{index}", socket=daemon.socket).subset(range(0, SAMPLES, 7))
+    keys: list[str] = []
+    reader = threading.Thread(target=lambda: keys.extend(sample["__key__"] for sample in dataset))
+    reader.start()
+    store.let("a.tar", 5 * PART_BYTES)
+    eventually(lambda: transfer(daemon).get("done_bytes", 0) >= 4 * PART_BYTES)
+    store.let("a.tar")
+    reader.join()
+    assert keys == KEYS[::7]
+
+
+def test_a_dataset_that_read_what_arrived_ends_its_session_with_its_last_reference(
+    daemon: Daemon, store: GatedStore, tmp_path: Path
+) -> None:
+    """Not when the garbage collector comes: until then the daemon would fetch for an epoch that never begins.
+
+    With the number of samples known, the last is left to the index, and the walk through what arrives never ends.
+    """
+    rows = [{"url": store.put("a.tar", BODY), "nsamples": SAMPLES}]
+    index = tmp_path / "index.json"
+    index.write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    gc.collect()
+    gc.disable()
+    try:
+        dataset = ShardDataset(f"file://{index}", socket=daemon.socket)
+        samples = iter(dataset)
+        store.let("a.tar", 5 * PART_BYTES)
+        assert keys_of(samples, 30) == KEYS[:30]
+        store.let("a.tar")
+        assert [sample["__key__"] for sample in samples] == KEYS[30:]
+        assert daemon.sessions() == 1
+        del samples, dataset
+        eventually(lambda: daemon.sessions() == 0)
+    finally:
+        gc.enable()
+
+
+def test_two_readers_share_what_arrives(daemon: Daemon, store: GatedStore) -> None:
+    """Both read the beginning of one transfer, and both hold the shard once it is whole."""
+    url = store.put("a.tar", BODY)
+    one, other = (iter(ShardDataset(url, socket=daemon.socket, job=job)) for job in ("one", "other"))
+    store.let("a.tar", 3 * PART_BYTES)
+    assert keys_of(one, 10) == keys_of(other, 10) == KEYS[:10]
+    store.let("a.tar")
+    assert keys_of(one, 90) == keys_of(other, 90) == KEYS[10:]
+    assert daemon.leases() == 2
+    assert next(one, None) is next(other, None) is None
+    assert daemon.status()["counters"]["origin_bytes"] == len(BODY)
+    eventually(lambda: daemon.leases() == 0)
+
+
+@pytest.mark.parametrize(("partial_reads", "etags"), [(False, True), (True, False)])
+def test_nothing_comes_before_the_whole(daemon: Daemon, store: GatedStore, partial_reads: bool, etags: bool) -> None:
+    """Not to who opts out, and of no store that cannot guard each read against another version."""
+    store.etags = etags
+    url = store.put("a.tar", BODY)
+    read: list[str] = []
+    dataset = ShardDataset(url, socket=daemon.socket, partial_reads=partial_reads)
+    thread = threading.Thread(target=lambda: read.extend(sample["__key__"] for sample in dataset))
+    thread.start()
+    store.let("a.tar", 5 * PART_BYTES)
+    eventually(lambda: transfer(daemon).get("done_bytes", 0) >= 5 * PART_BYTES)
+    assert (transfer(daemon)["waiters"], read) == (1, [])
+    store.let("a.tar")
+    thread.join()
+    assert read == KEYS
+
+
+def test_an_object_replaced_behind_what_was_read_names_what_was_given(daemon: Daemon, store: GatedStore) -> None:
+    """The samples of two versions never meet; the error says how far the first one had been read."""
+    url = store.put("a.tar", BODY)
+    samples = iter(ShardDataset(url, socket=daemon.socket))
+    store.let("a.tar", 5 * PART_BYTES)
+    assert keys_of(samples, 20) == KEYS[:20]
+    store.put("a.tar", BODY[::-1])
+    store.let("a.tar")
+    with pytest.raises(ShardChangedError, match=r"first .* samples, up to key '0000") as caught:
+        list(samples)
+    assert 20 <= caught.value.yielded < SAMPLES
+
+
+CUT = BODY[: 12 * PART_BYTES]
+AT = 60 * (512 + 9_216)  # the header of sample 60
+HOLED = BODY[:AT] + bytes(4096) + BODY[AT + 4096 :]
+
+
+@pytest.mark.parametrize(("body", "expected"), [(CUT, TruncatedShardError), (HOLED, TrailingDataError)])
+def test_a_shard_that_turns_out_bad_goes_to_the_handler(
+    daemon: Daemon, store: GatedStore, body: bytes, expected: type[ShardError]
+) -> None:
+    """Samples before the fault stay given; the handler learns how many they were, and the next shard is read."""
+    urls = [store.put("cut.tar", body), store.put("next.tar", make_tar(random_samples(3, first=SAMPLES)))]
+    errors: list[Exception] = []
+
+    def note(exn: Exception) -> bool:
+        errors.append(exn)
+        return ignore_and_continue(exn)
+
+    samples = iter(ShardDataset(urls, socket=daemon.socket, on_error=note))
+    store.let("cut.tar", 5 * PART_BYTES)
+    read = keys_of(samples, 20)
+    store.let("cut.tar")
+    store.let("next.tar")
+    read += [sample["__key__"] for sample in samples]
+    assert read[-3:] == ["000100", "000101", "000102"]
+    assert read[:-3] == KEYS[: len(read) - 3]
+    (error,) = errors
+    assert isinstance(error, expected)
+    assert isinstance(error, ShardcacheError) and error.yielded == len(read) - 3
+
+
+def test_a_daemon_killed_while_a_beginning_is_read(daemon: Daemon, store: GatedStore) -> None:
+    """The next daemon goes on with the parts that are there, the reader with the next sample; none twice, none lost."""
+    url = store.put("a.tar", BODY)
+    samples = iter(ShardDataset(url, socket=daemon.socket))
+    store.let("a.tar", 8 * PART_BYTES)
+    read = keys_of(samples, 20)
+    daemon.restart()
+    store.let("a.tar")
+    read += [sample["__key__"] for sample in samples]
+    assert read == KEYS
+
+
+def test_a_reader_that_leaves_a_beginning_leaves_nothing(daemon: Daemon, store: GatedStore) -> None:
+    """The transfer goes on without it, and the shard is nobody's afterwards."""
+    url = store.put("a.tar", BODY)
+    samples = iter(ShardDataset(url, socket=daemon.socket))
+    store.let("a.tar", 5 * PART_BYTES)
+    assert keys_of(samples, 1) == KEYS[:1]
+    del samples
+    eventually(lambda: daemon.sessions() == 0)
+    store.let("a.tar")
+    eventually(lambda: len(daemon.shards()) == 1)
+    assert daemon.leases() == 0
+
+
+def test_a_lease_that_has_the_number_of_an_ended_one_is_left_alone(daemon: Daemon, store: GatedStore) -> None:
+    """A reader that still waits for more of a released shard, and gets an error, keeps its newer lease."""
+    bad, good = store.put("bad.tar", random.Random(1).randbytes(len(BODY))), store.put("good.tar", BODY)
+    store.let("good.tar")
+    with RawSession(daemon) as session:
+        session.plan([good], [0])
+        session.take(0)
+    eventually(lambda: daemon.leases() == 0)
+    store.let("bad.tar", 5 * PART_BYTES)
+    with RawSession(daemon) as session:
+        session.plan([bad, good], [0, 1])
+        session.send(type="lease", id=100, position=0, partial=True)
+        session.send(type="need", of=100)
+        assert session.receive()["type"] == "arriving"
+        session.send(type="more", id=101, lease=100, beyond=len(BODY))
+        session.send(type="release", lease=100)
+        session.send(type="lease", id=100, position=1)
+        session.send(type="need", of=100)
+        assert session.receive()["type"] == "leased"
+        store.let("bad.tar")
+        failure = session.receive()
+        assert (failure["type"], failure["id"]) == ("error", 101)
+        assert daemon.leases() == 1
+    eventually(lambda: daemon.leases() == 0)

@@ -1,0 +1,469 @@
+"""A state of any moment, loaded by whoever goes on: exactly the rest of the epoch, against a real daemon."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, islice, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardcache.errors import ConfigError
+from shardcache_client import ShardDataset
+from support.programs.daemon import Daemon
+from support.shards.tars import write_indexed
+from support.shards.uneven import BATCH, COUNTS, KEYS, Make
+
+# torchdata 0.11 with torch 2.13.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+Batch = list[dict[str, Any]]
+
+
+def stateful(ds: ShardDataset, workers: int, **options: Any) -> Any:
+    """Return a StatefulDataLoader of whole batches."""
+    return StatefulDataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=list, **options)
+
+
+def through_json(state: Any) -> Any:
+    """Return a state as a checkpoint gives it back."""
+    return json.loads(json.dumps(state))
+
+
+def keys_of(batches: Iterator[Batch] | list[Batch]) -> list[str]:
+    """Return the keys of all samples in order."""
+    return [sample["__key__"] for sample in chain.from_iterable(batches)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "options", "steps"),
+    [
+        (0, {}, [0, 1, 5, 11, 12]),
+        (2, {}, [0, 7]),
+        (2, {"persistent_workers": True}, [5]),
+        (2, {"snapshot_every_n_steps": 3}, [5]),
+    ],
+)
+def test_a_stateful_loader_goes_on_exactly(make: Make, workers: int, options: dict[str, Any], steps: list[int]) -> None:
+    """After any number of batches: what comes is, byte for byte, what would have come, and so is the next epoch."""
+    whole = stateful(make(), workers, **options)
+    epochs = [list(whole), list(whole)]
+    assert [sorted(keys_of(epoch)) for epoch in epochs] == [KEYS, KEYS]
+    assert epochs[0] != epochs[1]
+    for taken in steps:
+        interrupted = stateful(make(), workers, **options)
+        assert list(islice(interrupted, taken)) == epochs[0][:taken]
+        resumed = stateful(make(), workers, **options)
+        resumed.load_state_dict(through_json(interrupted.state_dict()))
+        assert [list(resumed), list(resumed)] == [epochs[0][taken:], epochs[1]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_of_the_end_goes_on_with_the_next_epoch(make: Make, workers: int) -> None:
+    """As checkpoints between epochs are; that epoch is whole, and no third one."""
+    loader = stateful(make(), workers)
+    list(loader)
+    state = through_json(loader.state_dict())
+    expected = list(loader)
+    resumed = stateful(make(), workers)
+    resumed.load_state_dict(state)
+    assert list(resumed) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_of_the_second_epoch_after_a_resume(make: Make, workers: int) -> None:
+    """A run may be interrupted again and again; each time it finds its epoch and its place."""
+    whole = stateful(make(), workers)
+    epochs = [list(whole), list(whole)]
+    first = stateful(make(), workers)
+    list(islice(first, 5))
+    second = stateful(make(), workers)
+    second.load_state_dict(through_json(first.state_dict()))
+    list(islice(second, 2))
+    third = stateful(make(), workers)
+    third.load_state_dict(through_json(second.state_dict()))
+    assert list(third) == epochs[0][7:]
+    assert list(islice(third, 3)) == epochs[1][:3]
+    fourth = stateful(make(), workers)
+    fourth.load_state_dict(through_json(third.state_dict()))
+    assert list(fourth) == epochs[1][3:]
+
+
+def two_ranks_of_two_workers(make: Make, even: str | None, batches: int) -> tuple[list[str], list[Any]]:
+    """Read so many batches on each rank; return their keys, and the states of both loaders."""
+    read: list[str] = []
+    states = []
+    for rank in range(2):
+        loader = stateful(make(rank=rank, world_size=2, even=even), 2)
+        read += keys_of(list(islice(loader, batches)))
+        states.append(through_json(loader.state_dict()))
+    return read, states
+
+
+def check_whole(read: list[str], even: str | None, *, padding: int) -> None:
+    """Every sample was read, and none twice but as padding."""
+    count = Counter(read)
+    assert sorted(count) == KEYS
+    assert count.total() <= len(KEYS) + (0 if even is None else padding)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("even", [None, "pad"])
+def test_other_ranks_and_workers_read_the_rest_once(make: Make, even: str | None) -> None:
+    """Two ranks of two workers, then three ranks of one, then one rank of three: each sample is read once."""
+    read, states = two_ranks_of_two_workers(make, even, 2)
+    assert len(set(read)) == 16
+
+    ranks = [make(rank=rank, world_size=3, even=even) for rank in range(3)]
+    then, later = [], []
+    for ds in ranks:
+        ds.load_state_dict(states)
+        samples = iter(ds)
+        then += [sample["__key__"] for sample in islice(samples, 6)]
+        later.append(through_json(ds.state_dict()))
+    assert len(set(read + then)) == 34
+
+    alone = make(even=even)
+    alone.load_state_dict(later)
+    loader = plain(alone, 3)
+    check_whole(read + then + keys_of(list(loader)), even, padding=1 + 2)
+    assert sorted(keys_of(list(loader))) == KEYS, "the next epoch is whole again"
+    assert len(json.dumps(later[0])) < 2_000
+
+
+def test_one_ranks_state_is_enough(make: Make) -> None:
+    """Ranks take their batches together, and a framework may keep the state of rank 0 alone."""
+    read, states = two_ranks_of_two_workers(make, "pad", 3)
+    ranks = [make(rank=rank, world_size=3) for rank in range(3)]
+    rest = []
+    for ds in ranks:
+        ds.load_state_dict(states[0])
+        rest.append([sample["__key__"] for sample in ds])
+    assert len({len(rank) for rank in rest}) == 1
+    check_whole([*read, *chain.from_iterable(rest)], "pad", padding=1 + 2)
+
+
+def test_a_rank_that_ends_sooner_says_nothing_of_the_others(make: Make) -> None:
+    """Of 23 and 24 samples in batches of 23, one rank has one batch, the other two: after the first one is left.
+
+    By the state of the first rank alone the other would lose its last sample; by both states it reads just that.
+    """
+    ranks = [make(rank=rank, world_size=2, even=None, batch_size=23) for rank in range(2)]
+    read = [sample["__key__"] for ds in ranks for sample in islice(ds, 23)]
+    states = [through_json(ds.state_dict(batches=1)) for ds in ranks]
+    other = make(rank=1, world_size=2, even=None, batch_size=23)
+    other.load_state_dict(states[0])
+    with pytest.raises(ConfigError, match="states of all ranks"):
+        iter(other)
+    for rank in range(2):
+        resumed = make(rank=rank, world_size=2, even=None, batch_size=23)
+        resumed.load_state_dict(states)
+        read += [sample["__key__"] for sample in resumed]
+    assert sorted(read) == KEYS
+    other.load_state_dict([states[0], through_json(ranks[1].state_dict(batches=2))])
+    assert len(list(other)) == 24, "nothing is left on any rank, so the next epoch follows"
+
+
+def plain(ds: IterableDataset[Any], workers: int) -> DataLoader[Any]:
+    """Return PyTorch's own loader of whole batches."""
+    return DataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=list)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_loader_by_the_batches_it_gave(make: Make, workers: int) -> None:
+    """Its workers are ahead of the training loop, which says how far it is itself; also after a resume."""
+    whole = plain(make(), workers)
+    epochs = [list(whole), list(whole)]
+    ds = make()
+    assert list(islice(plain(ds, workers), 6)) == epochs[0][:6]
+    resumed = make()
+    resumed.load_state_dict(through_json(ds.state_dict(batches=6)))
+    assert list(islice(plain(resumed, workers), 3)) == epochs[0][6:9]
+    again = make()
+    again.load_state_dict(through_json(resumed.state_dict(batches=3)))
+    loader = plain(again, workers)
+    # Of the workers it was the second one's turn; the new loader begins with the first.
+    assert sorted(loader, key=keys_of_batch) == sorted(epochs[0][9:], key=keys_of_batch)
+    assert list(loader) == epochs[1]
+
+
+def keys_of_batch(batch: Batch) -> list[str]:
+    """Return the keys of a batch."""
+    return [sample["__key__"] for sample in batch]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_run_goes_back(make: Make, persistent: bool) -> None:
+    """As after a loss that exploded: a state is loaded where one runs already, and living workers hear of it, too."""
+    ds = make()
+    loader: DataLoader[Any] = DataLoader(
+        ds, batch_size=BATCH, num_workers=2, persistent_workers=persistent, collate_fn=list
+    )
+    first = list(islice(loader, 4))
+    state = through_json(ds.state_dict(batches=4))
+    second = list(loader)
+    ds.load_state_dict(state)
+    rest = list(loader)
+    assert sorted(keys_of(first + rest)) == KEYS
+    assert list(loader) == second
+
+
+def test_a_state_that_nobody_can_tell_is_refused(make: Make, daemon: Daemon, folder: Path) -> None:
+    """Of workers that are ahead; and by a number of batches, where nobody has counted their shards."""
+    ds = make()
+    samples = iter(ds)
+    next(samples)
+    next(iter(plain(ds, 1)))
+    with pytest.raises(ConfigError, match="StatefulDataLoader"):
+        ds.state_dict()
+    write_indexed(folder / "uncounted-batches", (3, 3))
+    uncounted = ShardDataset(f"file://{folder}/uncounted-batches/*.tar", socket=daemon.socket)
+    next(iter(uncounted))
+    with pytest.raises(ConfigError, match="not counted"):
+        uncounted.state_dict(batches=1)
+
+
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle_window": 0}, {"shuffle_window": 1}, {}])
+def test_a_dataset_goes_on_by_itself(make: Make, options: dict[str, Any]) -> None:
+    """Without any loader, however it is shuffled: in a new process, and in the one that read."""
+    ds = make(**options)
+    samples = iter(ds)
+    taken = list(islice(samples, 17))
+    state = through_json(ds.state_dict())
+    rest = list(samples)
+    assert sorted(keys_of([taken, rest])) == KEYS
+    for other in (make(**options), ds):
+        other.load_state_dict(state)
+        assert through_json(other.state_dict()) == state
+        assert other.epoch == 0
+        assert list(other) == rest
+        assert sorted(keys_of([list(other)])) == KEYS
+
+
+@pytest.mark.parametrize(("workers", "window"), [(0, 0), (0, 3), (2, 3)])
+def test_shards_that_were_not_counted(daemon: Daemon, folder: Path, workers: int, window: int) -> None:
+    """The epoch is gone on with as it was begun, though reading it has counted some; the next one deals samples."""
+    source = folder / f"uncounted-{workers}-{window}"
+    write_indexed(source, COUNTS)
+    options: dict[str, Any] = {"shuffle": True, "shuffle_window": window, "socket": daemon.socket, "batch_size": BATCH}
+
+    def loader() -> Any:
+        return stateful(ShardDataset(f"file://{source}/*.tar", **options), workers)
+
+    first = loader()
+    samples = iter(first)
+    taken = list(islice(samples, 5))
+    state = through_json(first.state_dict())
+    rest = list(samples)
+    assert sorted(keys_of(taken + rest)) == KEYS
+    resumed = loader()
+    assert len(resumed.dataset) == len(KEYS)
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+    assert sorted(keys_of(list(resumed))) == KEYS
+    with pytest.raises(ConfigError, match="same ranks and workers"):
+        other = ShardDataset(f"file://{source}/*.tar", **options, rank=0, world_size=3)
+        other.load_state_dict(state)
+        list(other)
+
+
+def test_set_epoch_in_a_resumed_run(make: Make) -> None:
+    """A loop that names each epoch goes on within the one that was loaded; any other is read from its beginning."""
+    ds = make()
+    ds.set_epoch(3)
+    samples = iter(ds)
+    list(islice(samples, 10))
+    state = through_json(ds.state_dict())
+    rest = list(samples)
+    resumed = make()
+    resumed.load_state_dict(state)
+    resumed.set_epoch(3)
+    assert list(resumed) == rest
+    resumed.set_epoch(4)
+    assert len(list(resumed)) == len(KEYS)
+    other = make()
+    other.load_state_dict(state)
+    other.set_epoch(2)
+    assert len(list(other)) == len(KEYS)
+
+
+def test_a_state_is_a_few_numbers(make: Make) -> None:
+    """The same size at the beginning and at the end, in every worker; with the loader's own part it stays small."""
+    ds = make()
+    sizes = [len(json.dumps(ds.state_dict())) for _ in ds]
+    assert max(sizes) < 500
+    assert max(sizes) - min(sizes) < 10
+    loader = stateful(make(), 2)
+    next(iter(loader))
+    found = [state for state in _dicts(loader.state_dict()) if "shardcache" in state]
+    assert len(found) == 2
+    assert max(len(json.dumps(state)) for state in found) < 500
+
+
+def _dicts(data: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(data, dict):
+        yield data
+        for value in data.values():
+            yield from _dicts(value)
+
+
+@pytest.mark.parametrize("other", [{"seed": 8}, {"shuffle_window": 4}, {"shuffle": False}, {"samples_per_epoch": 40}])
+def test_a_state_of_another_order_is_refused(make: Make, other: dict[str, Any]) -> None:
+    """It would skip and repeat samples in silence."""
+    state = make().state_dict()
+    with pytest.raises(ConfigError, match="another dataset"):
+        make(**other).load_state_dict(state)
+
+
+def test_a_state_of_other_counts_is_refused(daemon: Daemon, folder: Path) -> None:
+    """The same urls with another number of samples in one of them are another order, too."""
+    url = write_indexed(folder / "recounted", (3, 4))
+    state = ShardDataset(url, socket=daemon.socket).state_dict()
+    rows = (folder / "recounted" / "index.json").read_text()
+    (folder / "recounted" / "later.json").write_text(rows.replace('"nsamples": 4', '"nsamples": 5'))
+    with pytest.raises(ConfigError, match="numbers of samples in its shards have changed"):
+        ShardDataset(url.replace("index", "later"), socket=daemon.socket).load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_end_whose_short_batch_is_dropped_is_the_next_epochs_beginning(make: Make, workers: int) -> None:
+    """By the number of batches and, without workers, by the dataset's own state: 47 samples are 11 batches of 4."""
+
+    def loader(ds: ShardDataset) -> DataLoader[Any]:
+        return DataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=list, drop_last=True)
+
+    ds = make()
+    reading = loader(ds)
+    assert len(list(reading)) == len(reading) == len(KEYS) // BATCH
+    states = [ds.state_dict(batches=len(reading))]
+    if not workers:
+        states.append(ds.state_dict())
+    expected = list(reading)
+    for state in states:
+        resumed = make()
+        resumed.load_state_dict(through_json(state))
+        assert list(loader(resumed)) == expected
+
+
+@pytest.mark.parametrize("taken", [len(KEYS) // BATCH, None])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_stateful_loader_drops_is_left_to_no_other_loader(make: Make, workers: int, taken: int | None) -> None:
+    """After its last batch, and at its end: a loader of other workers reads the next epoch, not one of no batches."""
+    saving = stateful(make(batch_size=BATCH), workers, drop_last=True)
+    assert len(list(islice(saving, taken))) == len(KEYS) // BATCH
+    whole = make(batch_size=BATCH)
+    whole.set_epoch(1)
+    for others in (0, 1):
+        resumed = make(batch_size=BATCH)
+        resumed.load_state_dict(through_json(saving.state_dict()))
+        loader: DataLoader[Any] = DataLoader(
+            resumed, batch_size=BATCH, num_workers=others, collate_fn=list, drop_last=True
+        )
+        assert list(loader) == list(plain(whole, others))[:-1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(make: Make, workers: int) -> None:
+    """It was saved by a checkpoint every so many steps, one of which was the epoch's last: nothing comes twice."""
+    ds = make()
+    ds.set_epoch(3)
+    states = [ds.state_dict(batches=len(list(plain(ds, workers))))]
+    if not workers:
+        states.append(ds.state_dict())
+    ds.set_epoch(4)
+    expected = list(plain(ds, workers))
+    for state, topology in product(states, ({}, {"rank": 1, "world_size": 2})):
+        resumed = make(**topology)
+        resumed.load_state_dict(through_json(state))
+        assert resumed.epoch == 4
+        resumed.set_epoch(3)
+        assert list(plain(resumed, workers)) == []
+        resumed.set_epoch(4)
+        assert list(plain(resumed, workers)) == expected or topology
+        resumed.set_epoch(3)
+        assert len(list(resumed)) == len(resumed), "whoever names it later wants it whole"
+
+
+def test_an_end_that_comes_sooner_on_one_rank_where_a_short_batch_is_dropped(make: Make) -> None:
+    """Of 23 and 24 samples, in batches of 12 without a short one, the first rank's are over a batch before the other's.
+
+    The first rank's state does not claim the next epoch for the other, which would lose its second batch.
+    """
+
+    def rank(number: int) -> tuple[ShardDataset, DataLoader[Any]]:
+        ds = make(rank=number, world_size=2, even=None, batch_size=12)
+        return ds, DataLoader(ds, batch_size=12, collate_fn=list, drop_last=True)
+
+    ds, loader = rank(0)
+    next(iter(loader))
+    state = through_json(ds.state_dict(batches=1))
+    _, loader = rank(1)
+    expected = list(loader)[1:]
+    resumed, loader = rank(1)
+    resumed.load_state_dict(state)
+    assert list(loader) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_number_of_batches_of_another_size_is_refused(make: Make, workers: int) -> None:
+    """A dataset that was given another batch_size than its loader, or none, would repeat or skip samples in silence."""
+    for options in ({"batch_size": 2}, {"batch_size": 1}):
+        ds = make(**options)
+        samples = iter(plain(ds, workers))
+        next(samples)
+        with pytest.raises(ConfigError, match="batch_size is 4, the dataset's") as caught:
+            ds.state_dict(batches=1)
+        assert "batch_size=4" in caught.value.remedy
+
+
+class Wrapped(IterableDataset[Any]):
+    """A user's own dataset around another, as for an augmentation."""
+
+    def __init__(self, samples: ShardDataset) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.samples
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_of_samples_and_of_a_users_own_dataset_are_checked_too(make: Make, workers: int) -> None:
+    """A loader without batches counts samples; behind a user's own dataset its batches are of its own batch_size."""
+    ds = make()
+    next(iter(DataLoader(ds, batch_size=None, num_workers=workers)))
+    with pytest.raises(ConfigError, match="batch_size is 1, the dataset's 4"):
+        ds.state_dict(batches=1)
+    ds = make(batch_size=1)
+    next(iter(plain(Wrapped(ds), workers)))
+    with pytest.raises(ConfigError, match="batch_size is 4, the dataset's 1"):
+        ds.state_dict(batches=1)
+    ds = make()
+    read = list(islice(plain(Wrapped(ds), workers), 3))
+    resumed = make()
+    resumed.load_state_dict(through_json(ds.state_dict(batches=3)))
+    assert sorted(keys_of([*read, list(resumed)])) == KEYS
+
+
+def test_a_loaders_length_by_another_size_is_not_known(make: Make) -> None:
+    """With several workers each may have a short batch; with one, and by a multiple, the length is right."""
+    with pytest.raises(TypeError, match="batch_size is 4, the dataset's 3"):
+        len(plain(make(batch_size=3), 2))
+    for ds, workers in ((make(batch_size=3), 1), (make(batch_size=2 * BATCH), 2), (make(), 2)):
+        loader = plain(ds, workers)
+        assert len(list(loader)) == len(loader) == -(-len(KEYS) // BATCH)
+    assert sorted(keys_of(list(plain(make(batch_size=3), 2)))) == KEYS, "it is read all the same"
+    assert len(make(batch_size=3)) == len(KEYS)
+
+
+def test_samples_of_a_loader_that_batches_nothing_are_counted(make: Make) -> None:
+    """With batch_size=1 for the dataset, samples are what the loader gives, and workers take turns by them."""
+    ds = make(batch_size=1)
+    read = list(islice(DataLoader(ds, batch_size=None, num_workers=2), 5))
+    resumed = make(batch_size=1)
+    resumed.load_state_dict(through_json(ds.state_dict(batches=5)))
+    assert sorted(keys_of([read, list(resumed)])) == KEYS

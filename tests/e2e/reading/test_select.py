@@ -1,0 +1,253 @@
+"""`select`, `subset` and `split`: datasets of some samples of their shards, as exact as any other dataset."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import ConfigError, TruncatedShardError
+from shardcache.tarindex import IndexEntry
+from shardcache_client import Mixture, ShardDataset, ShardReader, ignore_and_continue
+from support.programs.cli import shardcache
+from support.programs.daemon import Daemon
+from support.shards.tars import make_tar, random_samples
+
+COUNTS = (17, 30, 9, 41, 0, 25, 22, 36)
+TOTAL = sum(COUNTS)
+
+Make = Callable[..., ShardDataset]
+
+
+def has_caption(key: str) -> bool:
+    """Return True for the samples with a caption: none in the first shard, all in the third, some in others."""
+    number = int(key)
+    return number >= COUNTS[0] and (number % 3 == 0 or sum(COUNTS[:2]) <= number < sum(COUNTS[:3]))
+
+
+CHOSEN = [f"{number:06d}" for number in range(TOTAL) if has_caption(f"{number:06d}")]
+
+
+@pytest.fixture(scope="module")
+def train(folder: Path, daemon: Daemon) -> str:
+    """The index of shards of which some samples have a caption, with a table of the samples beside it."""
+    source = folder / "select"
+    source.mkdir()
+    for number, count in enumerate(COUNTS):
+        samples = random_samples(count, {"jpg": 300, "txt": 20}, first=sum(COUNTS[:number]))
+        kept = [{k: v for k, v in one.items() if k != "txt" or has_caption(one["__key__"])} for one in samples]
+        (source / f"{number}.tar").write_bytes(make_tar(kept))
+    ran = shardcache("index", f"{source}/", "-o", source / "index.json", "--samples", socket=daemon.socket)
+    assert ran.code == 0, ran.err
+    return f"file://{source}/index.json"
+
+
+@pytest.fixture
+def make(daemon: Daemon, train: str) -> Make:
+    """A function that makes the dataset of the samples with a caption, anew for a rank."""
+
+    def make_dataset(**options: Any) -> ShardDataset:
+        return ShardDataset(train, socket=daemon.socket, **options).select(lambda entry: "txt" in entry.sizes)
+
+    return make_dataset
+
+
+def keys_of(samples: Any) -> list[str]:
+    """Return the samples' keys."""
+    return [sample["__key__"] for sample in samples]
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "shuffle_window": 0}], ids=str)
+def test_selected_samples_come_once_and_alone(make: Make, options: dict[str, Any]) -> None:
+    """In the order of their numbers, or shuffled, each with its members; epochs differ, and the length is exact."""
+    dataset = make(**options)
+    assert len(dataset) == len(CHOSEN)
+    samples = list(dataset)
+    assert sorted(keys_of(samples)) == CHOSEN
+    assert (keys_of(samples) == CHOSEN) == (not options)
+    assert all(len(sample["txt"]) == 20 and len(sample["jpg"]) == 300 for sample in samples)
+    assert (keys_of(dataset) == keys_of(samples)) == (not options)
+
+
+def test_entries_tell_what_the_index_knows(train: str, daemon: Daemon) -> None:
+    """Keys, sizes of all members and the shard's url, of each sample once, in order."""
+    seen: list[IndexEntry] = []
+    ShardReader(train, socket=daemon.socket).select(lambda entry: not seen.append(entry))  # type: ignore[func-returns-value]
+    samples = ShardReader(train, socket=daemon.socket)
+    assert [(entry.key, entry.url, dict(entry.sizes)) for entry in seen] == [
+        (sample["__key__"], sample["__url__"], {name: len(value) for name, value in sample.items() if name[0] != "_"})
+        for sample in samples
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ranks_and_workers_share_a_selection_exactly(make: Make, workers: int) -> None:
+    """Equal numbers on all ranks, padded as always."""
+    parts = []
+    for rank in range(3):
+        dataset = make(shuffle=True, rank=rank, world_size=3, batch_size=4)
+        loader = dataset.loader(num_workers=workers, collate_fn=keys_of)
+        part = [key for batch in loader for key in batch]
+        assert len(part) == len(dataset) == -(-len(CHOSEN) // 3)
+        parts += part
+    assert set(parts) == set(CHOSEN)
+    assert len(parts) - len(CHOSEN) < 3
+
+
+def test_a_selection_resumes_on_other_ranks(make: Make) -> None:
+    """Of an epoch that one process began, three read the rest: each sample once. Other selections refuse the state."""
+    dataset = make(shuffle=True, seed=3)
+    loader = dataset.loader(batch_size=4, num_workers=2, collate_fn=keys_of)
+    begun = [key for batch in islice(loader, 5) for key in batch]
+    state = json.loads(json.dumps(loader.state_dict()))
+    del loader
+    rest = []
+    for rank in range(3):
+        resumed = make(shuffle=True, seed=3, rank=rank, world_size=3, even=None, batch_size=4)
+        resumed.load_state_dict(state)
+        rest += keys_of(resumed)
+    assert Counter(begun + rest) == Counter(CHOSEN)
+    with pytest.raises(ConfigError, match="from another dataset"):
+        make(shuffle=True, seed=3).split(0.5, 0.5)[0].load_state_dict(state)
+
+
+def test_global_batches_of_a_selection_depend_on_no_ranks(make: Make) -> None:
+    """One rank or two: the same batches."""
+    options = {"global_batch_size": 8, "shuffle": True, "shuffle_window": 2}
+    alone = list(make(**options).loader(num_workers=0, collate_fn=keys_of))
+    ranks = [
+        list(make(**options, rank=rank, world_size=2).loader(num_workers=2, collate_fn=keys_of)) for rank in range(2)
+    ]
+    assert [set(batch) for batch in alone] == [{*one, *other} for one, other in zip(*ranks, strict=True)]
+    assert {key for batch in alone for key in batch} == set(CHOSEN)
+
+
+def test_selections_are_mixed(make: Make, train: str, daemon: Daemon) -> None:
+    """A mixture of a selection and a whole dataset has the samples of both; of a mixture, none can be chosen."""
+    mixture = Mixture({"captions": make(shuffle=True), "all": ShardDataset(train, socket=daemon.socket)})
+    found = Counter((sample["__source__"], sample["__key__"]) for sample in mixture)
+    every = [f"{number:06d}" for number in range(TOTAL)]
+    assert found == Counter([("captions", key) for key in CHOSEN] + [("all", key) for key in every])
+    halves = ShardDataset(train, socket=daemon.socket).split(0.5, 0.5)
+    with pytest.raises(ConfigError, match="from another dataset"):
+        Mixture({"one": halves[0].subset([0])}).load_state_dict(Mixture({"one": halves[0].subset([1])}).state_dict())
+    for choose in (lambda: mixture.select(bool), lambda: mixture.split(0.5, 0.5), lambda: mixture.subset([0])):
+        with pytest.raises(ConfigError, match="samples of a mixture"):
+            choose()
+
+
+def test_samples_are_selected_by_metadata(train: str, folder: Path, daemon: Daemon) -> None:
+    """Of one member of each sample, as the table keeps it; no shard is read for it. Older tables name the command."""
+    source = folder / "metadata"
+    source.mkdir()
+    for shard in range(3):
+        samples = random_samples(20, {"jpg": 300}, first=20 * shard)
+        described = [one | {"json": json.dumps({"width": int(one["__key__"]), "url": "x"}).encode()} for one in samples]
+        (source / f"{shard}.tar").write_bytes(make_tar(described[:-1] + samples[-1:]))
+    index = source / "index.json"
+    ran = shardcache("index", f"{source}/", "-o", index, "--samples", "--metadata", "json:width", socket=daemon.socket)
+    assert ran.code == 0, ran.err
+    (folder / "reader").mkdir()
+    with Daemon(folder / "reader") as other:
+        dataset = ShardDataset(f"file://{index}", shuffle=True, epochs=1, socket=other.socket)
+        wide = dataset.select(lambda entry: entry.metadata.get("width", 0) >= 30)
+        assert {shard["url"] for shard in other.shards()} == {f"file://{source}/index.samples.tar"}
+        assert sorted(map(int, keys_of(wide))) == [number for number in range(30, 60) if number % 20 != 19]
+        assert len(wide) == 28
+        bare = dataset.select(lambda entry: not entry.metadata)
+        assert keys_of(bare.indexed()) == ["000019", "000039", "000059"]
+        with pytest.raises(KeyError, match="url"):
+            dataset.select(lambda entry: entry.metadata["url"])
+    with pytest.raises(ConfigError, match="has no metadata") as caught:
+        ShardDataset(train, socket=daemon.socket).select(lambda entry: entry.metadata)
+    assert "index.json --samples --metadata json" in (caught.value.remedy or "")
+
+
+def test_a_shard_without_a_selected_sample_is_not_fetched(train: str, folder: Path) -> None:
+    """Neither read nor prefetched."""
+    (folder / "own").mkdir()
+    with Daemon(folder / "own") as daemon:
+        dataset = ShardDataset(train, shuffle=True, epochs=1, socket=daemon.socket)
+        assert sorted(keys_of(dataset.select(lambda entry: "txt" in entry.sizes))) == CHOSEN
+        cached = {Path(shard["url"]).name for shard in daemon.shards()}
+    assert cached == {f"{number}.tar" for number in (1, 2, 3, 5, 6, 7)} | {"index.samples.tar"}
+
+
+def test_selected_samples_by_number(make: Make, train: str, daemon: Daemon) -> None:
+    """The numbers of a selection are its own; subsets and splits go on from them."""
+    with make(shuffle=True).indexed() as samples:
+        assert keys_of(samples) == CHOSEN
+        assert keys_of([samples[-1], samples[0]]) == [CHOSEN[-1], CHOSEN[0]]
+        assert keys_of(samples.subset([3, -1, 3])) == [CHOSEN[3], CHOSEN[-1]]
+        parts = [keys_of(part) for part in samples.split(0.7, 0.2, 0.1, seed=1)]
+        assert [len(part) for part in parts] == [round(len(CHOSEN) * end) for end in (0.7, 0.2, 0.1)]
+        assert sorted(key for part in parts for key in part) == CHOSEN
+    with ShardReader(train, socket=daemon.socket).indexed() as everything, pytest.raises(IndexError):
+        everything.subset([TOTAL])
+
+
+@pytest.mark.parametrize("by", ["samples", "shards"])
+def test_a_split_is_the_same_for_all_who_make_it(make: Make, train: str, daemon: Daemon, by: Any) -> None:
+    """Streamed, shuffled or by number, by any rank: two parts with no sample in common, and together all."""
+    whole = ShardDataset(train, shuffle=True, socket=daemon.socket)
+    parts = [set(keys_of(part)) for part in whole.split(0.8, 0.2, by=by)]
+    assert len(parts[0]) + len(parts[1]) == len(parts[0] | parts[1]) == TOTAL
+    ranks = [ShardDataset(train, socket=daemon.socket, rank=rank, world_size=2, even=None) for rank in range(2)]
+    assert parts == [{key for rank in ranks for key in keys_of(rank.split(0.8, 0.2, by=by)[n])} for n in range(2)]
+    assert parts == [set(keys_of(part)) for part in whole.indexed().split(0.8, 0.2, by=by)]
+    if by == "samples":
+        assert len(parts[1]) == round(TOTAL * 0.2)
+        assert len({int(key) for key in parts[1]} & set(range(COUNTS[0]))) in (3, 4)  # a fifth of the first shard
+    validated = whole.split(0.8, 0.2, by=by)[1].select(lambda entry: "txt" in entry.sizes)
+    assert set(keys_of(validated)) == parts[1] & set(CHOSEN)
+    assert len(validated) == len(parts[1] & set(CHOSEN))
+
+
+def test_a_bad_shard_of_a_selection_goes_to_the_handler(make: Make, folder: Path, daemon: Daemon) -> None:
+    """Its samples are replaced by others of the selection; ranks stay even."""
+    source = folder / "bad"
+    source.mkdir()
+    rows = []
+    for number in range(3):
+        tar = make_tar(random_samples(10, {"jpg": 300}, first=10 * number))
+        (source / f"{number}.tar").write_bytes(tar[:5000] if number == 1 else tar)
+        rows.append({"url": f"{number}.tar", "nsamples": 10})
+    (source / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
+    chosen = [*range(0, 30, 2)]
+    options: dict[str, Any] = {"shuffle": True, "socket": daemon.socket}
+    dataset = ShardDataset(f"file://{source}/index.json", **options, on_error=ignore_and_continue).subset(chosen)
+    keys = [int(key) for key in keys_of(dataset)]
+    assert len(keys) == len(dataset) == len(chosen)
+    assert set(keys) == {number for number in chosen if number // 10 != 1}
+    with pytest.raises(TruncatedShardError):
+        keys_of(ShardDataset(f"file://{source}/index.json", **options).subset(chosen))
+
+
+def test_what_cannot_be_selected_says_why(make: Make, train: str, folder: Path, daemon: Daemon) -> None:
+    """No index, no table, the table of another index, no sample left, samples that were never counted."""
+    source = folder / "select"
+    with pytest.raises(ConfigError, match="needs a table of the samples") as caught:
+        ShardDataset(f"{source}/*.tar", socket=daemon.socket).select(bool)
+    assert "--samples" in (caught.value.remedy or "")
+    (source / "alone.json").write_bytes((source / "index.json").read_bytes())
+    alone = ShardDataset(str(source / "alone.json"), socket=daemon.socket)
+    with pytest.raises(ConfigError, match="which is missing") as caught:
+        alone.select(bool)
+    assert "alone.samples.tar" in (caught.value.url or "")
+    fewer = json.loads((source / "index.json").read_text())
+    del fewer["shardlist"][2]
+    (source / "fewer.json").write_text(json.dumps(fewer))
+    (source / "fewer.samples.tar").write_bytes((source / "index.samples.tar").read_bytes())
+    with pytest.raises(ConfigError, match="not that of the index file"):
+        ShardDataset(str(source / "fewer.json"), socket=daemon.socket).select(bool)
+    with pytest.raises(ConfigError, match="no sample is selected"):
+        alone.subset([])
+    (folder / "uncounted.tar").write_bytes(make_tar(random_samples(2, {"jpg": 5})))
+    for choose in (lambda dataset: dataset.split(0.5, 0.5), lambda dataset: dataset.subset([0])):
+        with pytest.raises(ConfigError, match="1 of 1 shards were never counted"):
+            choose(ShardDataset(f"file://{folder}/uncounted.tar", socket=daemon.socket))

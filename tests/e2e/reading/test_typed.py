@@ -1,0 +1,77 @@
+"""Types that editors and type checkers see of samples and batches: `make lint` checks the assertions of this module.
+
+An unused `type: ignore` is an error to mypy, too, so each of them is a mistake that it has seen.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, TypedDict, assert_type
+
+from shardcache_client import Mixture, ShardDataset, ShardLoader, ShardReader
+from shardcache_client.indexed import IndexedShards
+from support.programs.daemon import Daemon
+from support.shards.tars import write_indexed
+
+
+class Picture(TypedDict):
+    """The samples of the tests."""
+
+    __key__: str
+    jpg: bytes
+
+
+def test_samples_have_the_type_that_decode_returns(folder: Path, daemon: Daemon) -> None:
+    """Dicts without `decode`; a function of `decode` or `map` tells by its own type; a filter changes nothing."""
+    url = write_indexed(folder / "functions", (3, 2))
+    plain = ShardDataset(url, socket=daemon.socket)
+    assert_type(next(iter(plain)), dict[str, Any])
+
+    def sizes(sample: dict[str, Any]) -> tuple[str, int]:
+        return sample["__key__"], len(sample["jpg"])
+
+    dataset = ShardDataset(url, decode=sizes, socket=daemon.socket)
+    assert_type(dataset, ShardDataset[tuple[str, int]])
+    keys = dataset.map(lambda sample: sample[0].encode())
+    assert_type(keys, ShardDataset[bytes])
+    assert type(keys) is ShardDataset
+    assert all(type(key) is bytes for key in keys)
+    dataset.map(lambda sample: sample[2])  # type: ignore[misc]
+    assert_type(keys.filter(None.__ne__), ShardDataset[bytes])
+    assert_type(keys.indexed(), IndexedShards[bytes])
+    assert_type(keys.indexed()[0], bytes)
+    assert_type(ShardReader(url, socket=daemon.socket).map(len), ShardReader[int])
+    mixture = Mixture({"a": keys, "b": keys})
+    assert_type(mixture.map(len), Mixture[int])
+    assert sum(mixture.map(len)) == sum(map(len, keys.indexed())) * 2
+
+
+def test_samples_have_the_type_that_the_user_declares(folder: Path, daemon: Daemon) -> None:
+    """A TypedDict for the members that `decode` and `members` name; it takes no part in reading."""
+    url = write_indexed(folder / "declared", (3, 2))
+    dataset = ShardDataset[Picture](url, members=("jpg",), socket=daemon.socket)
+    for sample in dataset:
+        assert_type(sample, Picture)
+        assert type(sample["jpg"]) is bytes
+    dataset.map(lambda sample: sample["png"])  # type: ignore[typeddict-item]
+    pickle.loads(pickle.dumps(dataset))
+
+    class Local(TypedDict):
+        jpg: bytes
+
+    pickle.loads(pickle.dumps(ShardDataset[Local](url, socket=daemon.socket)))  # for workers that are spawned
+
+
+def test_batches_have_the_type_that_collate_returns(folder: Path, daemon: Daemon) -> None:
+    """Any without one: torch's own makes what it finds."""
+    url = write_indexed(folder / "batches", (3, 2))
+    dataset = ShardDataset[Picture](url, batch_size=2, socket=daemon.socket)
+    assert_type(dataset.loader(), ShardLoader[Any])
+
+    def collated(samples: list[Picture]) -> list[bytes]:
+        return [sample["jpg"] for sample in samples]
+
+    loader = dataset.loader(collate_fn=collated, num_workers=0)
+    assert_type(loader, ShardLoader[list[bytes]])
+    assert [len(batch) for batch in loader] == [2, 2, 1]

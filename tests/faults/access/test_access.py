@@ -1,0 +1,223 @@
+"""Nothing is fetched from where it may not be, by whatever url, redirect, index file or link."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from campaign import access
+from shardcache.access.rules import AllowList
+from shardcache.config import AllowRule, OriginTable
+from shardcache.errors import NotAllowedError, OriginError, ShardcacheError
+from shardcache.origin.registry import Origins
+from support.network.certificates import Authority
+from support.network.lead import lead
+from support.programs.daemon import Daemon
+from support.shards.tars import make_tar, random_samples
+from support.stores.canary import Canary
+
+DATA = make_tar(random_samples(3))
+
+
+@pytest.fixture
+def server() -> Iterator[Canary]:
+    """The server that may be asked; its file is /data/a.tar."""
+    with Canary() as running:
+        running.files["/data/a.tar"] = DATA
+        yield running
+
+
+@pytest.fixture
+def canary() -> Iterator[Canary]:
+    """The server that may not be asked, with the same file."""
+    with Canary() as running:
+        running.files["/data/a.tar"] = DATA
+        yield running
+
+
+@pytest.fixture
+async def fenced(server: Canary) -> AsyncIterator[Origins]:
+    """Origins that may fetch from /data/ of the server."""
+    found = Origins((), max_connections=4, redirect_guard=AllowList([AllowRule(server.url("/data/"))]))
+    yield found
+    await found.close()
+
+
+async def size_of(origins: Origins, url: str) -> int:
+    """Return the size of what a url leads to."""
+    return (await origins.origin(url).stat(url)).size_bytes
+
+
+def warmed(daemon: Daemon, url: str) -> list[dict[str, Any]]:
+    """Ask a daemon to fetch a url; return what it tells."""
+    return [json.loads(line) for line in daemon.request("POST", "/v1/warm", {"urls": [url]}).splitlines()]
+
+
+def test_a_round_of_hostile_urls(tmp_path: Path) -> None:
+    """Urls, redirects, indexes and requests of the campaign reach neither canary nor secret, and all are answered."""
+    results = list(access.run(0.01, tmp_path))
+    assert [result.first_failure for result in results if not result.passed] == []
+    assert sum(result.injected for result in results) > 200
+
+
+def test_the_canary_sings(tmp_path: Path, canary: Canary) -> None:
+    """The campaign's proof of an attack does appear where the daemon may ask."""
+    with Daemon(tmp_path) as daemon:
+        assert warmed(daemon, canary.url("/data/a.tar"))[-1]["fetched"] == 1
+    assert canary.connections and canary.paths
+
+
+def test_a_url_outside_is_refused_before_any_traffic(tmp_path: Path, canary: Canary) -> None:
+    """Not a connection is made for a url, a pattern, an index or a prefix that no rule covers."""
+    with Daemon(tmp_path, "--allow", "s3://bucket/", "--allow", "http://127.0.0.1/") as daemon:
+        for path in ("/data/a.tar", "/data/{a,b}.tar", "/data/index.json", "/data/", "/data/*.tar"):
+            (answer,) = warmed(daemon, canary.url(path))
+            assert answer["error"]["code"] == "not_allowed" and canary.url(path) in answer["error"]["url"]
+            probe = json.loads(daemon.request("POST", "/v1/probe", {"urls": [canary.url(path)], "quick": True}))
+            assert probe["error"]["code"] == "not_allowed"
+    assert canary.connections == 0
+
+
+async def test_a_redirect_within_is_followed(server: Canary, fenced: Origins) -> None:
+    """Every kind, also by a relative Location."""
+    for number, status in enumerate((301, 302, 303, 307, 308)):
+        server.redirects[f"/data/{number}.tar"] = status, "../data/a.tar" if number % 2 else server.url("/data/a.tar")
+        assert await size_of(fenced, server.url(f"/data/{number}.tar")) == len(DATA)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_outside_is_not_followed(status: int, server: Canary, canary: Canary, fenced: Origins) -> None:
+    """It is an error that names both ends, and the other server hears nothing of it."""
+    server.redirects["/data/r.tar"] = status, canary.url("/data/a.tar")
+    with pytest.raises(NotAllowedError) as refused:
+        await size_of(fenced, server.url("/data/r.tar"))
+    assert refused.value.url == server.url("/data/r.tar") and canary.url("/data/a.tar") in refused.value.message
+    assert canary.connections == 0
+
+
+@pytest.mark.parametrize(
+    "location", ["file:///etc/passwd", "ftp://127.0.0.1/a", "http://[", "javascript:x", "s3://b/k", "http://h:x/"]
+)
+async def test_a_redirect_to_no_web_url_is_not_followed(location: str, server: Canary, fenced: Origins) -> None:
+    """http leads to http and https alone."""
+    server.redirects["/data/r.tar"] = 302, location
+    with pytest.raises(ShardcacheError) as refused:
+        await size_of(fenced, server.url("/data/r.tar"))
+    assert not refused.value.retryable
+
+
+async def test_redirects_in_a_circle_end(server: Canary, fenced: Origins) -> None:
+    """A server cannot keep the daemon busy with itself."""
+    server.redirects["/data/r.tar"] = 302, server.url("/data/r.tar")
+    with pytest.raises(OriginError, match="redirects more than"):
+        await size_of(fenced, server.url("/data/r.tar"))
+
+
+async def test_by_default_a_redirect_does_not_lead_to_this_node(server: Canary, canary: Canary) -> None:
+    """A server on the web cannot make the daemon ask the metadata service or what listens on the loopback."""
+    origins = Origins((), max_connections=4, redirect_guard=AllowList([]))
+    # 127.0.0.1 and localhost are two hosts; the first stands for the server on the web.
+    for target in (canary.url("/data/a.tar", "localhost"), "http://169.254.169.254/latest/meta-data/"):
+        server.redirects["/data/r.tar"] = 302, target
+        with pytest.raises(NotAllowedError):
+            await size_of(origins, server.url("/data/r.tar"))
+    assert canary.connections == 0
+    await origins.close()
+
+
+async def test_credentials_do_not_follow_a_redirect_to_another_server(server: Canary, canary: Canary) -> None:
+    """A table's headers go to the server that it is for; the server that it redirects to gets none of them."""
+    options = {
+        "headers": {"X-Api-Key": "secret", "Authorization": "Bearer secret"},
+        "client_kwargs": {"headers": {"X-Session": "secret"}, "cookies": {"session": "secret"}},
+        "params": {"key": "secret"},
+    }
+    table = OriginTable.model_validate({"match": server.url("/"), "storage_options": options})
+    origins = Origins([table], max_connections=4)
+    server.redirects["/data/r.tar?key=secret"] = 302, canary.url("/data/a.tar", "localhost")
+    assert await size_of(origins, server.url("/data/r.tar")) == len(DATA)
+    assert sum("secret" in value for value in server.requests[0][2].values()) == 4
+    assert "secret" in server.requests[0][1]
+    assert not any("secret" in value for value in (canary.requests[0][1], *canary.requests[0][2].values()))
+    await origins.close()
+
+
+async def test_a_name_that_leads_to_this_node_is_refused_by_default(
+    canary: Canary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Judged are the addresses that are connected to, so that a name which changes in between gains nothing."""
+    lead(monkeypatch, "innocent.example", "127.0.0.1")
+    origins = Origins((), max_connections=4, redirect_guard=AllowList([]))
+    with pytest.raises(NotAllowedError, match=r"innocent\.example resolves to 127\.0\.0\.1"):
+        await size_of(origins, canary.url("/data/a.tar", "innocent.example"))
+    assert canary.connections == 0
+    assert await size_of(origins, canary.url("/data/a.tar", "localhost")) == len(DATA)  # judged by its name before
+    await origins.close()
+
+
+async def test_s3_redirects_lead_nowhere_else(tmp_path: Path, server: Canary, canary: Canary) -> None:
+    """A store that answers 301 or 307 with another place is an error; nobody else is asked with our signature."""
+    credentials = {"key": "k", "secret": "s", "endpoint_url": server.url("")}
+    table = OriginTable.model_validate({"match": "s3://", "region": "eu-west-1", "storage_options": credentials})
+    for status in (301, 302, 307, 308):
+        server.redirects["/bucket/a.tar"] = status, canary.url("/bucket/a.tar")
+        server.redirects["/bucket?location"] = status, canary.url("/bucket")
+        origins = Origins([table], max_connections=4, redirect_guard=AllowList([]))
+        with pytest.raises(ShardcacheError):
+            await size_of(origins, "s3://bucket/a.tar")
+        await origins.close()
+    assert server.connections and canary.connections == 0
+
+
+def test_an_index_file_opens_nothing(tmp_path: Path, server: Canary, canary: Canary) -> None:
+    """Its entries are judged like urls that were asked for: one that leads outside is an error for all."""
+    (tmp_path / "secret.tar").write_bytes(DATA)
+    with Daemon(tmp_path, "--allow", server.url("/data/")) as daemon:
+        for entry in (canary.url("/data/a.tar"), f"file://{tmp_path}/secret.tar", "../secret.tar", "/secret.tar"):
+            rows = [{"url": "a.tar"}, {"url": entry}]
+            server.files["/data/index.json"] = json.dumps({"shardlist": rows}).encode()
+            (answer,) = warmed(daemon, server.url("/data/index.json"))
+            assert answer["error"]["code"] in ("not_allowed", "config"), entry
+        assert daemon.shards() == []
+    assert canary.connections == 0 and set(server.paths) == {"/data/index.json"}
+
+
+def test_a_link_leads_no_further_than_a_redirect(tmp_path: Path) -> None:
+    """Symbolic links within the allowed folder work; one that leads out of it opens nothing, file or folder."""
+    allowed, outside = tmp_path / "allowed", tmp_path / "outside"
+    for folder in (allowed / "sub", outside):
+        folder.mkdir(parents=True)
+        (folder / "a.tar").write_bytes(DATA)
+    (allowed / "in.tar").symlink_to(allowed / "sub" / "a.tar")
+    (allowed / "out.tar").symlink_to(outside / "a.tar")
+    (allowed / "out").symlink_to(outside)
+    with Daemon(tmp_path, "--allow", f"file://{allowed}/") as daemon:
+        assert warmed(daemon, f"file://{allowed}/in.tar")[-1]["fetched"] == 1
+        for url in ("out.tar", "out/a.tar"):
+            event = next(event for event in warmed(daemon, f"file://{allowed}/{url}") if event["event"] == "error")
+            assert event["error"]["code"] == "not_allowed"
+        for url in ("out/", "out/*.tar"):
+            (answer,) = warmed(daemon, f"file://{allowed}/{url}")
+            assert answer["error"]["code"] == "not_allowed"
+        assert [shard["url"] for shard in daemon.shards()] == [f"file://{allowed}/in.tar"]
+
+
+async def test_https_is_not_left_for_http(tmp_path: Path, canary: Canary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for a url that is allowed: what was asked for safely does not come by a way that anybody can change."""
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.ca_file))
+    with Canary(authority.server()) as server:
+        server.files["/data/a.tar"] = DATA
+        server.redirects["/data/near.tar"] = 302, "/data/a.tar"
+        server.redirects["/data/plain.tar"] = 302, canary.url("/data/a.tar")
+        rules = AllowList([AllowRule(server.url("/data/")), AllowRule(canary.url("/data/"))])
+        origins = Origins((), max_connections=4, redirect_guard=rules)
+        assert await size_of(origins, server.url("/data/near.tar")) == len(DATA)
+        with pytest.raises(OriginError, match="from https to http"):
+            await size_of(origins, server.url("/data/plain.tar"))
+        await origins.close()
+    assert canary.connections == 0

@@ -1,0 +1,180 @@
+"""Secrets stay where they were put: in none of the places where people and programs look at the daemon."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shardcache
+import shardcache_client
+from shardcache.config import Settings
+from shardcache_client import ShardDataset
+from support.programs.cli import shardcache as run_shardcache
+from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
+from support.shards.tars import make_tar, random_samples
+from support.stores.canary import Canary
+
+MARK = "m4rk3d"  # part of every secret below
+CONFIG = """
+[[origin]]
+match = "{server}"
+storage_options = {{ headers = {{ Authorization = "Bearer {mark}-header", X-Key = "{mark}-key" }} }}
+
+[[origin]]
+match = "s3://bucket/"
+endpoint_url = "{server}"
+storage_options = {{ key = "AKIA{mark}", secret = "{mark}-secret", token = "{mark}-token" }}
+"""
+SIGNED = f"?X-Amz-Credential={MARK}&X-Amz-Signature={MARK}&sig={MARK}&token={MARK}"
+
+
+@pytest.fixture
+def server() -> Iterator[Canary]:
+    """A store."""
+    with Canary() as running:
+        running.files |= {f"/{name}.tar": make_tar(random_samples(3)) for name in ("a", "b")}
+        running.files["/no.tar"] = b"no tar at all" * 100
+        running.redirects["/r.tar"] = 302, f"https://u:{MARK}@elsewhere/x?sig={MARK}"
+        running.redirects["/s.tar"] = 302, f"ftp://elsewhere/x?sig={MARK}"
+        yield running
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, server: Canary) -> Iterator[Daemon]:
+    """A daemon that was told secrets by file and environment, and logs all that it can."""
+    config, token = tmp_path / "c.toml", tmp_path / "token"
+    config.write_text(CONFIG.format(server=server.url(""), mark=MARK))
+    token.write_text(f"{MARK}-{MARK}-{MARK}")
+    for path in (config, token):
+        path.chmod(0o600)
+    env = {"AWS_ACCESS_KEY_ID": f"AKIA{MARK}", "AWS_SECRET_ACCESS_KEY": MARK, "AWS_SESSION_TOKEN": MARK}
+    flags = ("--config", str(config), "--log-level", "debug", "--attempts", "2", "--http-token-file", str(token))
+    with Daemon(tmp_path, *flags, env=env) as running:
+        yield running
+
+
+def exercise(daemon: Daemon, server: Canary) -> list[str]:
+    """Succeed and fail in every way that takes little time; return all that was answered."""
+    urls = [server.url(f"/{name}.tar{SIGNED}") for name in ("a", "{a,b}", "missing", "no", "r", "s")]
+    urls += [f"http://u:{MARK}@127.0.0.1:{server.port}/a.tar", f"s3://AKIA:{MARK}@bucket/a.tar"]
+    urls += ["s3://bucket/missing.tar", "s3://bucket/", f"https://127.0.0.1:1/a.tar{SIGNED}"]
+    urls += [server.url(f"/{path}{SIGNED}") for path in ("index.json", "*.tar", "")]
+    said = [daemon.request("POST", "/v1/warm", {"urls": [url]}).decode() for url in urls]
+    for url in urls[2:]:
+        try:
+            list(ShardDataset(url, socket=daemon.socket, timeout_s=GUARD_S, samples_per_epoch=None))
+        except shardcache.errors.ShardcacheError as exn:
+            said.append(f"{exn} {exn!r} {exn.to_json()}")
+    return said
+
+
+def without_what_was_asked(text: str) -> list[str]:
+    """Return the lines that are no more than the echo of what the very user asked."""
+    rows = [json.loads(line) for line in text.splitlines()]
+    return [json.dumps(row) for row in rows if row.get("event") != "shard"]
+
+
+def test_no_secret_shows_anywhere(daemon: Daemon, server: Canary, tmp_path: Path) -> None:
+    """Log, status, listings, errors, process list, and every file of the cache, after successes and failures."""
+    said = exercise(daemon, server)
+    shown = "".join(line for text in said for line in (without_what_was_asked(text) if text[:1] == "{" else [text]))
+    for command in (["status"], ["status", "--json"], ["ls"], ["ls", "--json"], ["verify", "--json"]):
+        ran = run_shardcache(*command, socket=daemon.socket)
+        shown += ran.out + ran.err
+    shown += Path(f"/proc/{daemon.pid}/cmdline").read_text()
+    assert "/a.tar?X-Amz-Credential=REDACTED" in shown  # it is shown, that much of it
+    assert MARK not in shown
+    daemon.stop()
+    assert MARK not in daemon.log.read_text() and "uid=" in daemon.log.read_text()
+    files = [path for path in daemon.cache_dir.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".idx" for path in files)
+    assert [path for path in files if MARK.encode() in path.read_bytes()] == []
+    assert any(MARK in value for _, _, headers in server.requests for value in headers.values())  # they were in use
+
+
+def test_a_signed_url_is_a_shard_of_its_own(daemon: Daemon, server: Canary) -> None:
+    """Another signature is another url: nobody gets by a forged one what somebody else fetched by a good one."""
+    first, second = (server.url(f"/a.tar?sig={number}") for number in (1, 2))
+    for url in (first, second, first):
+        daemon.request("POST", "/v1/warm", {"urls": [url]})
+    assert sum(path.startswith("/a.tar") and "2" in path for path in server.paths) > 0
+    assert [shard["url"] for shard in daemon.shards()] == [server.url("/a.tar?sig=REDACTED")] * 2
+
+
+def test_samples_carry_no_signature(daemon: Daemon, server: Canary) -> None:
+    """`__url__` goes into logs and error messages of training scripts; the shard is read all the same."""
+    samples = list(ShardDataset(server.url(f"/a.tar{SIGNED}"), socket=daemon.socket, timeout_s=GUARD_S))
+    assert len(samples) == 3 and all(MARK not in sample["__url__"] for sample in samples)
+
+
+def test_settings_shown_hold_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repr ends in logs and bug reports."""
+    config = tmp_path / "c.toml"
+    config.write_text(CONFIG.format(server="http://h", mark=MARK))
+    settings = Settings.load({}, config)
+    assert settings.origin[1].storage_options["secret"] == f"{MARK}-secret"
+    assert MARK not in f"{settings!r} {settings} {settings.origin}"
+
+
+# What runs code that it reads, and where it may be named all the same.
+_DANGEROUS = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "yaml", "code", "imp", "runpy"}
+_CALLS = {"eval", "exec", "compile", "__import__", "execfile"}
+_METHODS = {
+    ("torch", "load"),
+    ("numpy", "load"),
+    ("np", "load"),
+    ("pd", "read_pickle"),
+    ("os", "system"),
+    ("os", "popen"),
+}
+_EXCEPTIONS = {
+    ("store/catalogue.py", "pickle"),  # the error with which it refuses
+    ("decoding/decoders.py", "pickle"),  # decode={"pkl": "pickle"}, which a user asks for by this name
+    ("files/buffers.py", "pickle"),  # PickleBuffer: how what it hands to torch's own queues is written
+}
+
+
+def _found(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name.partition(".")[0] for alias in names)
+            case ast.ImportFrom(module=str(module)):
+                yield module.partition(".")[0]
+            case ast.Call(func=ast.Name(id=name)) if name in _CALLS:
+                yield name
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=owner), attr=name), keywords=keywords) if (
+                owner,
+                name,
+            ) in _METHODS and not _is_set(keywords, "weights_only"):
+                if not _is_off(keywords, "allow_pickle"):
+                    yield f"{owner}.{name}"
+            case ast.Call(keywords=keywords) if _is_set(keywords, "shell"):
+                yield "shell=True"
+
+
+def _is_off(keywords: list[ast.keyword], name: str) -> bool:
+    return any(word.arg == name and getattr(word.value, "value", True) is False for word in keywords)
+
+
+def _is_set(keywords: list[ast.keyword], name: str) -> bool:
+    return any(word.arg == name and getattr(word.value, "value", False) is True for word in keywords)
+
+
+def test_nothing_that_is_read_is_run() -> None:
+    """No pickle, no marshal, no eval, no yaml, no shell in either package, but for the named exceptions."""
+    bad = _DANGEROUS | _CALLS | {".".join(names) for names in _METHODS} | {"shell=True"}
+    found = {
+        (os.path.relpath(path, root), name)
+        for root in (Path(package.__file__ or "").parent for package in (shardcache, shardcache_client))
+        for path in root.rglob("*.py")
+        for name in _found(path)
+    }
+    assert len(found) > 200
+    assert {(path, name) for path, name in found if name in bad} == _EXCEPTIONS

@@ -1,0 +1,178 @@
+"""Permission to talk to the daemon, and to have shards fetched: with real users and groups."""
+
+from __future__ import annotations
+
+import grp
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcache.server.sessions.audit import Audit
+from support.network.other_user import OtherUser, needs_root, open_folder
+from support.programs.daemon import Daemon
+from support.programs.raw_session import RawSession
+from support.shards.tars import make_tar, random_samples
+from support.stores.canary import Canary
+
+pytestmark = needs_root
+
+GROUP = grp.getgrnam("users")
+STRANGER = OtherUser(54321)
+MEMBER = OtherUser(54322, groups=(GROUP.gr_gid,))
+ALICE = OtherUser(54323, groups=(GROUP.gr_gid,))
+MODELLER = OtherUser(54324, gid=GROUP.gr_gid, groups=(54399,))
+
+CONFIG = """
+[[allow]]
+prefix = "{server}/public/"
+
+[[allow]]
+prefix = "{server}/alice/"
+users = [54323]
+
+[[allow]]
+prefix = "{server}/models/"
+groups = [54399]
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that everybody may enter."""
+    with open_folder() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Canary]:
+    """A store with a folder for everybody, one for a user and one for a group."""
+    with Canary() as running:
+        for name in ("public", "alice", "models"):
+            running.files[f"/{name}/a.tar"] = make_tar(random_samples(2))
+        yield running
+
+
+@pytest.fixture
+def daemon(folder: Path, server: Canary) -> Iterator[Daemon]:
+    """A daemon for a group, with rules for some of it."""
+    config = folder / "shardcache.toml"
+    config.write_text(CONFIG.format(server=server.url("").rstrip("/")))
+    with Daemon(folder, "--group", GROUP.gr_name, "--config", str(config)) as running:
+        yield running
+
+
+def warm(user: OtherUser, daemon: Daemon, url: str) -> str:
+    """Have a user ask for a url; return the code of the error, or how the shard came."""
+    _, lines = user.ask(daemon.socket, "POST", "/v1/warm", {"urls": [url]})
+    if "error" in lines[0]:
+        return str(lines[0]["error"]["code"])
+    return str(next(line["state"] for line in lines if line["event"] == "shard"))
+
+
+def seen(user: OtherUser, daemon: Daemon) -> set[str]:
+    """Return the urls that a user is told of."""
+    _, lines = user.ask(daemon.socket, "GET", "/v1/shards")
+    return {line["url"] for line in lines}
+
+
+def test_only_the_group_may_connect_and_read(daemon: Daemon, server: Canary) -> None:
+    """Socket and cache are closed to everybody else by the kernel, whatever the umask."""
+    assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
+    assert daemon.socket.stat().st_gid == GROUP.gr_gid
+    assert STRANGER.ask(daemon.socket, "GET", "/v1/status")[0] == "refused"
+    assert MEMBER.ask(daemon.socket, "GET", "/v1/status")[0] == 200
+    assert warm(MEMBER, daemon, server.url("/public/a.tar")) == "fetched"
+    (tar,) = (daemon.cache_dir / "shards").rglob("*.tar")
+    (database,) = (daemon.cache_dir / "catalogue").glob("*.db")
+    assert (MEMBER.may_read(tar), STRANGER.may_read(tar)) == (True, False)
+    assert not STRANGER.may_read(database)
+
+
+def test_rules_hold_for_their_users_and_groups(daemon: Daemon, server: Canary) -> None:
+    """By uid, by a supplementary group, for nobody else; what somebody else had fetched is not handed out either."""
+    urls = {name: server.url(f"/{name}/a.tar") for name in ("public", "alice", "models")}
+    assert [warm(ALICE, daemon, urls[name]) for name in urls] == ["fetched", "fetched", "not_allowed"]
+    assert [warm(MODELLER, daemon, urls[name]) for name in urls] == ["cached", "not_allowed", "fetched"]
+    assert [warm(MEMBER, daemon, urls[name]) for name in urls] == ["cached", "not_allowed", "not_allowed"]
+    with RawSession(daemon) as root:  # who may do anything on the node may do this as well
+        assert root.plan(list(urls.values()), [0, 1, 2])["type"] == "ok"
+
+
+def test_what_one_may_not_fetch_one_neither_sees_nor_removes(daemon: Daemon, server: Canary) -> None:
+    """`ls`, `status`, `verify` and `evict` know nothing of it."""
+    public, hers = server.url("/public/a.tar"), server.url("/alice/a.tar")
+    assert (warm(ALICE, daemon, public), warm(ALICE, daemon, hers)) == ("fetched", "fetched")
+    assert (seen(ALICE, daemon), seen(MEMBER, daemon)) == ({public, hers}, {public})
+    _, events = MEMBER.ask(daemon.socket, "POST", "/v1/verify", {"prefix": ""})
+    assert {event["url"] for event in events if event["event"] == "shard"} == {public}
+    _, (answer,) = MEMBER.ask(daemon.socket, "POST", "/v1/evict", {"urls": ["http://**", hers, public]})
+    assert answer["evicted"] == [public] and seen(ALICE, daemon) == {hers}
+
+
+def test_who_may_fetch_may_have_a_store_tried_and_learns_no_more(daemon: Daemon, server: Canary) -> None:
+    """By the rules for fetching; a user learns whether a shard can be read, not way, credentials and rate."""
+    hers = {"urls": [server.url("/alice/a.tar")], "quick": False}
+    assert MEMBER.ask(daemon.socket, "POST", "/v1/probe", hers)[0] == 403
+    assert warm(ALICE, daemon, server.url("/alice/a.tar")) == "fetched"
+    everything = {"urls": [], "quick": False}
+    for user, body, checks in (
+        (ALICE, hers, ["store.reach"]),
+        (ALICE, everything, ["store.reach"]),
+        (MEMBER, everything, []),
+    ):
+        _, findings = user.ask(daemon.socket, "POST", "/v1/probe", body)
+        assert [finding["check"] for finding in findings] == checks
+    _, findings = OtherUser(0).ask(daemon.socket, "POST", "/v1/probe", hers)
+    assert [finding["check"] for finding in findings] == ["network.proxy", "store.clock", "store.reach", "store.speed"]
+
+
+def test_a_failed_trial_tells_the_way_to_a_store_only_to_who_runs_the_daemon(folder: Path) -> None:
+    """The command that asks the store without shardcache has the options of the [[origin]] table, for root alone."""
+    (folder / "c.toml").write_text('[[origin]]\nmatch = "s3://"\nregion = "eu-hidden-1"\nanon = true\n')
+    with Canary() as canary:
+        env = {"AWS_ENDPOINT_URL": canary.url("")}
+        with Daemon(folder, "--config", str(folder / "c.toml"), "--group", GROUP.gr_name, env=env) as daemon:
+            body = {"urls": ["s3://bucket/a.tar"], "quick": True}
+            told = [str(user.ask(daemon.socket, "POST", "/v1/probe", body)) for user in (MEMBER, OtherUser(0))]
+    assert ["s3://bucket/a.tar" in text for text in told] == [True, True]
+    assert ["eu-hidden-1" in text for text in told] == [False, True]
+
+
+def test_by_default_others_get_no_rights_of_the_daemons_place(folder: Path) -> None:
+    """Without rules a member of the group can have neither local files fetched nor this node asked, by any notation."""
+    (folder / "secret.tar").write_bytes(make_tar(random_samples(1)))
+    with Canary() as canary, Daemon(folder, "--group", GROUP.gr_name) as daemon:
+        canary.files["/a.tar"] = make_tar(random_samples(1))
+        hosts = ("127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "[::ffff:127.0.0.1]", "{a,127.0.0.1}")
+        urls = [canary.url("/a.tar", host) for host in hosts] + [canary.url("/i.json", "{a,localhost}")]
+        urls += ["http://169.254.169.254/latest/a.tar", f"file://{folder}/secret.tar", f"{folder}/secret.tar"]
+        urls += ["sftp://127.0.0.1/a.tar", "memory://a.tar"]
+        assert [warm(MEMBER, daemon, url) for url in urls] == ["not_allowed"] * len(urls)
+        probes = [MEMBER.ask(daemon.socket, "POST", "/v1/probe", {"urls": [url], "quick": True}) for url in urls]
+        assert [status for status, _ in probes] == [403] * len(urls)
+        assert canary.connections == 0 and daemon.shards() == []
+
+
+def test_the_log_tells_who_asked(daemon: Daemon, server: Canary) -> None:
+    """Sessions and errands leave a line with the user's id; looking at the status leaves none."""
+    warm(ALICE, daemon, server.url("/alice/a.tar"))
+    with RawSession(daemon) as session:
+        session.plan([server.url("/alice/a.tar")], [0])
+        MEMBER.ask(daemon.socket, "GET", "/v1/status")
+    lines = daemon.tail(50)
+    assert re.search(r"request .*uid=54323 .*what=warm", lines)
+    assert re.search(r"session started .*uid=0", lines)
+    assert "54322" not in lines
+
+
+def test_nobody_fills_the_log_by_asking(capsys: pytest.CaptureFixture[str]) -> None:
+    """A user's lines are bounded a minute; others' are still written."""
+    audit = Audit()
+    for _ in range(10_000):
+        audit.note("request", 1, what="warm")
+    audit.note("request", 2, what="evict")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 200 and "evict" in lines[-1]

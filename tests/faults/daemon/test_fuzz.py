@@ -1,0 +1,238 @@
+"""Whatever comes in as bytes: an answer or a typed error. Kept inputs, random ones, and a short guided round."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fuzz import beside
+from fuzz.targets import TARGETS, kept
+from shardcache import shardlist
+from shardcache.access.urls import checked, join, store_of
+from shardcache.config import Settings
+from shardcache.errors import ConfigError, ShardcacheError
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.globs import glob_regex
+from shardcache.origin.listing import expand_braces
+from shardcache.store.folder.layout import JOURNAL, Layout
+from shardcache.store.partial import Partial
+from shardcache_client.order.partition import Cut
+from shardcache_client.order.state import State, find_states, resume
+from shardcache_client.topology import Topology
+from support.programs.daemon import Daemon
+from support.shards.tars import write_shards
+
+KEPT = [(name, path) for name in TARGETS for kind in ("corpus", "found") for path in kept(kind, name)]
+MOST_BYTES = 8192
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(10**4000)
+values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner))
+
+
+@pytest.mark.parametrize(("name", "path"), KEPT, ids=[f"{name}-{path.name}" for name, path in KEPT])
+def test_kept_inputs_break_nothing(name: str, path: Path) -> None:
+    """Those to begin with, and those that broke something once."""
+    TARGETS[name].check(path.read_bytes())
+
+
+def by_chance(rng: random.Random) -> Callable[[bytes, int], bytes]:
+    """Return a way to change bytes somewhere, as libFuzzer does where there is no libFuzzer."""
+
+    def mutate(data: bytes, most_bytes: int) -> bytes:
+        changed = bytearray(data or b"?")
+        at = rng.randrange(len(changed))
+        match rng.randrange(3):
+            case 0:
+                changed[at] = rng.randrange(256)
+            case 1:
+                del changed[at : at + rng.choice((1, 8, 512))]
+            case _:
+                changed[at:at] = changed[at : at + rng.choice((1, 8, 512))]
+        return bytes(changed[:most_bytes])
+
+    return mutate
+
+
+@pytest.mark.parametrize("name", ["tar", "arriving", "sidecar", "message", "answers"])
+def test_changed_inputs_break_nothing(name: str) -> None:
+    """Where no coverage guides, too: the kept inputs, changed by chance a few times."""
+    target, seeds = TARGETS[name], [path.read_bytes() for kind, path in KEPT if kind == name]
+    assert target.mutate is not None
+
+    @settings(max_examples=150)
+    @given(data=st.sampled_from(seeds), seed=st.integers(0, 2**32))
+    def check(data: bytes, seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(rng.randrange(1, 6)):
+            data = target.mutate(data, MOST_BYTES, rng.getrandbits(32), by_chance(rng))
+        target.check(data)
+
+    check()
+
+
+@given(st.binary(max_size=4096))
+def test_noise_is_a_typed_error(data: bytes) -> None:
+    """Bytes without any form, to all that reads a form."""
+    for name in ("tar", "arriving", "sidecar", "message"):
+        TARGETS[name].check(data)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon that may fetch nothing but the shards beside it."""
+    root = tmp_path_factory.mktemp("d")
+    with Daemon(root, "--allow", f"file://{root}/", "--log-level", "warning") as running:
+        yield running
+
+
+def test_hostile_sessions_do_not_disturb_an_honest_one(daemon: Daemon) -> None:
+    """Nonsense, wrong orders and broken frames beside a reader: it gets every shard, no lease stays, no traceback."""
+    urls = [f"file://{path}" for path in write_shards(daemon.root, 3, 3)]
+    assert beside.play(daemon, urls, 60) == 60
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is for Linux alone")
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_short_guided_round_finds_nothing(name: str, tmp_path: Path) -> None:
+    """A short version of the million inputs of `make faults`: the fuzzer really runs, and really gives inputs."""
+    from fuzz.guided import fuzz
+
+    outcome = fuzz(name, 150, 240, tmp_path)
+    assert not outcome.kind, outcome.story
+    assert outcome.runs >= 100
+
+
+@given(values | st.dictionaries(st.sampled_from(["wids_version", "shardlist", "datasets"]), values))
+def test_any_json_is_an_index_or_a_value_error(value: Any) -> None:
+    """The rows of an index file have the types that they should have; anything else is refused with a reason."""
+    try:
+        shards = shardlist.read(json.dumps(value).encode())
+    except ValueError as exn:
+        assert str(exn)
+    else:
+        assert all(isinstance(shard.url, str) and (shard.samples or 0) >= 0 for shard in shards)
+
+
+@given(
+    st.lists(st.sampled_from(["wids_version", "1", "{", "}", "[", "]", ":", ",", '"', "shardlist", "1e999", "\\ud800"]))
+)
+@example(["["] * 100_000)
+def test_any_text_is_an_index_or_a_value_error(parts: list[str]) -> None:
+    """The same for what is not even JSON."""
+    try:
+        shardlist.read("".join(parts).encode())
+    except ValueError as exn:
+        assert str(exn)
+
+
+_PIECES = ["{", "}", "{0..3}", "{a,b}", "{1..", "..", ",", "*", "**/", "?", "[", "]", "[!a]", "/", "\\", "s3://b/", "x"]
+_PIECES += ["{" * 40, "{1..%s}" % ("9" * 5000), "\0", "\ud800", "é", "%2e%2e", "#", "@", ":"]
+
+
+@given(st.lists(st.sampled_from(_PIECES), max_size=12).map("".join))
+def test_any_pattern_is_urls_or_a_typed_error(pattern: str) -> None:
+    """Braces, wildcards and urls that do not go together are refused; what they give is text."""
+    for read in (lambda: checked(pattern), lambda: glob_regex(pattern), lambda: expand_braces("/" + pattern)):
+        try:
+            read()
+        except ShardcacheError as exn:
+            assert exn.message
+    assert isinstance(store_of(pattern), str)
+    assert isinstance(join("s3://bucket/folder/index.json", pattern), str)
+
+
+state_fields = st.fixed_dictionaries(
+    {"shardcache": st.just(1)},
+    optional={
+        "dataset": st.just("d") | values,
+        "epoch": st.just(1) | values,
+        "cut": st.just({"world_size": 2, "workers": 1, "even": "pad", "batch_size": 4}) | values,
+        "counted": st.booleans() | values,
+        "phases": st.just([]) | st.lists(st.fixed_dictionaries({"cut": values, "taken": values, "beyond": values})),
+        "reader": st.just(0) | values,
+        "place": st.just({}) | st.dictionaries(st.sampled_from(["time", "taken", "given", "beat", "nth"]), values),
+        "beyond": st.just("") | values,
+    },
+)
+
+
+@given(state_fields | values | st.lists(state_fields, max_size=3))
+def test_any_checkpoint_is_a_state_or_a_typed_error(data: Any) -> None:
+    """An accepted state goes through JSON unchanged, and a reader can go on from it or is told why not."""
+    try:
+        states = find_states(data)
+        assert [State.from_json(json.loads(json.dumps(state.to_json()))) for state in states] == states
+        resume(states, Cut(1, 1), Topology(0, 1, 0, 1), 1000)
+    except ConfigError as exn:
+        assert exn.message
+
+
+def test_a_checkpoint_that_holds_itself_is_refused() -> None:
+    """Nested without end, as only something unpickled can be."""
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(ConfigError, match="nested"):
+        find_states(endless)
+
+
+_TOML = [
+    "capacity",
+    "allow",
+    "[[origin]]",
+    "match",
+    "=",
+    '"',
+    "'",
+    "[",
+    "]",
+    "\n",
+    "1",
+    "80%",
+    "true",
+    "\\u0000",
+    "{",
+    "}",
+]
+_TOML += ["part_size", "cache_dir", "socket", "9" * 5000, "nan", "1e400", "-1", "\0", "é", '"s3://x"', "no_such_option"]
+
+
+@given(parts=st.lists(st.sampled_from(_TOML), max_size=16))
+def test_any_config_file_is_settings_or_a_typed_error(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
+) -> None:
+    """A daemon does not start with a config that it half understands, and says what is wrong with it."""
+    path = tmp_path_factory.getbasetemp() / "shardcache.toml"
+    path.write_text(" ".join(parts))
+    try:
+        Settings.load({}, path)
+    except ConfigError as exn:
+        assert exn.message
+
+
+@given(journal=st.binary(max_size=200), title=st.booleans(), part=st.binary(min_size=300, max_size=300))
+def test_any_journal_claims_only_what_is_there(
+    tmp_path_factory: pytest.TempPathFactory, journal: bytes, title: bool, part: bytes
+) -> None:
+    """Whatever a crash or a hand left in it: a part counts as done only if its bytes have the checksum it was given."""
+    layout = Layout(tmp_path_factory.mktemp("j"))
+    layout.partial.mkdir()
+    obj = RemoteObject("s3://bucket/a.tar", "v1", len(part))
+    fresh = Partial.open(layout, obj, 64)
+    fresh.path.write_bytes(part)
+    first = fresh.journal_path.read_bytes() if title else b""
+    fresh.journal_path.write_bytes(first + journal)
+    opened = Partial.open(layout, obj, 64)
+    assert opened.journal_path == layout.in_progress(opened.key, JOURNAL)
+    assert set(opened.done) <= set(range(opened.count))
+    if opened.done:
+        assert opened.path.read_bytes() == part

@@ -1,0 +1,144 @@
+"""The daemon goes and comes back while jobs read: no sample is lost, none comes twice, and what differs is said."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from campaign import restarts
+from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError, StoppingError
+from shardcache_client import ShardDataset
+from shardcache_client.daemon.connection import Reader, resolve
+from shardcache_client.daemon.outage import Outage
+from support.network.peer import Peer, scripted
+from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
+from support.shards.tars import write_shards
+
+SHARDS = 4
+SAMPLES = 5
+KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+
+
+@pytest.mark.slow
+def test_jobs_read_the_same_however_often_the_daemon_goes() -> None:
+    """Killed, stopped, replaced, emptied and frozen under readers: every epoch is what an undisturbed job reads."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-r-") as folder:
+        for result in restarts.run(0.01, Path(folder)):
+            assert result.passed, result.first_failure
+            assert result.injected == 1
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with four shards, and a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-r-") as name:
+        write_shards(Path(name), SHARDS, SAMPLES, {"bin": 20_000})
+        yield Path(name)
+
+
+def urls_in(folder: Path) -> list[str]:
+    """Return the urls of the shards."""
+    return [f"file://{folder}/shard-{number:06d}.tar" for number in range(SHARDS)]
+
+
+@contextmanager
+def replaced_by(folder: Path, *flags: str, capacity: str = "1GB") -> Iterator[tuple[list[str], Iterator[str]]]:
+    """Have a reader come into its second shard, and another daemon take the place of its own.
+
+    Yields the keys that were read, and those to come.
+    """
+    with Daemon(folder) as daemon:
+        dataset = ShardDataset(urls_in(folder), socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False)
+        keys = (sample["__key__"] for sample in dataset)
+        read = [next(keys) for _ in range(SAMPLES + 1)]
+    with Daemon(folder, *flags, capacity=capacity):
+        yield read, keys
+
+
+def test_another_cache_folder_costs_nothing_but_time(folder: Path) -> None:
+    """The next daemon knows none of the shards, and fetches those that are still to be read."""
+    with replaced_by(folder, "--cache-dir", str(folder / "other")) as (read, keys):
+        assert read + list(keys) == KEYS
+
+
+def test_an_emptied_cache_costs_nothing_but_time(folder: Path) -> None:
+    """Files that a reader has mapped are read to their end though their folder is gone."""
+    with Daemon(folder) as daemon:
+        dataset = ShardDataset(urls_in(folder), socket=daemon.socket, timeout_s=GUARD_S)
+        samples = iter(dataset)
+        read = [next(samples)["__key__"] for _ in range(SAMPLES + 1)]
+        daemon.kill()
+        shutil.rmtree(daemon.cache_dir)
+        daemon.start()
+        assert read + [sample["__key__"] for sample in samples] == KEYS
+
+
+def test_a_daemon_that_may_not_fetch_this_says_so(folder: Path) -> None:
+    """Where --allow has become narrower, a reader is told which url and whom to ask."""
+    with replaced_by(folder, "--allow", "s3://elsewhere/") as (read, keys):
+        read += [next(keys) for _ in range(SAMPLES - 1)]
+        with pytest.raises(NotAllowedError, match="shard-00000") as caught:
+            next(keys)
+    assert read == KEYS[: 2 * SAMPLES]
+    assert "--allow" in caught.value.remedy
+
+
+def test_a_daemon_too_small_for_this_says_so(folder: Path) -> None:
+    """Where the capacity has become smaller than a shard, the error has both sizes."""
+    with replaced_by(folder, "--cache-dir", str(folder / "other"), capacity="70kB") as (read, keys):
+        read += [next(keys) for _ in range(SAMPLES - 1)]
+        with pytest.raises(CapacityError, match="shard-000002"):
+            next(keys)
+    assert read == KEYS[: 2 * SAMPLES]
+
+
+def test_readers_come_back_spread_out() -> None:
+    """Readers that lose one daemon at one moment do not try again at one moment, and none pauses over two seconds."""
+    outages = [Outage(NoDaemonError("gone", url="s.sock")) for _ in range(256)]
+    for bound_s in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0):
+        pauses = sorted(outage.draw_s() for outage in outages)
+        assert pauses[0] >= 0 and pauses[-1] <= bound_s
+        assert pauses[64] < 0.5 * bound_s < pauses[192]
+    assert not outages[0].pause(deadline_s=0.0), "it is over"
+
+
+def test_a_job_that_starts_during_a_restart_waits_for_it(tmp_path: Path) -> None:
+    """A manifest asked of a daemon that is stopping, or dies of it, is asked of the next one."""
+
+    def stopping(peer: Peer) -> None:
+        peer.welcome()
+        peer.hear()
+        peer.websocket.close(1001)
+
+    def dies(peer: Peer) -> None:
+        peer.welcome()
+
+    def answers(peer: Peer) -> None:
+        peer.welcome()
+        peer.say(type="manifest", id=peer.hear()["id"], shards=[["s3://bucket/0.tar", None, None, None]])
+        peer.stay()
+
+    with scripted(tmp_path / "s.sock", stopping, dies, answers):
+        (shard,) = resolve(tmp_path / "s.sock", Reader("job"), ["s3://bucket/"], 60)
+    assert shard.url == "s3://bucket/0.tar"
+
+
+def test_where_there_never_was_a_daemon_nobody_waits(tmp_path: Path) -> None:
+    """A daemon that was forgotten is an error at once, however patient the job."""
+    waiting = threading.Thread(target=_resolve_nowhere, args=(tmp_path,), daemon=True)
+    waiting.start()
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
+def _resolve_nowhere(folder: Path) -> None:
+    with pytest.raises(NoDaemonError, match="no daemon listens") as caught:
+        resolve(folder / "s.sock", Reader("job"), ["s3://bucket/"], 1e6)
+    assert not isinstance(caught.value, StoppingError)

@@ -1,0 +1,285 @@
+"""When a session leaves its daemon for the store, when it returns, and that nothing is lost or repeated at either."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardcache.direct.service import Direct
+from shardcache.errors import (
+    AccessDeniedError,
+    CacheDirError,
+    DiskFullError,
+    NotAllowedError,
+    NotFoundError,
+    ShardcacheError,
+    VersionMismatchError,
+)
+from shardcache.protocol import ShardRef
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.fallback import FallbackSession
+from shardcache_client.daemon.health import health
+from shardcache_client.daemon.session import Patience
+from shardcache_client.order.plan import Plan
+from shardcache_client.reading.shard_window import ShardWindow
+from support.disks.mounts import Tmpfs, may_mount
+from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Shim
+from support.network.peer import Peer, scripted
+from support.programs.daemon import Daemon, eventually
+from support.shards.tars import write_shards
+
+SHARDS, SAMPLES = 8, 5
+KEYS = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+FOREVER_S = 10_000.0
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Eight local shards of five samples each, one after another."""
+    monkeypatch.setenv("SHARDCACHE_MIN_FREE", "0")
+    paths = write_shards(tmp_path, SHARDS, SAMPLES)
+    return Plan(0, tuple(ShardRef(f"file://{path}") for path in paths), tuple(range(SHARDS)), reads=SHARDS)
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder with a short path."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-fall-") as folder:
+        yield Path(folder)
+
+
+def session(
+    socket: Path, *, grace_s: float = 0.0, retry_s: float = FOREVER_S, limit_s: float = 60.0
+) -> FallbackSession:
+    """A session that waits for no daemon, and by itself asks none again."""
+    return FallbackSession(
+        socket, Reader("job"), Patience(limit_s), partial_reads=True, grace_s=grace_s, retry_s=retry_s
+    )
+
+
+def keys(shard_source: FallbackSession, plan: Plan, shards_in_hand: int = 1) -> Iterator[str]:
+    """Read the plan as a dataset does: one shard is asked for ahead, and each stays in hand for a while."""
+    shard_source.declare(plan)
+    shard_window = ShardWindow(shard_source, plan.reads, partial=None, handover=None)
+    held = []
+    try:
+        for _ in range(plan.reads):
+            leased_shard = shard_window.take(0, SAMPLES, (0, None))
+            held.append(leased_shard)
+            leased_shard.open()
+            shard_window.ask(1)
+            yield from (sample["__key__"] for sample in leased_shard.samples())
+            if len(held) == shards_in_hand:
+                shard_window.give_back(held.pop(0))
+    finally:
+        shard_window.empty()
+        shard_source.close()
+
+
+@pytest.mark.parametrize("shards_in_hand", [1, 3])
+def test_away_and_back(root: Path, plan: Plan, shards_in_hand: int) -> None:
+    """A daemon dies in the middle of each of two shards and comes back: every sample comes once, and it lends again."""
+    with Daemon(root) as daemon:
+        shard_source = session(daemon.socket, retry_s=0.0)
+        read = []
+        for key in keys(shard_source, plan, shards_in_hand):
+            read.append(key)
+            if key == "000022":
+                assert daemon.leases()  # of the shard in hand, the first that it was asked for again
+            if key in ("000007", "000022"):
+                daemon.kill()
+            if key == "000014":
+                daemon.start()
+        assert read == KEYS
+
+
+def test_what_was_asked_for_ahead_of_a_daemon_that_is_gone(root: Path, plan: Plan) -> None:
+    """Several shards are asked for, the daemon goes, another comes: each lease still gives the shard of its place."""
+    with Daemon(root) as daemon, closing(session(daemon.socket, retry_s=0.0)) as shard_source:
+        shard_source.declare(plan)
+        leases = [shard_source.lease(position) for position in range(4)]
+        given = [shard_source.wait(leases[0])["url"]]
+        daemon.kill()
+        given.append(shard_source.wait(leases[1])["url"])
+        daemon.start()
+        leases.append(shard_source.lease(4))
+        given += [shard_source.wait(lease)["url"] for lease in leases[2:]]
+        assert given == [shard.url for shard in plan.shards[:5]]
+        assert daemon.leases() == 1
+
+
+def test_a_bad_disk_is_read_past_until_the_daemon_is_well(
+    root: Path, plan: Plan, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shards that a daemon cannot keep come from the origin, with one warning; the daemon is asked again later."""
+    socket = root / "s.sock"
+
+    def script(peer: Peer) -> None:
+        peer.begin()
+        peer.refuse(DiskFullError("no room left"))
+        peer.stay()
+
+    with scripted(socket, script) as heard:
+        assert list(keys(session(socket), plan)) == KEYS
+    assert [message["type"] for message in heard].count("lease") == 1
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "no room left; reading directly from the object store until the daemon recovers",
+        "epoch 0: 8 shards were read directly from the object store",
+    ]
+
+
+def test_a_beginning_is_read_on_from_the_store(root: Path, plan: Plan) -> None:
+    """The daemon dies while a shard arrives of which samples were given: the rest of that shard follows, once."""
+    shards = _listed(plan)
+    path = Path(shards[0].url.removeprefix("file://"))
+
+    def script(peer: Peer) -> None:
+        peer.begin()
+        place = {"url": shards[0].url, "version": shards[0].version, "path": str(path)}
+        peer.arrive(1, ready_bytes=5 * 1024, size_bytes=path.stat().st_size, **place)
+        while peer.hear()["type"] != "more":
+            pass
+
+    with scripted(root / "s.sock", script) as heard:
+        assert list(keys(session(root / "s.sock"), replace(plan, shards=shards))) == KEYS
+    assert heard[-1]["type"] == "more" and heard[-1]["beyond"] >= 5 * 1024
+
+
+def _listed(plan: Plan) -> tuple[ShardRef, ...]:
+    """The plan's shards, with their versions."""
+    with closing(Direct()) as direct:
+        return tuple(direct.resolve([f"{plan.shards[0].url.rpartition('/')[0]}/"], 60.0))
+
+
+@contextmanager
+def full(root: Path) -> Iterator[tuple[Daemon, Callable[[], None]]]:
+    """A daemon whose filesystem has no room, and how to make some."""
+    with Tmpfs(root / "disk", 8 * 2**20) as disk, Daemon(root, "--cache-dir", str(disk.folder / "cache")) as daemon:
+        disk.fill()
+        yield daemon, disk.relieve
+
+
+@contextmanager
+def broken(root: Path) -> Iterator[tuple[Daemon, Callable[[], None]]]:
+    """A daemon whose disk fails at every change (EIO), and how to mend it."""
+    shim = Shim(root / "shim", root=root / "cache")
+    with Daemon(root, env=shim.env()) as daemon:
+        shim.arm(Action.FAIL, times=FOR_EVER, ops=CHANGES, error=errno.EIO)
+        yield daemon, shim.disarm
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        pytest.param(full, marks=pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")),
+        pytest.param(broken, marks=pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")),
+    ],
+)
+def test_a_real_disk_that_is_bad_and_well_again(
+    root: Path, plan: Plan, trouble: Callable[[Path], AbstractContextManager[tuple[Daemon, Callable[[], None]]]]
+) -> None:
+    """While the daemon's disk is full or broken every sample comes from the store; then the daemon lends the rest."""
+    with trouble(root) as (daemon, mend):
+        samples = keys(session(daemon.socket, retry_s=0.0), plan)
+        read = list(itertools.islice(samples, 2 * SAMPLES))
+        assert not daemon.shards()
+        mend()
+        eventually(lambda: health(daemon.socket) == "ok")
+        assert read + list(samples) == KEYS
+        assert daemon.shards()
+
+
+def other_release(peer: Peer) -> None:
+    """A daemon of another release."""
+    peer.hear()
+    peer.say(type="error", error=VersionMismatchError("the daemon speaks another version").to_json())
+
+
+def far_away(peer: Peer, **paths: str) -> None:
+    """A daemon whose cache folder this process does not see."""
+    peer.begin()
+    for lease in itertools.count(1):
+        while (message := peer.hear())["type"] != "lease":
+            pass
+        peer.lend(message["id"], lease, url="file:///nowhere.tar", samples=SAMPLES, **paths)
+
+
+def damaged(peer: Peer) -> None:
+    """A daemon whose files are no longer what they were."""
+    far_away(peer, path="/dev/null", index_path="/dev/null")
+
+
+def silent(peer: Peer) -> None:
+    """A daemon that takes a plan and says nothing more."""
+    peer.begin()
+    peer.stay()
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (other_release, "another version"),
+        (far_away, "cannot read the daemon's files"),
+        (damaged, "cannot read the daemon's files"),
+        (silent, "has not answered"),
+    ],
+)
+def test_a_daemon_that_is_of_no_use(
+    root: Path, plan: Plan, script: Callable[[Peer], None], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another release, a cache folder not mounted here, files damaged, a frozen process: read past, and named."""
+    socket = root / "s.sock"
+    with scripted(socket, script):
+        assert list(keys(session(socket, grace_s=0.5), plan)) == KEYS
+    assert why in caplog.text
+
+
+def test_a_daemon_that_takes_no_plan(root: Path, plan: Plan, caplog: pytest.LogCaptureFixture) -> None:
+    """Frozen before it has heard what will be read, it is read past as well."""
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        peer.stay()
+
+    with scripted(root / "s.sock", script):
+        assert list(keys(session(root / "s.sock", limit_s=5.0), plan)) == KEYS
+    assert "did not answer 'plan'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error", [NotAllowedError("not for you"), NotFoundError("no such object"), AccessDeniedError("who are you")]
+)
+def test_what_is_no_fault_of_the_cache_is_told(root: Path, plan: Plan, error: ShardcacheError) -> None:
+    """A refusal, and whatever the store says, reaches the reader as it is, though the store would have let it read."""
+    socket = root / "s.sock"
+
+    def script(peer: Peer) -> None:
+        peer.begin()
+        peer.refuse(error)
+        peer.stay()
+
+    with scripted(socket, script), pytest.raises(type(error), match=error.message):
+        list(keys(session(socket), plan))
+
+
+def test_a_daemon_with_other_rules_is_obeyed(root: Path, plan: Plan) -> None:
+    """A daemon that comes back with an --allow of its own ends the detour and refuses: it is not read past."""
+    with Daemon(root) as lax:
+        samples = keys(session(lax.socket, retry_s=0.0), plan)
+        assert [next(samples) for _ in range(SAMPLES)] == KEYS[:SAMPLES]
+    with Daemon(root, "--allow", "s3://elsewhere/"), pytest.raises(NotAllowedError):
+        list(samples)
+
+
+def test_both_fail(root: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a daemon and without a place for shards, the error is that of the place."""
+    monkeypatch.setenv("SHARDCACHE_DIRECT_DIR", str(root / "nowhere"))
+    with pytest.raises(CacheDirError, match="SHARDCACHE_DIRECT_DIR"):
+        list(keys(session(root / "s.sock"), plan))

@@ -1,0 +1,211 @@
+"""The catalogue is disposable: whatever happens to it, the daemon starts, serves, and fetches nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcache.store.catalogue import Catalogue
+from support.programs.daemon import Daemon, eventually
+from support.programs.raw_session import RawSession
+from support.shards.tars import make_tar, random_samples
+from support.stores.faulty_s3 import Fault, FaultyS3
+
+SHARDS = 3
+SAMPLES = 5
+
+
+def tar(number: int) -> bytes:
+    """Return one of the shards."""
+    return make_tar(random_samples(SAMPLES, seed=number))
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> list[str]:
+    """A store in a folder."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    for number in range(SHARDS):
+        (folder / f"{number}.tar").write_bytes(tar(number))
+    return [f"file://{folder}/{number}.tar" for number in range(SHARDS)]
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, urls: list[str]) -> Iterator[Daemon]:
+    """A daemon that has read everything and was killed, so that the catalogue's log is not folded in."""
+    daemon = Daemon(tmp_path, "--listing-ttl-s", "0")
+    with daemon:
+        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
+    yield daemon
+    daemon.kill()
+
+
+def read(daemon: Daemon, urls: list[str]) -> list[bytes]:
+    """Return what the leased files hold."""
+    with RawSession(daemon) as session:
+        session.plan(urls, list(range(len(urls))))
+        return [Path(session.take(position)["path"]).read_bytes() for position in range(len(urls))]
+
+
+def counted(daemon: Daemon, urls: list[str]) -> list[list[object]]:
+    """Return the manifest's rows."""
+    with RawSession(daemon) as session:
+        rows: list[list[object]] = session.ask("resolve", urls=urls)["shards"]
+        return rows
+
+
+def delete(catalogue: Path) -> None:
+    """No folder."""
+    shutil.rmtree(catalogue)
+
+
+def empty_folder(catalogue: Path) -> None:
+    """A folder with nothing in it."""
+    shutil.rmtree(catalogue)
+    catalogue.mkdir()
+
+
+def empty_files(catalogue: Path) -> None:
+    """Files of no bytes."""
+    for path in catalogue.iterdir():
+        path.write_bytes(b"")
+
+
+def garbage(catalogue: Path) -> None:
+    """Files of nonsense."""
+    for path in catalogue.iterdir():
+        path.write_bytes(b"\x00garbage\xff" * 5000)
+
+
+def garbage_log(catalogue: Path) -> None:
+    """A sound database with nonsense for a write-ahead log."""
+    (catalogue / "cache.db-wal").write_bytes(b"\x37\x7f\x06\x82" + b"\xa5" * 9000)
+
+
+def truncated(catalogue: Path) -> None:
+    """A database cut in its middle, without its log."""
+    (catalogue / "cache.db-wal").unlink(missing_ok=True)
+    database = catalogue / "cache.db"
+    database.write_bytes(database.read_bytes()[: database.stat().st_size // 2 + 100])
+
+
+def a_file_in_its_place(catalogue: Path) -> None:
+    """A file where the folder was."""
+    shutil.rmtree(catalogue)
+    catalogue.write_text("no folder")
+
+
+def a_folder_in_its_place(catalogue: Path) -> None:
+    """A folder where the database was."""
+    shutil.rmtree(catalogue)
+    (catalogue / "cache.db" / "more").mkdir(parents=True)
+
+
+def another_schema(catalogue: Path) -> None:
+    """A database of some other release: the same tables, other columns."""
+    shutil.rmtree(catalogue)
+    catalogue.mkdir()
+    database = sqlite3.connect(catalogue / "cache.db")
+    database.execute("CREATE TABLE Cache (name TEXT, content BLOB)")
+    database.execute("CREATE TABLE Settings (name TEXT)")
+    database.commit()
+    database.close()
+
+
+LOSSES = (
+    delete,
+    empty_folder,
+    empty_files,
+    garbage,
+    garbage_log,
+    truncated,
+    a_file_in_its_place,
+    a_folder_in_its_place,
+    another_schema,
+)
+
+
+@pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__)
+def test_a_lost_catalogue_costs_no_download(lose: Callable[[Path], None], daemon: Daemon, urls: list[str]) -> None:
+    """Versions and counts of cached shards come back from their sidecars: nothing is fetched or counted again."""
+    lose(daemon.cache_dir / "catalogue")
+    with daemon:
+        assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS
+        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
+        assert daemon.status()["counters"]["origin_bytes"] == 0
+    assert {path.name for path in daemon.cache_dir.iterdir()} == {
+        "shards",
+        "partial",
+        "quarantine",
+        "catalogue",
+        "format",
+    }
+
+
+@pytest.mark.parametrize("lose", LOSSES[:5], ids=lambda lose: lose.__name__)
+def test_a_catalogue_lost_under_the_daemon_disturbs_nobody(
+    lose: Callable[[Path], None], daemon: Daemon, urls: list[str]
+) -> None:
+    """It goes on serving and fetching, also what it had not seen before, and a restart finds all of it."""
+    with daemon:
+        assert read(daemon, urls[:1]) == [tar(0)]
+        lose(daemon.cache_dir / "catalogue")
+        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
+        daemon.request("POST", "/v1/evict", {"urls": urls[:1]})
+        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
+        pid = daemon.pid
+        assert daemon.status()["pid"] == pid
+        daemon.restart()
+        assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS
+        assert read(daemon, urls) == [tar(number) for number in range(SHARDS)]
+        assert daemon.status()["counters"]["origin_bytes"] == 0
+
+
+async def test_without_catalogue_and_store_what_is_cached_is_served(tmp_path: Path, faulty: FaultyS3) -> None:
+    """A cached shard's version is known from its sidecar, though the origin does not say."""
+    urls = [faulty.put("0.tar", tar(0))]
+    with Daemon(tmp_path, "--listing-ttl-s", "0", "--attempts", "2", env=faulty.env()) as daemon:
+        assert await asyncio.to_thread(read, daemon, urls) == [tar(0)]
+        await asyncio.to_thread(daemon.kill)
+        delete(daemon.cache_dir / "catalogue")
+        faulty.fail("0.tar", Fault.SERVER_ERROR, method="HEAD", times=1000)
+        await asyncio.to_thread(daemon.start)
+        assert await asyncio.to_thread(read, daemon, urls) == [tar(0)]
+
+
+def test_counts_of_what_is_no_longer_cached_are_lost_with_it(daemon: Daemon, urls: list[str]) -> None:
+    """They live in the catalogue alone: kept after an eviction, gone with the catalogue."""
+    with daemon:
+        eventually(lambda: _is_evicted(daemon, urls[0]))
+        daemon.restart()
+        assert [row[3] for row in counted(daemon, urls)] == [SAMPLES] * SHARDS
+        daemon.kill()
+        delete(daemon.cache_dir / "catalogue")
+        daemon.start()
+        assert [row[3] for row in counted(daemon, urls)] == [None, SAMPLES, SAMPLES]
+
+
+def _is_evicted(daemon: Daemon, url: str) -> bool:
+    """Evict a shard, unless a process still has its file open: a child of another test's may for a moment."""
+    daemon.request("POST", "/v1/evict", {"urls": [url]})
+    return url not in {shard["url"] for shard in daemon.shards()}
+
+
+async def test_damage_that_shows_while_it_runs_is_mended(tmp_path: Path) -> None:
+    """A database that turns out damaged in use is made anew at once, not at the next start."""
+    catalogue = Catalogue.open(tmp_path / "catalogue")
+    for number in range(100):
+        await catalogue.put("x" * 3000, str(number))
+    catalogue.close()
+    catalogue = Catalogue.open(tmp_path / "catalogue")
+    database = tmp_path / "catalogue" / "cache.db"
+    database.write_bytes(b"\xa5" * database.stat().st_size)
+    assert await catalogue.get("50") is None
+    await catalogue.put(1, "b")
+    assert await catalogue.get("b") == 1
+    catalogue.close()

@@ -1,0 +1,283 @@
+"""Disks that fail: typed errors with a remedy, what is cached is served, and all is well again without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from campaign.disks import CALLS, FOLDERS, MOUNTS, Calls, failing_calls, without_room
+from campaign.result import Result
+from shardcache.cache.residency.disk_health import Health
+from shardcache.cache.signal import Signal
+from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
+from shardcache.store.disk.files import disk_errors
+from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.folder.layout import SIDECAR, TAR, Layout
+from shardcache.tarindex import Samples, write
+from support.disks.cache_rig import CacheRig
+from support.disks.mounts import Bind, Tmpfs, may_mount
+from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
+from support.programs.daemon import eventually
+from support.programs.guard import GUARD_S
+
+needs_cc = pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
+needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
+
+
+@needs_cc
+@pytest.mark.parametrize("fault", CALLS, ids=lambda fault: fault.name)
+def test_a_call_that_fails_costs_an_error_at_most(tmp_path: Path, fault: Calls) -> None:
+    """The first calls fail one after another: right shards or typed errors, and the accounts agree afterwards."""
+    result = failing_calls(fault, 3, tmp_path / "c")
+    assert result.passed, result
+    assert result.injected >= 2, "a catalogue that fails is left alone until the disk is looked at again"
+
+
+@pytest.mark.parametrize("fault", FOLDERS)
+def test_a_folder_that_changes_is_taken_as_it_is(tmp_path: Path, fault: str) -> None:
+    """Lost shards are fetched again, restored ones served again, changed ones found; no restart is needed."""
+    result = FOLDERS[fault](Result("disks", fault), 2, tmp_path / "f")
+    assert result.passed, result
+
+
+def test_no_room_to_inflate_a_shard_is_told_and_over_with_the_job(tmp_path: Path) -> None:
+    """To the job that took the room; another's compressed shard comes once that job has ended."""
+    result = without_room(2, tmp_path / "f")
+    assert result.passed, result.first_failure
+
+
+@needs_mounts
+@pytest.mark.parametrize("fault", MOUNTS)
+def test_a_filesystem_that_fails_is_told_and_outlived(tmp_path: Path, fault: str) -> None:
+    """Whatever a real filesystem does, the daemon says so, serves what is cached, and goes on by itself."""
+    result = MOUNTS[fault](Result("disks", fault), 1, tmp_path / "m")
+    assert result.passed, result
+
+
+@pytest.fixture
+def ill(tmp_path: Path) -> Iterator[tuple[CacheRig, Shim]]:
+    """A daemon with one shard cached, whose disk fails at every change from now on."""
+    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
+    with CacheRig(tmp_path, env=shim.env()) as rig:
+        assert rig.read(0)
+        shim.arm(Action.FAIL, times=FOR_EVER, ops=CHANGES, error=errno.EIO)
+        yield rig, shim
+
+
+@needs_cc
+def test_status_and_health_tell_of_a_bad_disk_and_its_end(ill: tuple[CacheRig, Shim]) -> None:
+    """`degraded` with cause and remedy, under HTTP 200 and in the page for people; `ok` once the disk is mended."""
+    rig, shim = ill
+    with pytest.raises(DiskFailedError) as caught:
+        rig.read(1)
+    assert caught.value.url == rig.urls[1]
+    assert "dmesg" in caught.value.remedy
+    told = json.loads(rig.daemon.request("GET", "/v1/health"))
+    assert (told["status"], told["disk"]["state"], told["disk"]["error"]["code"]) == (
+        "degraded",
+        "disk_failed",
+        "disk_failed",
+    )
+    assert rig.disk()["since_s"] >= 0
+    shim.disarm()
+    rig.await_state("ok")
+    assert (rig.health(), rig.disk()["error"]) == ("ok", None)
+    assert rig.read(1)
+
+
+@needs_cc
+def test_a_bad_disk_is_logged_once_and_leaves_the_store_alone(ill: tuple[CacheRig, Shim]) -> None:
+    """However often readers ask and plans name what cannot be fetched, the log has a line and nothing is fetched."""
+    rig, shim = ill
+    with pytest.raises(DiskFailedError):
+        rig.read(1)
+    fetched = rig.daemon.status()["counters"]["origin_bytes"]
+    for number in (1, 2, 3, 1, 2, 3):
+        with pytest.raises(DiskFailedError):
+            rig.read(number)
+        assert rig.read(0), "what is cached is served"
+    assert rig.daemon.status()["counters"]["origin_bytes"] == fetched
+    assert rig.daemon.log.read_text().count("cache disk error") == 1
+    shim.disarm()
+    rig.await_state("ok")
+    assert rig.daemon.log.read_text().count("disk has recovered") == 1
+
+
+@needs_cc
+@pytest.mark.parametrize("suffix", [TAR, SIDECAR])
+def test_verify_sets_aside_what_the_disk_cannot_read(tmp_path: Path, suffix: str) -> None:
+    """A bad sector under one file is damage of that shard, and no failure of the disk: it is fetched again."""
+    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
+    with CacheRig(tmp_path, env=shim.env()) as rig:
+        assert rig.read(0) and rig.read(1)
+        bad = min((tmp_path / "cache" / "shards").rglob(f"*{suffix}"))
+        shim.arm(Action.FAIL, times=FOR_EVER, ops=(Op.READ,), match=bad.name, error=errno.EIO)
+        events = [json.loads(line) for line in rig.daemon.request("POST", "/v1/verify", {"prefix": ""}).splitlines()]
+        assert [event["error"]["code"] for event in events if event.get("ok") is False] == ["corrupt"], events
+        assert (rig.disk()["state"], len(rig.daemon.shards())) == ("ok", 1)
+        shim.disarm()
+        assert rig.read(0) and rig.read(1)
+        assert len(rig.daemon.shards()) == 2
+
+
+@needs_cc
+def test_a_sidecar_that_cannot_be_read_is_an_error_and_no_sigbus(tmp_path: Path) -> None:
+    """Its tables are read before they are mapped: a process that met the bad sector in the map would be killed."""
+    sidecar, shim = tmp_path / "sidecar", Shim(tmp_path / "shim", root=tmp_path)
+    write(sidecar, {"size_bytes": 0}, Samples(keys=bytearray(10_000_000)))
+    shim.arm(Action.FAIL, at=2, times=FOR_EVER, ops=(Op.READ,), match=sidecar.name, error=errno.EIO)
+    command = "import pathlib, sys, shardcache.tarindex as index; index.TarIndex.open(pathlib.Path(sys.argv[1]))"
+    env = {**os.environ, **shim.env()}
+    run = subprocess.run([sys.executable, "-c", command, str(sidecar)], env=env, capture_output=True, text=True)
+    assert run.returncode == 1 and "Input/output error" in run.stderr
+
+
+def test_a_shard_that_is_fetched_again_during_a_slow_removal_stays(tmp_path: Path) -> None:
+    """`evict` removes the shard that it found, and never the files of the next one of that name."""
+    with CacheRig(tmp_path) as rig:
+        assert rig.read(0)
+        (tar,) = (tmp_path / "cache" / "shards").rglob("*.tar")
+        slow = tmp_path / "slow"
+        os.mkfifo(slow)
+        slow.rename(tar.with_suffix(".slow"))
+        tar.unlink()
+        tar.hardlink_to(tar.with_suffix(".slow"))  # to look at it takes as long as nobody writes there
+        with ThreadPoolExecutor(1) as threads:
+            evicting = threads.submit(rig.daemon.request, "POST", "/v1/evict", {"urls": rig.urls[:1]})
+            eventually(lambda: rig.daemon.status()["cache"]["shards"] == 0)
+            reading = rig.reading(0)
+            eventually(lambda: reading.done() or "waiting for space in the cache" in stages(rig))
+            os.close(os.open(tar.with_suffix(".slow"), os.O_WRONLY))
+            evicting.result()
+            assert reading.result()
+        assert tar.exists() and tar.with_suffix(SIDECAR).exists()
+        assert rig.read(0)
+        assert rig.daemon.status()["counters"]["misses"] == 2
+
+
+def stages(rig: CacheRig) -> list[str]:
+    """Return what the transfers under way are at."""
+    return [row["stage"] for row in rig.daemon.status()["transfers"]]
+
+
+@needs_mounts
+@pytest.mark.parametrize("how", ["fill", "use_up_inodes", "turn_read_only"])
+def test_a_daemon_starts_on_a_bad_disk_and_serves_what_it_holds(tmp_path: Path, how: str) -> None:
+    """A restart in the middle of the trouble makes nothing worse, and loses no sample count."""
+    with Tmpfs(tmp_path / "cache", size_bytes=8_000_000, inodes=600) as disk, CacheRig(tmp_path) as rig:
+        assert rig.read(0)
+        rig.daemon.stop()
+        tar = next((tmp_path / "cache" / "shards").rglob("*.tar"))
+        with tar.open("rb"):  # in use, so that it cannot make room
+            getattr(disk, how)()
+            rig.daemon.start()
+            rig.await_state("disk_full", "disk_failed")
+            assert rig.read(0)
+        disk.turn_writable() if how == "turn_read_only" else disk.relieve()
+        rig.await_state("ok")
+        assert rig.read(1)
+        assert [shard["samples"] for shard in rig.daemon.shards()] == [6, 6]
+
+
+@needs_mounts
+def test_a_folder_is_never_made_on_the_filesystem_below(tmp_path: Path) -> None:
+    """Unmounted, the cache would fill what lies below: that is refused, and the remedy names the mount point."""
+    with Tmpfs(tmp_path / "disk", size_bytes=8_000_000), Bind(tmp_path / "disk", tmp_path / "mnt") as mount:
+        folder = Folder.take(Layout(tmp_path / "mnt" / "cache"), None)
+        assert not folder.probe()
+        mount.detach()
+        with pytest.raises(CacheDirError, match="its path now leads") as caught:
+            folder.probe()
+        assert f"mount {tmp_path / 'mnt'} again" in caught.value.remedy
+        assert not list((tmp_path / "mnt").iterdir())
+        mount.attach()
+        assert not folder.probe(), "it is the very folder that it was"
+        folder.close()
+
+
+class SlowKeeper:
+    """A keeper that lets a look at the disk take until it is told to end."""
+
+    def __init__(self) -> None:
+        self.settling, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def make_room(self) -> None:
+        """Do nothing."""
+
+    async def settle(self, was_away: bool) -> None:
+        """Wait."""
+        self.settling.set()
+        await self.go_on.wait()
+
+
+async def test_a_look_that_began_before_the_failure_says_nothing_of_it(tmp_path: Path) -> None:
+    """The disk fails while it is being looked at: whoever asks then is told what the next look finds."""
+    folder, keeper = Folder.take(Layout(tmp_path / "cache"), None), SlowKeeper()
+    health = Health(folder, Signal())
+    async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
+        watching = group.create_task(health.run(keeper))
+        await keeper.settling.wait()
+        (tmp_path / "cache").rename(tmp_path / "aside")
+        (tmp_path / "cache").touch()
+        found = group.create_task(health.examine())
+        await asyncio.sleep(0)
+        keeper.go_on.set()
+        assert not await found
+        watching.cancel()
+    folder.close()
+
+
+def test_a_folder_that_was_deleted_is_made_and_held_again(tmp_path: Path) -> None:
+    """The new one is as exclusive as the old one was."""
+    layout = Layout(tmp_path / "cache")
+    folder = Folder.take(layout, None)
+    layout.root.rename(tmp_path / "aside")
+    with pytest.raises(CacheDirError, match="deleted or replaced"):
+        folder.check()
+    assert folder.probe()
+    folder.check()
+    with pytest.raises(CacheDirError, match="another daemon holds"):
+        Folder.take(layout, None)
+    folder.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "remedy"),
+    [
+        (errno.ENOSPC, DiskFullError, "free space"),
+        (errno.EDQUOT, DiskFullError, "free space"),
+        (errno.EIO, DiskFailedError, "dmesg"),
+        (errno.EROFS, DiskFailedError, "remount,rw"),
+        (errno.ESTALE, DiskFailedError, "dmesg"),
+        (errno.ENOENT, CacheDirError, "mounted"),
+        (errno.EACCES, CacheDirError, "writable"),
+    ],
+)
+def test_every_cause_has_its_class_and_its_remedy(tmp_path: Path, number: int, kind: type, remedy: str) -> None:
+    """The kernel's error becomes a remedy for the user."""
+    with pytest.raises(kind, match=str(tmp_path)) as caught, disk_errors(tmp_path / "x"):
+        raise OSError(number, "as the kernel has it")
+    assert remedy in caught.value.remedy
+    assert caught.value.retryable
+
+
+def test_a_full_disk_under_the_log_ends_nobody(tmp_path: Path) -> None:
+    """Lines that cannot be written are lost, and nothing else."""
+    with CacheRig(tmp_path) as rig:
+        rig.daemon.stop()
+        rig.daemon.log.unlink()
+        rig.daemon.log.symlink_to("/dev/full")
+        rig.daemon.start()
+        assert rig.read(0)
+        (tmp_path / "cache" / "shards").rename(tmp_path / "aside")
+        assert rig.read(1), "after a change that is logged"
+        assert rig.daemon.stop() == 0

@@ -1,0 +1,71 @@
+"""The power is cut in a sample of all places: `make faults` does it after every call."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from campaign.kills.life import Story
+from campaign.power import Record, cut
+from campaign.power.disk import BLOCK_BYTES, Chance, Disk, File
+from support.disks.shim import HAS_CC, Call, Op
+from support.programs.zygote import Zygote
+
+needs_cc = pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler")
+
+
+@needs_cc
+@pytest.mark.parametrize("name", ["fetch", "resume and evict", "verify, evict, count"])
+def test_what_a_power_cut_leaves_visible_is_right(
+    name: str, zygote: Zygote, told: dict[str, Story], tmp_path: Path
+) -> None:
+    """Whatever of the unflushed reached the disk: shards that are visible are right, flushed ones are there."""
+    record = Record.of(zygote, told[name], tmp_path / "p")
+    result = cut(zygote, told[name], record, step=47, daemons=1)
+    assert result.passed, result.first_failure
+
+
+@needs_cc
+@pytest.mark.parametrize("suffix", [".part", ".idx"])
+def test_without_a_flush_it_would_be_wrong(suffix: str, zygote: Zygote, told: dict[str, Story], tmp_path: Path) -> None:
+    """Were tars or sidecars not flushed before their names, some state would show it: the test can fail."""
+    record = Record.of(zygote, told["fetch"], tmp_path / "p")
+    careless = [call for call in record.calls if not (call.op is Op.FSYNC and call.path.endswith(suffix))]
+    result = cut(zygote, told["fetch"], replace(record, calls=careless), step=37, daemons=0)
+    assert result.wrong
+
+
+def chance(seed: int) -> Chance:
+    """Return one way in which a power cut may go."""
+    return Chance(random.Random(seed))
+
+
+def test_flushed_bytes_last_and_others_may_not() -> None:
+    """In the model of a file, a block has any of its contents since the last flush, and a flushed one no other."""
+    file = File()
+    file.write(0, b"a" * BLOCK_BYTES)
+    file.flush()
+    file.write(BLOCK_BYTES - 1, b"bb")
+    states = {file.after(chance(seed)) for seed in range(200)}
+    assert {len(state) for state in states} == {BLOCK_BYTES, BLOCK_BYTES + 1}
+    assert b"a" * BLOCK_BYTES in states
+    assert b"a" * (BLOCK_BYTES - 1) + b"bb" in states
+    assert all(state[:16] == b"a" * 16 or state[0] != ord("a") for state in states)
+    file.flush()
+    assert {file.after(chance(seed)) for seed in range(50)} == {b"a" * (BLOCK_BYTES - 1) + b"bb"}
+
+
+def test_a_rename_may_be_seen_at_either_end_until_the_folder_is_flushed(tmp_path: Path) -> None:
+    """In the model of a folder, each name leads to any of what it led to since the last flush."""
+    (tmp_path / "old").write_bytes(b"x")
+    (tmp_path / "f").mkdir()
+    disk = Disk(tmp_path)
+    disk.do(Call(Op.RENAME, f"{tmp_path}/old", f"{tmp_path}/f/new", 0, 0, 0, b""))
+    seen = {frozenset(disk.after(chance(seed))) for seed in range(100)}
+    assert seen == {frozenset({"old"}), frozenset({"f/new"}), frozenset({"old", "f/new"}), frozenset()}
+    disk.do(Call(Op.FSYNC, f"{tmp_path}/f", "", 0, 0, 0, b""))
+    assert all("f/new" in disk.after(chance(seed)) for seed in range(100))
+    assert set(disk.certain()) == {"f/new"}

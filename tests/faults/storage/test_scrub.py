@@ -1,0 +1,202 @@
+"""Published shards are read again, slowly: a byte that changed on the disk is found, and nobody is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from campaign.disks import flip
+from shardcache.cache.residency.disk_health import Health
+from shardcache.cache.residency.quarantine import Quarantine
+from shardcache.cache.residency.scrubbing import Progress, Scrubber
+from shardcache.cache.signal import Signal
+from shardcache.errors import CorruptShardError
+from shardcache.store.disk.page_cache import let_go
+from shardcache.store.disk.scrub import Scrub
+from shardcache.store.folder.layout import Layout
+from shardcache.store.shard import Shard
+from shardcache.store.store import Store
+from shardcache_client import ShardDataset
+from support.disks.cache_rig import SAMPLES, CacheRig
+from support.disks.resident import resident_bytes
+from support.programs.guard import GUARD_S
+from support.shards.stores import PIECE_BYTES, open_store, publish
+
+URL = "s3://bucket/shard.tar"
+RATE = 1_000_000_000
+
+
+def read_all(layout: Layout, shard: Shard) -> int:
+    """Scrub a shard to its end; return how many bytes that read."""
+    assert shard.facts is not None
+    scrub = Scrub(layout, shard.key, shard.facts)
+    while scrub.step():
+        pass
+    return scrub.read_bytes
+
+
+class Notes(Quarantine):
+    """Writes down what was found."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    async def found(self, shard: Shard, exn: CorruptShardError) -> bool:
+        """Note a shard."""
+        assert exn.url is not None
+        self.keys.append(shard.key)
+        return True
+
+
+def scrubber(store: Store, damage: Quarantine, pause_s: float = 3600.0) -> Scrubber:
+    """Return one over a healthy disk, at any rate."""
+    changed = Signal()
+    return Scrubber(store, Health(store.folder, changed), damage, changed, RATE, pause_s)
+
+
+async def run_until_it_rests(scrub: Scrubber) -> None:
+    """Run until no round is under way, and there was one."""
+    async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
+        task = group.create_task(scrub.run())
+        while scrub.to_json()["last_round_ended_at_s"] is None:  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+
+async def one_round(store: Store, damage: Quarantine) -> Scrubber:
+    """Return a scrubber that has run until a round has ended."""
+    scrub = scrubber(store, damage)
+    await run_until_it_rests(scrub)
+    return scrub
+
+
+async def test_a_sound_shard_is_read_to_its_end(tmp_path: Path) -> None:
+    """Every byte is looked at, and none is wrong."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL, samples=200)
+    assert read_all(store.layout, shard) == shard.size_bytes > 3 * PIECE_BYTES
+    store.close()
+
+
+@pytest.mark.parametrize("at", [0, 1, 4095, 4096, PIECE_BYTES - 1, PIECE_BYTES, 3 * PIECE_BYTES + 5, -1])
+async def test_a_byte_changed_anywhere_is_found(tmp_path: Path, at: int) -> None:
+    """At the edges of blocks and pieces, and at both ends of the file."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL, samples=200)
+    flip(store.layout.tar(shard.key), at % shard.size_bytes)
+    with pytest.raises(CorruptShardError, match="damaged before byte") as caught:
+        read_all(store.layout, shard)
+    assert caught.value.url == URL
+    store.close()
+
+
+async def test_a_file_cut_short_and_a_sidecar_changed_are_found(tmp_path: Path) -> None:
+    """Damage that the checksums of the tar do not cover."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL, samples=200)
+    sidecar, tar = store.layout.sidecar(shard.key), store.layout.tar(shard.key)
+    flip(sidecar, shard.sidecar_bytes - 1)
+    with pytest.raises(CorruptShardError, match="sidecar"):
+        read_all(store.layout, shard)
+    flip(sidecar, shard.sidecar_bytes - 1)
+    tar.chmod(0o600)
+    os.truncate(tar, shard.size_bytes - 10)
+    with pytest.raises(CorruptShardError, match=f"ends at byte {shard.size_bytes - 10}"):
+        read_all(store.layout, shard)
+    store.close()
+
+
+async def test_a_shard_can_be_evicted_while_it_is_scrubbed(tmp_path: Path) -> None:
+    """Nothing is kept open between two steps, so nobody waits for the round."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL, samples=2000)
+    assert shard.facts is not None
+    scrub = Scrub(store.layout, shard.key, shard.facts)
+    assert scrub.step()
+    assert await store.remove(shard)
+    with pytest.raises(FileNotFoundError):
+        scrub.step()
+    store.close()
+
+
+async def test_the_page_cache_is_left_as_it_was(tmp_path: Path) -> None:
+    """Neither are pages brought in that nobody wants, nor those given back that somebody does."""
+    store = open_store(tmp_path)
+    shards = [await publish(store, url, samples=200) for url in (URL, URL + "2")]
+    cold, warm = (store.layout.tar(shard.key) for shard in shards)
+    for tar in (cold, warm):
+        with tar.open("rb") as file:
+            os.fsync(file.fileno())
+    let_go(cold)
+    if resident_bytes(cold):
+        pytest.skip("this filesystem keeps its pages")
+    assert warm.read_bytes()
+    before = resident_bytes(warm)
+    for shard in shards:
+        read_all(store.layout, shard)
+    assert (resident_bytes(cold), resident_bytes(warm)) == (0, before)
+    store.close()
+
+
+async def test_a_round_goes_over_all_and_finds_the_damaged_ones(tmp_path: Path) -> None:
+    """Each shard once, whatever comes before and behind it in the round."""
+    store, notes = open_store(tmp_path), Notes()
+    shards = [await publish(store, f"{URL}{number}") for number in range(6)]
+    for shard in (shards[1], shards[4]):
+        flip(store.layout.tar(shard.key), 700)
+    told = (await one_round(store, notes)).to_json()
+    assert sorted(notes.keys) == sorted([shards[1].key, shards[4].key])
+    assert (told["damaged"], told["scrubbed_shards"]) == (2, 4)
+    store.close()
+
+
+async def test_a_restart_goes_on_with_what_was_unchecked_for_longest(tmp_path: Path) -> None:
+    """Behind the shard that was checked last before the restart, and not again from the front."""
+    store = open_store(tmp_path)
+    keys = sorted([(await publish(store, f"{URL}{number}")).key for number in range(6)])
+    await store.catalogue.put([keys[2], 1000.0, None], "scrub")
+    store.close()
+
+    again = open_store(tmp_path)
+    told = (await one_round(again, Notes())).to_json()
+    assert told["scrubbed_shards"] == 3
+    again.close()
+
+
+async def test_rounds_have_a_pause_between_them_over_a_restart(tmp_path: Path) -> None:
+    """Shards verified a moment ago are not read again because the daemon was restarted."""
+    store = open_store(tmp_path)
+    await publish(store, URL)
+    first = (await one_round(store, Notes())).to_json()
+    store.close()
+
+    again = open_store(tmp_path)
+    scrub = scrubber(again, Notes())
+    await run_until_it_rests(scrub)
+    told = scrub.to_json()
+    assert (told["last_round_ended_at_s"], told["scrubbed_shards"]) == (first["last_round_ended_at_s"], 0)
+    again.close()
+
+
+def test_who_reads_a_damaged_shard_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A byte changes under a reader: with its next shard it hears of which one, and why, and reads on to the end."""
+    with CacheRig(tmp_path) as rig:
+        assert rig.read(0)
+        (tar,) = (rig.daemon.cache_dir / "shards").rglob("*.tar")
+        samples = iter(ShardDataset(rig.urls[:3], socket=rig.daemon.socket, timeout_s=GUARD_S))
+        next(samples)
+        flip(tar, 777)
+        assert b"damaged near byte 0" in rig.daemon.request("POST", "/v1/verify", {"prefix": ""})
+        assert len(list(samples)) == 3 * SAMPLES - 1
+        assert rig.read(0), "the next reader gets a fresh copy"
+    (told,) = [record.getMessage() for record in caplog.records if "may be wrong" in record.getMessage()]
+    assert told.startswith(rig.urls[0]) and "damaged near byte 0" in told
+
+
+@pytest.mark.parametrize("row", [None, [], ["x", 1, 2], ["", "1", None], [0, 0, 0], {"a": 1}, "row"])
+def test_a_row_that_makes_no_sense_begins_a_new_round(row: object) -> None:
+    """Whatever lies in the catalogue, the scrub starts."""
+    assert Progress.from_row(row) == Progress()

@@ -1,0 +1,295 @@
+"""`warm`, `ls`, `evict`, `verify` and `status` against a real daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.programs.cli import Ran, clean_environment, shardcache
+from support.programs.daemon import Daemon
+from support.shards.tars import make_tar, random_samples, write_shards
+
+SHARDS = 3
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Run a daemon for all tests here; each has urls of its own."""
+    with Daemon(tmp_path_factory.mktemp("daemon")) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[str]:
+    """Return the urls of a few shards in a store."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    return [f"file://{path}" for path in write_shards(folder, SHARDS, samples_per_shard=10)]
+
+
+@pytest.fixture
+def prefix(shards: list[str], tmp_path: Path) -> str:
+    """Return the prefix that those shards share and no other test's."""
+    return f"file://{tmp_path}/store/"
+
+
+@pytest.fixture
+def pattern(prefix: str) -> str:
+    """Return the brace pattern of those shards."""
+    return f"{prefix}shard-{{000000..{SHARDS - 1:06d}}}.tar"
+
+
+@pytest.fixture
+def warmed(daemon: Daemon, shards: list[str]) -> Daemon:
+    """Have the daemon fetch those shards."""
+    assert shardcache("warm", *shards, socket=daemon.socket).code == 0
+    return daemon
+
+
+def cached(daemon: Daemon, prefix: str) -> list[str]:
+    """Return the urls that the daemon has below a prefix, sorted."""
+    return sorted(url for row in daemon.shards() if (url := row["url"]).startswith(prefix))
+
+
+def done(ran: Ran) -> dict[str, object]:
+    """Return the last event."""
+    return ran.events[-1]
+
+
+def test_warm_tells_each_shard_and_the_sum(daemon: Daemon, pattern: str, shards: list[str], tmp_path: Path) -> None:
+    """With --json: what was resolved, each shard as it arrives, and at last the numbers, bytes from the store too."""
+    ran = shardcache("warm", "--json", pattern, socket=daemon.socket)
+    size_bytes = sum(path.stat().st_size for path in (tmp_path / "store").iterdir())
+    assert ran.code == 0
+    assert ran.events[0] == {"event": "resolved", "shards": SHARDS, "total_bytes": size_bytes}
+    arrived = {event["url"]: event["state"] for event in ran.events if event["event"] == "shard"}
+    assert arrived == dict.fromkeys(shards, "fetched")
+    numbers = {"shards": SHARDS, "fetched": SHARDS, "cached": 0, "failed": 0, "origin_bytes": size_bytes}
+    assert done(ran) == {"event": "done"} | numbers
+
+
+def test_warm_again_fetches_nothing(warmed: Daemon, pattern: str) -> None:
+    """A cached shard is not fetched twice."""
+    ran = shardcache("warm", "--json", pattern, socket=warmed.socket)
+    assert ran.code == 0
+    assert (done(ran)["cached"], done(ran)["fetched"], done(ran)["origin_bytes"]) == (SHARDS, 0, 0)
+
+
+def test_warm_for_people_ends_with_a_sentence(daemon: Daemon, pattern: str) -> None:
+    """In a pipe there is no progress bar but a line a shard, and a sum."""
+    ran = shardcache("warm", pattern, socket=daemon.socket)
+    assert ran.code == 0 and ran.out.count("fetched  ") == SHARDS
+    assert f"{SHARDS} shards: {SHARDS} fetched, 0 already cached, 0 failed" in ran.out.splitlines()[-1]
+
+
+def test_missing_shard_fails_and_the_others_arrive(daemon: Daemon, shards: list[str]) -> None:
+    """One url that is not there: exit 1, an error that names it, and the rest is cached."""
+    missing = shards[0].replace("000000", "999999")
+    ran = shardcache("warm", "--json", missing, *shards, socket=daemon.socket)
+    assert ran.code == 1
+    errors = [event["error"] for event in ran.events if event["event"] == "error"]
+    assert [(error["code"], error["url"]) for error in errors] == [("not_found", missing)]
+    assert (done(ran)["fetched"], done(ran)["failed"]) == (SHARDS, 1)
+
+
+def test_missing_shard_is_explained_to_people(daemon: Daemon, shards: list[str]) -> None:
+    """The line names the url, and what can be done comes once, at the end."""
+    missing = shards[0].replace("000000", "99999{8,9}")
+    ran = shardcache("warm", missing, socket=daemon.socket)
+    assert ran.code == 1
+    assert ran.out.count("failed  ") == 2 and ran.out.count("What to do: check the url") == 1
+
+
+@pytest.mark.parametrize("nothing", ["nothing-*.tar", "nowhere/"])
+def test_pattern_that_matches_nothing_fails(nothing: str, daemon: Daemon, shards: list[str], tmp_path: Path) -> None:
+    """A glob or prefix without a single match is an error that names it, not an empty success."""
+    url = f"file://{tmp_path}/store/{nothing}"
+    ran = shardcache("warm", url, socket=daemon.socket)
+    assert ran.code == 1 and url in ran.err and "What to do:" in ran.err
+
+
+def test_pattern_that_expands_to_nothing_is_refused(daemon: Daemon) -> None:
+    """A url that is no url is an error of usage."""
+    ran = shardcache("warm", "--json", "", socket=daemon.socket)
+    assert ran.code == 2 and ran.json["error"]["code"] == "config"
+
+
+def test_file_that_is_no_tar_fails(daemon: Daemon, tmp_path: Path) -> None:
+    """A file that is no tar is named, and does not stay in the cache."""
+    (tmp_path / "no.tar").write_bytes(b"this is no tar" * 1000)
+    ran = shardcache("warm", "--json", f"file://{tmp_path}/no.tar", socket=daemon.socket)
+    errors = [event["error"]["code"] for event in ran.events if event["event"] == "error"]
+    assert (ran.code, errors) == (1, ["not_a_tar"])
+    assert cached(daemon, f"file://{tmp_path}/") == []
+
+
+def test_truncated_tar_fails(daemon: Daemon, tmp_path: Path) -> None:
+    """A shard cut within a member is refused."""
+    [path] = write_shards(tmp_path, 1, samples_per_shard=10)
+    path.write_bytes(path.read_bytes()[:3000])
+    ran = shardcache("warm", "--json", f"file://{path}", socket=daemon.socket)
+    errors = [event["error"]["code"] for event in ran.events if event["event"] == "error"]
+    assert (ran.code, errors) == (1, ["truncated"])
+
+
+def test_ctrl_c_ends_the_waiting_with_130(tmp_path: Path) -> None:
+    """Ctrl-C during a warm whose store never answers ends the command at once and quietly, as shells expect."""
+    with socket.create_server(("127.0.0.1", 0)) as store, Daemon(tmp_path) as fresh:
+        url = f"http://127.0.0.1:{store.getsockname()[1]}/shard.tar"
+        command = [sys.executable, "-m", "shardcache", "warm", url, "--socket", str(fresh.socket)]
+        with subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = store.accept()  # the daemon's question: the command waits for the answer
+            process.send_signal(signal.SIGINT)
+            assert process.wait() == 130
+            assert process.stderr is not None and process.stderr.read() == ""
+        connection.close()
+
+
+def test_ls_lists_what_is_cached(warmed: Daemon, shards: list[str], prefix: str) -> None:
+    """A line of JSON a shard, with its size, samples and leases."""
+    ran = shardcache("ls", "--json", prefix, socket=warmed.socket)
+    assert ran.code == 0
+    assert sorted(row["url"] for row in ran.events) == shards
+    assert [(row["samples"], row["leases"]) for row in ran.events] == [(10, 0)] * SHARDS
+
+
+def test_ls_for_people_takes_a_prefix(warmed: Daemon, shards: list[str]) -> None:
+    """Only urls that start with PREFIX are listed, whole, also in a narrow pipe."""
+    ran = shardcache("ls", shards[1], socket=warmed.socket, env={"COLUMNS": "20"})
+    assert ran.code == 0 and ran.out.splitlines()[1].split()[0] == shards[1]
+    assert len(ran.out.splitlines()) == 2
+
+
+def test_ls_into_a_closed_pipe_is_quiet(warmed: Daemon) -> None:
+    """`shardcache ls | head` shows no traceback when head has seen enough."""
+    for flags in ([], ["--json"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "shardcache", "ls", *flags, "--socket", str(warmed.socket)]
+        ran = subprocess.run(
+            command, env=clean_environment({}), stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+        )
+        os.close(writing)
+        assert ran.stderr == ""
+
+
+def test_evict_removes_what_matches(warmed: Daemon, shards: list[str], prefix: str, tmp_path: Path) -> None:
+    """A brace pattern removes its shards; the store still has them."""
+    ran = shardcache("evict", "--json", shards[0].replace("000000", "{000000,000002}"), socket=warmed.socket)
+    assert ran.code == 0
+    assert sorted(ran.json["evicted"]) == [shards[0], shards[2]] and ran.json["kept"] == []
+    assert cached(warmed, prefix) == [shards[1]]
+    assert len(list((tmp_path / "store").iterdir())) == SHARDS
+
+
+def test_evict_takes_a_prefix(warmed: Daemon, prefix: str) -> None:
+    """A prefix ending in a slash removes all that is below it."""
+    ran = shardcache("evict", prefix, socket=warmed.socket)
+    assert ran.code == 0 and f"{SHARDS} shards evicted" in ran.out
+    assert cached(warmed, prefix) == []
+
+
+@pytest.mark.parametrize(("pattern", "count"), [("*.tar", 1), ("**/*.tar", 2)])
+def test_globs_mean_the_same_to_every_command(daemon: Daemon, tmp_path: Path, pattern: str, count: int) -> None:
+    """`pin`, `unpin`, `warm` and `evict` match the same shards: `*` stays within a folder, `**` crosses them."""
+    (tmp_path / "sub").mkdir()
+    for path in ("a.tar", "sub/b.tar"):
+        (tmp_path / path).write_bytes(make_tar(random_samples(2)))
+    glob = f"file://{tmp_path}/{pattern}"
+    assert done(shardcache("pin", "--json", glob, socket=daemon.socket))["shards"] == count
+    pinned = cached(daemon, f"file://{tmp_path}/")
+    assert len(pinned) == count
+    assert shardcache("warm", f"file://{tmp_path}/**", socket=daemon.socket).code == 0
+    assert sorted(shardcache("unpin", "--json", glob, socket=daemon.socket).json["unpinned"]) == pinned
+    assert sorted(shardcache("evict", "--json", glob, socket=daemon.socket).json["evicted"]) == pinned
+    assert len(cached(daemon, f"file://{tmp_path}/")) == 2 - count
+
+
+def test_relative_paths_mean_the_callers_folder(
+    daemon: Daemon, shards: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`warm` and `evict` take a glob below the working folder, though the daemon has another one."""
+    monkeypatch.chdir(tmp_path)
+    assert done(shardcache("warm", "--json", "store/*.tar", socket=daemon.socket))["shards"] == SHARDS
+    evicted = shardcache("evict", "--json", "./store/*.tar", socket=daemon.socket).json["evicted"]
+    assert sorted(f"file://{path}" for path in evicted) == shards
+
+
+def test_evict_of_nothing_fails(warmed: Daemon, shards: list[str], prefix: str) -> None:
+    """A shard that is not cached cannot be evicted: exit 1, and nothing else goes."""
+    ran = shardcache("evict", "s3://other/{0..3}.tar", socket=warmed.socket)
+    assert ran.code == 1 and "no cached shard matches" in ran.out
+    assert cached(warmed, prefix) == shards
+
+
+def test_verify_of_a_sound_cache(warmed: Daemon, prefix: str) -> None:
+    """Every shard is read and none is wrong: exit 0."""
+    ran = shardcache("verify", "--json", prefix, socket=warmed.socket)
+    assert ran.code == 0
+    assert (done(ran)["shards"], done(ran)["corrupt"]) == (SHARDS, 0)
+    assert sum(event["event"] == "shard" for event in ran.events) == SHARDS
+
+
+def test_verify_finds_a_flipped_bit_and_the_next_fetch_heals_it(warmed: Daemon, shards: list[str], prefix: str) -> None:
+    """One bit flipped on disk: exit 1 naming the shard, which is put aside and comes fresh from the store."""
+    damaged = flip_a_bit(warmed, shards[1])
+    ran = shardcache("verify", "--json", prefix, socket=warmed.socket)
+    wrong = [event["url"] for event in ran.events if event["event"] == "shard" and not event["ok"]]
+    assert (ran.code, wrong, done(ran)["corrupt"]) == (1, [shards[1]], 1)
+    assert not damaged.exists() and (warmed.cache_dir / "quarantine" / damaged.name).exists()
+    assert cached(warmed, prefix) == [shards[0], shards[2]]
+    assert done(shardcache("warm", "--json", *shards, socket=warmed.socket))["fetched"] == 1
+    assert shardcache("verify", prefix, socket=warmed.socket).code == 0
+
+
+def test_verify_explains_to_people(warmed: Daemon, shards: list[str], prefix: str) -> None:
+    """The damaged shard's url and the remedy are printed."""
+    flip_a_bit(warmed, shards[0])
+    ran = shardcache("verify", prefix, socket=warmed.socket)
+    assert ran.code == 1 and f"failed  {shards[0]}: " in ran.out and "What to do:" in ran.out
+    assert f"{SHARDS} shards verified" in ran.out and "1 damaged" in ran.out
+
+
+def test_status_tells_sizes_and_counters(tmp_path: Path, shards: list[str]) -> None:
+    """The page as JSON has the cache's and the store's numbers, with units in their names."""
+    with Daemon(tmp_path) as fresh:
+        assert shardcache("warm", *shards, socket=fresh.socket).code == 0
+        page = shardcache("status", "--json", socket=fresh.socket).json
+        assert page["pid"] == fresh.pid and page["cache"]["dir"] == str(fresh.cache_dir)
+    size_bytes = sum(path.stat().st_size for path in (tmp_path / "store").iterdir())
+    assert (page["cache"]["shards"], page["cache"]["capacity_bytes"]) == (SHARDS, 10**9)
+    assert size_bytes <= page["cache"]["used_bytes"] < page["cache"]["capacity_bytes"]
+    assert page["counters"]["origin_bytes"] == size_bytes and page["transfers"] == []
+    # A listing, size and version, the bytes, and the version again: a file has no If-Match.
+    assert page["counters"]["origin_requests"] == 4 * SHARDS
+
+
+def test_status_for_people(daemon: Daemon) -> None:
+    """The same as a page."""
+    ran = shardcache("status", socket=daemon.socket)
+    assert ran.code == 0 and f"pid {daemon.pid}" in ran.out
+    assert "of 1.0 GB" in ran.out and str(daemon.cache_dir) in ran.out
+
+
+def flip_a_bit(daemon: Daemon, url: str) -> Path:
+    """Damage a published shard within a sample's bytes; return its path."""
+    [path] = (path for path in daemon.cache_dir.glob("shards/*/*.tar") if url in sidecar(path))
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)[0]
+        file.seek(1000)
+        file.write(bytes([byte ^ 1]))
+    return path
+
+
+def sidecar(path: Path) -> str:
+    """Return what lies beside a published shard; its header tells the url."""
+    return path.with_suffix(".idx").read_bytes().decode(errors="replace")

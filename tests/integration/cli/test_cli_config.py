@@ -1,0 +1,123 @@
+"""`shardcache config`: the options that a daemon would have, what sets each, and whether a file is valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.programs.cli import shardcache
+
+CONFIG = """
+capacity = "500GB"
+max_transfers = 7
+
+allow = ["s3://a/", "https://user:hidden-1@b/"]
+
+[[origin]]
+match = "s3://a/"
+endpoint_url = "https://me:hidden-2@minio:9000"
+storage_options = { key = "hidden-3", headers = { Authorization = "hidden-4" }, use_ssl = true }
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A config file with secrets wherever one can be."""
+    path = tmp_path / "shardcache.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def options(*args: str | Path, env: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """Return what `config show --json` says of each option."""
+    ran = shardcache("config", "show", "--json", *args, env=env)
+    assert ran.code == 0, ran.err
+    return {row["name"]: row for row in ran.json["options"]}
+
+
+def test_each_value_has_its_source(file: Path) -> None:
+    """A flag wins over the environment, that over the file, that over the default; each is named, the line too."""
+    env = {"SHARDCACHE_MAX_TRANSFERS": "9", "SHARDCACHE_ATTEMPTS": "3"}
+    found = options("--config", file, "--attempts", "5", env=env)
+    seen = {name: (row["value"], row["source"], row["place"]) for name, row in found.items()}
+    assert seen["attempts"] == (5, "flag", "--attempts")
+    assert seen["max_transfers"] == (9, "environment", "$SHARDCACHE_MAX_TRANSFERS")
+    assert seen["capacity"] == (500 * 10**9, "file", f"capacity in {file}, line 2")
+    assert seen["min_free"] == ("5%", "default", None)
+    assert options(env={"SHARDCACHE_CONFIG": str(file)})["max_transfers"]["value"] == 7
+
+
+def test_the_values_are_those_of_the_daemon(file: Path) -> None:
+    """Every option of `serve` is there, as pydantic took it: the same flags lead to the same daemon."""
+    from shardcache.config import Settings
+
+    found = options("--config", file, "--part-size", "8MB")
+    assert list(found) == list(Settings.model_fields)
+    assert found["part_size"]["value"] == Settings.load({"part_size": "8MB"}, file).part_size != 8_000_000
+
+
+def test_no_secret_is_shown(file: Path) -> None:
+    """Passwords in urls and values of storage_options are redacted, their names are not."""
+    for flags in ((), ("--json",)):
+        ran = shardcache("config", "show", "--config", file, *flags)
+        assert ran.code == 0 and "hidden" not in ran.out + ran.err
+        assert all(name in ran.out for name in ("minio:9000", "Authorization", "https://REDACTED@b/"))
+
+
+def test_the_page_reads_as_people_write(file: Path) -> None:
+    """Sizes with units, defaults in words, and a warning for a variable that nothing reads."""
+    ran = shardcache("config", "show", "--config", file, env={"SHARDCACHE_CAPCITY": "1"})
+    rows = [" ".join(line.split()) for line in ran.out.splitlines()]
+    assert f"capacity 500.0 GB capacity in {file}, line 2" in rows
+    assert "max-bandwidth no limit default" in rows and "http off default" in rows
+    assert "warning: nothing reads $SHARDCACHE_CAPCITY; did you mean SHARDCACHE_CAPACITY?" in rows
+
+
+def test_what_a_daemon_refuses_is_refused(file: Path) -> None:
+    """Invalid options are the daemon's own error."""
+    ran = shardcache("config", "show", "--config", file, "--attempts", "0")
+    assert (ran.code, ran.out) == (2, "") and "--attempts: " in ran.err
+
+
+def test_a_valid_file_passes(file: Path) -> None:
+    """Exit 0, with the options that it sets."""
+    assert shardcache("config", "check", file).out == f"{file}: valid; sets capacity, allow, max_transfers, origin\n"
+    assert shardcache("config", "check", "--json", file).json == {
+        "file": str(file),
+        "valid": True,
+        "options": ["capacity", "allow", "max_transfers", "origin"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("capactiy = '1GB'", "capactiy in {}, line 1: unknown option; did you mean 'capacity'?"),
+        ("capacity = 'much'", "capacity in {}, line 1: "),
+        ("[[origin]]\nmatch = 's3://a/'\nendpoint = 'x'", "origin.0.endpoint in {}, line 3: unknown option; did you"),
+        ("capacity: 1GB", "cannot read {}: "),
+    ],
+)
+def test_an_invalid_file_is_a_usage_error_with_its_line(config: str, told: str, file: Path) -> None:
+    """Exit 2, and the nearest known name; valid variables hide none of it, and invalid ones are not the file's."""
+    file.write_text(config)
+    env = {"SHARDCACHE_CAPACITY": "1TB", "SHARDCACHE_ATTEMPTS": "0"}
+    ran = shardcache("config", "check", "--json", file, env=env)
+    assert ran.code == 2 and ran.json["error"]["code"] == "config"
+    assert told.format(file) in ran.json["error"]["message"] and "ATTEMPTS" not in ran.err
+    assert "What to do: " in ran.err
+
+
+def test_every_invalid_option_is_named(file: Path) -> None:
+    """One run is enough to mend a file."""
+    file.write_text("attempts = 0\nlog_level = 'loud'\n")
+    told = shardcache("config", "check", file).err
+    assert "attempts in" in told and "log_level in" in told
+
+
+def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
+    """So is a folder: neither is read as an empty file."""
+    assert shardcache("config", "check", tmp_path / "none.toml").code == 2
+    assert shardcache("config", "check", tmp_path).code == 2

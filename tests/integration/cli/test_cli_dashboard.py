@@ -1,0 +1,100 @@
+"""`shardcache dashboard`: the page of a daemon that only its socket leads to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import requests
+
+from support.monitoring.dashboard import LIVE_PATH, Page, events_of
+from support.network.ports import free_port
+from support.programs.cli import clean_environment, shardcache
+from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
+
+# In place of a browser: it writes down what it is told to open.
+BROWSER = """#!/bin/sh
+echo "$1" > "{told}"
+cp "${{1#file://}}" "{copy}"
+stat -c %a "$(dirname "${{1#file://}}")" >> "{told}"
+"""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon without a port."""
+    with Daemon(tmp_path) as running:
+        yield running
+
+
+@contextmanager
+def dashboard(
+    daemon: Daemon, *flags: str, env: dict[str, str] | None = None
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run the command; yield the url that it prints, and its process."""
+    command = [sys.executable, "-m", "shardcache", "dashboard", "--json", "--socket", str(daemon.socket), *flags]
+    environment = clean_environment(env or {})
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["url"], process
+        finally:
+            process.kill()
+
+
+def test_the_url_it_prints_shows_the_page_and_nothing_else(daemon: Daemon) -> None:
+    """The page comes to anybody on the node, what fills it to whoever has the token; nothing of the API is to be had,
+    nothing can be changed; Ctrl-C ends it."""
+    port = free_port()
+    with dashboard(daemon, "--no-open", "--port", str(port)) as (url, process), requests.Session() as http:
+        root, _, token = url.partition("/#token=")
+        assert root == f"http://127.0.0.1:{port}" and len(token) >= 32
+        page = http.get(root, timeout=GUARD_S)
+        assert page.text.startswith("<!doctype html>")
+        assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+        for brought in ("", "Bearer", f"Bearer {token[:-1]}", token):
+            refused = http.get(root + LIVE_PATH, headers={"Authorization": brought}, timeout=GUARD_S)
+            assert refused.status_code == 401
+        http.headers["Authorization"] = f"Bearer {token}"
+        with http.get(root + LIVE_PATH, stream=True, timeout=GUARD_S) as answer:
+            heard = Page(events_of(answer))
+            heard.hear()
+            assert heard.moment["cache"]["dir"] == str(daemon.cache_dir)
+        for path in ("/v1/status", "/v1/session", "/v1/shards"):
+            assert http.get(root + path, timeout=GUARD_S).status_code == 404
+        assert http.post(root + LIVE_PATH, timeout=GUARD_S).status_code == 405
+        taken = shardcache("dashboard", "--no-open", "--port", str(port), socket=daemon.socket)
+        assert taken.code == 2 and "choose another --port" in taken.err
+        daemon.stop()
+        assert http.get(root + LIVE_PATH, timeout=GUARD_S).status_code == 502
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GUARD_S) == 130
+
+
+def test_the_browser_is_told_no_token_where_others_could_read_it(daemon: Daemon, tmp_path: Path) -> None:
+    """Command lines are public: it is given a file that only its user may reach, and which leads on to the url."""
+    told, copy, browser = (tmp_path / name for name in ("told", "copy", "browser"))
+    browser.write_text(BROWSER.format(told=told, copy=copy))
+    browser.chmod(0o755)
+    with dashboard(daemon, env={"BROWSER": str(browser)}) as (url, process):
+        eventually(lambda: told.exists() and len(told.read_text().split()) == 2)
+        address, mode = told.read_text().split()
+        assert url in copy.read_text() and url.partition("#")[2] not in address
+        assert int(mode, 8) & (stat.S_IRWXG | stat.S_IRWXO) == 0
+        process.send_signal(signal.SIGINT)
+        process.wait(GUARD_S)
+    assert not Path(address.removeprefix("file://")).exists(), "nothing stays behind"
+
+
+def test_without_a_daemon_it_says_so(tmp_path: Path) -> None:
+    """Exit 3, as with every command; no port is opened."""
+    ran = shardcache("dashboard", "--no-open", socket=tmp_path / "none.sock")
+    assert ran.code == 3 and "shardcache serve" in ran.err

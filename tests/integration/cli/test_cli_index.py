@@ -1,0 +1,337 @@
+"""`shardcache index` against a real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.cli.sample_table import check_same
+from shardcache.errors import ConfigError
+from shardcache.protocol import ShardRef
+from support.programs.cli import Ran, clean_environment, shardcache
+from support.programs.daemon import Daemon
+from support.programs.raw_session import RawSession
+from support.shards.tars import make_tar, random_samples, write_shards
+from support.stores.buckets import Bucket
+from support.stores.faulty_s3 import FaultyS3
+
+SHARDS = 6
+SAMPLES = 10
+SIZES = {"bin": 40_000}
+SHARD_BYTES = 500_000  # one shard, and what is set aside for its sidecar
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A folder with a dataset."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    write_shards(folder, SHARDS, SAMPLES, SIZES)
+    return folder
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon whose cache has room for two of the shards, and which believes no listing."""
+    with Daemon(tmp_path, "--listing-ttl-s", "0", capacity=str(2 * SHARD_BYTES)) as daemon:
+        yield daemon
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of an index."""
+    found: list[dict[str, Any]] = json.loads(path.read_text())["shardlist"]
+    return found
+
+
+def done(ran: Ran) -> dict[str, Any]:
+    """Return the numbers of the last event that tell what was fetched."""
+    assert ran.events[-1]["event"] == "done"
+    return {name: ran.events[-1][name] for name in ("fetched", "known", "failed", "origin_bytes")}
+
+
+def manifest(daemon: Daemon, url: str) -> list[Any]:
+    """Return what a session is told that a url stands for."""
+    with RawSession(daemon) as session:
+        shards: list[Any] = session.ask("resolve", urls=[url])["shards"]
+        return shards
+
+
+def test_a_dataset_larger_than_the_cache_is_indexed(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """Each shard is fetched once and passes through: every row is right, in the order of the pattern."""
+    index = tmp_path / "index.json"
+    pattern = f"file://{store}/shard-{{000005..000000}}.tar"
+    ran = shardcache("index", "--json", pattern, "-o", index, socket=daemon.socket)
+    assert ran.code == 0
+    paths = sorted(store.iterdir(), reverse=True)
+    told = [(row["url"], row["nsamples"], row["filesize"]) for row in rows(index)]
+    assert told == [(f"file://{path}", SAMPLES, path.stat().st_size) for path in paths]
+    origin_bytes = sum(path.stat().st_size for path in paths)
+    assert done(ran) == {"fetched": SHARDS, "known": 0, "failed": 0, "origin_bytes": origin_bytes}
+    assert ran.events[0] == {"event": "resolved", "shards": SHARDS, "total_bytes": origin_bytes}
+    assert ran.events[-1]["samples"] == SHARDS * SAMPLES
+    status = daemon.status()
+    assert status["counters"]["origin_bytes"] == origin_bytes
+    assert status["counters"]["evictions"] >= SHARDS - 2
+
+
+def test_what_is_known_is_not_read_again(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """Neither after eviction nor after a restart: the second index is the same, and not one byte was fetched."""
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    assert shardcache("index", f"file://{store}/", "-o", first, socket=daemon.socket).code == 0
+    daemon.restart()
+    ran = shardcache("index", "--json", f"file://{store}/", "-o", second, socket=daemon.socket)
+    assert (ran.code, done(ran)) == (0, {"fetched": 0, "known": SHARDS, "failed": 0, "origin_bytes": 0})
+    assert second.read_text() == first.read_text()
+    assert daemon.status()["counters"]["origin_bytes"] == 0
+
+
+def test_the_index_is_the_manifest(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """Used as a url, it tells sessions urls, versions, sizes and counts, as a listing of what was counted does."""
+    index = tmp_path / "index.json"
+    assert shardcache("index", f"file://{store}/", "-o", index, socket=daemon.socket).code == 0
+    told = manifest(daemon, f"file://{index}")
+    assert told == manifest(daemon, f"file://{store}/")
+    assert [(samples, version is None) for _, version, _, samples in told] == [(SAMPLES, False)] * SHARDS
+
+
+def test_a_table_of_the_samples_is_written_beside_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """Keys and sizes of all members, of the versions in the index, though the cache has room for two shards alone."""
+    index, table = tmp_path / "index.json", tmp_path / "index.samples.tar"
+    ran = shardcache("index", "--json", f"file://{store}/", "-o", index, "--samples", socket=daemon.socket)
+    assert ran.code == 0, ran.err
+    progress = [event for event in ran.events if event["event"] == "progress" and "done_shards" in event][:SHARDS]
+    assert [event["done_shards"] for event in progress] == [*range(1, SHARDS + 1)]
+    assert progress[-1]["done_bytes"] == progress[-1]["total_bytes"] == sum(row["filesize"] for row in rows(index))
+    assert (done(ran)["fetched"], done(ran)["known"]) == (0, SHARDS)
+    with tarfile.open(table) as tar:
+        told = [json.load(tar.extractfile(name)) for name in tar.getnames()]  # type: ignore[arg-type]
+    assert [row["version"] for row in told] == [row["etag"] for row in rows(index)]
+    assert [(row["shard"], row["first"], row["samples"]) for row in told] == [
+        (shard, 0, SAMPLES) for shard in range(SHARDS)
+    ]
+    assert [key for row in told for key in row["keys"]] == [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+    assert all(row["sizes"] == {"bin": [SIZES["bin"]] * SAMPLES} for row in told)
+
+
+def test_a_table_needs_a_file_beside_the_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """Standard output has no place for it; and of a shard that fails, neither file is written."""
+    ran = shardcache("index", f"file://{store}/", "-o", "-", "--samples", socket=daemon.socket)
+    assert ran.code == 2 and "--samples writes a second file" in ran.err
+    (store / "shard-000002.tar").write_bytes(b"no tar" * 1000)
+    ran = shardcache("index", f"file://{store}/", "-o", tmp_path / "index.json", "--samples", socket=daemon.socket)
+    assert ran.code == 1 and "shard-000002.tar" in ran.err
+    assert not [path for path in tmp_path.iterdir() if "index" in path.name]
+
+
+def test_metadata_that_cannot_be_kept_names_shard_and_sample(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """And neither file is written. Without a table, there is no place to keep it."""
+    ran = shardcache("index", f"{store}/", "-o", tmp_path / "index.json", "--metadata", "bin", socket=daemon.socket)
+    assert ran.code == 2 and "pass --samples, too" in ran.err
+    options = ("-o", tmp_path / "index.json", "--samples", "--metadata")
+    ran = shardcache("index", f"{store}/", *options, ".json", socket=daemon.socket)
+    assert ran.code == 2 and "no dot" in ran.err
+    ran = shardcache("index", f"{store}/", *options, "bin", socket=daemon.socket)
+    assert ran.code == 1 and "the member 'bin' of the sample '000000' is no metadata" in " ".join(ran.err.split())
+    assert "shard-000000.tar" in ran.err and "--metadata json:width,height" in " ".join(ran.err.split())
+    assert not [path for path in tmp_path.iterdir() if "index" in path.name]
+
+
+def test_a_table_of_other_versions_is_not_kept() -> None:
+    """A shard that is replaced between the table and the index is named."""
+    before = [ShardRef("s3://a/0.tar", "1"), ShardRef("s3://a/1.tar", "1")]
+    check_same(before, before)
+    with pytest.raises(ConfigError, match="have changed while") as caught:
+        check_same(before, [before[0], ShardRef("s3://a/1.tar", "2")])
+    assert caught.value.url == "s3://a/1.tar"
+    with pytest.raises(ConfigError, match="have changed while"):
+        check_same(before, before[:1])
+
+
+def test_counts_outlive_eviction_and_restart(daemon: Daemon, store: Path) -> None:
+    """A shard fetched once, evicted and forgotten by the process is counted in the manifest all the same."""
+    url = f"file://{store}/shard-000000.tar"
+    assert manifest(daemon, url)[0][3] is None
+    assert shardcache("warm", url, socket=daemon.socket).code == 0
+    assert shardcache("evict", url, socket=daemon.socket).code == 0
+    daemon.restart()
+    assert daemon.shards() == []
+    assert manifest(daemon, url)[0][3] == SAMPLES
+
+
+def test_an_old_index_is_brought_up_to_date(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """Given as a url, also to a daemon that knows nothing: only the shard that was replaced is read."""
+    index = tmp_path / "index.json"
+    assert shardcache("index", f"file://{store}/", "-o", index, socket=daemon.socket).code == 0
+    before = rows(index)
+    replaced = store / "shard-000003.tar"
+    replaced.write_bytes(make_tar(random_samples(3, SIZES)))
+    (tmp_path / "other").mkdir()
+    with Daemon(tmp_path / "other") as other:
+        ran = shardcache("index", "--json", f"file://{index}", "-o", index, socket=other.socket)
+    assert (ran.code, done(ran)["fetched"], done(ran)["known"]) == (0, 1, SHARDS - 1)
+    after = rows(index)
+    assert (after[3]["nsamples"], after[3]["filesize"]) == (3, replaced.stat().st_size)
+    assert after[3]["etag"] != before[3]["etag"]
+    assert after[:3] + after[4:] == before[:3] + before[4:]
+
+
+def test_what_is_remembered_of_a_listing_is_not_believed(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """A shard that was replaced a moment ago is counted anew, and a job that then starts reads by the new index."""
+    index, url = tmp_path / "index.json", f"file://{store}/"
+    assert shardcache("index", url, "-o", index, socket=daemon.socket).code == 0
+    assert [row[3] for row in manifest(daemon, f"file://{index}")] == [SAMPLES] * SHARDS
+    (store / "shard-000001.tar").write_bytes(make_tar(random_samples(2, SIZES)))
+    assert shardcache("index", url, "-o", index, socket=daemon.socket).code == 0
+    assert [row["nsamples"] for row in rows(index)] == [SAMPLES, 2, *[SAMPLES] * (SHARDS - 2)]
+
+
+@pytest.mark.parametrize("place", ["s3", "http", "file"])
+async def test_a_version_that_is_gone_is_an_error(place: str, faulty: FaultyS3, tmp_path: Path) -> None:
+    """A plan by an index gets the versions named there, or an error with the url and what to do, from any store."""
+    path = tmp_path / "a.tar"
+
+    def put(samples: int) -> str:
+        body = make_tar(random_samples(samples))
+        path.write_bytes(body)
+        urls = {"s3": faulty.put("a.tar", body), "http": faulty.http_url("a.tar"), "file": f"file://{path}"}
+        return urls[place]
+
+    def lease(daemon: Daemon) -> dict[str, Any]:
+        with RawSession(daemon) as session:
+            shards = session.ask("resolve", urls=[f"file://{tmp_path}/index.json"])["shards"]
+            assert session.ask("plan", epoch=0, shards=shards, order=[0], reads=1)["type"] == "ok"
+            return session.ask("lease", position=0, partial=False)
+
+    def steps() -> None:
+        url = put(10)
+        with Daemon(tmp_path, "--listing-ttl-s", "0", env=faulty.env()) as daemon:
+            flags = ("index", url, "-o", tmp_path / "index.json")
+            assert shardcache(*flags, socket=daemon.socket).code == 0
+            assert lease(daemon)["samples"] == 10
+            put(3)
+            assert lease(daemon)["samples"] == 10  # it is cached, and still what the index names
+            assert shardcache("evict", url, socket=daemon.socket).code == 0
+            error = lease(daemon)["error"]
+            assert (error["code"], error["url"]) == ("outdated", url) and "shardcache index" in error["remedy"]
+            assert shardcache(*flags, socket=daemon.socket).code == 0
+            assert lease(daemon)["samples"] == 3
+
+    await asyncio.to_thread(steps)
+
+
+def test_a_shard_that_is_named_twice_is_listed_once(daemon: Daemon, store: Path) -> None:
+    """At its first place."""
+    last = f"file://{store}/shard-000005.tar"
+    ran = shardcache("index", last, f"file://{store}/", "-o", "-", socket=daemon.socket)
+    urls = [row["url"] for row in ran.json["shardlist"]]
+    assert (urls[0], len(urls)) == (last, SHARDS)
+
+
+def test_what_a_listing_told_is_not_asked_again(moto: Bucket, tmp_path: Path) -> None:
+    """Once counts are known, an index of a thousand shards in a bucket costs one listing."""
+    for number in range(3):
+        moto.put(f"train/{number}.tar", make_tar(random_samples(number, first=10 * number)))
+    flags = ("index", f"{moto.url}/train/", "-o", tmp_path / "index.json")
+    with Daemon(tmp_path, "--listing-ttl-s", "0", env=moto.env()) as daemon:
+        assert shardcache(*flags, socket=daemon.socket).code == 0
+        before = daemon.status()["counters"]["origin_requests"]
+        assert shardcache(*flags, socket=daemon.socket).code == 0
+        assert daemon.status()["counters"]["origin_requests"] == before + 1
+    etags = [moto.server.client.head_object(Bucket=moto.name, Key=f"train/{n}.tar")["ETag"] for n in range(3)]
+    told = [(row["nsamples"], row["etag"]) for row in rows(tmp_path / "index.json")]
+    assert told == [(number, etag.strip('"')) for number, etag in enumerate(etags)]
+
+
+def test_compressed_shards_are_counted(daemon: Daemon, tmp_path: Path) -> None:
+    """Samples are those of the tar within, the size is that in the store."""
+    packed = gzip.compress(make_tar(random_samples(7)))
+    (tmp_path / "a.tar.gz").write_bytes(packed)
+    ran = shardcache("index", f"file://{tmp_path}/a.tar.gz", "-o", "-", socket=daemon.socket)
+    [row] = ran.json["shardlist"]
+    assert (row["nsamples"], row["filesize"]) == (7, len(packed))
+
+
+def test_a_shard_that_fails_leaves_no_index(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """A truncated shard and a missing one: exit 1, both named; a file that was there stays as it was."""
+    truncated = store / "shard-000001.tar"
+    truncated.write_bytes(truncated.read_bytes()[:3000])
+    index = tmp_path / "index.json"
+    index.write_text("{}")
+    pattern = f"file://{store}/shard-{{000000..{SHARDS:06d}}}.tar"
+    ran = shardcache("index", pattern, "-o", index, socket=daemon.socket)
+    assert ran.code == 1 and index.read_text() == "{}"
+    assert ran.out.count("failed  ") == 2 and f"failed  file://{truncated}: " in ran.out
+    assert f"{SHARDS + 1} shards, 50 samples: 5 fetched, 0 already known, 2 failed" in ran.out
+    assert "no index written" in ran.out
+    ran = shardcache("index", "--json", pattern, "-o", tmp_path / "none.json", socket=daemon.socket)
+    errors = {event["error"]["code"] for event in ran.events if event["event"] == "error"}
+    assert (ran.code, errors) == (1, {"truncated", "not_found"})
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_ctrl_c_leaves_no_file(tmp_path: Path) -> None:
+    """Interrupted while the store is silent: exit 130, quietly, and nothing where the index or a draft would be."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as silent, Daemon(tmp_path) as daemon:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/shard.tar"
+        flags = ["index", url, "-o", str(folder / "index.json"), "--socket", str(daemon.socket)]
+        command = [sys.executable, "-m", "shardcache", *flags]
+        with subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = silent.accept()  # the daemon's question: the command waits for the answer
+            process.send_signal(signal.SIGINT)
+            assert process.wait() == 130
+            assert process.stderr is not None and process.stderr.read() == ""
+        connection.close()
+    assert list(folder.iterdir()) == []
+
+
+def test_standard_output_has_the_index_alone(daemon: Daemon, store: Path) -> None:
+    """With `-o -` what is said to people goes elsewhere, and urls below the given folder are relative to it."""
+    flags = ("--relative-to", f"file://{store}", "-o", "-")
+    ran = shardcache("index", f"file://{store}/shard-*.tar", *flags, socket=daemon.socket)
+    assert [row["url"] for row in ran.json["shardlist"]] == sorted(path.name for path in store.iterdir())
+    assert f"{SHARDS} shards, {SHARDS * SAMPLES} samples" in ran.err
+
+
+def test_a_relative_index_beside_the_shards_is_a_url(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """It names the same shards from there, also after the whole folder was moved."""
+    flags = ("--relative-to", f"file://{store}", "-o", store / "index.json")
+    assert shardcache("index", f"file://{store}/", *flags, socket=daemon.socket).code == 0
+    moved = store.rename(tmp_path / "moved")
+    assert [row[0] for row in manifest(daemon, f"file://{moved}/index.json")] == [
+        f"file://{moved}/shard-{number:06d}.tar" for number in range(SHARDS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "hint"),
+    [
+        (["-o", "s3://bucket/index.json"], "local file"),
+        (["-o", "index.txt"], ".json"),
+        (["-o", "/no/such/folder/index.json"], "does not exist"),
+        (["-o", "-", "--json"], "standard output"),
+        ([], "--output"),
+    ],
+)
+def test_what_could_not_be_written_is_refused_at_once(flags: list[str], hint: str, tmp_path: Path) -> None:
+    """Before any daemon is asked, and not after hours of reading."""
+    ran = shardcache("index", "s3://bucket/a.tar", *flags, socket=tmp_path / "no.sock")
+    assert ran.code == 2 and hint in ran.err
+
+
+def test_a_file_that_cannot_be_written_is_an_error(daemon: Daemon, store: Path, tmp_path: Path) -> None:
+    """Where it shows only in the end, the command says why, and that nothing has to be read again."""
+    ran = shardcache("index", f"file://{store}/", "-o", tmp_path / f"{'x' * 255}.json", socket=daemon.socket)
+    assert ran.code == 1 and "cannot write the index (File name too long)" in ran.err and "are remembered" in ran.err

@@ -1,0 +1,193 @@
+"""Start, refusal to start, and end of `shardcache serve`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.programs.cli import Ran, clean_environment, shardcache
+from support.programs.daemon import Daemon, spawn
+from support.shards.tars import make_tar, random_samples
+
+
+def refused(folder: Path, *args: str | Path, config: str = "") -> Ran:
+    """Run `serve`, which is expected to end by itself; with a config file of the given text."""
+    (folder / "shardcache.toml").write_text(config)
+    return shardcache("serve", "--config", folder / "shardcache.toml", "--socket", folder / "s.sock", *args)
+
+
+def test_cache_dir_below_a_file_is_refused(tmp_path: Path) -> None:
+    """A cache folder that cannot be made is an error that names it, and no socket stays behind."""
+    (tmp_path / "file").touch()
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "file" / "cache")
+    assert ran.code == 1 and str(tmp_path / "file" / "cache") in ran.err and "What to do:" in ran.err
+    assert "Traceback" not in ran.err and not (tmp_path / "s.sock").exists()
+
+
+def test_the_first_reader_does_not_wait_for_the_sdk(tmp_path: Path) -> None:
+    """The modules that S3 needs have been imported when the daemon says that it is ready."""
+    with Daemon(tmp_path, env={"PYTHONPROFILEIMPORTTIME": "1"}, spawn=spawn) as daemon:
+        log = daemon.log.read_text()
+    assert " ready " in log
+    assert "shardcache.origin.s3.sdk_sessions" in log.partition(" ready ")[0]
+
+
+def test_unknown_option_in_the_config_file_is_a_usage_error(tmp_path: Path) -> None:
+    """A misspelt key is named, rather than taken for a default."""
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="capactiy = '1GB'")
+    assert ran.code == 2 and "capactiy" in ran.err
+
+
+def test_unknown_option_in_an_origin_table_is_a_usage_error(tmp_path: Path) -> None:
+    """The same within [[origin]]."""
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="[[origin]]\nmatch = 's3://b/'\nanonymous = true")
+    assert ran.code == 2 and "anonymous" in ran.err
+
+
+def test_config_file_that_is_no_toml_is_a_usage_error(tmp_path: Path) -> None:
+    """A file that cannot be parsed is named."""
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="capacity: 1GB")
+    assert ran.code == 2 and str(tmp_path / "shardcache.toml") in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--capacity", "lots"),
+        ("--capacity", "120%"),
+        ("--attempts", "0"),
+        ("--part-size", "1kB"),
+        ("--capacity", "50"),
+        ("--capacity", "0%"),
+    ],
+)
+def test_value_that_makes_no_sense_is_a_usage_error(flag: str, value: str, tmp_path: Path) -> None:
+    """A bad value exits 2 and names its option."""
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", flag, value)
+    assert ran.code == 2 and f"{flag}: " in ran.err
+
+
+@pytest.mark.parametrize(
+    ("config", "line", "meant"),
+    [
+        ("# sizes\ncapactiy = '1GB'", 2, "capacity"),
+        ("part-size = '8MB'", 1, "part_size"),
+        ("[[origin]]\nmatch = 's3://a/'\n\n[[origin]]\nmatch = 's3://b/'\nendpoint = 'http://c'", 6, "endpoint_url"),
+        ("[[allow]]\nprefix = 's3://a/'\n[[allow]]\nprefix = 's3://b/'\nuser = ['root']", 3, "users"),
+        ("[[allow]]\nprefx = 's3://a/'", 1, "prefix"),
+    ],
+)
+def test_a_misspelt_option_is_shown_with_its_line_and_the_one_that_was_meant(
+    config: str, line: int, meant: str, tmp_path: Path
+) -> None:
+    """At the top, in [[origin]] and in [[allow]]: file, line and the nearest name that there is."""
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config=config)
+    assert ran.code == 2 and f"{tmp_path}/shardcache.toml, line {line}: " in ran.err, ran.err
+    assert f"did you mean {meant!r}?" in ran.err
+
+
+def test_a_value_is_blamed_on_where_it_was_given(tmp_path: Path) -> None:
+    """The variable, or the line of the file; a limit reads as people write sizes."""
+    ran = shardcache("serve", "--cache-dir", tmp_path / "cache", env={"SHARDCACHE_MAX_BANDWIDTH": "1kB"})
+    assert ran.code == 2 and "$SHARDCACHE_MAX_BANDWIDTH: at least 65.5 kB" in ran.err
+    ran = shardcache("serve", "--cache-dir", tmp_path / "cache", env={"SHARDCACHE_ORIGIN": "s3://b/"})
+    assert ran.code == 2 and "SHARDCACHE_ variable" in ran.err and ".toml" not in ran.err
+    ran = refused(tmp_path, "--cache-dir", tmp_path / "cache", config="[origin]\nmatch = 's3://b/'")
+    assert ran.code == 2 and "write [[origin]]" in ran.err
+
+
+def test_what_is_odd_and_does_no_harm_is_a_warning(tmp_path: Path) -> None:
+    """A capacity beyond the disk, and a variable that nothing reads, with the one that was meant; parts are rounded."""
+    with Daemon(tmp_path, "--part-size", "8MB", capacity="900PB", env={"SHARDCACHE_CAPCITY": "1TB"}) as daemon:
+        log = daemon.log.read_text()
+        set_ = shardcache("set", "capacity", "900PB", socket=daemon.socket)
+        typo = shardcache("set", "capcity", "1GB", socket=daemon.socket)
+    assert "capacity of 900.0 PB exceeds the size of its filesystem" in log
+    assert "meant=SHARDCACHE_CAPACITY" in log and "name=SHARDCACHE_CAPCITY" in log
+    assert "warning: the capacity of 900.0 PB exceeds the size of its filesystem" in set_.out
+    assert typo.code == 2 and "did you mean 'capacity'?" in typo.err
+
+
+def test_missing_config_file_is_a_usage_error(tmp_path: Path) -> None:
+    """A --config that is not there is an error, not silence."""
+    ran = shardcache("serve", "--config", tmp_path / "none.toml")
+    assert ran.code == 2 and str(tmp_path / "none.toml") in ran.err
+
+
+def test_socket_in_use_is_refused(tmp_path: Path) -> None:
+    """A second daemon at the same socket exits 1 and leaves the first one alone."""
+    with Daemon(tmp_path) as daemon:
+        ran = shardcache("serve", "--socket", daemon.socket, "--cache-dir", tmp_path / "other")
+        assert ran.code == 1 and str(daemon.socket) in ran.err
+        assert shardcache("status", socket=daemon.socket).code == 0
+
+
+def test_cache_dir_in_use_is_refused(tmp_path: Path) -> None:
+    """Two daemons never share a cache folder: each would evict what the other serves."""
+    with Daemon(tmp_path) as daemon:
+        ran = shardcache("serve", "--socket", tmp_path / "other.sock", "--cache-dir", daemon.cache_dir)
+        assert ran.code == 1 and str(daemon.cache_dir) in ran.err
+        assert shardcache("status", socket=daemon.socket).code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_signal_drains_and_exits_0(number: signal.Signals, tmp_path: Path) -> None:
+    """Service managers and Ctrl-C end the daemon in order: exit 0, its socket is gone, and its last line says so."""
+    where = ("--socket", str(tmp_path / "s.sock"), "--cache-dir", str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "shardcache", "serve", *where]
+    with subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any("ready" in line for line in process.stderr)
+        process.send_signal(number)
+        last = process.stderr.readlines()[-1]
+        assert process.wait() == 0
+    assert " stopped " in last and " took=" in last and " shards=0 " in last, last
+    assert not (tmp_path / "s.sock").exists()
+
+
+def test_shard_larger_than_the_capacity_is_refused(tmp_path: Path) -> None:
+    """A shard that can never fit is an error with a remedy, and the daemon goes on to serve one that does."""
+    (tmp_path / "big.tar").write_bytes(make_tar(random_samples(500)))
+    (tmp_path / "small.tar").write_bytes(make_tar(random_samples(5)))
+    with Daemon(tmp_path, capacity="400kB") as daemon:
+        ran = shardcache("warm", "--json", f"file://{tmp_path}/big.tar", socket=daemon.socket)
+        assert ran.code == 1 and ran.events[-1]["error"]["code"] == "capacity"
+        assert "--capacity" in ran.events[-1]["error"]["remedy"]
+        assert shardcache("warm", f"file://{tmp_path}/small.tar", socket=daemon.socket).code == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a filesystem of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "shardcache-test", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mount.returncode:
+        pytest.skip(f"cannot mount a small filesystem here: {mount.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_full_disk_fails_the_shard_and_not_the_daemon(small_disk: Path, tmp_path: Path) -> None:
+    """Where the disk is smaller than the capacity says, warming fails with a remedy; what is cached stays served."""
+    (tmp_path / "big.tar").write_bytes(make_tar(random_samples(6_000)))
+    (tmp_path / "small.tar").write_bytes(make_tar(random_samples(5)))
+    small, big = (f"file://{tmp_path}/{name}.tar" for name in ("small", "big"))
+    with Daemon(tmp_path, "--cache-dir", str(small_disk / "cache")) as daemon:
+        assert shardcache("warm", small, socket=daemon.socket).code == 0
+        ran = shardcache("warm", "--json", big, socket=daemon.socket)
+        assert ran.code == 1 and ran.events[0]["event"] == "resolved"
+        failed = [event["error"] for event in ran.events if event["event"] == "error"]
+        assert [error["code"] for error in failed] == ["disk_full"] and "free space" in failed[0]["remedy"]
+        assert [shard["url"] for shard in daemon.shards()] == [small]
+        assert shardcache("verify", socket=daemon.socket).code == 0

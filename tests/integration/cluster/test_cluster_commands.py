@@ -1,0 +1,184 @@
+"""`shardcache cluster`: configuration and certificates of the nodes, and the state of all of them."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from shardcache.cluster.certificates import issue_all
+from shardcache.cluster.nodes import parse
+from shardcache.cluster.status import ask
+from shardcache.cluster.tier import PEER_NAME, Tls
+from support.cluster.tier_nodes import TierNodes, needs_nginx
+from support.programs.cli import shardcache
+
+STORE = "http://127.0.0.1:9"
+
+
+def test_each_node_gets_its_files(tmp_path: Path) -> None:
+    """One folder per node, the same but for the name and the address to listen on."""
+    nodes = "a=10.0.0.1,b=10.0.0.2"
+    ran = shardcache("cluster", "render", "--nodes", nodes, "--store", "http://10.0.9.9", "--out", tmp_path, "--json")
+    assert ran.code == 0, ran.err
+    assert [Path(file).parent.name for file in ran.json["files"]] == ["a", "b"]
+    texts = [(tmp_path / name / "nginx.conf").read_text() for name in "ab"]
+    assert "listen 10.0.0.1:9081 ssl;" in texts[0] and "ssl_verify_client on;" in texts[0]
+    assert texts[0].replace("listen 10.0.0.1:", "listen 10.0.0.2:").replace('"node": "a"', '"node": "b"') == texts[1]
+
+
+def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path) -> None:
+    """nginx resolves the names of S3 again and again, and connects to no name outside the store's."""
+    store = "https://s3.eu-central-1.amazonaws.com"
+    common = ("cluster", "render", "--nodes", "a=127.0.0.2", "--store", store, "--out", tmp_path / "c", "--node", "a")
+    assert shardcache(*common, "--resolver", "10.0.0.53:8600", "--resolver", "fd00::53").code == 0
+    text = (tmp_path / "c").read_text()
+    assert "resolver 10.0.0.53:8600 [fd00::53];" in text and "https://$http_host;" in text
+    for wrong in ("dns.example", "10.0.0.53:0", "10.0.0.53:x", "a;b@10.0.0.53", ""):
+        assert shardcache(*common, "--resolver", wrong).code == 2
+    assert shardcache(*common, "--resolver", "none").code == 0
+    assert "server s3.eu-central-1.amazonaws.com:443;" in (tmp_path / "c").read_text()
+
+
+def test_a_store_of_tls_is_named(tmp_path: Path) -> None:
+    """nginx compares a certificate with a name only: by its address, every request would fail."""
+    ran = shardcache("cluster", "render", "--nodes", "a=127.0.0.2", "--store", "https://10.0.9.9", "--out", tmp_path)
+    assert ran.code == 2 and "name the store" in ran.err
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates of three nodes."""
+    folder = tmp_path_factory.mktemp("tls")
+    issue_all(parse("node1=127.0.0.2"), folder, 30)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def secure(issued: Path) -> Iterator[TierNodes]:
+    """Three nodes with mutual TLS."""
+    files = issued / "node1"
+    with TierNodes([STORE], tls=Tls(files / "ca.pem", files / "node.pem", files / "node.key")) as nodes:
+        yield nodes
+
+
+def _context(folder: Path, trusted: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(trusted))
+    context.check_hostname = False
+    if folder != Path():
+        context.load_cert_chain(folder / "node.pem", folder / "node.key")
+    return context
+
+
+@needs_nginx
+def test_only_nodes_of_the_cluster_reach_an_owner(secure: TierNodes, issued: Path, tmp_path: Path) -> None:
+    """Without a certificate, or with one of another cluster, an owner tells nothing."""
+    issue_all(parse("stranger=127.0.0.9"), tmp_path, 30)
+    owner = secure.tier.nodes[0].at(secure.tier.owner_port)
+    trusted = issued / "ca.pem"
+    for folder, status in ((issued / "node1", 200), (Path(), 400), (tmp_path / "stranger", 400)):
+        answer = secure.get(owner, f"{STORE}/.shardcache/peers", {}, _context(folder, trusted))
+        assert answer.status == status, folder
+    with suppress(http.client.HTTPException, OSError):
+        assert secure.get(owner, f"{STORE}/.shardcache/peers", {}).status == 400
+
+
+@needs_nginx
+async def test_status_tells_who_is_down(secure: TierNodes) -> None:
+    """Each node's share, its view of the cluster, and the reason for which it does not answer."""
+    tier, tls = secure.tier, secure.tier.tls
+    reports = await ask(tier.nodes, tier.owner_port, tls)
+    assert [report.error for report in reports] == [None, None, None]
+    assert {report.peers["digest"] for report in reports if report.peers} == {tier.digest}
+    assert sum(report.share for report in reports) == pytest.approx(1)
+    secure.kill(tier.nodes[2])
+    down = await ask(tier.nodes, tier.owner_port, tls)
+    assert [report.peers is None for report in down] == [False, False, True]
+    assert down[2].error
+    secure.start(tier.nodes[2])
+
+
+def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
+    """The second run keeps the authority and replaces the nodes' files; the keys are for their owner alone."""
+    command = ("cluster", "certificates", "--nodes", "a=10.0.0.1,b=10.0.0.2", "--out", tmp_path, "--json")
+    first = shardcache(*command)
+    assert first.code == 0, first.err
+    authority, former = (tmp_path / "ca.pem").read_bytes(), (tmp_path / "a/node.pem").read_bytes()
+    assert shardcache(*command, "--days", "7").code == 0
+    assert (tmp_path / "ca.pem").read_bytes() == authority == (tmp_path / "b/ca.pem").read_bytes()
+    assert (tmp_path / "a/node.pem").read_bytes() != former
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.key")} == {0o600}
+    verified = (
+        "openssl",
+        "verify",
+        "-CAfile",
+        tmp_path / "ca.pem",
+        "-verify_hostname",
+        PEER_NAME,
+        tmp_path / "a/node.pem",
+    )
+    assert subprocess.run(verified, check=False, capture_output=True).returncode == 0
+    (tmp_path / "ca.key").unlink()
+    lost = shardcache(*command)
+    assert lost.code == 2 and lost.json["error"]["remedy"]
+
+
+@needs_nginx
+def test_a_shared_certificate_is_that_of_every_node(tmp_path: Path) -> None:
+    """An owner that has it answers whoever has it, and nobody who has the one of another authority."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (ours, theirs):
+        ran = shardcache("cluster", "certificates", "--shared", "--out", folder, "--json")
+        assert ran.code == 0 and [row["node"] for row in ran.json["certificates"]] == ["shared"], ran.err
+    files = ours / "shared"
+    with TierNodes([STORE], 2, tls=Tls(files / "ca.pem", files / "node.pem", files / "node.key")) as nodes:
+        front, owner = nodes.front(nodes.tier.nodes[0]), nodes.tier.nodes[1].at(nodes.tier.owner_port)
+        assert nodes.get(front, f"{STORE}/.shardcache/nodes/1/peers", {}).status == 200, "one node reaches the other"
+        stranger = _context(theirs / "shared", ours / "ca.pem")
+        assert nodes.get(owner, f"{STORE}/.shardcache/peers", {}, stranger).status == 400
+    assert shardcache("cluster", "certificates", "--out", ours).code == 2
+    assert shardcache("cluster", "certificates", "--out", ours, "--shared", "--nodes", "a=10.0.0.1").code == 2
+
+
+@needs_nginx
+def test_doctor_compares_the_nodes_and_names_who_bypasses_the_tier(secure: TierNodes, tmp_path: Path) -> None:
+    """By way of its own nginx, without a certificate: a node that has another list, and origins without a tier."""
+    nodes, front = secure.tier.nodes, secure.front(secure.tier.nodes[0])
+    assert [finding["state"] for finding in _tier_findings(tmp_path, front)] == ["warning"]  # no figures
+    config = secure.folder / "node2.conf"
+    secure.kill(nodes[1])
+    config.write_text(config.read_text().replace(secure.tier.digest, "0" * 16))
+    secure.start(nodes[1], config)
+    try:
+        found = [finding["found"] for finding in _tier_findings(tmp_path, front)]
+    finally:
+        secure.kill(nodes[1])
+        secure.start(nodes[1])
+    assert found[1:] == ["node2 has another list of the tier's nodes"]
+    tables = f"""
+[[origin]]
+match = "gs://data/"
+tier = "{front}"
+[[origin]]
+match = "s3://odd/"
+tier = "{front}"
+storage_options = {{ config_kwargs = {{}} }}
+"""
+    bypassing = _tier_findings(tmp_path, front, tables, check="tier.bypass")
+    assert [finding["cause"] for finding in bypassing] == [
+        "only S3 and web servers can have a tier, not gs://",
+        "storage_options has config_kwargs, which only the SDK supports",
+    ]
+
+
+def _tier_findings(folder: Path, front: str, tables: str = "", check: str = "tier.reach") -> list[dict[str, str]]:
+    """Return what doctor finds about the tier of an origin."""
+    config = folder / "shardcache.toml"
+    config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "{front}"\n{tables}')
+    ran = shardcache("doctor", "--quick", "--config", config, "--cache-dir", folder / "daemon", "--json", STORE)
+    return [dict(finding) for finding in ran.json["findings"] if finding["check"] == check]

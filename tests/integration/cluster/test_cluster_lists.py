@@ -1,0 +1,119 @@
+"""`shardcache cluster run` follows its files, however they are replaced."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shardcache.cluster.nodes import parse
+from shardcache.cluster.running import NodeTier
+from shardcache.cluster.stores import Store
+from shardcache.cluster.tier import Tier
+from support.cluster.tier_nodes import needs_nginx
+from support.disks.mounted_files import MountedFiles
+from support.network.ports import free_port
+from support.programs.cli import shardcache
+from support.programs.daemon import eventually
+
+STORE = "http://127.0.0.1:9"
+ONE, TWO = "one=127.0.0.2\n", "one=127.0.0.2\ntwo=127.0.0.3\n"
+USER = "root" if os.geteuid() == 0 else None
+
+
+@contextmanager
+def running(folder: Path, nodes: Path) -> Iterator[Path]:
+    """Run the node `one` of a list; yield the file of what it says."""
+    command = (
+        *(sys.executable, "-m", "shardcache", "cluster", "run", "--nodes", nodes, "--node", "one", "--store", STORE),
+        *("--front", f"127.0.0.1:{free_port()}", "--owner-port", str(free_port()), "--workers", "1"),
+        *("--cache-dir", folder / "cache", "--run-dir", folder / "run"),
+        *(("--user", USER) if USER else ()),
+    )
+    log = folder / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    try:
+        yield log
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@needs_nginx
+def test_a_list_that_the_kubelet_replaces_is_followed(tmp_path: Path) -> None:
+    """The file itself stays the same link: only the folder behind it is another."""
+    mounted = MountedFiles(tmp_path / "mounted")
+    mounted.replace({"nodes": ONE})
+    with running(tmp_path, mounted.folder / "nodes") as log:
+        eventually((tmp_path / "run" / "status.json").exists)
+        mounted.replace({"nodes": TWO})
+        eventually(lambda: "reloaded: 2 nodes" in log.read_text())
+
+
+@needs_nginx
+def test_a_list_without_the_node_changes_nothing(tmp_path: Path) -> None:
+    """The node says so, and serves by the former list until the next one that has it."""
+    mounted = MountedFiles(tmp_path / "mounted")
+    mounted.replace({"nodes": ONE})
+    with running(tmp_path, mounted.folder / "nodes") as log:
+        eventually((tmp_path / "run" / "status.json").exists)
+        mounted.replace({"nodes": "two=127.0.0.3\n"})
+        eventually(lambda: "the former configuration stays in use: one is not among the nodes" in log.read_text())
+        assert "127.0.0.2:" in (tmp_path / "run" / "nginx.conf").read_text()
+        mounted.replace({"nodes": TWO})
+        eventually(lambda: "reloaded: 2 nodes" in log.read_text())
+
+
+@needs_nginx
+def test_a_list_that_changes_during_the_start_is_followed(tmp_path: Path) -> None:
+    """It was read, and has changed before nginx runs: clearing a large cache after a power loss takes minutes."""
+    nodes, port, front = tmp_path / "nodes", free_port(), free_port()
+    nodes.write_text(ONE)
+
+    def read() -> Tier:
+        listed = nodes.read_text()
+        if listed == ONE:
+            nodes.write_text(TWO)
+        return Tier(
+            nodes=parse(listed),
+            stores=(Store.parse(STORE),),
+            front=f"127.0.0.1:{front}",
+            owner_port=port,
+            cache_dir=str(tmp_path / "cache"),
+            run_dir=str(tmp_path / "run"),
+            min_free_bytes=1,
+            user=USER,
+            workers=1,
+        )
+
+    def say(line: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{line}\n")
+
+    def run() -> None:
+        NodeTier(read, "one", (nodes,), say=say, ready=say).run(stopping)
+
+    log = tmp_path / "log"
+    context = multiprocessing.get_context("fork")  # nginx ends with the process that runs it
+    stopping: Any = context.Event()
+    process = context.Process(target=run)
+    process.start()
+    try:
+        eventually(lambda: log.exists() and "reloaded: 2 nodes" in log.read_text())
+    finally:
+        stopping.set()
+        process.join()
+
+
+def test_a_list_that_is_missing_is_named(tmp_path: Path) -> None:
+    """A path is not taken for the name of a node."""
+    missing = tmp_path / "nodes"
+    ran = shardcache("cluster", "run", "--nodes", missing, "--store", STORE, "--json")
+    error = ran.json["error"]
+    assert ran.code == 2 and "does not exist" in error["message"] and error["url"] == str(missing), error

@@ -1,0 +1,177 @@
+"""The tier of a cluster: nginx on each node, as `shardcache cluster render` configures it."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from http.client import IncompleteRead
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.config import Config
+
+from shardcache.cluster.ring import key_of
+from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
+from support.stores.seaweedfs import REGION, SeaweedFS
+
+pytestmark = needs_nginx
+
+PART = {"Range": "bytes=0-99999"}
+SHARDS = [f"train-{number:06d}.tar" for number in range(12)]
+BODIES = {name: os.urandom(200_000) for name in SHARDS}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A store, three nodes, and the shards' ETags."""
+
+    store: SeaweedFS
+    nodes: TierNodes
+    etags: dict[str, str]
+
+    def signed(self, name: str, secret: str | None = None) -> str:
+        """Return the signed url of a shard."""
+        client = _client(self.store.endpoint_url, self.store.access_key, secret or self.store.secret_key)
+        url: str = client.generate_presigned_url("get_object", Params={"Bucket": "data", "Key": name}, ExpiresIn=600)
+        return url
+
+    def part(self, name: str, node: int = 0, *, owner: bool = False, url: str | None = None, **more: str) -> Answer:
+        """Request the first part of a shard from a node's front, or from its owner."""
+        server = self.nodes.tier.nodes[node]
+        address = server.at(self.nodes.tier.owner_port) if owner else self.nodes.front(server)
+        headers = {**PART, "If-Match": self.etags[name], **{key.replace("_", "-"): more[key] for key in more}}
+        return self.nodes.get(address, url or self.signed(name), headers)
+
+
+@cache
+def _client(endpoint_url: str, access_key: str, secret_key: str) -> Any:
+    session = botocore.session.Session()
+    session.set_credentials(access_key, secret_key)
+    config = Config(signature_version="s3v4", s3={"addressing_style": "path"})
+    return session.create_client("s3", region_name=REGION, endpoint_url=endpoint_url, config=config)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three nodes in front of a store that checks signatures."""
+    with SeaweedFS() as store:
+        store.make_bucket("data")
+        for name, body in BODIES.items():
+            store.put("data", name, body)
+        etags = {name: store.client.head_object(Bucket="data", Key=name)["ETag"] for name in SHARDS}
+        with TierNodes([store.endpoint_url]) as nodes:
+            yield Cluster(store, nodes, etags)
+
+
+def test_each_part_is_fetched_once_for_all_nodes(cluster: Cluster) -> None:
+    """The first node's request fetches a part, those of the others are served from its owner's disk."""
+    for name in SHARDS:
+        answers = [cluster.part(name, node) for node in range(3)]
+        assert [(answer.status, answer.body) for answer in answers] == 3 * [(206, BODIES[name][:100_000])]
+        assert [answer.headers["x-shardcache-tier"] for answer in answers][1:] == ["HIT", "HIT"]
+
+
+def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
+    """The ring computes the owner to which nginx sends the requests for each of many shards."""
+    nodes, tier = cluster.nodes, cluster.nodes.tier
+    urls = [f"{cluster.store.endpoint_url}/data/{os.urandom(8).hex()}.tar" for _ in range(2000)]
+    for url in urls:
+        nodes.get(nodes.front(tier.nodes[0]), url, {**PART, "If-Match": '"any"'})
+    sent = {row["path"]: row["upstream"] for row in nodes.log(tier.nodes[0]) if row["port"] != tier.owner_port}
+    owners = {f"/{url.split('/', 3)[3]}": tier.ring.owner(key_of(url)) for url in urls}
+    assert {path: sent[path] for path in owners} == owners
+    assert set(owners.values()) == {node.at(tier.owner_port) for node in tier.nodes}
+
+
+def test_a_cached_part_is_only_for_those_whom_the_store_lets_read(cluster: Cluster) -> None:
+    """A wrong, missing or tampered signature is refused by the front and by every owner, though the part is cached."""
+    name = SHARDS[0]
+    right = cluster.signed(name)
+    assert [cluster.part(name, node).status for node in range(3)] == [206, 206, 206]
+    last = right[-1]
+    tampered = right[:-1] + ("0" if last != "0" else "1")
+    unsigned = right.partition("?")[0]
+    for url in (cluster.signed(name, "wrong"), tampered, unsigned, cluster.signed(SHARDS[1]).replace(SHARDS[1], name)):
+        statuses = [
+            cluster.part(name, node, owner=owner, url=url).status for node in range(3) for owner in (True, False)
+        ]
+        assert statuses == 6 * [403]
+
+
+def test_the_tier_leads_to_its_stores_alone(cluster: Cluster) -> None:
+    """Requests for other hosts, and requests that are not for a part of a version, lead nowhere."""
+    name, nodes = SHARDS[0], cluster.nodes
+    signed = cluster.signed(name)
+    for server in (nodes.front(nodes.tier.nodes[0]), nodes.tier.nodes[0].at(nodes.tier.owner_port)):
+        etag = {"If-Match": cluster.etags[name]}
+        for host in ("169.254.169.254", "localhost", "127.0.0.1", "evil.example"):
+            assert nodes.get(server, signed, {**PART, **etag, "Host": host}).status == 421
+        assert nodes.get(server, signed, etag).status == 403
+        assert nodes.get(server, signed, PART).status == 403
+        assert nodes.get(server, signed, {**etag, "Range": "bytes=0-9,20-29"}).status == 403
+        assert nodes.get(server, signed.replace("/data/", "/.shardcache/may"), {**PART, **etag}).status in (403, 404)
+
+
+def test_a_refetch_goes_past_the_cache_and_mends_it(cluster: Cluster) -> None:
+    """A damaged part is served damaged until a request asks for a fresh one; after it, right again."""
+    name = SHARDS[2]
+    cluster.part(name)
+    marker = BODIES[name][1000:1100]
+    for node in cluster.nodes.tier.nodes:
+        for path in cluster.nodes.cached(node):
+            path.write_bytes(path.read_bytes().replace(marker, bytes(100)))
+    assert cluster.part(name).body != BODIES[name][:100_000]
+    assert cluster.part(name, 1, X_Shardcache_Fresh="1").body == BODIES[name][:100_000]
+    assert cluster.part(name, 2).body == BODIES[name][:100_000]
+
+
+def test_no_signature_is_logged(cluster: Cluster) -> None:
+    """Neither refusals nor damage nor successes leave a signature in a log, or on disk."""
+    name, folder = SHARDS[3], cluster.nodes.folder
+    cluster.part(name)
+    for node in cluster.nodes.tier.nodes:
+        for path in cluster.nodes.cached(node):
+            os.truncate(path, 5000)
+    with pytest.raises(IncompleteRead):
+        cluster.part(name)
+    cluster.part(name, url=cluster.signed(name, "wrong"))
+    kept = [path for path in folder.rglob("*") if path.is_file() and "/run/" not in str(path)]
+    assert {"access.log", "node1.stderr"} <= {path.name for path in kept}
+    assert [path for path in kept if re.search(rb"X-Amz-(Signature|Credential)=[0-9A-Za-z]", path.read_bytes())] == []
+
+
+class ByArgument(http.server.BaseHTTPRequestHandler):
+    """Files chosen by an argument of the url; all have one ETag, as of one second and one size."""
+
+    def do_GET(self) -> None:
+        """Answer a range of the file."""
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        body = (self.path.encode() * 100)[first : last + 1]
+        self.send_response(206)
+        self.send_header("ETag", '"any"')
+        self.send_header("Content-Range", f"bytes {first}-{last}/1000")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Log nothing."""
+
+
+def test_arguments_of_a_url_tell_files_apart() -> None:
+    """A file that another argument chooses is never answered from the cache, even with the same ETag."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ByArgument) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        store = f"http://127.0.0.1:{server.server_port}"
+        with TierNodes([store], 1) as nodes:
+            front, headers = nodes.front(nodes.tier.nodes[0]), {"Range": "bytes=0-99", "If-Match": '"any"'}
+            answers = [nodes.get(front, f"{store}/get?file={name}", headers) for name in "aba"]
+        server.shutdown()
+    assert [answer.headers["x-shardcache-tier"] for answer in answers] == ["MISS", "MISS", "HIT"]
+    assert answers[0].body == answers[2].body != answers[1].body

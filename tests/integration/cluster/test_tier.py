@@ -1,0 +1,224 @@
+"""A tier in front of an origin: requested first, trusted in nothing; whatever fails there comes from the origin."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.config import OriginTable
+from shardcache.errors import CorruptShardError, ShardChangedError
+from shardcache.observability.metrics import Counters
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.tier import Tier
+from shardcache_client import ShardDataset
+from support.programs.daemon import Daemon
+from support.programs.downloads import PART, Rig
+from support.programs.guard import GUARD_S
+from support.shards.tars import make_tar, random_samples
+from support.stores.faulty_s3 import Fault, FaultyS3
+
+DATA = random.Random(5).randbytes(6 * PART + 99)
+PARTS = 7
+
+
+class TieredRig(Rig):
+    """A downloader whose parts come from a tier, `near`, in front of the origin, `far`."""
+
+    def __init__(self, root: Path, far: FaultyS3, near: FaultyS3) -> None:
+        address = near.endpoint_url.removeprefix("http://")
+        super().__init__(root, *(OriginTable(match=match, tier=address) for match in ("s3://", "http://")))
+        self.far, self.near = far, near
+        self.tier: Tier = self.origins.tiers[address]
+
+    async def put(self, key: str = "a.tar", *, web: bool = False) -> RemoteObject:
+        """Store the data in both; return the object of the origin."""
+        url = self.far.put(key, DATA)
+        self.near.put(key, DATA)
+        return await self.stat(self.far.http_url(key) if web else url)
+
+    def forget(self) -> None:
+        """Remove what was downloaded."""
+        for path in self.layout.partial.iterdir():
+            path.unlink()
+
+    def gets(self, server: FaultyS3) -> int:
+        """Return the number of parts that a server was asked for."""
+        return sum(method == "GET" and asked != "bytes=0-0" for method, _, asked, _ in server.seen)
+
+
+@pytest.fixture
+async def tiered(faulty: FaultyS3, tmp_path: Path) -> AsyncIterator[TieredRig]:
+    """A downloader with a tier."""
+    async with FaultyS3() as near:
+        rig = TieredRig(tmp_path / "cache", faulty, near)
+        yield rig
+        await rig.origins.close()
+
+
+@pytest.mark.parametrize("web", [False, True], ids=["s3", "http"])
+async def test_parts_come_from_the_tier(tiered: TieredRig, *, web: bool) -> None:
+    """With the origin's Host and If-Match; the origin is asked for the version alone."""
+    obj = await tiered.put(web=web)
+    partial = await tiered.download(obj)
+    assert partial.path.read_bytes() == DATA
+    assert (tiered.gets(tiered.near), tiered.gets(tiered.far)) == (PARTS, 0)
+    assert set(tiered.near.hosts) == {tiered.far.endpoint_url.removeprefix("http://")}
+    assert all(condition for *_, condition in tiered.near.seen)
+    assert tiered.counters == Counters(tier_bytes=len(DATA), tier_requests=PARTS, origin_requests=1)
+
+
+@pytest.mark.parametrize("fault", [Fault.SLOW_DOWN, Fault.SERVER_ERROR, Fault.FORBIDDEN])
+async def test_a_part_that_the_tier_fails_to_send_comes_from_the_origin(fault: Fault, tiered: TieredRig) -> None:
+    """In the same call: no retry, no pause, and the other parts from the tier."""
+    obj = await tiered.put()
+    tiered.near.fail("a.tar", fault, start=2 * PART)
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert (tiered.gets(tiered.far), tiered.counters.tier_failures, tiered.counters.retries) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    "fault", [Fault.RESET, Fault.TRUNCATE, Fault.WRONG_RANGE, Fault.IGNORE_RANGE, Fault.WRONG_ETAG]
+)
+async def test_a_part_that_may_be_damaged_is_fetched_past_the_tiers_cache(
+    fault: Fault, times: int, tiered: TieredRig
+) -> None:
+    """Once in the same call, and from the origin if that fails as well; no retry, no pause."""
+    obj = await tiered.put()
+    tiered.near.fail("a.tar", fault, start=2 * PART, times=times)
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert tiered.near.refreshed == [f"bytes={2 * PART}-{3 * PART - 1}"]
+    assert (tiered.gets(tiered.far), tiered.counters.tier_failures, tiered.counters.retries) == (times - 1, times, 0)
+    assert tiered.counters.tier_requests == tiered.gets(tiered.near) == PARTS + 1
+
+
+@pytest.mark.parametrize("fault", [Fault.STALL, Fault.SILENCE])
+async def test_a_part_on_which_the_tier_stalls_comes_from_the_origin(fault: Fault, tiered: TieredRig) -> None:
+    """Once the stall time-out has passed, which is counted anew for the origin."""
+    obj = await tiered.put()
+    tiered.near.fail("a.tar", fault, start=2 * PART)
+    tiered.downloader = tiered.make(stall_timeout_s=2, attempts=1)
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert (tiered.gets(tiered.far), tiered.counters.tier_failures) == (1, 1)
+
+
+@pytest.mark.parametrize(("fault", "refreshed"), [(Fault.STALL, True), (Fault.SERVER_ERROR, False)])
+async def test_a_part_on_which_the_tier_stalled_is_fetched_past_its_cache_next_time(
+    fault: Fault, tiered: TieredRig, *, refreshed: bool
+) -> None:
+    """That part alone, and once."""
+    obj = await tiered.put()
+    tiered.downloader = tiered.make(stall_timeout_s=2)
+    tiered.near.fail("a.tar", fault, start=2 * PART)
+    for _ in range(3):
+        await tiered.download(obj)
+        tiered.forget()
+    assert tiered.near.refreshed == [f"bytes={2 * PART}-{3 * PART - 1}"] * refreshed
+
+
+async def test_bytes_that_arrived_damaged_are_fetched_past_the_tiers_cache(tiered: TieredRig) -> None:
+    """The checksum tells; any part may be the damaged one."""
+    tiered.near.crc32c = tiered.far.crc32c = True
+    obj = await tiered.put()
+    tiered.near.fail("a.tar", Fault.CORRUPT, start=2 * PART)
+    with pytest.raises(CorruptShardError):
+        await tiered.download(obj)
+    tiered.forget()
+    tiered.origins.suspect(obj, PART)
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert (len(tiered.near.refreshed), tiered.gets(tiered.far)) == (PARTS, 0)
+
+
+async def test_a_replaced_object_is_noticed_behind_a_tier_that_has_the_old_one(tiered: TieredRig) -> None:
+    """Its parts are those of the old version; what is missing there must not come from the new one."""
+    obj = await tiered.put()
+    tiered.far.put("a.tar", DATA[::-1])
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    tiered.near.remove("a.tar")
+    tiered.forget()
+    with pytest.raises(ShardChangedError):
+        await tiered.download(obj)
+
+
+async def test_a_dead_tier_is_left_alone_but_for_probes(tiered: TieredRig) -> None:
+    """After sixteen failures in a row; everything comes from the origin."""
+    for number in range(4):
+        obj = await tiered.put(f"{number}.tar")
+        tiered.near.fail(f"{number}.tar", Fault.SERVER_ERROR, times=1000)
+        assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert tiered.gets(tiered.far) == 4 * PARTS
+    assert 16 <= tiered.gets(tiered.near) < 16 + 4  # three parts at a time
+    assert tiered.tier.to_json()["failing"]
+
+
+async def test_an_sdk_that_must_make_the_requests_bypasses_the_tier(faulty: FaultyS3, tmp_path: Path) -> None:
+    """Presigned urls cannot have its options; no failure of the tier."""
+    async with FaultyS3() as near:
+        address = near.endpoint_url.removeprefix("http://")
+        options = {"config_kwargs": {"s3": {"addressing_style": "path"}}}
+        rig = Rig(tmp_path / "cache", OriginTable(match="s3://", tier=address, storage_options=options))
+        obj = await rig.stat(faulty.put("a.tar", DATA))
+        assert (await rig.download(obj)).path.read_bytes() == DATA
+        assert (near.seen, rig.counters.tier_failures) == ([], 0)
+        await rig.origins.close()
+
+
+async def test_a_web_server_without_etags_bypasses_the_tier(tiered: TieredRig) -> None:
+    """Its dates cannot tell two versions of one second apart."""
+    tiered.far.validators = ("Last-Modified",)
+    obj = await tiered.put(web=True)
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert (tiered.near.seen, tiered.gets(tiered.far)) == ([], PARTS)
+
+
+async def test_a_cancelled_download_ends_its_requests_to_the_tier(tiered: TieredRig) -> None:
+    """And is no failure of the tier."""
+    obj = await tiered.put()
+    tiered.near.fail("a.tar", Fault.SILENCE, times=1000)
+    task = asyncio.create_task(tiered.download(obj))
+    while not tiered.near.seen:  # noqa: ASYNC110  # the server tells nobody
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert tiered.counters.tier_failures == 0
+
+
+@pytest.mark.parametrize("fallback", ["error", "direct"])
+async def test_a_shard_that_arrives_damaged_is_repaired_in_the_tier(
+    fallback: str, faulty: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader gets the right samples; a bit that flipped in the tier's cache is fetched past it, once."""
+    samples = random_samples(8, {"bin": 40_000})
+    async with FaultyS3(crc32c=True) as near:
+        faulty.crc32c = True
+        for server in (faulty, near):
+            url = server.put("a.tar", make_tar(samples))
+        near.fail("a.tar", Fault.CORRUPT, start=PART)
+        config = tmp_path / "c.toml"
+        address = near.endpoint_url.removeprefix("http://")
+        config.write_text(f'part_size = {PART}\n[[origin]]\nmatch = "s3://"\ntier = "{address}"\n')
+        monkeypatch.setenv("SHARDCACHE_CONFIG", str(config))
+        monkeypatch.setenv("SHARDCACHE_DIRECT_DIR", str(tmp_path))
+        daemon = Daemon(tmp_path, env=faulty.env())
+
+        def read() -> dict[str, bytes]:
+            if fallback == "error":
+                daemon.start()
+            options: dict[str, Any] = {"fallback": fallback, "partial_reads": False, "timeout_s": GUARD_S}
+            dataset = ShardDataset(url, socket=daemon.socket, **options)
+            return {sample["__key__"]: bytes(sample["bin"]) for sample in dataset}
+
+        try:
+            found = await asyncio.to_thread(read)
+        finally:
+            await asyncio.to_thread(daemon.kill)
+        assert found == {sample["__key__"]: sample["bin"] for sample in samples}
+        parts = -(-len(make_tar(samples)) // PART)
+        assert len(near.refreshed) == parts
+        assert not [method for method, *_ in faulty.seen if method == "GET"]

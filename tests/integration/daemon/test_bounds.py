@@ -1,0 +1,140 @@
+"""The cache never holds more than it may, whoever asks for however much."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shardcache_client import ShardDataset
+from support.programs.daemon import Daemon, eventually
+from support.programs.raw_session import RawSession
+from support.shards.tars import write_shards
+
+SHARDS = 12
+SAMPLES = 10
+SIZES = {"bin": 40_000}
+SHARD_BYTES = 500_000  # one shard, and what is set aside for its sidecar
+
+
+def kept_bytes(daemon: Daemon) -> int:
+    """Return what the files of the cache's shards take, published and arriving, at one moment."""
+    folders = [daemon.cache_dir / name for name in ("shards", "partial", "quarantine")]
+    daemon.pause()
+    try:
+        return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+    finally:
+        daemon.go_on()
+
+
+@contextmanager
+def watched(daemon: Daemon, seen_bytes: list[int]) -> Iterator[None]:
+    """Note how much lies on disk, again and again, while the block runs."""
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.01):
+            seen_bytes.append(kept_bytes(daemon))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(("room", "window"), [(1, 0), (3, 0), (8, 3)])
+def test_a_cache_smaller_than_the_dataset_feeds_two_jobs(tmp_path: Path, room: int, window: int) -> None:
+    """Two readers in different orders get every sample from a cache of a few shards, and its bound holds throughout."""
+    (tmp_path / "data").mkdir()
+    write_shards(tmp_path / "data", SHARDS, SAMPLES, SIZES)
+    capacity_bytes = room * SHARD_BYTES
+    keys: dict[str, list[str]] = {"a": [], "b": []}
+    seen_bytes: list[int] = []
+    with Daemon(tmp_path, capacity=str(capacity_bytes)) as daemon:
+
+        def read(job: str, seed: int) -> None:
+            urls = f"file://{tmp_path}/data/"
+            dataset = ShardDataset(urls, shuffle=True, shuffle_window=window, seed=seed, job=job, socket=daemon.socket)
+            keys[job] += [sample["__key__"] for sample in dataset]
+
+        threads = [threading.Thread(target=read, args=(job, seed)) for seed, job in enumerate(keys)]
+        with watched(daemon, seen_bytes):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        status = daemon.status()
+    wanted = [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+    assert sorted(keys["a"]) == sorted(keys["b"]) == wanted
+    assert status["cache"]["used_bytes"] <= capacity_bytes
+    assert max(seen_bytes) <= capacity_bytes
+    assert status["counters"]["evictions"] >= SHARDS - room
+
+
+def test_a_file_that_was_open_goes_once_it_is_closed(tmp_path: Path) -> None:
+    """However busy the cache is, what kept a shard from going is looked at again, and the waiting reader served."""
+    (tmp_path / "data").mkdir()
+    paths = write_shards(tmp_path / "data", 2, SAMPLES, SIZES)
+    with Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon:
+        list(ShardDataset(f"file://{paths[0]}", socket=daemon.socket))
+        (cached,) = (daemon.cache_dir / "shards").rglob("*.tar")
+        with cached.open("rb"):
+            thread = threading.Thread(target=lambda: list(ShardDataset(f"file://{paths[1]}", socket=daemon.socket)))
+            thread.start()
+            eventually(
+                lambda: any(row["stage"].startswith("waiting for space") for row in daemon.status()["transfers"])
+            )
+        thread.join()
+        assert [shard["url"] for shard in daemon.shards()] == [f"file://{paths[1]}"]
+
+
+def test_who_waits_for_space_is_told_who_has_it(tmp_path: Path) -> None:
+    """One reader's shard fills the cache; the other learns that, and which option helps; then it is served."""
+    (tmp_path / "data").mkdir()
+    urls = [f"file://{path}" for path in write_shards(tmp_path / "data", 2, SAMPLES, SIZES)]
+    with (
+        Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,
+        RawSession(daemon) as holding,
+        RawSession(daemon) as waiting,
+    ):
+        holding.plan(urls, [0])
+        waiting.plan(urls, [1])
+        leased = holding.take(0)
+        waiting.send(type="lease", id=99, position=0)
+        eventually(lambda: [row["stage"] for row in daemon.status()["transfers"]] == ["waiting for space in the cache"])
+        reason = waiting.ask("explain", of=99)["reason"]
+        assert "of 500.0 kB, 42" in reason and "--capacity" in reason
+        holding.send(type="release", lease=leased["lease"])
+        assert waiting.receive()["id"] == 99
+
+
+def test_a_shard_larger_than_the_cache_is_refused_at_once(tmp_path: Path) -> None:
+    """The reader learns both sizes and what to do; nothing is fetched and nothing is evicted for it."""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "large").mkdir()
+    small = write_shards(tmp_path / "small", 1, 1, {"bin": 1000})[0]
+    write_shards(tmp_path / "large", 1, SAMPLES, SIZES)
+    with Daemon(tmp_path, capacity="200kB") as daemon:
+        assert len(list(ShardDataset(f"file://{small}", socket=daemon.socket))) == 1
+        before = daemon.status()["counters"]["origin_bytes"]
+        with pytest.raises(Exception, match=r"the cache's capacity is 200\.0 kB") as caught:
+            list(ShardDataset(f"file://{tmp_path}/large/", socket=daemon.socket))
+        assert getattr(caught.value, "code", None) == "capacity"
+        assert daemon.status()["counters"]["origin_bytes"] == before
+        assert daemon.status()["cache"]["shards"] == 1
+
+
+def test_warming_more_than_fits_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
+    """Warming a dataset that cannot stay would fetch it only to throw it away."""
+    write_shards(tmp_path, SHARDS, SAMPLES, SIZES)
+    with Daemon(tmp_path, capacity=str(5 * SHARD_BYTES)) as daemon:
+        answer = json.loads(daemon.request("POST", "/v1/warm", {"urls": [f"file://{tmp_path}/shard-*.tar"]}))
+        assert answer["error"]["code"] == "capacity"
+        assert daemon.status()["counters"]["origin_bytes"] == 0

@@ -1,0 +1,333 @@
+"""A reading process's connection, message by message, against a real daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.protocol import PROTOCOL_VERSION
+from support.programs.daemon import Daemon, eventually
+from support.programs.raw_session import RawSession as Session
+from support.shards.tars import write_shards
+
+SHARDS = 4
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """One daemon for the module."""
+    with Daemon(tmp_path_factory.mktemp("d")) as running:
+        yield running
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> list[str]:
+    """Shards that no other test has seen."""
+    return [f"file://{path}" for path in write_shards(tmp_path, SHARDS, 10)]
+
+
+def leases(daemon: Daemon, url: str) -> int:
+    """Return how many readers hold a shard."""
+    return next((int(shard["leases"]) for shard in daemon.shards() if shard["url"] == url), 0)
+
+
+def evict(daemon: Daemon, url: str) -> None:
+    """Evict a shard; the daemon itself may have it open for a moment, to bring it into memory."""
+    eventually(lambda: json.loads(daemon.request("POST", "/v1/evict", {"urls": [url]}))["evicted"] == [url])
+
+
+def test_a_planned_shard_is_leased_and_given_back(daemon: Daemon, urls: list[str]) -> None:
+    """A lease names whole files that are there; it counts until it is released."""
+    with Session(daemon) as session:
+        assert session.plan(urls, [2, 0])["type"] == "ok"
+        leased = session.take(0)
+        assert (leased["type"], leased["url"], leased["samples"]) == ("leased", urls[2], 10)
+        assert Path(leased["path"]).read_bytes() == Path(urls[2].removeprefix("file://")).read_bytes()
+        assert Path(leased["index_path"]).exists()
+        assert leases(daemon, urls[2]) == 1
+        session.send(type="release", lease=leased["lease"])
+        assert session.ask("lease", position=1)["url"] == urls[0]
+        assert leases(daemon, urls[2]) == 0
+
+
+def test_leases_end_with_the_connection(daemon: Daemon, urls: list[str]) -> None:
+    """A reader that goes without a word leaves nothing behind, however much it had in hand."""
+    with Session(daemon, job="vanishing") as session:
+        session.plan(urls, [0, 1, 2, 3])
+        for position in range(3):
+            session.take(position)
+        session.ask("lease", position=3)
+        assert [leases(daemon, url) for url in urls] == [1, 1, 1, 0]
+    eventually(lambda: sum(leases(daemon, url) for url in urls) == 0)
+    jobs = {job["name"]: job for job in daemon.status()["jobs"]}
+    assert jobs["vanishing"]["sessions"] == 0
+
+
+def test_a_declared_plan_is_fetched_without_being_asked_for(daemon: Daemon, urls: list[str]) -> None:
+    """Fetching ahead needs nothing but the plan, the next epoch's part included."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 1, 3], reads=2)
+        cached = {urls[0], urls[1], urls[3]}
+        eventually(lambda: cached <= {shard["url"] for shard in daemon.shards()})
+        assert urls[2] not in {shard["url"] for shard in daemon.shards()}
+
+
+def test_a_plan_goes_in_pieces(daemon: Daemon, urls: list[str]) -> None:
+    """Shards that `extend` adds are read and fetched ahead like the rest; its indices name shards of every piece."""
+    with Session(daemon) as session:
+        session.plan(urls[:1], [0])
+        more = [[url, None, None, None] for url in urls[1:3]]
+        assert session.ask("extend", shards=more, order=[2, 0])["type"] == "ok"
+        for position, url in enumerate([urls[0], urls[2], urls[0]]):
+            leased = session.ask("lease", position=position)
+            assert leased["url"] == url
+            session.send(type="release", lease=leased["lease"])
+
+
+def test_a_plan_of_a_million_positions_is_taken_while_others_are_served(daemon: Daemon, urls: list[str]) -> None:
+    """It comes in pieces, between which another session gets its shards; then it is read like any."""
+    with Session(daemon) as huge, Session(daemon) as other:
+        huge.plan(urls, [0])
+        other.plan(urls, [0, 1, 2, 3])
+        for piece in range(10):
+            huge.send(type="extend", id=1000 + piece, shards=[], order=[1, 2, 3, 0] * 25_000)
+            if piece < 4:
+                leased = other.ask("lease", position=piece)
+                assert leased["url"] == urls[piece]
+                other.send(type="release", lease=leased["lease"])
+        assert [huge.receive()["type"] for _ in range(10)] == ["ok"] * 10
+        assert huge.ask("lease", position=0)["url"] == urls[0]
+        assert huge.ask("lease", position=3)["url"] == urls[3]
+
+
+def test_a_lease_ahead_holds_nothing(daemon: Daemon, urls: list[str]) -> None:
+    """To ask is not to need: a shard is pinned from the moment on at which the reader says that it has come to it."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 1])
+        session.take(0)
+        assert session.ask("lease", position=1)["type"] == "leased"
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 0)
+        session.take(1)
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 1)
+
+
+def test_what_is_needed_before_it_is_there_is_in_hand_with_its_grant(daemon: Daemon, urls: list[str]) -> None:
+    """The reader need not say it again."""
+    with Session(daemon) as session:
+        session.plan(urls, [0])
+        session.send(type="lease", id=50, position=0)
+        session.send(type="need", of=50)
+        assert session.receive()["type"] == "leased"
+        assert leases(daemon, urls[0]) == 1
+
+
+def test_several_in_hand_are_all_pinned_until_each_is_given_back(daemon: Daemon, urls: list[str]) -> None:
+    """In whichever order that is; none of them can be evicted meanwhile."""
+    with Session(daemon, job="juggling") as session:
+        session.plan(urls, [3, 1, 0, 2])
+        held = {url: session.take(position)["lease"] for position, url in enumerate(urls[n] for n in (3, 1, 0))}
+        assert [leases(daemon, url) for url in urls] == [1, 1, 0, 1]
+        answer = json.loads(daemon.request("POST", "/v1/evict", {"urls": urls}))
+        assert {kept["url"] for kept in answer["kept"]} == held.keys()
+        for done, url in enumerate((urls[1], urls[3], urls[0]), 1):
+            session.send(type="release", lease=held.pop(url))
+            session.settle()
+            assert {each for each in urls if leases(daemon, each)} == held.keys()
+            job = next(job for job in daemon.status()["jobs"] if job["name"] == "juggling")
+            assert job["shards_done"] == done
+
+
+def test_a_shard_twice_in_hand_is_pinned_twice(daemon: Daemon, urls: list[str]) -> None:
+    """A plan may name a shard again before its first reading is over."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 0])
+        first, second = session.take(0), session.take(1)
+        assert leases(daemon, urls[0]) == 2
+        session.send(type="release", lease=first["lease"])
+        session.settle()
+        assert leases(daemon, urls[0]) == 1
+        session.send(type="release", lease=second["lease"])
+        eventually(lambda: leases(daemon, urls[0]) == 0)
+
+
+def test_what_is_not_needed_may_be_given_back(daemon: Daemon, urls: list[str]) -> None:
+    """A shard that was only asked for goes back without having counted as read, and no word of it comes too late."""
+    with Session(daemon, job="changing its mind") as session:
+        session.plan(urls, [0, 1])
+        leased = session.ask("lease", position=0)
+        for message in ({"type": "release", "lease": leased["lease"]}, {"type": "need", "of": leased["lease"]}):
+            session.send(**message)
+            session.send(**message)
+        assert session.take(1)["url"] == urls[1]
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (0, 1)
+        job = next(job for job in daemon.status()["jobs"] if job["name"] == "changing its mind")
+        assert job["shards_done"] == 0
+
+
+def test_a_lease_ahead_that_lost_its_place_is_asked_for_again(daemon: Daemon, urls: list[str]) -> None:
+    """Its file is gone, its release is no reading, and the next lease of the position brings it back."""
+    with Session(daemon, job="robbed") as session:
+        session.plan(urls, [0, 1])
+        first = session.take(0)
+        ahead = session.ask("lease", position=1)
+        evict(daemon, urls[1])
+        session.send(type="release", lease=first["lease"])
+        session.send(type="release", lease=ahead["lease"])
+        again = session.take(1)
+        assert Path(again["path"]).exists()
+        job = next(job for job in daemon.status()["jobs"] if job["name"] == "robbed")
+        assert job["shards_done"] == 1
+
+
+def test_a_lease_ahead_whose_shard_went_and_came_is_held_like_any(daemon: Daemon, urls: list[str]) -> None:
+    """The file under the path that was given counts, whoever brought it back."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 1])
+        session.take(0)
+        ahead = session.ask("lease", position=1)
+        evict(daemon, urls[1])
+        eventually(lambda: urls[1] in {shard["url"] for shard in daemon.shards()})
+        session.need(ahead["id"])
+        assert leases(daemon, urls[1]) == 1
+
+
+def test_an_earlier_position_may_be_asked_for_again(daemon: Daemon, urls: list[str]) -> None:
+    """It comes into the reader's hands beside what it took since, and another plan may be declared over both."""
+    with Session(daemon) as session:
+        session.plan(urls, [0, 1])
+        first = session.take(0)
+        session.take(1)
+        session.send(type="release", lease=first["lease"])
+        assert session.take(0)["url"] == urls[0]
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 1)
+        assert session.ask("plan", shards=[], order=[], reads=0)["type"] == "ok"
+        assert (leases(daemon, urls[0]), leases(daemon, urls[1])) == (1, 1)
+
+
+def test_leases_without_end_are_refused(daemon: Daemon, urls: list[str]) -> None:
+    """A client that forgets to give back is told so, and what it has stays its own."""
+    with Session(daemon) as session:
+        session.plan(urls, [0] * 5000)
+        for number in range(4097):
+            session.send(type="lease", id=1000 + number, position=number)
+        answers = [session.receive() for _ in range(4097)]
+        assert [answer["type"] for answer in answers].count("leased") == 4096
+        (refusal,) = (answer for answer in answers if answer["type"] == "error")
+        assert refusal["error"]["code"] == "protocol" and "4096 leases" in refusal["error"]["message"]
+        session.need(next(answer["id"] for answer in answers if answer["type"] == "leased"))
+        assert leases(daemon, urls[0]) == 1
+
+
+def test_a_flood_of_requests_slows_its_sender_alone(daemon: Daemon, urls: list[str]) -> None:
+    """Thousands of requests that nobody waits for are all answered, and another session is served among them."""
+    with Session(daemon) as flooding, Session(daemon) as other:
+        flooding.plan(urls, [0])
+        other.plan(urls, [1])
+        for number in range(3000):
+            flooding.send(type="explain", id=100 + number, of=0)
+        assert other.ask("lease", position=0)["type"] == "leased"
+        assert [flooding.receive()["id"] for _ in range(3000)] == list(range(100, 3100))
+
+
+def test_one_shard_crosses_the_network_once(daemon: Daemon, urls: list[str]) -> None:
+    """Readers that ask at the same time share one transfer."""
+    before = daemon.status()["counters"]["origin_bytes"]
+    sessions = [Session(daemon, job=f"job{number}") for number in range(5)]
+    for session in sessions:
+        session.send(type="plan", id=1, epoch=0, shards=[[urls[0], None, None, None]], order=[0], reads=1)
+    for session in sessions:
+        session.send(type="lease", id=2, position=0)
+    for session in sessions:
+        assert session.receive()["type"] == "ok"
+        assert session.receive()["type"] == "leased"
+        session.__exit__()
+    size_bytes = Path(urls[0].removeprefix("file://")).stat().st_size
+    assert daemon.status()["counters"]["origin_bytes"] - before == size_bytes
+
+
+def test_a_shard_in_use_is_not_evicted(daemon: Daemon, urls: list[str]) -> None:
+    """Evict says what stayed and why; once given back, it goes."""
+    with Session(daemon) as session:
+        session.plan(urls, [0])
+        session.take(0)
+        answer = json.loads(daemon.request("POST", "/v1/evict", {"urls": [urls[0]]}))
+        assert answer["kept"] == [{"url": urls[0], "reason": "in use by 1 reader(s)"}]
+    eventually(lambda: leases(daemon, urls[0]) == 0)
+    assert json.loads(daemon.request("POST", "/v1/evict", {"urls": [urls[0]]}))["evicted"] == [urls[0]]
+
+
+def test_a_missing_shard_is_a_typed_error(daemon: Daemon, urls: list[str]) -> None:
+    """The reader learns which url, and the session goes on."""
+    missing = urls[0].replace("000000", "999999")
+    with Session(daemon) as session:
+        session.plan([missing, urls[1]], [0, 1])
+        error = session.ask("lease", position=0)["error"]
+        assert (error["code"], error["url"]) == ("not_found", missing)
+        assert session.ask("lease", position=1)["type"] == "leased"
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        ({"type": "lease", "id": 7, "position": "first"}, "position"),
+        ({"type": "lease", "id": 7, "position": 99}, "no position 99"),
+        ({"type": "lease", "id": 7, "position": True}, "position"),
+        ({"type": "plan", "id": 7, "shards": [["url"]], "order": [], "reads": 0}, "a shard must be"),
+        ({"type": "plan", "id": 7, "shards": [], "order": [0], "reads": 1}, "indices"),
+        ({"type": "plan", "id": 7, "shards": [], "order": []}, "reads"),
+        ({"type": "extend", "id": 7, "shards": [], "order": [4]}, "indices"),
+        ({"type": "more", "id": 7, "lease": 10**9, "beyond": 0}, "no lease"),
+        ({"type": "resolve", "id": 7, "urls": [1]}, "strings"),
+        ({"type": "dance", "id": 7}, "unknown message"),
+        ({"type": "lease"}, "'id'"),
+        ({"type": "release", "lease": None}, "'lease'"),
+        ({"type": "need", "of": "the next"}, "'of'"),
+    ],
+)
+def test_nonsense_is_refused_and_the_session_goes_on(
+    daemon: Daemon, urls: list[str], message: dict[str, Any], complaint: str
+) -> None:
+    """Whatever a client sends, it gets a typed answer, and its next request is served."""
+    with Session(daemon) as session:
+        session.plan(urls, [0])
+        session.send(**message)
+        answer = session.receive()
+        assert answer["type"] == "error"
+        assert answer["error"]["code"] == "protocol"
+        assert complaint in answer["error"]["message"]
+        assert session.ask("lease", position=0)["type"] == "leased"
+
+
+def test_text_that_is_no_json_is_refused(daemon: Daemon) -> None:
+    """Deeply nested or malformed text costs an error, not the daemon."""
+    with Session(daemon) as session:
+        for text in ("{", "[]", "[" * 100_000):
+            session.send_text(text)
+            assert session.receive()["error"]["code"] == "protocol"
+    assert json.loads(daemon.request("GET", "/v1/health"))["status"] == "ok"
+
+
+def test_another_version_is_turned_away(daemon: Daemon) -> None:
+    """A client of another protocol is told both versions and what to do."""
+    with Session(daemon, protocol=PROTOCOL_VERSION + 1) as session:
+        error = session.welcome["error"]
+    assert error["code"] == "version_mismatch"
+    assert str(PROTOCOL_VERSION + 1) in error["message"] and error["remedy"]
+
+
+def test_stall_is_counted_only_while_nothing_can_be_read(daemon: Daemon, urls: list[str]) -> None:
+    """Asking for the next shard ahead of its need is no stall, however long it takes."""
+    with Session(daemon, job="steady") as session:
+        session.plan(urls, [0])
+        session.take(0)
+        waited_s = next(job for job in daemon.status()["jobs"] if job["name"] == "steady")["stall_s"]
+        missing = urls[0].replace("000000", "999999")
+        session.plan([urls[0], missing], [0, 1])
+        session.ask("lease", position=1)
+        job = next(job for job in daemon.status()["jobs"] if job["name"] == "steady")
+    assert job["stall_s"] == waited_s
+    assert (job["sessions"], job["shards_planned"]) == (1, 3)

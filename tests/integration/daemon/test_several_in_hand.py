@@ -1,0 +1,220 @@
+"""Readers that have several shards in hand: what a small cache can do for them, and what becomes of all they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import CapacityError
+from shardcache.protocol import ShardRef
+from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.session import Lease, Patience, Session
+from shardcache_client.order.plan import Plan
+from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
+from support.programs.raw_session import RawSession
+from support.shards.tars import write_shards
+
+SHARDS = 12
+SHARD_BYTES = 500_000  # one shard, and what is set aside for its sidecar
+WINDOW = 3
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> list[str]:
+    """The dataset."""
+    (tmp_path / "data").mkdir()
+    return [f"file://{path}" for path in write_shards(tmp_path / "data", SHARDS, 10, {"bin": 40_000})]
+
+
+def open_session(daemon_socket: Path, urls: list[str], order: list[int], job: str = "job") -> Session:
+    """Return a session that will read the shards in an order."""
+    session = Session(daemon_socket, Reader(job), Patience(limit_s=GUARD_S))
+    session.declare(Plan(0, tuple(map(ShardRef, urls)), tuple(order), len(order)))
+    return session
+
+
+def read(session: Session, count: int, window: int) -> Iterator[bytes]:
+    """Go through a plan with so many shards in hand and one ahead; yield each shard's bytes when it is given back."""
+    hand: list[tuple[Lease, Any]] = []
+    ahead = session.lease(0)
+    with contextlib.ExitStack() as files:
+        for position in range(count + window):
+            if position >= window:
+                lease, file = hand.pop(0)
+                yield file.read()
+                file.close()
+                session.release(lease)
+            if position < count:
+                file, ahead = opened(session, ahead)
+                hand.append((ahead, files.enter_context(file)))
+                if position + 1 < count:
+                    ahead = session.lease(position + 1)
+
+
+def opened(session: Session, lease: Lease) -> tuple[Any, Lease]:
+    """Return the leased shard's open file; who finds none asks again."""
+    while True:
+        grant = session.wait(lease)
+        assert grant["type"] == "leased"
+        with contextlib.suppress(FileNotFoundError):
+            return open(grant["path"], "rb"), lease
+        session.release(lease, read=False)
+        lease = session.lease(lease.position)
+
+
+def test_two_jobs_with_several_in_hand_share_a_small_cache(tmp_path: Path, urls: list[str]) -> None:
+    """With room for readers x (window + 1) shards both get through, each in its own order, and every byte is right."""
+    wanted = [Path(url.removeprefix("file://")).read_bytes() for url in urls]
+    capacity_bytes = 2 * (WINDOW + 1) * SHARD_BYTES
+    orders = {job: random.Random(job).sample(range(SHARDS), SHARDS) * 2 for job in ("a", "b")}
+    right: dict[str, bool] = {}
+    with Daemon(tmp_path, capacity=str(capacity_bytes)) as daemon:
+
+        def run(job: str) -> None:
+            session = open_session(daemon.socket, urls, orders[job], job)
+            found = read(session, len(orders[job]), WINDOW)
+            right[job] = all(data == wanted[index] for data, index in zip(found, orders[job], strict=True))
+            session.close()
+
+        threads = [threading.Thread(target=run, args=(job,)) for job in orders]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        eventually(lambda: [job["shards_done"] for job in daemon.status()["jobs"]] == [2 * SHARDS, 2 * SHARDS])
+        status = daemon.status()
+    assert right == {"a": True, "b": True}
+    assert status["cache"]["used_bytes"] <= capacity_bytes
+    assert status["counters"]["evictions"] > 0
+
+
+def waits_for_space(daemon: Daemon) -> bool:
+    """Return whether there is one transfer, for a reader that waits, and it waits for space."""
+    transfers = daemon.status()["transfers"]
+    return [(row["class"], row["stage"]) for row in transfers] == [("waiting", "waiting for space in the cache")]
+
+
+def test_readers_that_wait_for_each_others_shards_are_told_so(tmp_path: Path, urls: list[str]) -> None:
+    """The last to come gets an error that says how much would be enough; when it leaves, the other goes on."""
+    with (
+        Daemon(tmp_path, capacity=str(4 * SHARD_BYTES)) as daemon,
+        RawSession(daemon, job="first") as first,
+        RawSession(daemon, job="second") as second,
+    ):
+        for session, order in ((first, [0, 1, 4]), (second, [2, 3, 5])):
+            session.plan(urls, order)
+            session.take(0)
+            session.take(1)
+        for session in (first, second):
+            session.send(type="lease", id=99, position=2)
+            session.send(type="need", of=99)
+            if session is first:
+                eventually(lambda: waits_for_space(daemon))
+        error = second.receive()["error"]
+        assert (error["code"], error["url"]) == (CapacityError.code, urls[5])
+        assert "readers x (shuffle_window + 1) shards" in error["remedy"]
+        second.close()
+        assert first.receive()["url"] == urls[4]
+
+
+def test_need_and_no_more_than_that_makes_a_reader_wait(tmp_path: Path, urls: list[str]) -> None:
+    """Asking leaves it reading, as the page of jobs sees it; needing does not; giving up what was asked ends it."""
+    with (
+        Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,
+        RawSession(daemon) as holding,
+        RawSession(daemon, job="waiting") as waiting,
+    ):
+
+        def waits() -> tuple[int, list[int]]:
+            status = daemon.status()
+            (job,) = (job for job in status["jobs"] if job["name"] == "waiting")
+            return job["waiting"], [row["waiters"] for row in status["transfers"]]
+
+        holding.plan(urls, [0])
+        holding.take(0)
+        waiting.plan(urls, [1, 0])
+        waiting.send(type="lease", id=50, position=0)
+        eventually(lambda: waits() == (0, [1]))
+        waiting.need(50)
+        assert waits() == (1, [1])
+        waiting.send(type="release", lease=50)
+        eventually(lambda: waits()[0] == 0 and 1 not in waits()[1])
+        assert waiting.take(1)["url"] == urls[0], "the request that was given up has no answer"
+
+
+@pytest.mark.parametrize(("told", "done"), [({}, 1), ({"read": False}, 0)])
+def test_a_shard_that_goes_as_it_is_opened_counts_as_the_reader_says(
+    tmp_path: Path, urls: list[str], told: dict[str, bool], done: int
+) -> None:
+    """A reader that opened the file just before its eviction has read it; one that found none has not."""
+    with (
+        Daemon(tmp_path, capacity=str(SHARD_BYTES)) as daemon,
+        RawSession(daemon, job="reading") as reading,
+        RawSession(daemon, job="hungry") as hungry,
+    ):
+        reading.plan(urls, [0])
+        granted = reading.ask("lease", position=0)
+        hungry.plan(urls, [1])
+        hungry.take(0)
+        eventually(lambda: not Path(granted["path"]).exists())
+        reading.need(granted["id"])
+        reading.send(type="release", lease=granted["lease"], **told)
+        reading.settle()
+        shards_done = {job["name"]: job["shards_done"] for job in daemon.status()["jobs"]}
+    assert shards_done == {"reading": done, "hungry": 0}
+
+
+def test_after_a_restart_all_that_was_in_hand_is_so_again(tmp_path: Path, urls: list[str]) -> None:
+    """Files stay readable meanwhile, and each can be given back to the new daemon, in whichever order."""
+    with Daemon(tmp_path) as daemon:
+        session = open_session(daemon.socket, urls, list(range(SHARDS)))
+        hand = [session.lease(position) for position in range(2, 2 + WINDOW)]
+        files = [opened(session, lease)[0] for lease in hand]
+        ahead = session.lease(6)
+        session.wait(hand[0])
+        daemon.restart()
+        assert [file.read() for file in files] == [Path(url[7:]).read_bytes() for url in urls[2 : 2 + WINDOW]]
+        needed = session.lease(5)
+        assert session.wait(needed)["url"] == urls[5]
+        eventually(lambda: in_use(daemon) == set(urls[2:6]))
+        assert session.wait(ahead)["url"] == urls[6]
+        for file in files:
+            file.close()
+        for lease in (hand[1], needed, hand[0], hand[2]):
+            session.release(lease)
+        eventually(lambda: in_use(daemon) == {urls[6]})
+        session.close()
+        eventually(lambda: not in_use(daemon))
+
+
+def in_use(daemon: Daemon) -> set[str]:
+    """Return the shards that are pinned."""
+    return {shard["url"] for shard in daemon.shards() if shard["leases"]}
+
+
+def test_a_killed_reader_leaves_nothing_of_all_it_held(tmp_path: Path, urls: list[str]) -> None:
+    """However many they were: its connection ends with it, and they with that."""
+    with Daemon(tmp_path) as daemon:
+        reader = multiprocessing.get_context("spawn").Process(target=hold, args=(daemon.socket, urls))
+        reader.start()
+        eventually(lambda: in_use(daemon) == set(urls[:WINDOW]))
+        reader.kill()
+        reader.join()
+        eventually(lambda: not in_use(daemon))
+
+
+def hold(socket: Path, urls: list[str]) -> None:
+    """Take some shards, ask for another, and do nothing more."""
+    session = open_session(socket, urls, list(range(SHARDS)))
+    for position in range(WINDOW):
+        session.wait(session.lease(position))
+    session.lease(WINDOW)
+    threading.Event().wait()

@@ -1,0 +1,180 @@
+"""Under a service manager: it is told how the daemon is, and its sockets outlive daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcache_client import ShardDataset
+from support.platforms.manager import ServiceManager, bound, handing_over
+from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
+from support.programs.processes import children
+from support.shards.tars import write_shards
+
+SHARDS, SAMPLES = 4, 25
+TOLD = {b"LISTEN_PID", b"LISTEN_FDS", b"LISTEN_FDNAMES", b"NOTIFY_SOCKET", b"WATCHDOG_USEC"}
+OK = b"HTTP/1.0 200"
+# What takes over sockets and says what it got, or why not.
+TAKE = """
+import os
+from shardcache.errors import ConfigError
+from shardcache.server.process.socket_activation import ActivatedSockets
+try:
+    handed = ActivatedSockets.take(os.environ, os.getpid())
+    print(handed.unix is not None, len(handed.tcp), [name for name in os.environ if name.startswith("LISTEN")])
+except ConfigError as exn:
+    print("refused:", exn.message, exn.remedy)
+"""
+
+
+@pytest.fixture
+def urls(tmp_path: Path) -> str:
+    """The pattern of 4 shards."""
+    write_shards(tmp_path, SHARDS, SAMPLES)
+    return f"file://{tmp_path}/shard-{{000000..{SHARDS - 1:06d}}}.tar"
+
+
+@pytest.fixture
+def handed(tmp_path: Path) -> Iterator[socket.socket]:
+    """A socket where the daemon of the test will be."""
+    with bound(tmp_path / "s.sock") as sock:
+        yield sock
+
+
+def asking(path: Path) -> socket.socket:
+    """Return a connection to a socket, where a daemon was asked how it is."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(GUARD_S)
+    sock.connect(str(path))
+    sock.sendall(b"GET /v1/health HTTP/1.0\r\n\r\n")
+    return sock
+
+
+def names(pid: int) -> set[bytes]:
+    """Return the names of a process's variables."""
+    return {row.split(b"=")[0] for row in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
+
+
+def take(*sockets: socket.socket, **env: str) -> str:
+    """Hand sockets over to a process of its own; return what came of it."""
+    command = (sys.executable, "-c", TAKE)
+    with handing_over(sockets, command, env={**os.environ, **env}, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        return process.stdout.read().decode().strip()
+
+
+def test_a_manager_is_told_what_it_has_to_know(tmp_path: Path) -> None:
+    """READY comes first and means that one may connect; the watchdog hears of life, and the stop is announced."""
+    path, options = tmp_path / "s.sock", ("--cache-dir", str(tmp_path / "cache"), "--capacity", "1GB")
+    with ServiceManager(tmp_path / "notify", watchdog_s=1.5) as manager:
+        process = manager.spawn(("serve", "--socket", str(path), *options), os.environ, tmp_path / "log")
+        try:
+            while "EXTEND_TIMEOUT_USEC" in manager.hear():
+                pass  # a busy machine takes its time
+            assert manager.messages[-1] == {"READY": "1"}
+            with asking(path) as answer:
+                assert answer.recv(100).startswith(OK)
+            for _ in range(3):
+                manager.hear_of("WATCHDOG")
+            assert manager.messages[-1]["STATUS"].startswith("0 readers; 0 shards, 0 Bytes of 1.0 GB")
+            process.terminate()
+            assert process.wait(GUARD_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+        assert manager.hear_of("STOPPING") == "1"
+        assert int(manager.messages[-1]["EXTEND_TIMEOUT_USEC"]) > 20e6
+        assert not path.exists()
+
+
+async def test_a_frozen_daemon_is_replaced_under_a_reading_job(
+    tmp_path: Path, urls: str, handed: socket.socket
+) -> None:
+    """Its watchdog hears nothing any more; while it is killed and started anew, who connects waits and is served."""
+    with (
+        ServiceManager(tmp_path / "notify", watchdog_s=1.5, sockets=[handed]) as manager,
+        Daemon(tmp_path, spawn=manager.spawn) as daemon,
+    ):
+        samples = iter(ShardDataset(urls, socket=daemon.socket, timeout_s=GUARD_S, partial_reads=False))
+        found = [next(samples)["__key__"]]
+        manager.hear_of("WATCHDOG")
+        daemon.pause()
+        manager.hear_nothing_for(1.5)
+        daemon.kill()
+        rest = asyncio.create_task(asyncio.to_thread(lambda: [sample["__key__"] for sample in samples]))
+        with asking(daemon.socket) as queued:  # refused, were the socket the killed daemon's own
+            daemon.start()
+            assert queued.recv(100).startswith(OK)
+        assert found + await rest == [f"{number:06d}" for number in range(SHARDS * SAMPLES)]
+
+
+def test_what_is_handed_over_stays_the_managers(tmp_path: Path, handed: socket.socket) -> None:
+    """Sockets and variables reach no further process, TCP answers by the same rules, and the socket's name stays."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        ServiceManager(tmp_path / "notify", sockets=[handed, tcp]) as manager,
+        Daemon(tmp_path, spawn=manager.spawn) as daemon,
+    ):
+        url = f"http://127.0.0.1:{tcp.getsockname()[1]}/v1/health"
+        assert json.loads(urllib.request.urlopen(url).read())["status"] == "ok"
+        for fd in (3, 4):
+            flags = Path(f"/proc/{daemon.pid}/fdinfo/{fd}").read_text().split("flags:")[1].split()[0]
+            assert int(flags, 8) & os.O_CLOEXEC
+        # One that was just forked still shows its parent's variables.
+        eventually(lambda: bool(children(daemon.pid)) and not set().union(*map(names, children(daemon.pid))) & TOLD)
+        assert daemon.stop() == 0
+        assert daemon.socket.exists()
+        asking(daemon.socket).close()
+
+
+def test_a_socket_that_is_no_good_is_refused(tmp_path: Path) -> None:
+    """A socket that cannot be served, or would let everybody in, is refused with what to change in the socket unit."""
+    with (
+        bound(tmp_path / "good") as good,
+        bound(tmp_path / "second") as second,
+        bound(tmp_path / "everybody", 0o666) as everybody,
+        socket.socket(socket.AF_UNIX) as abstract,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
+        bound(tmp_path / "gone") as gone,
+    ):
+        abstract.bind(f"\0{tmp_path}")
+        abstract.listen()
+        (tmp_path / "gone").unlink()
+        assert take(good) == "True 0 []"
+        assert "more than one" in take(good, second)
+        assert "SocketMode=0660" in take(everybody)
+        assert "every user" in take(abstract)
+        assert "ListenStream=" in take(datagrams)
+        assert "RuntimeDirectoryPreserve" in take(gone)
+
+
+def test_what_is_for_another_process_is_left_alone(tmp_path: Path) -> None:
+    """Variables that came down from a parent mean nothing, and go no further."""
+    env = {**os.environ, "LISTEN_PID": "1", "LISTEN_FDS": "1"}
+    done = subprocess.run((sys.executable, "-c", TAKE), env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False 0 []"
+
+
+def test_two_answers_to_one_question_are_refused(tmp_path: Path, handed: socket.socket) -> None:
+    """A daemon that is told of one socket by the manager and of another by its options says so, and starts not."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SHARDCACHE_")}
+    serve = (sys.executable, "-m", "shardcache", "serve", "--cache-dir", str(tmp_path / "cache"))
+    with socket.create_server(("127.0.0.1", 0)) as tcp:
+        for option, value, remedy in (
+            ("--socket", f"{tmp_path}/other", "ListenStream="),
+            ("--http", "127.0.0.1:0", "--http"),
+        ):
+            with handing_over([handed, tcp], (*serve, option, value), env=env, stderr=subprocess.PIPE) as process:
+                assert process.stderr is not None
+                said = process.stderr.read().decode()
+            assert process.returncode == 2 and remedy in said.split("What to do:")[1]

@@ -1,0 +1,212 @@
+"""Files of the daemon's page, and the events it gets while it is open."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import requests
+
+from shardcache.cache.views.shard_map import BANDS_S, LEASED, UNPLANNED
+from shardcache.server.dashboard import static_files
+from shardcache_client import ShardDataset
+from support.monitoring.dashboard import LIVE_PATH, Page, events_of, live
+from support.network.ports import free_port
+from support.network.unix_http import BASE_URL, session
+from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
+from support.programs.raw_session import RawSession
+from support.shards.tars import make_tar, random_samples, write_shards
+from support.stores.gated_store import GatedStore
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+PART_BYTES = 64 * 1024
+STATIC = Path(static_files.__file__).with_name("static")
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """The port of the module's daemon."""
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Four shards in a folder."""
+    return [f"file://{path}" for path in write_shards(tmp_path_factory.mktemp("data"), 4, 5)]
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, port: int) -> Iterator[Daemon]:
+    """A daemon that shows its page at a port."""
+    with Daemon(tmp_path_factory.mktemp("d"), "--http", f"127.0.0.1:{port}") as running:
+        yield running
+
+
+def get(port: int, path: str, **headers: str) -> requests.Response:
+    """Ask for a path by TCP."""
+    return requests.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=GUARD_S, stream=True)
+
+
+def test_the_page_comes_with_all_it_needs(daemon: Daemon, port: int) -> None:
+    """Files that it names exist, have the right type and are cached for ever; the page is asked for again, and is short
+    where it is known. Nothing in it comes from elsewhere or is written into the page, and browsers are told so."""
+    page = get(port, "/")
+    named = re.findall(r'(?:href|src)="([^"#]+)"', page.text)
+    kinds = {name: get(port, f"/{name}").headers["Content-Type"].partition(";")[0] for name in named}
+    assert {kind for name, kind in kinds.items() if name.endswith(".js")} == {"text/javascript"} and len(kinds) >= 4
+    assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+    assert page.headers["Cache-Control"] == "no-cache" and not re.search(r"<style|style=|<script>|\son\w+=", page.text)
+    assert get(port, "/", **{"If-None-Match": page.headers["ETag"]}).status_code == 304
+    script = get(port, f"/{next(name for name in named if name.endswith('.js'))}")
+    assert "immutable" in script.headers["Cache-Control"]
+
+
+def test_every_colour_of_the_page_has_a_value() -> None:
+    """A name without one draws nothing, without any complaint: all that the page uses are in the light theme, and those
+    of the dark one among them."""
+    texts = {path.name: path.read_text() for path in STATIC.iterdir()}
+    used = re.findall(r"""(?:var\(|["'`])(--[a-z0-9-]+)[)"'`]""", "\n".join(texts.values()))
+    light, dark = (
+        {*re.findall(r"(--[a-z0-9-]+):", theme)} for theme in re.findall(r":root {(.*?)}", texts["style.css"], re.S)
+    )
+    assert len(used) > 40 and set(used) <= light and dark <= light
+
+
+@pytest.mark.parametrize("path", ["/dashboard/static/0/main.js", "/dashboard/static/VERSION/nothing.js", "/dashboard/"])
+def test_what_is_not_of_the_page_is_not_there(daemon: Daemon, port: int, path: str) -> None:
+    """Another version's files, and files that there never were."""
+    version = re.findall(r"dashboard/static/(\w+)/", get(port, "/").text)[0]
+    assert get(port, path.replace("VERSION", version)).status_code in (403, 404)
+
+
+def test_the_map_follows_what_comes_is_read_and_goes(daemon: Daemon, urls: list[str]) -> None:
+    """One shard is in hands, the next is needed within the minute, others by no plan; what is evicted leaves it; and
+    who comes back hears only what changed, unless the daemon cannot tell."""
+    daemon.request("POST", "/v1/warm", {"urls": urls})
+    with live(daemon) as events, RawSession(daemon, "job") as reader:
+        page = Page(events)
+        page.hear()
+        assert set(page.map) == set(urls) and page.whole == [True]
+        reader.plan(urls, [0, 1])
+        reader.take(0)
+        wanted = {urls[0]: LEASED, urls[1]: 0, urls[2]: UNPLANNED, urls[3]: UNPLANNED}
+        page.until(lambda: page.map == wanted)
+        daemon.request("POST", "/v1/evict", {"urls": [urls[3]]})
+        page.until(lambda: page.map == {url: band for url, band in wanted.items() if url != urls[3]})
+        assert not any(page.whole[1:])
+    with live(daemon, since=page.marks[-1]) as events:
+        again = Page(events)
+        again.hear()
+        assert again.whole == [False] and set(again.map) < set(page.map)
+    for unknown in ("", "nonsense", "00000000.1", page.marks[-1] + "000"):
+        with live(daemon, since=unknown) as events:
+            Page(events).hear()
+
+
+def test_after_a_restart_the_map_names_what_was_here(tmp_path: Path, urls: list[str]) -> None:
+    """From the sidecars, while nobody has asked for any of it; what cannot be read is left out, and no page fails."""
+    daemon = Daemon(tmp_path)
+    with daemon:
+        daemon.request("POST", "/v1/warm", {"urls": urls})
+    next(daemon.cache_dir.glob("shards/*/*.idx")).write_bytes(b"damaged")
+    with daemon, live(daemon) as events:
+        page = Page(events)
+        page.until(lambda: len(page.map) == len(urls) - 1)
+        assert set(page.map) < set(urls)
+
+
+def test_what_comes_next_is_shown_by_when_and_where_it_is(daemon: Daemon, urls: list[str]) -> None:
+    """A job's lane counts its plan by presence; what is not here and cannot come is named among the gaps."""
+    daemon.request("POST", "/v1/warm", {"urls": urls})
+    missing = urls[0].replace("000000", "999999")
+    with live(daemon) as events, RawSession(daemon, "ahead") as reader:
+        page = Page(events)
+        reader.plan([*urls, missing], [0, 1, 2, 3, 4])
+        page.until(lambda: [gap["presence"] for gap in page.moment["gaps"]] == ["failed"])
+        lane = page.lanes["ahead"]
+        assert {name: sum(counts) for name, counts in lane["counts"].items()} == {
+            "cached": 4,
+            "fetching": 0,
+            "missing": 0,
+            "failed": 1,
+        }
+        assert [use["url"] for use in lane["soonest"]] == [*urls, missing]
+        (gap,) = page.moment["gaps"]
+        assert gap["url"] == missing and gap["job"] == "ahead" and 0 < gap["in_s"] < BANDS_S[0]
+
+
+def test_who_waits_is_told_with_what_for_and_since_when(tmp_path: Path) -> None:
+    """While a store holds a shard back: the job, the shard, the stage and a time that grows; then nobody waits."""
+    with GatedStore() as store, Daemon(tmp_path, "--part-size", str(PART_BYTES)) as daemon, live(daemon) as events:
+        url = store.put("a.tar", make_tar(random_samples(50, {"bin": 9_000})))
+        store.let("a.tar", 1)  # what tells size and version
+        page = Page(events)
+        dataset = ShardDataset(url, socket=daemon.socket, job="thirsty")
+        thread = threading.Thread(target=lambda: list(dataset))
+        thread.start()
+        page.until(lambda: [wait["reason"] for wait in page.moment["waits"]] == ["downloading from the object store"])
+        (first,) = page.moment["waits"]
+        assert (first["job"], first["url"], first["readers"]) == ("thirsty", url, 1)
+        assert page.lanes["thirsty"]["counts"]["fetching"][0] >= 1, "for this epoch, and the next"
+        page.until(lambda: page.moment["waits"][0]["for_s"] > first["for_s"])
+        store.let("a.tar")
+        thread.join()
+        page.until(lambda: not page.moment["waits"])
+
+
+def test_what_one_may_not_fetch_is_not_on_the_page(daemon: Daemon, port: int, urls: list[str]) -> None:
+    """By TCP without a token anybody who can log in may look: local files are neither on the map nor named."""
+    daemon.request("POST", "/v1/warm", {"urls": urls})
+    with RawSession(daemon, "secret") as reader, get(port, LIVE_PATH) as answer:
+        reader.plan([*urls, urls[0].replace("000000", "888888")], [0, 1, 4])
+        page = Page(events_of(answer))
+        page.until(lambda: bool(page.moment["gaps"]))
+        assert page.map == {} and "file://" not in str(
+            [page.moment["gaps"], page.moment["lanes"], page.moment["waits"]]
+        )
+
+
+def test_many_pages_cost_one_look(daemon: Daemon) -> None:
+    """Eight pages at once are told of the same looks."""
+    with ExitStack() as streams:
+        pages = [Page(streams.enter_context(live(daemon))) for _ in range(8)]
+        for page in pages:
+            page.hear()
+    assert len({mark for page in pages for mark in page.marks}) <= 4, "each made looks of its own"
+
+
+def test_with_a_token_the_page_comes_and_its_contents_only_with_it(tmp_path: Path) -> None:
+    """A browser brings no header when it opens a page, so that holds nothing; what fills it takes the token."""
+    (token_file := tmp_path / "token").write_text(TOKEN)
+    token_file.chmod(0o600)
+    port = free_port()
+    with Daemon(tmp_path, "--http", f"127.0.0.1:{port}", "--http-token-file", str(token_file)):
+        assert get(port, "/").status_code == 200
+        assert get(port, LIVE_PATH).status_code == 401
+        assert get(port, f"{LIVE_PATH}?token={TOKEN}").status_code == 401, "logs keep addresses"
+        with get(port, LIVE_PATH, Authorization=f"Bearer {TOKEN}") as answer:
+            Page(events_of(answer)).hear()
+
+
+def test_a_daemon_that_stops_ends_what_its_pages_hear(tmp_path: Path) -> None:
+    """It does not wait for pages, and says nothing of it in its log."""
+    daemon = Daemon(tmp_path)
+    daemon.start()
+    with live(daemon) as events:
+        Page(events).hear()
+        assert daemon.stop() == 0
+        with pytest.raises(requests.exceptions.RequestException):
+            Page(events).until(lambda: False)
+    assert "Traceback" not in daemon.tail(100)
+
+
+def test_the_socket_serves_the_page_too(daemon: Daemon) -> None:
+    """For `shardcache dashboard`, with the same headers: there, nobody else adds them."""
+    with session(daemon.socket) as http:
+        page = http.get(f"{BASE_URL}/", timeout=GUARD_S)
+    assert page.text.startswith("<!doctype html>") and "default-src 'self'" in page.headers["Content-Security-Policy"]

@@ -1,0 +1,301 @@
+"""`shardcache doctor` on nodes that are broken for real: each finding names the cause and the command that mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shardcache.cache.operations.origin_probe.findings import Finding, State
+from shardcache.cli.doctor import runner
+from shardcache.cli.doctor.context import Context, gather
+from shardcache.cli.main import app
+from shardcache.protocol import OLDEST_PROTOCOL_VERSION
+from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.folder.layout import Layout
+from support.disks.mounts import Tmpfs, may_mount
+from support.network.other_user import OtherUser, needs_root, open_folder
+from support.network.peer import WELCOME, Peer, scripted
+from support.programs.cli import clean_environment
+from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
+from support.shards.tars import write_shards
+
+needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
+STRANGER = OtherUser(uid=54_321)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """A daemon in a folder that everybody may enter, with a shard in its cache."""
+    with open_folder() as folder, Daemon(folder) as daemon:
+        [shard] = write_shards(folder, 1, samples_per_shard=200)
+        daemon.request("POST", "/v1/warm", {"urls": [f"file://{shard}"]})
+        yield daemon
+
+
+async def look(config: Path | None = None, **flags: str | Path) -> dict[str, Finding]:
+    """Return the findings of a quick look, by their names."""
+    context = await gather({name: str(value) for name, value in flags.items()}, config, quick=True)
+    found = await runner.examine(context, lambda _thing: None)
+    return {finding.check: finding for finding in found}
+
+
+def test_a_node_that_is_well(daemon: Daemon) -> None:
+    """Exit 0; the daemon's own folder and limits, speeds of its disk and of a store that it has read from."""
+    ran = CliRunner().invoke(app, ["doctor", "--json", "--socket", str(daemon.socket)])
+    report = json.loads(ran.stdout)
+    found = {finding["check"]: finding for finding in report["findings"]}
+    assert (ran.exit_code, report["daemon"], report["counts"]["failed"]) == (0, True, 0)
+    assert str(daemon.pid) in found["socket.daemon"]["found"]
+    assert found["daemon.version"]["state"] == "ok"
+    assert str(daemon.cache_dir) in found["cache.folder"]["found"]
+    assert found["disk.write"]["figures"]["bytes_per_s"] > 0 and found["disk.read"]["figures"]["bytes_per_s"] > 0
+    assert found["store.speed"]["subject"].startswith(f"file://{daemon.root}/")
+    assert found["store.speed"]["figures"]["read_bytes"] > 0
+    assert not [path for path in daemon.cache_dir.iterdir() if path.name.startswith("doctor")]
+
+
+def test_without_a_daemon_and_nothing_else_wrong(tmp_path: Path) -> None:
+    """Exit 3, by word as well as by sign, with the command that starts it as it was asked for; nothing is made."""
+    flags = ["--cache-dir", f"{tmp_path}/cache", "--socket", f"{tmp_path}/s.sock"]
+    ran = CliRunner().invoke(app, ["doctor", "--quick", *flags])
+    assert ran.exit_code == 3
+    assert "! warning daemon" in ran.stdout and "✓ ok      folder" in ran.stdout
+    assert f"shardcache serve {' '.join(flags)}" in ran.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_socket_that_a_killed_daemon_left(tmp_path: Path) -> None:
+    """It is told apart from one that was never there."""
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "s.sock"))
+    found = (await look(socket=tmp_path / "s.sock"))["socket.daemon"]
+    assert found.state is State.WARNING and "killed" in found.cause and "shardcache serve" in found.remedy
+
+
+async def test_a_socket_where_clients_do_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config file names another socket than training processes find: the variable that tells them is named."""
+    monkeypatch.delenv("SHARDCACHE_SOCKET")
+    (tmp_path / "conf.toml").write_text(f'socket = "{tmp_path}/s.sock"\n')
+    found = (await look(tmp_path / "conf.toml"))["socket.path"]
+    assert found.state is State.WARNING
+    assert f"export SHARDCACHE_SOCKET={tmp_path}/s.sock" in found.remedy
+
+
+@needs_root
+def test_a_socket_that_is_for_others(daemon: Daemon) -> None:
+    """A user outside of the group is told which one that is; exit 1, though the daemon may be well."""
+    os.chown(daemon.socket, 0, 45_678)
+    code, report = STRANGER.doctor("--socket", daemon.socket)
+    found = {finding["check"]: finding for finding in report["findings"]}
+    assert (code, found["socket.daemon"]["state"]) == (1, "failed")
+    assert "root:45678 0660" in found["socket.daemon"]["cause"]
+    assert found["socket.daemon"]["remedy"].startswith(f"usermod -aG 45678 {STRANGER.uid}")
+    assert found["daemon.version"]["state"] == "skipped"
+
+
+@needs_root
+def test_a_folder_that_its_readers_may_not_enter(daemon: Daemon) -> None:
+    """A user of the socket who may not read the files is found: training would fail at its first shard."""
+    os.chown(daemon.socket, 0, 45_678)
+    os.chown(daemon.cache_dir, 0, 45_679)
+    member = OtherUser(uid=54_322, groups=(45_678,))
+    code, report = member.doctor("--socket", daemon.socket)
+    found = {finding["check"]: finding for finding in report["findings"]}
+    assert (code, found["socket.daemon"]["state"], found["cache.folder"]["state"]) == (1, "ok", "failed")
+    assert found["cache.folder"]["remedy"].startswith("usermod -aG 45679 54322")
+
+
+_CLOSED = 'mount -t tmpfs -o mode=755 tmpfs /run; mkdir -m 0700 /run/shardcache; exec "$@"'
+
+
+@needs_mounts
+def test_a_default_socket_behind_a_closed_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's daemon at the default socket: `--socket` leaves it alone; without, the closed folder is named."""
+    user = OtherUser(STRANGER.uid, within=("unshare", "--mount", "sh", "-c", _CLOSED, "sh"))
+    with open_folder() as folder:
+        options = ("--cache-dir", folder / "cache")
+        folder.chmod(0o777)
+        code, report = user.doctor(*options, "--socket", folder / "s.sock")
+        assert (code, report["counts"]["failed"]) == (3, 0), report["findings"]
+        monkeypatch.delenv("SHARDCACHE_SOCKET")
+        code, report = user.doctor(*options)
+    found = {finding["check"]: finding for finding in report["findings"]}
+    assert (code, report["socket"]) == (1, "/run/shardcache/shardcache.sock")
+    assert (found["socket.path"]["state"], found["socket.daemon"]["state"]) == ("ok", "failed")
+    assert "only its owner may access /run/shardcache" in found["socket.daemon"]["cause"]
+
+
+async def test_a_daemon_of_another_protocol(tmp_path: Path) -> None:
+    """An old daemon's answer to a training process is the doctor's, too: the release to install is named."""
+
+    def old(peer: Peer) -> None:
+        peer.hear()
+        peer.say(**(WELCOME | {"protocol": OLDEST_PROTOCOL_VERSION - 1, "version": "0.0.9"}))
+        peer.stay()
+
+    with scripted(tmp_path / "s.sock", old):
+        found = (await look(socket=tmp_path / "s.sock"))["daemon.version"]
+    assert found.state is State.FAILED
+    assert "0.0.9" in found.found and "install shardcache" in found.remedy
+
+
+async def test_a_daemon_with_few_open_files(daemon: Daemon) -> None:
+    """The limit is the running daemon's own, and the command lifts it there."""
+    before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+    try:
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (100, before[1]))
+        found = (await look(socket=daemon.socket))["kernel.open_files"]
+        assert found.state is State.FAILED and found.figures == {"limit": 100}
+        assert f"prlimit --pid {daemon.pid} --nofile=" in found.remedy
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (300, before[1]))
+        assert (await look(socket=daemon.socket))["kernel.open_files"].state is State.WARNING
+    finally:
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+
+
+async def test_an_environment_that_is_not_the_daemons(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that differ are named, for what is set here alone does not reach the daemon; values are not shown."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
+    found = (await look(socket=daemon.socket))["config.environment"]
+    assert "AWS_SECRET_ACCESS_KEY" in found.found and "the daemon's apply" in found.found
+    assert "do-not-tell" not in json.dumps(found.to_json())
+
+
+async def test_options_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong value fails and is named; a variable that nothing reads is, with the one that was meant."""
+    (tmp_path / "conf.toml").write_text('capacity = "a lot"\n')
+    monkeypatch.setenv("SHARDCACHE_CAPCITY", "1TB")
+    monkeypatch.setenv("SHARDCACHE_SERVICE_HOST", "10.0.0.1")
+    found = await look(tmp_path / "conf.toml", socket=tmp_path / "s.sock")
+    assert found["config.file"].state is State.FAILED and "capacity" in found["config.file"].found
+    assert (
+        found["config.environment"].remedy
+        == 'export SHARDCACHE_CAPACITY="$SHARDCACHE_CAPCITY"; unset SHARDCACHE_CAPCITY'
+    )
+    assert found["store.reach"].state is State.SKIPPED
+
+
+@needs_root
+def test_a_config_for_the_daemon_alone() -> None:
+    """A config that the user may not read is not called wrong; of a folder without write access, the remedy is said."""
+    with open_folder() as folder:
+        config = folder / "conf.toml"
+        config.write_text("")
+        config.chmod(0o600)
+        _, report = STRANGER.doctor("--config", config, "--socket", folder / "s.sock")
+        assert {"config.file": "skipped"}.items() <= {f["check"]: f["state"] for f in report["findings"]}.items()
+        code, report = STRANGER.doctor("--cache-dir", folder / "cache", "--socket", folder / "s.sock")
+    found = {finding["check"]: finding for finding in report["findings"]}
+    assert (code, found["cache.folder"]["state"]) == (1, "failed")
+    assert found["cache.folder"]["remedy"].startswith(f"install -d -o {STRANGER.uid} -m 0750 {folder}/cache")
+
+
+@needs_mounts
+async def test_a_disk_that_is_small_full_without_inodes_or_read_only(tmp_path: Path) -> None:
+    """Each is told apart, with what mends it; none of it is written to."""
+    cache, flags = tmp_path / "disk" / "cache", {"socket": tmp_path / "s.sock"}
+    with Tmpfs(tmp_path / "disk", size_bytes=8_000_000, inodes=1000) as disk:
+        found = await look(cache_dir=cache, capacity="1GB", **flags)
+        assert found["cache.filesystem"].state is State.WARNING and "memory" in found["cache.filesystem"].cause
+        assert found["cache.space"].state is State.WARNING and "--capacity 7MB" in found["cache.space"].remedy
+        disk.fill(leave_bytes=100_000)
+        found = await look(cache_dir=cache, **flags)
+        assert (
+            found["cache.space"].state is State.FAILED
+            and f"du -xh --max-depth=2 {disk.folder}" in found["cache.space"].remedy
+        )
+        disk.relieve()
+        disk.use_up_inodes()
+        found = await look(cache_dir=cache, **flags)
+        assert found["cache.inodes"].state is State.FAILED and "mkfs" in found["cache.inodes"].remedy
+        disk.relieve()
+        assert disk.turn_read_only()
+        found = await look(cache_dir=cache, **flags)
+        assert found["cache.folder"].remedy == f"mount -o remount,rw {disk.folder}"
+
+
+async def test_a_folder_that_another_daemon_holds(tmp_path: Path) -> None:
+    """One that listens elsewhere would keep this one from starting: its process is named."""
+    held = Folder.take(Layout(tmp_path / "cache"), None)
+    try:
+        found = (await look(cache_dir=tmp_path / "cache", socket=tmp_path / "s.sock"))["cache.holder"]
+    finally:
+        held.close()
+    assert found.state is State.FAILED and f"ps -fp {os.getpid()}" in found.remedy
+
+
+async def test_a_folder_of_a_newer_release(tmp_path: Path) -> None:
+    """The daemon would not start over it: that is told beforehand."""
+    (tmp_path / "format").write_text("99\n")
+    found = (await look(cache_dir=tmp_path, socket=tmp_path / "s.sock"))["cache.format"]
+    assert found.state is State.FAILED and "format 99" in found.found and "--cache-dir" in found.remedy
+
+
+@needs_root
+async def test_a_folder_that_another_user_made(tmp_path: Path) -> None:
+    """Files of two users in one cache end in a daemon that may not remove its own."""
+    Folder.take(Layout(tmp_path / "cache"), None).close()
+    os.chown(tmp_path / "cache" / "partial", STRANGER.uid, -1)
+    found = (await look(cache_dir=tmp_path / "cache", socket=tmp_path / "s.sock"))["cache.folder"]
+    assert found.state is State.WARNING
+    assert f"{tmp_path}/cache/partial belongs to {STRANGER.uid}" in found.cause and "chown -R root" in found.remedy
+
+
+async def test_a_disk_that_hangs(tmp_path: Path) -> None:
+    """A check that never returns is abandoned and reported; the report does not wait for its thread."""
+    hangs = threading.Event()
+
+    def never(_context: Context) -> None:
+        hangs.wait()
+
+    context = await gather({"socket": str(tmp_path / "s.sock")}, None)
+    check = runner.Check("disk.hung", "the disk", never)
+    [found] = await runner.examine(context, lambda _thing: None, [check], limit_s=0.01)
+    assert found.state is State.FAILED and "hangs" in found.cause and found.check == "doctor.disk"
+    hangs.set()
+
+
+_BREAK = """
+set -e
+mount -t tmpfs -o size=64m tmpfs /dev/shm
+echo 1000 >"$1/few"; mount --bind "$1/few" /proc/sys/vm/max_map_count
+mount -t tmpfs tmpfs /sys/fs/cgroup; mkdir /sys/fs/cgroup/memory
+echo 200000000 | tee /sys/fs/cgroup/memory.max >/sys/fs/cgroup/memory/memory.limit_in_bytes
+mkdir "$1/lower" "$1/layers" "$1/container"; mount -t tmpfs tmpfs "$1/layers"; mkdir "$1/layers/upper" "$1/layers/work"
+mount -t overlay -o "lowerdir=$1/lower,upperdir=$1/layers/upper,workdir=$1/layers/work" overlay "$1/container"
+exec "$2" -m shardcache doctor --quick --json --cache-dir "$1/container/cache" --socket "$1/s.sock"
+"""
+
+
+@needs_mounts
+def test_a_container_with_everything_too_small(tmp_path: Path) -> None:
+    """In a mount namespace of its own: shared memory, mappings, memory and the container's own layer are warned of."""
+    done = subprocess.run(
+        ["unshare", "--mount", "bash", "-c", _BREAK, "bash", tmp_path, sys.executable],
+        env=clean_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=GUARD_S,
+        check=False,
+    )
+    assert done.returncode == 3, done.stderr
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+    broken = {
+        "kernel.shared_memory": "--shm-size=8g",
+        "kernel.mappings": "sysctl -w vm.max_map_count=65530",
+        "kernel.memory": "--max-connections",
+        "cache.filesystem": "-v /nvme/shardcache:",
+    }
+    for check, remedy in broken.items():
+        assert found[check]["state"] == "warning" and remedy in found[check]["remedy"], found[check]

@@ -1,0 +1,199 @@
+"""`shardcache doctor` and stores that are well, down, forbidden, late, or asked in the wrong way."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from shardcache.cache.operations.origin_probe.findings import Finding, State
+from shardcache.cli.doctor import runner
+from shardcache.cli.doctor.context import gather
+from support.programs.daemon import Daemon
+from support.shards.tars import make_tar, random_samples
+from support.stores.buckets import Bucket
+from support.stores.faulty_s3 import FaultyS3
+
+BODY = os.urandom(3_000_000)
+_LATE_S = 20 * 60
+
+
+async def look(
+    folder: Path, *urls: str, config: str = "", quick: bool = True, allow: tuple[str, ...] = ()
+) -> dict[str, Finding]:
+    """Return what is found of the stores, by check; where there are several stores, of the last one."""
+    (folder / "conf.toml").write_text(config)
+    flags = {"socket": str(folder / "s.sock")} | ({"allow": allow} if allow else {})
+    context = await gather(flags, folder / "conf.toml", urls, quick=quick)
+    found = await runner.examine(context, lambda _thing: None, runner.CHECKS[-1:])
+    return {finding.check: finding for finding in found}
+
+
+def works(finding: Finding) -> bool:
+    """Tell whether it was found to work; how fast depends on who else uses this machine."""
+    return finding.state in (State.OK, State.WARNING)
+
+
+async def test_a_bucket_that_is_well(moto: Bucket, tmp_path: Path) -> None:
+    """Where the credentials come from, in step with the clock, the time to the first byte and the rate."""
+    url = moto.put("a-000000.tar", BODY)
+    found = await look(tmp_path, url, quick=False)
+    checks = ("network.proxy", "store.clock", "store.credentials", "store.reach", "store.speed")
+    assert tuple(found) == checks and all(map(works, found.values())), found
+    assert found["store.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
+    assert "own, as no daemon answers" in found["store.credentials"].found
+    assert found["store.reach"].figures["size_bytes"] == len(BODY)
+    assert found["store.reach"].figures["first_byte_s"] > 0
+    assert found["store.speed"].figures["read_bytes"] == len(BODY)
+    assert abs(found["store.clock"].figures["skew_s"]) < 30
+
+
+async def test_tables_say_what_to_try(moto: Bucket, tmp_path: Path) -> None:
+    """Without a url, a shard below each table's prefix is; a table for a whole protocol names none."""
+    moto.put("below/a.tar", BODY)
+    tables = f'[[origin]]\nmatch = "{moto.url}/below/"\n[[origin]]\nmatch = "gs://"\n'
+    found = await look(tmp_path, config=tables)
+    assert works(found["store.reach"]) and found["store.reach"].subject == f"{moto.url}/below/"
+
+
+async def test_keys_that_the_store_does_not_know(
+    seaweedfs: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real store refuses them: the finding names their source and what to change, and never a secret."""
+    url = seaweedfs.put("a.tar", BODY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-of-mine")
+    found = await look(tmp_path, url)
+    assert found["store.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
+    assert found["store.reach"].state is State.FAILED
+    assert "access_denied" in found["store.reach"].cause and "AWS_PROFILE" in found["store.reach"].remedy
+    assert found["store.reach"].remedy.startswith(f"aws s3 ls {seaweedfs.url}/   #")
+    shown = json.dumps([finding.to_json() for finding in found.values()])
+    assert "wrong-secret-of-mine" not in shown and os.environ["AWS_ACCESS_KEY_ID"] not in shown
+
+
+@pytest.mark.parametrize("daemons_are_right", [True, False], ids=["right", "wrong"])
+async def test_a_daemons_stores_are_judged_by_its_own_credentials(
+    daemons_are_right: bool, seaweedfs: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon is asked: with good keys it passes beside a user whose keys are wrong, and the other way around."""
+    url = seaweedfs.put("a.tar", BODY)
+    daemons, users = ("right", "wrong-secret") if daemons_are_right else ("wrong-secret", "right")
+    secrets = {"right": seaweedfs.env()["AWS_SECRET_ACCESS_KEY"], "wrong-secret": "wrong-secret"}
+    with Daemon(tmp_path, env=seaweedfs.env() | {"AWS_SECRET_ACCESS_KEY": secrets[daemons]}):
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secrets[users])
+        found = await look(tmp_path, url)
+    assert works(found["store.reach"]) is daemons_are_right
+    assert "the daemon's, run as" in found["store.credentials"].found
+    shown = json.dumps([finding.to_json() for finding in found.values()])
+    assert not any(secret in shown for secret in secrets.values())
+
+
+async def test_a_daemon_knows_which_stores_to_try(moto: Bucket, tmp_path: Path) -> None:
+    """Without a url, the daemon tries its own tables' stores and those that shards are cached from, each once."""
+    cached, _ = moto.put("cached/a.tar", make_tar(random_samples(2))), moto.put("below/b.tar", BODY)
+    (tmp_path / "daemon.toml").write_text(f'[[origin]]\nmatch = "{moto.url}/below/"\n')
+    with Daemon(tmp_path, "--config", str(tmp_path / "daemon.toml")) as daemon:
+        assert (await look(tmp_path))["store.reach"].subject == f"{moto.url}/below/"
+        daemon.request("POST", "/v1/warm", {"urls": [cached]})
+        found = await look(tmp_path)
+    assert works(found["store.reach"]) and found["store.reach"].subject == cached
+
+
+async def test_no_credentials_at_all(moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The links of the chain that were asked are named; and so is a profile that nobody wrote."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    url = moto.put("a.tar", BODY)
+    found = (await look(tmp_path, url))["store.credentials"]
+    assert found.state is State.FAILED and "nothing found in the whole chain" in found.cause
+    assert "anon = true" in found.remedy
+    found = (await look(tmp_path, url, config='[[origin]]\nmatch = "s3://"\nprofile = "nobodys"\n'))["store.reach"]
+    assert found.state is State.FAILED and "nobodys" in found.found and "create the profile" in found.remedy
+
+
+async def test_credentials_that_have_expired(faulty: FaultyS3, tmp_path: Path) -> None:
+    """A store's answer to an expired token becomes the remedy to renew it."""
+    faulty.access_key = "renewed"
+    found = (await look(tmp_path, faulty.put("a.tar", BODY)))["store.reach"]
+    assert found.state is State.FAILED
+    assert "expired" in found.found and "renew the daemon's credentials" in found.remedy
+
+
+async def test_a_store_that_is_down(tmp_path: Path) -> None:
+    """Nothing listens there: the endpoint and the table that names it are told."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        table = (
+            f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "http://127.0.0.1:{closed.getsockname()[1]}"\n'
+        )
+        found = await look(tmp_path, "s3://b/a.tar", config=table)
+    assert found["store.clock"].state is State.SKIPPED
+    assert found["store.credentials"].found == "none: the [[origin]] table sets anon"
+    assert (
+        found["store.reach"].state is State.FAILED and "the [[origin]] table for s3://b/" in found["store.reach"].cause
+    )
+    assert "network path" in found["store.reach"].remedy
+
+
+async def test_what_is_not_there_and_what_is_not_allowed(moto: Bucket, tmp_path: Path) -> None:
+    """Two urls of which one is misspelt and one outside the rules: each fails by itself."""
+    missing, outside = f"{moto.url}/none.tar", "s3://other/a.tar"
+    found = (await look(tmp_path, missing))["store.reach"]
+    assert found.state is State.FAILED and "not_found" in found.cause and "typos" in found.remedy
+    found = (await look(tmp_path, outside, allow=(f"{moto.url}/",)))["store.reach"]
+    assert found.state is State.FAILED and "--allow" in found.remedy
+
+
+@pytest.fixture
+async def late() -> AsyncIterator[str]:
+    """A web server whose clock is 20 minutes behind."""
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(status=403, headers={"Date": email.utils.formatdate(time.time() - _LATE_S, usegmt=True)})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def test_a_clock_that_s3_would_refuse(late: str, tmp_path: Path) -> None:
+    """More than 15 minutes off fails where requests are signed, and is a warning where they are not."""
+    table = f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "{late}"\n'
+    found = (await look(tmp_path, "s3://b/a.tar", config=table))["store.clock"]
+    assert found.state is State.FAILED and "15 minutes" in found.cause and "timedatectl" in found.remedy
+    assert 0.9 * _LATE_S < found.figures["skew_s"] < 1.1 * _LATE_S
+    assert (await look(tmp_path, f"{late}/a.tar"))["store.clock"].state is State.WARNING
+
+
+async def test_a_proxy_on_the_way(faulty: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named without its password, with what bypasses it."""
+    faulty.put("a.tar", BODY)
+    monkeypatch.setenv("http_proxy", "http://me:hush@127.0.0.1:1")
+    found = await look(tmp_path, faulty.http_url("a.tar"))
+    assert found["network.proxy"].state is State.WARNING
+    assert (
+        "hush" not in found["network.proxy"].found and 'no_proxy="$no_proxy,127.0.0.1"' in found["network.proxy"].remedy
+    )
+    assert found["store.reach"].state is State.FAILED
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    found = await look(tmp_path, faulty.http_url("a.tar"))
+    assert found["network.proxy"].state is State.OK and works(found["store.reach"])
+
+
+async def test_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None:
+    """Each shard comes in one stream, which is measured all the same."""
+    faulty.ranges = False
+    faulty.put("a.tar", BODY)
+    found = await look(tmp_path, faulty.http_url("a.tar"), quick=False)
+    assert found["store.reach"].state is State.WARNING and "range requests" in found["store.reach"].cause
+    assert found["store.speed"].figures["read_bytes"] == len(BODY)

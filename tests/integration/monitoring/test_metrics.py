@@ -1,0 +1,188 @@
+"""A scrape of a real daemon, and the truth of what is shipped and written about it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parsed
+
+from shardcache_client import ShardDataset
+from support.monitoring.queries import OF_THE_TARGET, ROOT, Query, alerts, panels
+from support.network.ports import free_port
+from support.programs.daemon import Daemon, eventually
+from support.programs.guard import GUARD_S
+from support.programs.raw_session import RawSession
+from support.shards.tars import write_shards
+
+SHARDS = 3
+JOB = 'café "a\\b"\nc{d="e"} 1'
+SUFFIXES = ("_total", "_bucket", "_sum", "_count", "_info")
+UNITS = ("seconds", "bytes", "ratio")
+
+
+FILES = {"origin": "file://", "store": "file://"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """A daemon that has served a job, serves another and has met an error; and what it says of that."""
+
+    daemon: Daemon
+    port: int
+    folder: Path
+    text: str
+
+    @property
+    def families(self) -> dict[str, Metric]:
+        """The families, by name."""
+        return {family.name: family for family in parsed(self.text)}
+
+    def value(self, sample: str, **labels: str) -> float:
+        """Return the value of the sample that has these labels."""
+        samples = [each for family in self.families.values() for each in family.samples if each.name == sample]
+        (found,) = [each.value for each in samples if each.labels == labels]
+        return found
+
+    def labels(self, sample: str) -> list[set[str]]:
+        """Return the labels of each sample of a name."""
+        return [set(each.labels) for family in self.families.values() for each in family.samples if each.name == sample]
+
+
+def over_tcp(port: int, accept: str = "") -> tuple[str, str]:
+    """Return content type and text of a scrape by TCP."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=GUARD_S)
+    try:
+        connection.request("GET", "/metrics", headers={"Accept": accept} if accept else {})
+        with connection.getresponse() as answer:
+            assert answer.status == 200
+            return answer.headers["Content-Type"], answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    """One daemon for all: it has published three shards, read them again, failed to find one, and has a reader."""
+    folder = tmp_path_factory.mktemp("d")
+    (folder / "data").mkdir()
+    urls = [f"file://{path}" for path in write_shards(folder / "data", SHARDS, 10, {"bin": 40_000})]
+    port, config = free_port(), folder / "c.toml"
+    config.write_text('[[origin]]\nmatch = "s3://tiered/"\ntier = "127.0.0.1:9080"\n')
+    flags = ("--http", f"127.0.0.1:{port}", "--scrub-rate", "1GB", "--config", str(config))
+    with Daemon(folder, *flags) as daemon:
+        assert len(list(ShardDataset(urls, socket=daemon.socket, job=JOB))) == SHARDS * 10
+        eventually(lambda: daemon.status()["scrub"]["last_round_ended_at_s"] is not None)
+        with RawSession(daemon, job="reading") as reader:
+            reader.plan([urls[0], f"file://{folder}/missing.tar"], [0, 1])
+            assert reader.take(0)["type"] == "leased"
+            assert reader.take(1)["type"] == "error"
+            yield Scraped(daemon, port, folder, daemon.request("GET", "/metrics").decode())
+
+
+def test_it_tells_what_status_tells(scraped: Scraped) -> None:
+    """The same numbers under other names: nothing is counted twice."""
+    status = scraped.daemon.status()
+    cache, counters = status["cache"], status["counters"]
+    assert scraped.value("shardcache_cache_capacity_bytes") == cache["capacity_bytes"]
+    assert scraped.value("shardcache_cache_used_bytes") == cache["used_bytes"]
+    assert scraped.value("shardcache_cache_shards") == SHARDS
+    assert scraped.value("shardcache_cache_leases") == 1
+    assert scraped.value("shardcache_hit_bytes_total") == counters["hit_bytes"] >= counters["hits"] * 400_000 > 0
+    assert scraped.value("shardcache_tier_failing", tier="127.0.0.1:9080") == 0
+    assert scraped.value("shardcache_hits_total") + scraped.value("shardcache_misses_total") == SHARDS + 1
+    assert scraped.value("shardcache_origin_received_bytes_total") == counters["origin_bytes"]
+    assert scraped.value("shardcache_disk_healthy") == 1
+    assert scraped.value("shardcache_origin_connections", **FILES) == 0
+
+
+def test_a_job_has_its_name_whatever_is_in_it(scraped: Scraped) -> None:
+    """Quotes, backslashes and line ends: they come as they are, and no line of the scrape is made up by them."""
+    job = {"job_name": JOB, "uid": str(os.getuid())}
+    assert scraped.value("shardcache_job_done_shards_total", **job) == SHARDS
+    waited = [scraped.value("shardcache_job_wait_seconds_total", cause=c, **job) for c in ("network", "space", "disk")]
+    assert sum(waited) > 0
+
+
+def test_each_transfer_part_and_wait_is_measured_once(scraped: Scraped) -> None:
+    """As many as there were; the stages of a transfer make up the whole of it."""
+    assert scraped.value("shardcache_transfer_seconds_count") == SHARDS
+    assert scraped.value("shardcache_transfer_seconds_bucket", le="+Inf") == SHARDS
+    assert scraped.value("shardcache_part_seconds_count", **FILES) == SHARDS
+    assert scraped.value("shardcache_first_byte_seconds_count", **FILES) == SHARDS
+    assert scraped.value("shardcache_lease_wait_seconds_count") >= 1
+    stages = [s for s in scraped.families["shardcache_transfer_stage_seconds"].samples if s.name.endswith("_sum")]
+    assert {sample.labels["stage"] for sample in stages} == {"asking", "space", "network", "disk"}
+    whole = scraped.value("shardcache_transfer_seconds_sum")
+    assert sum(sample.value for sample in stages) == pytest.approx(whole, rel=1e-6)
+    assert scraped.value("shardcache_event_loop_lag_seconds_count") > 0
+
+
+def test_errors_are_told_by_their_code(scraped: Scraped) -> None:
+    """Also those that never came, as 0: a counter that begins with 1 looks as if nothing had happened."""
+    failed = scraped.value("shardcache_failed_transfers_total", code="not_found")
+    assert failed >= 1  # it was tried ahead of need, too
+    assert scraped.value("shardcache_origin_errors_total", code="not_found") == failed
+    assert scraped.value("shardcache_origin_errors_total", code="access_denied") == 0
+    assert scraped.value("shardcache_failed_transfers_total", code="corrupt") == 0
+
+
+def test_no_label_is_a_url(scraped: Scraped) -> None:
+    """Metrics name no url: who may see which is a matter of rules, and there are too many."""
+    assert str(scraped.folder) not in scraped.text
+    assert "missing.tar" not in scraped.text
+
+
+def test_it_is_to_be_had_by_tcp_in_both_formats(scraped: Scraped) -> None:
+    """As text by default, as OpenMetrics where that is asked for, with the same families."""
+    kind, text = over_tcp(scraped.port)
+    assert kind.startswith("text/plain; version=")
+    kind, strict = over_tcp(scraped.port, "application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text; version=1.0.0")
+    assert {family.name for family in openmetrics(strict)} == {family.name for family in parsed(text)}
+
+
+def test_names_follow_the_conventions(scraped: Scraped) -> None:
+    """Prefix, base units at the end, `_total` for counters and nothing else, a sentence of help for each."""
+    for name, family in scraped.families.items():
+        assert re.fullmatch(r"(shardcache|process)_[a-z][a-z0-9_]*", name), name
+        assert family.documentation.endswith("."), name
+        assert family.type in ("counter", "gauge", "histogram"), name
+        assert not re.search(r"_(total|count|sum|bucket|milli\w*|ms|kb|mb|minutes|percent)(_|$)", name), name
+        assert all(sample.name.endswith("_total") for sample in family.samples if family.type == "counter"), name
+        for unit in UNITS:
+            assert unit not in name or name.endswith(unit), name
+
+
+def documented() -> dict[str, tuple[str, set[str]]]:
+    """Return type and labels of each metric that docs/metrics.md names."""
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([^|]*) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    return {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+
+def test_the_document_names_every_metric(scraped: Scraped) -> None:
+    """With its type and its labels, and none that is not there."""
+    found = {}
+    for name, family in scraped.families.items():
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        found[name + "_total" if family.type == "counter" else name] = (family.type, labels)
+    assert documented() == found
+
+
+@pytest.mark.parametrize("queries", [panels, alerts])
+def test_what_is_asked_of_prometheus_is_there(scraped: Scraped, queries: Callable[[], Iterator[Query]]) -> None:
+    """Each metric that a panel or an alert names is in a scrape, with the labels that it selects, groups by, shows."""
+    for query in queries():
+        names = query.metrics()
+        found = {name: scraped.labels(name) for name in names if name != "up"}  # that one is Prometheus' own
+        assert all(found.values()), query
+        for name, samples in found.items():
+            assert all(names[name] <= labels | OF_THE_TARGET for labels in samples), (name, query)
+        assert query.shown <= OF_THE_TARGET.union(*(labels for samples in found.values() for labels in samples)), query

@@ -1,0 +1,168 @@
+"""Every other filesystem: local files, memory, asynchronous ones, missing ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from shardcache.config import OriginTable
+from shardcache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    MissingPackageError,
+    NotFoundError,
+    OriginUnavailableError,
+)
+from shardcache.origin.base import RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.transport.flow import nothing
+from support.stores.origins import read_range, read_whole
+
+DATA = bytes(range(256)) * 10
+
+
+class AsyncMemory(AsyncFileSystem):  # type: ignore[misc]
+    """The memory filesystem behind fsspec's asynchronous interface."""
+
+    protocol = "asyncmemory"
+    memory = MemoryFileSystem()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(MemoryFileSystem._strip_protocol(path.replace("asyncmemory://", "memory://")))
+
+    async def _info(self, path: str, **options: Any) -> Any:
+        return self.memory.info(path)
+
+    async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> Any:
+        return self.memory.cat_file(path, start, end)
+
+    async def _find(self, path: str, detail: bool = False, **options: Any) -> Any:
+        return self.memory.find(path, detail=detail)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """An empty folder of the parametrized protocol, as a url."""
+    if request.param == "file":
+        yield f"file://{tmp_path}/"
+    elif request.param == "path":
+        yield f"{tmp_path}/"
+    else:
+        fsspec.register_implementation("asyncmemory", AsyncMemory, clobber=True)
+        MemoryFileSystem.store.clear()
+        yield f"{request.param}://train/"
+        MemoryFileSystem.store.clear()
+
+
+def write(url: str, data: bytes) -> None:
+    """Make a file of the folder's kind."""
+    with fsspec.open(url.replace("asyncmemory", "memory"), "wb", auto_mkdir=True) as file:
+        file.write(data)
+
+
+async def read(origins: Origins, obj: RemoteObject, start: int, stop: int) -> bytes:
+    """Return a range as one."""
+    return await read_range(origins.origin(obj.url), obj, start, stop)
+
+
+@pytest.mark.parametrize("folder", ["file", "path", "memory", "asyncmemory"], indirect=True)
+async def test_files_are_found_and_read(folder: str, origins: Origins) -> None:
+    """On every kind: size, ranges, parts, and a listing that gives what stat gives."""
+    for name in ("b.tar", "sub/c.tar", "a.tar"):
+        write(folder + name, DATA)
+    origin = origins.origin(folder)
+    obj = await origin.stat(folder + "a.tar")
+    assert (obj.size_bytes, obj.ranges, obj.guarded) == (len(DATA), True, False)
+    assert await read(origins, obj, 100, 300) == DATA[100:300]
+    assert b"".join(await read_whole(origin, obj, 1000)) == DATA
+    found = await origin.list_prefix(folder, nothing)
+    assert [entry.url for entry in found] == [folder + name for name in ("a.tar", "b.tar", "sub/c.tar")]
+    assert found[0] == obj
+    assert [entry.url for entry in await origin.list_prefix(folder + "b", nothing)] == [folder + "b.tar"]
+    assert await origin.list_prefix(folder + "none/", nothing) == []
+
+
+@pytest.mark.parametrize("folder", ["file", "memory"], indirect=True)
+async def test_a_replaced_file_is_another_version(folder: str, origins: Origins) -> None:
+    """The version changes with the content, also when the size does not."""
+    write(folder + "a.tar", DATA)
+    before = await origins.origin(folder).stat(folder + "a.tar")
+    write(folder + "a.tar", DATA[::-1])
+    assert (await origins.origin(folder).stat(folder + "a.tar")).version != before.version
+
+
+@pytest.mark.parametrize("folder", ["file", "memory", "asyncmemory"], indirect=True)
+async def test_what_is_missing_or_a_folder_is_named(folder: str, origins: Origins) -> None:
+    """Neither is retried; the folder's error says how to name its shards."""
+    write(folder + "a.tar", DATA)
+    with pytest.raises(NotFoundError):
+        await origins.origin(folder).stat(folder + "b.tar")
+    with pytest.raises(NotFoundError, match="folder") as refused:
+        await origins.origin(folder).stat(folder.rstrip("/"))
+    assert "/" in refused.value.remedy
+
+
+@pytest.mark.parametrize("folder", ["file"], indirect=True)
+async def test_a_file_cut_short_meanwhile_is_not_served(folder: str, origins: Origins) -> None:
+    """Fewer bytes than the version had are an error and never a short part."""
+    write(folder + "a.tar", DATA)
+    obj = await origins.origin(folder).stat(folder + "a.tar")
+    os.truncate(folder.removeprefix("file://") + "a.tar", 100)
+    with pytest.raises(OriginUnavailableError):
+        await read(origins, obj, 0, 200)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+async def test_a_file_that_may_not_be_read_is_denied(tmp_path: Path, origins: Origins) -> None:
+    """The filesystem's own permissions count."""
+    file = tmp_path / "a.tar"
+    file.write_bytes(DATA)
+    obj = await origins.origin(str(file)).stat(str(file))
+    file.chmod(0)
+    with pytest.raises(AccessDeniedError):
+        await read(origins, obj, 0, 10)
+
+
+async def test_a_missing_package_is_named(origins: Origins) -> None:
+    """A filesystem whose package is not installed says which one to install."""
+    for url, package in {"gs://b/a.tar": "gcsfs", "abfs://c/a.tar": "adlfs", "oss://b/a.tar": "ossfs"}.items():
+        with pytest.raises(MissingPackageError, match=package) as missing:
+            await origins.origin(url).stat(url)
+        assert missing.value.remedy == f"pip install {package}"
+
+
+async def test_a_package_that_the_filesystem_does_not_name_is_quoted(origins: Origins) -> None:
+    """An ImportError that a filesystem raises itself names no module; its text says what is missing."""
+
+    class Needy(MemoryFileSystem):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            raise ImportError("get the frobnicator")
+
+    fsspec.register_implementation("needy", Needy, clobber=True)
+    with pytest.raises(MissingPackageError, match=r"need a Python package \(get the frobnicator\)") as missing:
+        await origins.origin("needy://a.tar").stat("needy://a.tar")
+    assert missing.value.remedy == "install the package for the daemon"
+
+
+async def test_an_unknown_protocol_is_a_config_error(origins: Origins) -> None:
+    """A url without a filesystem is no matter of packages or retries."""
+    for url in ("s4://b/a.tar", "-://b/a.tar"):
+        with pytest.raises(ConfigError, match=r"has no filesystem"):
+            await origins.origin(url).stat(url)
+
+
+async def test_storage_options_that_do_not_fit_are_a_config_error() -> None:
+    """An argument that a filesystem's own constructor refuses points to the config."""
+    table = OriginTable.model_validate({"match": "webhdfs://", "storage_options": {"nonsense": 1}})
+    origins = Origins([table], max_connections=1)
+    with pytest.raises(ConfigError, match="storage_options"):
+        await origins.origin("webhdfs://h/a.tar").stat("webhdfs://h/a.tar")
+    await origins.close()

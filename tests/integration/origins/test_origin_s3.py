@@ -1,0 +1,285 @@
+"""S3 through s3fs: versions, ranges, refusals, credentials."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from awscrt import checksums
+
+from shardcache.config import OriginTable
+from shardcache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    NotFoundError,
+    OriginBusyError,
+    OriginError,
+    OriginUnavailableError,
+    ShardChangedError,
+)
+from shardcache.origin.base import Checksum, RemoteObject
+from shardcache.origin.registry import Origins
+from shardcache.transport.flow import Free, nothing
+from support.stores.buckets import Bucket, use_aws
+from support.stores.faulty_s3 import Fault, FaultyS3, aws_env
+from support.stores.origins import read_range, read_whole
+
+DATA = bytes(range(256)) * 400
+
+
+def table(**fields: object) -> OriginTable:
+    """Return the table for every s3:// url."""
+    return OriginTable.model_validate({"match": "s3://", **fields})
+
+
+async def read(origins: Origins, obj: RemoteObject, start: int, stop: int) -> bytes:
+    """Return a range as one."""
+    return await read_range(origins.origin(obj.url), obj, start, stop)
+
+
+@pytest.mark.parametrize("store", ["moto", "seaweedfs"])
+async def test_stat_and_ranges_give_the_object(store: str, origins: Origins, request: pytest.FixtureRequest) -> None:
+    """On both servers: size, version as the listing has it, and exactly the bytes asked for, reported as they come."""
+    bucket: Bucket = request.getfixturevalue(store)
+    url = bucket.put("train/a.tar", DATA)
+    origin = origins.origin(url)
+    obj = await origin.stat(url)
+    assert (obj.url, obj.size_bytes, obj.ranges, obj.guarded) == (url, len(DATA), True, True)
+    assert await origin.list_prefix(f"{bucket.url}/train/", nothing) == [obj]
+    counts: list[int] = []
+    assert await read_range(origin, obj, 1000, 70_000, Free(counts.append)) == DATA[1000:70_000]
+    assert sum(counts) == 69_000
+    assert [len(part) for part in await read_whole(origin, obj, 100_000)] == [100_000, 2_400]
+
+
+@pytest.mark.parametrize("store", ["moto", "seaweedfs"])
+async def test_a_replaced_object_is_noticed(store: str, origins: Origins, request: pytest.FixtureRequest) -> None:
+    """If-Match refuses every range of a version that is gone."""
+    bucket: Bucket = request.getfixturevalue(store)
+    url = bucket.put("a.tar", DATA)
+    obj = await origins.origin(url).stat(url)
+    bucket.put("a.tar", DATA[::-1])
+    with pytest.raises(ShardChangedError):
+        await read(origins, obj, 0, 10)
+
+
+@pytest.mark.parametrize(("algorithm", "update"), [("CRC32C", checksums.crc32c), ("CRC32", checksums.crc32)])
+async def test_the_whole_objects_checksum_is_taken(
+    algorithm: str, update: object, moto: Bucket, origins: Origins
+) -> None:
+    """A checksum over the whole object, as the store gives it, comes with stat."""
+    value = checksums.crc32c(DATA) if algorithm == "CRC32C" else checksums.crc32(DATA)
+    encoded = base64.b64encode(value.to_bytes(4, "big")).decode()
+    url = moto.put("a.tar", DATA, ChecksumAlgorithm=algorithm, **{f"Checksum{algorithm}": encoded})
+    obj = await origins.origin(url).stat(url)
+    assert obj.checksum == Checksum(algorithm.lower(), value)
+
+
+async def test_a_checksum_of_parts_checksums_is_ignored(moto: Bucket, origins: Origins) -> None:
+    """A multipart object's composite checksum is not one of its bytes, nor is its ETag."""
+    client, where = moto.server.client, {"Bucket": moto.name, "Key": "a.tar"}
+    upload = client.create_multipart_upload(**where, ChecksumAlgorithm="CRC32")["UploadId"]
+    part = client.upload_part(**where, UploadId=upload, PartNumber=1, Body=DATA, ChecksumAlgorithm="CRC32")
+    parts = [{"PartNumber": 1, "ETag": part["ETag"], "ChecksumCRC32": part["ChecksumCRC32"]}]
+    client.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": parts})
+    obj = await origins.origin(f"{moto.url}/a.tar").stat(f"{moto.url}/a.tar")
+    assert obj.checksum is None
+    assert await read(origins, obj, 5, 10) == DATA[5:10]
+
+
+async def test_an_empty_object_is_an_object(moto: Bucket, origins: Origins) -> None:
+    """Zero bytes stat like any other and stream as no part at all."""
+    url = moto.put("empty.tar", b"")
+    obj = await origins.origin(url).stat(url)
+    assert obj.size_bytes == 0
+    assert await read_whole(origins.origin(url), obj, 10) == []
+
+
+async def test_what_is_missing_is_named(moto: Bucket, origins: Origins) -> None:
+    """A missing key and a missing bucket are told apart, though HEAD tells neither."""
+    with pytest.raises(NotFoundError, match="object does not exist") as key:
+        await origins.origin(moto.url).stat(f"{moto.url}/no.tar")
+    assert key.value.url == f"{moto.url}/no.tar"
+    with pytest.raises(NotFoundError, match="bucket does not exist"):
+        await origins.origin(moto.url).stat("s3://no-such-bucket-here/no.tar")
+    with pytest.raises(NotFoundError, match="bucket does not exist"):
+        await origins.origin(moto.url).list_prefix("s3://no-such-bucket-here/", nothing)
+
+
+async def test_a_prefix_without_its_slash_is_explained(moto: Bucket, origins: Origins) -> None:
+    """A url that stops at a bucket or a prefix names no object, and the remedy is the slash."""
+    moto.put("train/a.tar", DATA)
+    for url in (moto.url, f"{moto.url}/train"):
+        with pytest.raises(NotFoundError) as caught:
+            await origins.origin(url).stat(url)
+        assert caught.value.url == url
+        assert "/" in caught.value.remedy and "end" in caught.value.remedy
+
+
+async def test_a_bucket_that_is_no_bucket_name_is_refused(moto: Bucket, origins: Origins) -> None:
+    """A request that the client itself rejects is no matter of retries."""
+    with pytest.raises(OriginError) as refused:
+        await origins.origin("s3://x").stat("s3://UPPER case/a.tar")
+    assert not refused.value.retryable
+
+
+async def test_wrong_credentials_are_denied_with_a_remedy(
+    seaweedfs: Bucket, origins: Origins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real server's refusal of an unknown key, and of a wrong secret, says what to do."""
+    url = seaweedfs.put("a.tar", DATA)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(AccessDeniedError, match="SignatureDoesNotMatch"):
+        await origins.origin(url).stat(url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
+    with pytest.raises(AccessDeniedError, match="InvalidAccessKeyId") as denied:
+        await origins.origin(url).stat(url)
+    assert "credentials" in denied.value.remedy
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", seaweedfs.env()["AWS_ACCESS_KEY_ID"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", seaweedfs.env()["AWS_SECRET_ACCESS_KEY"])
+    assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
+
+
+async def test_no_credentials_at_all_names_anon(
+    faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without any credentials the error says how to ask anonymously; doing so works."""
+    url = faulty.put("a.tar", DATA)
+    env = {name: value for name, value in faulty.env().items() if "KEY" not in name}
+    use_aws(monkeypatch, tmp_path, env)
+    with pytest.raises(AccessDeniedError) as denied:
+        await origins.origin(url).stat(url)
+    assert "anon = true" in denied.value.remedy
+    anonymous = Origins([table(anon=True)], max_connections=4)
+    assert (await anonymous.origin(url).stat(url)).size_bytes == len(DATA)
+    await anonymous.close()
+
+
+async def test_expired_credentials_are_read_again(
+    faulty: FaultyS3, origins: Origins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """When keys in a file expire the next try may succeed, and does once the file has new ones: no restart."""
+    url, file = faulty.put("a.tar", DATA), tmp_path / "credentials"
+    env = {name: value for name, value in faulty.env().items() if "KEY" not in name}
+    use_aws(monkeypatch, tmp_path, env | {"AWS_SHARED_CREDENTIALS_FILE": str(file)})
+    file.write_text("[default]\naws_access_key_id = old\naws_secret_access_key = x\n")
+    faulty.access_key = "old"
+    obj = await origins.origin(url).stat(url)
+    faulty.access_key = "new"
+    with pytest.raises(OriginUnavailableError, match="expired"):
+        await read(origins, obj, 0, 10)
+    file.write_text("[default]\naws_access_key_id = new\naws_secret_access_key = x\n")
+    assert await read(origins, obj, 0, 10) == DATA[:10]
+
+
+async def test_the_tables_options_reach_the_store(
+    moto: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Endpoint, region and profile of the table with the longest match are the ones in use."""
+    url = moto.put("a.tar", DATA)
+    endpoint = moto.env()["AWS_ENDPOINT_URL"]
+    use_aws(monkeypatch, tmp_path, {"AWS_EC2_METADATA_DISABLED": "true"})
+    (tmp_path / "AWS_CONFIG_FILE").write_text("[profile lab]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    near = table(match=moto.url, endpoint_url=endpoint, region="us-east-1", profile="lab", require_end=False)
+    origins = Origins([table(endpoint_url="http://127.0.0.1:1", anon=True), near], max_connections=4)
+    assert (await origins.origin(url).stat(url)).size_bytes == len(DATA)
+    assert not origins.rule(url).require_end
+    assert origins.rule("s3://elsewhere/a.tar").require_end
+    with pytest.raises(OriginUnavailableError):
+        await origins.origin("s3://elsewhere/a.tar").stat("s3://elsewhere/a.tar")
+    await origins.close()
+
+
+async def test_a_profile_that_is_not_there_is_a_config_error(moto: Bucket) -> None:
+    """A misspelt profile is no reason to retry."""
+    origins = Origins([table(profile="nobody")], max_connections=4)
+    with pytest.raises(ConfigError, match="nobody"):
+        await origins.origin(moto.url).stat(f"{moto.url}/a.tar")
+    await origins.close()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fault.RESET, Fault.TRUNCATE, Fault.SLOW_DOWN, Fault.SERVER_ERROR, Fault.WRONG_RANGE, Fault.IGNORE_RANGE],
+)
+async def test_bad_answers_may_be_asked_for_again(fault: Fault, faulty: FaultyS3, origins: Origins) -> None:
+    """Each broken or mislabelled answer is a retryable error, which knows a busy store; the next, good one is taken."""
+    obj = await origins.origin("s3://x").stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", fault)
+    with pytest.raises(OriginUnavailableError) as broken:
+        await read(origins, obj, 100, 50_000)
+    assert broken.value.url == obj.url
+    assert isinstance(broken.value, OriginBusyError) == (fault is Fault.SLOW_DOWN)
+    assert await read(origins, obj, 100, 50_000) == DATA[100:50_000]
+
+
+async def test_a_store_that_takes_no_signed_urls_is_asked_through_the_sdk(faulty: FaultyS3, origins: Origins) -> None:
+    """It gives the same answers, and is soon spared the question that it does not like."""
+    faulty.access_key = "test"  # which it looks for in the header alone
+    url = faulty.put("a.tar", DATA)
+    found = [await origins.origin(url).stat(url) for _ in range(3)]
+    assert {obj.size_bytes for obj in found} == {len(DATA)}
+    before = len(faulty.seen)
+    assert await read(origins, found[0], 0, 10) == DATA[:10]
+    await origins.origin(url).stat(url)
+    assert [method for method, *_ in faulty.seen[before:]] == ["GET", "HEAD"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "aws-chunked", None])
+@pytest.mark.parametrize("lengths", [True, False], ids=["lengths", "chunks"])
+async def test_stored_bytes_come_however_they_are_labelled_and_sent(
+    encoding: str | None, lengths: bool, faulty: FaultyS3, origins: Origins
+) -> None:
+    """An object's Content-Encoding changes nothing about its bytes; answers in chunks are read like any others."""
+    faulty.encoding, faulty.lengths = encoding, lengths
+    stored = gzip.compress(DATA)
+    obj = await origins.origin("s3://x").stat(faulty.put("a.tar", stored))
+    for _ in range(5):  # however often the fast path hands them on
+        assert await read(origins, obj, 0, obj.size_bytes) == stored
+
+
+async def test_another_etag_in_the_answer_is_a_change(faulty: FaultyS3, origins: Origins) -> None:
+    """A store that ignores If-Match is caught by the ETag it sends."""
+    obj = await origins.origin("s3://x").stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", Fault.WRONG_ETAG)
+    with pytest.raises(ShardChangedError):
+        await read(origins, obj, 0, 10)
+
+
+async def test_a_refused_connection_may_be_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A store that is down is a matter of retries."""
+    use_aws(monkeypatch, tmp_path, {})
+    origins = Origins([table(endpoint_url="http://127.0.0.1:1", anon=True)], max_connections=4)
+    with pytest.raises(OriginUnavailableError, match="connection to the origin failed"):
+        await origins.origin("s3://b").stat("s3://b/a.tar")
+    await origins.close()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>",
+        "<IsTruncated>true</IsTruncated>",
+        "<IsTruncated>false</IsTruncated><Contents><Key>a.tar</Key><ETag>1</ETag></Contents>",
+        "<Code>InternalError</Code>",
+    ],
+    ids=["endless", "no next page", "no size", "an error in disguise"],
+)
+async def test_a_listing_that_makes_no_sense_is_an_error(
+    page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, origins: Origins
+) -> None:
+    """It is not read for ever, nor taken for less than the whole."""
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(text=f"<ListBucketResult>{page}</ListBucketResult>", content_type="application/xml")
+
+    app = web.Application()
+    app.router.add_get("/{bucket}", answer)
+    async with TestServer(app) as server:
+        use_aws(monkeypatch, tmp_path, aws_env(str(server.make_url("")).rstrip("/")))
+        with pytest.raises(OriginUnavailableError):
+            await origins.origin("s3://bucket/").list_prefix("s3://bucket/", nothing)

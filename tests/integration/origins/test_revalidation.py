@@ -1,0 +1,196 @@
+"""Cached shards whose version was last asked for long ago, before stores that answer late or never."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from fsspec import AbstractFileSystem, register_implementation
+
+from shardcache.cache.catalog.aliases import AliasTable
+from shardcache.cache.catalog.revalidation import Revalidation
+from shardcache.errors import NotFoundError, OriginUnavailableError
+from shardcache.observability.metrics import Counters
+from shardcache.origin.registry import Origins
+from shardcache.store.folder.layout import shard_key
+from support.programs.daemon import Daemon, eventually
+from support.programs.raw_session import RawSession
+from support.shards.stores import open_store, publish
+from support.shards.tars import make_tar, random_samples
+from support.stores.buckets import Bucket
+from support.stores.faulty_proxy import FaultyProxy
+from support.stores.faulty_s3 import Fault, FaultyS3
+from support.stores.mischief import Mischief
+
+SHARDS = 12
+
+
+@pytest.fixture
+def proxy(moto: Bucket) -> Iterator[FaultyProxy]:
+    """A gate in front of the origin."""
+    with FaultyProxy(moto.env()["AWS_ENDPOINT_URL"]) as proxy:
+        yield proxy
+
+
+def shard(seed: int) -> bytes:
+    """Return one edition of a shard."""
+    return make_tar(random_samples(2, seed=seed))
+
+
+def read(session: RawSession, position: int) -> bytes:
+    """Lease a shard, read it and give it back."""
+    granted = session.take(position)
+    body = Path(granted["path"]).read_bytes()
+    session.send(type="release", lease=granted["lease"])
+    return body
+
+
+def test_a_store_that_hangs_holds_back_no_cached_shard(moto: Bucket, proxy: FaultyProxy, tmp_path: Path) -> None:
+    """All are served while it answers nothing, and it is asked one question at a time, not one for each of them.
+
+    Once it is well, a shard that was replaced meanwhile is read in its new version.
+    """
+    urls = [moto.put(f"{number}.tar", shard(0)) for number in range(SHARDS)]
+    order = list(range(SHARDS))
+    env = proxy.env(moto.env())
+    with Daemon(tmp_path, "--listing-ttl-s", "0", env=env) as daemon, RawSession(daemon) as session:
+        session.plan(urls, order)
+        assert {read(session, position) for position in order} == {shard(0)}
+        proxy.fail(Mischief.HEAD_SILENCE)
+        moto.put("0.tar", shard(1))
+        assert {read(session, position) for position in order} == {shard(0)}
+        assert 0 < proxy.done[Mischief.HEAD_SILENCE] < SHARDS
+        proxy.heal()
+        eventually(lambda: read(session, 0) == shard(1))
+        assert read(session, 1) == shard(0)
+
+
+class Asking:
+    """Revalidation of one cached shard of a store that misbehaves."""
+
+    def __init__(self, root: Path, faulty: FaultyS3, origins: Origins, group: asyncio.TaskGroup) -> None:
+        self._store, self._root = open_store(root), root
+        self.names, self.faulty = AliasTable(self._store.shards), faulty
+        self.revalidation = Revalidation(self._store, origins, self.names, Counters(), group, ttl_s=0.0)
+        self.url = faulty.put("a.tar", shard(0))
+
+    async def publish(self, version: str) -> None:
+        """Have the shard in the cache, in a version."""
+        await publish(self._store, self.url, version=version)
+        self.names.learn(self.url, shard_key(self.url, version), float("-inf"))
+
+    async def check(self) -> str:
+        """Check it as a lease does, and return the key that would be served."""
+        await self.revalidation.check(self.url, self.url)
+        return self.names.key(self.url)
+
+    @property
+    def heads(self) -> int:
+        """Number of questions to the origin."""
+        return sum(method == "HEAD" for method, *_ in self.faulty.seen)
+
+
+@pytest.fixture
+async def asking(tmp_path: Path, faulty: FaultyS3, origins: Origins) -> AsyncIterator[Asking]:
+    """A cached shard in the store's version."""
+    async with asyncio.TaskGroup() as group:
+        found = Asking(tmp_path, faulty, origins, group)
+        obj = await origins.origin(found.url).stat(found.url)
+        await found.publish(obj.version)
+        faulty.seen.clear()
+        yield found
+        found.revalidation.stop()
+
+
+async def test_one_question_for_all_who_lease_a_shard(asking: Asking) -> None:
+    """Readers that come together ask once, and each again when the answer is old."""
+    assert len(set(await asyncio.gather(*(asking.check() for _ in range(20))))) == 1
+    assert asking.heads == 1
+    await asking.check()
+    assert asking.heads == 2
+
+
+async def test_a_prompt_answer_counts_at_once(asking: Asking) -> None:
+    """A shard that was replaced, or is gone, is noticed by the very lease that asks."""
+    former = await asking.check()
+    asking.faulty.put("a.tar", shard(1))
+    assert await asking.check() != former
+    await asking.publish("another")
+    asking.faulty.remove("a.tar")
+    with pytest.raises(NotFoundError):
+        await asking.check()
+
+
+async def test_a_late_answer_counts_from_the_next_lease_on(asking: Asking) -> None:
+    """A lease during the check gets the cached version, without a question of its own; the answer comes after it."""
+    former = asking.names.key(asking.url)
+    asking.faulty.fail("a.tar", Fault.LATE, method="HEAD", times=10)
+    asking.faulty.put("a.tar", shard(1))
+    assert {await asking.check() for _ in range(5)} == {former}
+    assert len(asking.revalidation.questions) == 1
+    asking.faulty.answer_late()
+    await asyncio.gather(*asking.revalidation.questions)
+    assert asking.names.key(asking.url) != former
+
+
+async def test_an_answer_older_than_a_transfers_is_not_believed(asking: Asking) -> None:
+    """Facts that a transfer learned while a question was under way stay."""
+    asking.faulty.fail("a.tar", Fault.LATE, method="HEAD", times=10)
+    await asking.check()
+    asking.names.learn(asking.url, "newer", asyncio.get_running_loop().time())
+    asking.faulty.answer_late()
+    await asyncio.gather(*asking.revalidation.questions)
+    assert asking.names.key(asking.url) == "newer"
+
+
+def test_credentials_that_expire_end_no_daemon(moto: Bucket, tmp_path: Path) -> None:
+    """While a credential process gives out nothing but what has expired, a cached shard is served, another refused."""
+    issued, config = tmp_path / "issued.json", tmp_path / "config"
+    config.write_text(f"[default]\ncredential_process = cat {issued}\n")
+    env = moto.env() | {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": str(config)}
+    urls = [moto.put(f"{number}.tar", shard(number)) for number in range(2)]
+    issue(issued, timedelta(minutes=5))
+    flags = ("--listing-ttl-s", "0", "--attempts", "1")
+    with Daemon(tmp_path, *flags, env=env) as daemon, RawSession(daemon) as session:
+        session.plan(urls, [0, 0])
+        assert read(session, 0) == shard(0)
+        issue(issued, timedelta(minutes=-5))
+        assert read(session, 1) == shard(0)
+        session.plan(urls, [1])
+        error = session.ask("lease", position=0)["error"]
+        assert (error["code"], error["url"]) == (OriginUnavailableError.code, urls[1])
+        assert "renew" in error["remedy"]
+
+
+def issue(path: Path, valid_for: timedelta) -> None:
+    """Write what a credential process prints; the SDK asks for others as soon as these end within minutes."""
+    ends = (datetime.now(UTC) + valid_for).isoformat()
+    key = {"Version": 1, "AccessKeyId": "id", "SecretAccessKey": "secret", "SessionToken": "token", "Expiration": ends}
+    path.write_text(json.dumps(key))
+
+
+class OddFileSystem(AbstractFileSystem):  # type: ignore[misc]
+    """Raises what no file system is expected to raise."""
+
+    protocol = "odd"
+
+    def info(self, path: str, **_options: object) -> dict[str, object]:
+        """Fail."""
+        raise LookupError(path)
+
+
+async def test_an_error_that_nobody_expects_ends_no_daemon(tmp_path: Path) -> None:
+    """A filesystem of another package may raise anything: the cached version is served, and the tasks beside go on."""
+    register_implementation("odd", OddFileSystem, clobber=True)
+    store, url, origins = open_store(tmp_path), "odd://host/a.tar", Origins((), max_connections=1)
+    await publish(store, url, version="1")
+    names = AliasTable(store.shards)
+    names.learn(url, shard_key(url, "1"), float("-inf"))
+    async with asyncio.TaskGroup() as group:
+        await Revalidation(store, origins, names, Counters(), group, ttl_s=0.0).check(url, url)
+        assert names.key(url) == shard_key(url, "1")
+    await origins.close()

@@ -1,0 +1,137 @@
+"""The sdist and the wheel: complete, in order for PyPI, and enough for an environment that has nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from shardcache import __version__
+from support.programs.daemon import Daemon, spawn
+from support.programs.guard import GUARD_S
+from support.programs.installed import Environment
+from support.shards.tars import make_tar, random_samples
+
+ROOT = Path(__file__).parents[3]
+
+READ = """
+import sys
+from shardcache_client import ShardDataset
+print(sum(1 for sample in ShardDataset(sys.argv[1], socket=sys.argv[2])))
+"""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of both packages, built as a release is: the sdist from the checkout, the wheel from the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    run("build", "--no-isolation", "--outdir", folder, ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    """The wheel."""
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
+    """A node's environment: `shardcache[daemon]`."""
+    made = Environment(tmp_path_factory.mktemp("daemon"))
+    made.install(wheel, "daemon")
+    return made
+
+
+def run(module: str, *args: str | Path) -> None:
+    """Run one of Python's packaging tools. It must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=GUARD_S,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_pypi_would_accept_and_show_them(dist: Path) -> None:
+    """Twine finds no fault with the metadata and the README of either."""
+    packages = sorted(path.name for path in dist.iterdir())
+    assert packages == [f"shardcache-{__version__}-py3-none-any.whl", f"shardcache-{__version__}.tar.gz"]
+    run("twine", "check", "--strict", *dist.iterdir())
+
+
+def test_the_sdist_is_the_checkout(dist: Path) -> None:
+    """Tests, documentation and image can be made from it: it has all that lies in the checkout and belongs to it."""
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as tar:
+        packed = {name.partition("/")[2] for name in tar.getnames()}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if tracked.returncode:
+        pytest.skip("the checkout has no git: nothing says which files belong to it")
+    assert {name for name in tracked.stdout.splitlines() if (ROOT / name).is_file()} - packed == set()
+
+
+def test_the_wheel_has_both_packages_and_nothing_else(wheel: Path) -> None:
+    """Every module, page and marker of types below the two packages is in it; no test, and no third package."""
+    with zipfile.ZipFile(wheel) as packed:
+        names = {name for name in packed.namelist() if ".dist-info/" not in name}
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "shardcache").rglob("*") if path.is_file()}
+    client = ROOT / "client"
+    sources |= {path.relative_to(client).as_posix() for path in client.rglob("*") if path.is_file()}
+    assert names == {name for name in sources if "__pycache__" not in name}
+    assert {"shardcache/py.typed", "shardcache_client/py.typed"} <= names
+
+
+@pytest.mark.slow
+def test_a_daemon_and_a_training_image_need_no_more_than_they_declare(
+    environment: Environment, wheel: Path, tmp_path: Path
+) -> None:
+    """With `shardcache[daemon]` alone a node serves; with `shardcache` and a torch alone a job reads from it."""
+    image = Environment(tmp_path / "image")
+    image.install(wheel, "torch")
+    (tmp_path / "a.tar").write_bytes(make_tar(random_samples(10)))
+    with tempfile.TemporaryDirectory() as folder:
+        start = partial(spawn, python=str(environment.python))
+        with Daemon(Path(folder), spawn=start) as daemon:
+            socket = str(daemon.socket)
+            warmed = environment.run("shardcache", "warm", f"{tmp_path}/a.tar", "--json", "--socket", socket)
+            assert warmed.returncode == 0, warmed.stderr
+            status = environment.run("shardcache", "status", "--json", "--socket", socket)
+            assert json.loads(status.stdout)["version"] == __version__
+            read = image.run("python", "-c", READ, f"{tmp_path}/a.tar", socket)
+            assert read.stdout == "10\n", read.stderr
+
+
+def documented_installs() -> Iterator[str]:
+    """Yield what README and docs have pip install of this project."""
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for line in re.findall(r"\bpip install ([^`\n&|;]+)", page.read_text()):
+            yield from (word for word in shlex.split(line, comments=True) if re.match(r"\.(\[|$)|shardcache\b", word))
+
+
+@pytest.mark.slow
+def test_no_documented_install_fails(tmp_path: Path) -> None:
+    """For a newcomer each `pip install` of a page finds shardcache, and the extras in it. It is on no index yet."""
+    newcomer = Environment(tmp_path)
+    newcomer.link("hatchling")  # pip would fetch it for the build
+    found = set(documented_installs())
+    assert {".[daemon]", ".[daemon,torch]", ".[demo]"} <= found
+    for wanted in sorted(found):
+        if "REPOSITORY" in wanted and not (ROOT / ".git").exists():
+            continue
+        # Requirements take urls with a host only; the extras are those of the same line for a checkout.
+        where = re.sub(r"shardcache\[.*\] @ git\+REPOSITORY", f"git+{ROOT.as_uri()}", wanted)
+        said = newcomer.pip("install", "--dry-run", "--no-deps", "--no-build-isolation", where, cwd=ROOT)
+        assert "Would install shardcache" in said and "does not provide" not in said, said

@@ -1,0 +1,288 @@
+"""Downloads through real connections into a real partial file, whatever the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import nullcontext
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from shardcache.errors import (
+    AccessDeniedError,
+    CorruptShardError,
+    OriginUnavailableError,
+    OutdatedError,
+    ShardChangedError,
+)
+from shardcache.fetch.connections.priority import WAITING, Priority
+from shardcache.fetch.parts.pausable_read import Coming
+from shardcache.observability.metrics import Counters
+from shardcache.origin.base import Origin, RemoteObject
+from shardcache.store.partial import Partial
+from shardcache.transport.flow import Flow
+from shardcache.transport.parts import Parts, PartSums, write_parts
+from shardcache.transport.workers import Commit
+from support.programs.downloads import PART, PLANNED, Rig
+from support.stores.buckets import Bucket
+from support.stores.faulty_s3 import Fault, FaultyS3
+
+DATA = random.Random(7).randbytes(10 * PART + 1234)
+
+
+@pytest.mark.parametrize("store", ["moto", "seaweedfs"])
+async def test_every_byte_arrives(store: str, rig: Rig, request: pytest.FixtureRequest) -> None:
+    """From both servers: the file is the object, the journal is complete, the counters are exact."""
+    bucket: Bucket = request.getfixturevalue(store)
+    obj = await rig.stat(bucket.put("a.tar", DATA))
+    partial = await rig.download(obj)
+    assert partial.path.read_bytes() == DATA
+    assert partial.missing() == []
+    assert rig.counters == Counters(origin_bytes=len(DATA), origin_requests=1 + 11)
+    assert rig.progress[0] == 0
+    assert rig.progress[-1] == len(DATA)
+    assert rig.progress == sorted(rig.progress)
+
+
+async def test_an_empty_object_needs_no_request(rig: Rig, faulty: FaultyS3) -> None:
+    """Nothing to fetch, nothing asked."""
+    partial = await rig.download(await rig.stat(faulty.put("a.tar", b"")))
+    assert partial.path.read_bytes() == b""
+    assert [method for method, *_ in faulty.seen] == ["HEAD"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault.RESET,
+        Fault.TRUNCATE,
+        Fault.SLOW_DOWN,
+        Fault.SERVER_ERROR,
+        Fault.WRONG_RANGE,
+        Fault.IGNORE_RANGE,
+        Fault.EXPIRED,
+    ],
+)
+async def test_what_a_retry_mends_does_no_harm(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
+    """The part is asked for again, alone, and nothing of the bad answer stays."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    # A refused part is asked for once more in the SDK's own way, which knows what the refusal means.
+    faulty.fail("a.tar", fault, times=4 if fault is Fault.EXPIRED else 2, start=3 * PART)
+    partial = await rig.download(obj)
+    assert partial.path.read_bytes() == DATA
+    assert rig.counters.retries == 2
+    assert rig.counters.origin_requests == 1 + 11 + 2
+    assert rig.counters.origin_bytes >= len(DATA)
+
+
+async def test_an_answer_given_ahead_saves_one_request(rig: Rig, faulty: FaultyS3) -> None:
+    """It serves one download; the next asks, and so does one after the answer turned out to be outdated."""
+    rig.downloader, url = rig.make(answer_ttl_s=60.0), faulty.put("a.tar", DATA)
+    ahead = await rig.downloader.stat_ahead(rig.origins.origin(url), url)
+    faulty.put("a.tar", DATA[::-1])
+    assert await rig.stat(url) == ahead
+    with pytest.raises(ShardChangedError):
+        await rig.download(ahead)
+    partial = await rig.download(await rig.stat(url))
+    assert partial.path.read_bytes() == DATA[::-1]
+    assert [method for method, *_ in faulty.seen].count("HEAD") == 2
+
+
+async def test_an_answer_about_another_version_or_too_old_is_not_used(rig: Rig, faulty: FaultyS3) -> None:
+    """The origin is asked, as without one."""
+    url = faulty.put("a.tar", DATA)
+    origin = rig.origins.origin(url)
+    for ttl_s, version in [(60.0, "another"), (0.0, None)]:
+        rig.downloader = rig.make(answer_ttl_s=ttl_s)
+        await rig.downloader.stat_ahead(origin, url)
+        faulty.seen.clear()
+        with pytest.raises(OutdatedError) if version else nullcontext():
+            await rig.downloader.stat(origin, url, version)
+        assert [method for method, *_ in faulty.seen] == ["HEAD"]
+
+
+@pytest.mark.parametrize("fault", [Fault.STALL, Fault.SILENCE])
+async def test_a_stalled_part_is_asked_for_again(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
+    """A connection on which nothing moves is given up and replaced."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", fault, start=0)
+    rig.downloader = rig.make(stall_timeout_s=0.3, attempts=50)
+    assert (await rig.download(obj)).path.read_bytes() == DATA
+    assert rig.counters.retries >= 1
+
+
+async def test_what_does_not_get_better_fails_with_the_number_of_tries(rig: Rig, faulty: FaultyS3) -> None:
+    """After the allowed tries the error comes; the parts that arrived are kept and not fetched again."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", Fault.SLOW_DOWN, times=3, start=5 * PART)
+    rig.downloader = rig.make(shard_connections=1)
+    with pytest.raises(OriginUnavailableError, match="after 3 attempts") as failed:
+        await rig.download(obj)
+    assert failed.value.url == obj.url
+    rig.counters.origin_bytes = 0
+    assert (await rig.download(obj)).path.read_bytes() == DATA
+    assert rig.counters.origin_bytes == len(DATA) - 5 * PART
+    assert rig.progress[-1] == len(DATA)
+
+
+async def test_a_refusal_is_not_retried_and_ends_the_other_parts(rig: Rig, faulty: FaultyS3) -> None:
+    """403 comes at once as one typed error, while another part hangs that would hang for good."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", Fault.SILENCE, start=0)
+    faulty.fail("a.tar", Fault.FORBIDDEN, times=2, start=2 * PART)
+    rig.downloader = rig.make(stall_timeout_s=100)
+    with pytest.raises(AccessDeniedError) as denied:
+        await rig.download(obj)
+    assert denied.value.url == obj.url
+    assert rig.counters.retries == 0
+
+
+@pytest.mark.parametrize("fault", [Fault.REPLACED, Fault.WRONG_ETAG])
+async def test_an_object_replaced_between_two_ranges_is_never_stitched(
+    fault: Fault, rig: Rig, faulty: FaultyS3
+) -> None:
+    """The download of the old version ends at once, and the new version can be fetched whole."""
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", fault, start=4 * PART)
+    with pytest.raises(ShardChangedError):
+        await rig.download(obj)
+    assert rig.counters.retries == 0
+    if fault is Fault.REPLACED:
+        assert (await rig.download(await rig.stat(obj.url))).path.read_bytes() == DATA[::-1]
+
+
+async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_reads(rig: Rig, tmp_path: Path) -> None:
+    """A filesystem that has no If-Match is asked for the version once more at the end."""
+    file = tmp_path / "a.tar"
+    file.write_bytes(DATA)
+    obj = await rig.stat(str(file))
+    partial = Partial.open(rig.layout, obj, PART)
+
+    def replace(done_bytes: int) -> None:
+        other = tmp_path / "other.tar"
+        other.write_bytes(DATA[::-1])
+        other.replace(file)  # at once: a file that is being written anew is short for a moment, which is another error
+
+    with pytest.raises(ShardChangedError):
+        await rig.downloader.download(
+            rig.origins.origin(obj.url), obj, partial, priority=lambda: PLANNED, progress=replace
+        )
+    assert (await rig.download(await rig.stat(str(file)))).path.read_bytes() == DATA[::-1]
+
+
+async def test_a_bit_that_flips_on_the_way_is_caught(rig: Rig, faulty: FaultyS3) -> None:
+    """The whole is compared with the store's own checksum."""
+    faulty.crc32c = True
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", Fault.CORRUPT, start=7 * PART)
+    with pytest.raises(CorruptShardError, match="crc32c"):
+        await rig.download(obj)
+
+
+@pytest.mark.parametrize("algorithm", ["CRC32C", "CRC32", "CRC64NVME"])
+async def test_the_stores_checksum_covers_parts_of_an_earlier_run(algorithm: str, rig: Rig, moto: Bucket) -> None:
+    """A part that an interrupted download left is checked with the others."""
+    obj = await rig.stat(moto.put("a.tar", DATA, ChecksumAlgorithm=algorithm))
+    assert obj.checksum is not None
+    assert obj.checksum.algorithm == algorithm.lower()
+    write_parts(Partial.open(rig.layout, obj, PART).parts(1, 1), DATA[PART : 2 * PART])
+    assert (await rig.download(obj)).path.read_bytes() == DATA
+    assert rig.counters.origin_bytes == len(DATA) - PART
+    flipped = bytes([DATA[0] ^ 1]) + DATA[1:PART]
+    other = RemoteObject(obj.url + "?", obj.version, obj.size_bytes, obj.checksum)
+    partial = Partial.open(rig.layout, other, PART)
+    write_parts(partial.parts(0, 1), flipped)
+    write_parts(partial.parts(1, partial.count - 1), DATA[PART:])
+    with pytest.raises(CorruptShardError, match=algorithm.lower()):
+        await rig.download(other)
+
+
+async def test_a_server_without_ranges_is_read_in_one_go(rig: Rig, faulty: FaultyS3) -> None:
+    """One request for all parts; after a cut the whole is read again."""
+    faulty.ranges = False
+    faulty.put("a.tar", DATA)
+    obj = await rig.stat(faulty.http_url("a.tar"))
+    faulty.fail("a.tar", Fault.TRUNCATE)
+    assert (await rig.download(obj)).path.read_bytes() == DATA
+    assert rig.counters.retries == 1
+    assert [asked for _, _, asked, _ in faulty.seen] == ["bytes=0-0", None, None]
+
+
+class HeldOrigin:
+    """Gives zeros, once it is let; nothing else of an origin is asked of it here."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.let = asyncio.Event()
+
+    async def fetch(self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None) -> list[PartSums]:
+        """Wait, and write zeros."""
+        self.open += 1
+        await self.let.wait()
+        return write_parts(parts, bytes(parts.size_bytes))
+
+
+@pytest.mark.parametrize(("shards", "requests"), [(1, 3), (2, 4)])
+async def test_connections_are_bounded_for_a_shard_and_for_all(shards: int, requests: int, rig: Rig) -> None:
+    """One shard has its three requests under way, two have the four of all together."""
+    origin = HeldOrigin()
+    async with asyncio.TaskGroup() as group:
+        for number in range(shards):
+            obj = RemoteObject(f"held://{number}", "1", 10 * PART)
+            sink = Partial.open(rig.layout, obj, PART)
+            held = cast(Origin, origin)
+            group.create_task(
+                rig.downloader.download(held, obj, sink, priority=lambda: PLANNED, progress=rig.progress.append)
+            )
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert origin.open == requests
+        origin.let.set()
+    assert origin.open == shards * 10
+
+
+class HalfwayOrigin:
+    """A store that sends half of each range, and the rest when it is let."""
+
+    def __init__(self) -> None:
+        self.halves, self.let = asyncio.Semaphore(0), asyncio.Event()
+
+    async def fetch(  # noqa: D102
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums]:
+        flow.received(parts.size_bytes // 2)
+        self.halves.release()
+        await self.let.wait()
+        flow.received(parts.size_bytes - parts.size_bytes // 2)
+        return write_parts(parts, bytes(parts.size_bytes))
+
+
+async def test_bytes_count_as_they_come(rig: Rig) -> None:
+    """Half of each part that is under way is told before any is whole, and nothing twice when they are on disk."""
+    origin, coming, told = HalfwayOrigin(), Coming(), list[int]()
+    obj = RemoteObject("halfway://0", "1", 3 * PART)
+    sink, held = Partial.open(rig.layout, obj, PART), cast(Origin, origin)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(
+            rig.downloader.download(held, obj, sink, priority=lambda: PLANNED, progress=told.append, coming=coming)
+        )
+        for _ in range(3):
+            await origin.halves.acquire()
+        assert (told, coming.size_bytes) == ([0], 3 * (PART // 2))
+        origin.let.set()
+    assert (told[-1], coming.size_bytes) == (3 * PART, 0)
+
+
+async def test_a_shard_that_is_waited_for_overtakes(rig: Rig, faulty: FaultyS3) -> None:
+    """With one connection for all, the urgent shard's parts go before those still queued of the others."""
+    rig.downloader = rig.make(max_connections=1)
+    planned, urgent = [await rig.stat(faulty.put(name, DATA)) for name in ("planned.tar", "urgent.tar")]
+    faulty.seen.clear()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(rig.download(planned))
+        group.create_task(rig.download(urgent, Priority(WAITING)))
+    keys = [key for _, key, *_ in faulty.seen]
+    last_urgent = len(keys) - 1 - keys[::-1].index("urgent.tar")
+    assert keys[: last_urgent + 1].count("planned.tar") <= 2

@@ -1,0 +1,446 @@
+"""One request of a transport worker over a real server: which bodies are written, which connections are used again."""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import io
+import random
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from shardcache.checksums import crc32c
+from shardcache.transport.connections import Pool
+from shardcache.transport.exchange import Exchange
+from shardcache.transport.gate import CancelledError, Gate
+from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.parts import RECORD, PartFileError, Parts
+from support.network.certificates import Authority
+from support.network.scripted_server import Reply, ScriptedServer, answer, chunked, head
+from support.stores.mischief import Ending
+
+DATA = random.Random(3).randbytes(100_000)
+BLANK = bytes(len(DATA))
+MIB = 1024**2
+LARGE = random.Random(4).randbytes(2 * MIB + 5000)
+ENDLESS = float("inf")
+
+
+class Rig:
+    """A file to be filled, and a pool of connections.
+
+    Attributes:
+        gate: of the request that began last.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "a.part"
+        self.journal = folder / "a.journal"
+        self.path.write_bytes(BLANK)
+        self.pool = Pool()
+        self.gate = Gate(ENDLESS)
+        self.is_held = threading.Event()
+        self.progress = threading.Event()
+        self.ca_file: str | None = None
+        self._threads = ThreadPoolExecutor()
+
+    @property
+    def records(self) -> list[tuple[int, ...]]:
+        """Contents of the journal."""
+        return list(RECORD.iter_unpack(self.journal.read_bytes()))
+
+    @property
+    def written(self) -> bytes:
+        """Contents of the file."""
+        return self.path.read_bytes()
+
+    def begin(
+        self,
+        server: ScriptedServer,
+        *,
+        expected: Mapping[str, Sequence[str | None]] | None = None,
+        limit_bytes: float = ENDLESS,
+        held: bool = False,
+        encoded_chunks: bool = True,
+        part_bytes: int = 0,
+        data: bytes = DATA,
+    ) -> Future[Answer]:
+        """Ask for all of the file in a thread of its own."""
+        self.gate = Gate(limit_bytes)
+        parts = Parts(str(self.path), str(self.journal), part_bytes or len(data), 0, len(data))
+        body = Body(parts, 206, expected or {}, held=held, encoded_chunks=encoded_chunks)
+        request = Request("GET", server.url(), {}, ca_file=self.ca_file)
+        asked = Exchange(request, body, self.gate, self.is_held.set, self.progress.set)
+        return self._threads.submit(asked.run, self.pool)
+
+    def fetch(self, server: ScriptedServer) -> Answer:
+        """Return the answer."""
+        return self.begin(server).result()
+
+    def close(self) -> None:
+        """End every thread."""
+        self.gate.cancel()
+        self._threads.shutdown()
+        self.pool.distrust(ENDLESS)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """A rig."""
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+def test_the_body_that_was_asked_for_is_written_and_its_connection_used_again(rig: Rig) -> None:
+    """True with a length, false in chunks."""
+    with ScriptedServer(answer(DATA), chunked(DATA), answer(DATA)) as server:
+        for _ in range(3):
+            rig.path.write_bytes(BLANK)
+            assert [sums.index for sums in rig.fetch(server).sums or []] == [0]
+            assert rig.written == DATA
+        assert (server.connections, len(server.heads)) == (1, 3)
+
+
+@pytest.mark.parametrize("path", ["//a.tar", "/a%2Fb%20c.tar", "/a.tar?x=%2F&y", "/~a;b/../c.tar"])
+def test_a_path_is_asked_for_as_it_is_written(path: str, rig: Rig) -> None:
+    """A signature is of just that spelling."""
+    with ScriptedServer(answer(b"")) as server:
+        Exchange(Request("HEAD", server.url(path), {}), None, rig.gate, rig.is_held.set, rig.progress.set).run(rig.pool)
+        assert server.heads[0].split()[1] == path
+
+
+OTHER_BODIES = {
+    "another status": answer(DATA, status="200 OK"),
+    "an error": answer(b"<Error/>", status="503 Slow Down"),
+    "a redirect": answer(b"", "Location: /b.tar", status="302 Found"),
+    "shorter": answer(DATA[:-1]),
+    "longer": answer(DATA + b"x"),
+    "empty": answer(b""),
+    "of two lengths": head(f"Content-Length: {len(DATA)}", "Content-Length: 10") + DATA,
+    "of two lengths, the wrong one first": head("Content-Length: 10", f"Content-Length: {len(DATA)}") + DATA,
+    "of a negative length": head("Content-Length: -5") + DATA,
+    "of a length that is no number": head("Content-Length: many") + DATA,
+    "longer, in chunks": chunked(DATA + b"x"),
+    "as long as the connection": Reply(head() + DATA, Ending.CLOSE),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_BODIES)
+def test_another_body_is_not_written_nor_taken_for_the_next_answer(other: str, rig: Rig) -> None:
+    """The right one comes at the next try, whatever is left of the other. No redirect is followed."""
+    with ScriptedServer(OTHER_BODIES[other], answer(DATA)) as server:
+        assert rig.fetch(server).sums is None
+        assert rig.written == BLANK
+        assert rig.fetch(server).sums
+        assert rig.written == DATA
+        assert [line.split()[1] for line in server.heads] == ["/a.tar", "/a.tar"]
+
+
+@pytest.mark.parametrize("etags", [['"2"'], ['"1"', '"2"'], []])
+def test_a_body_of_another_version_is_not_written(etags: list[str], rig: Rig) -> None:
+    """Nor one of two versions or of none; the headers tell the daemon what it was."""
+    with ScriptedServer(answer(DATA, *(f"ETag: {etag}" for etag in etags))) as server:
+        refused = rig.begin(server, expected={"etag": ['"1"']}).result()
+        assert (refused.status, refused.sums, refused.headers.get("etag", "")) == (206, None, ", ".join(etags))
+        assert rig.written == BLANK
+
+
+def test_what_may_be_absent_may_be_absent(rig: Rig) -> None:
+    """None among the values stands for that."""
+    with ScriptedServer(answer(DATA)) as server:
+        assert rig.begin(server, expected={"etag": ['"1"', None]}).result().sums
+
+
+@pytest.mark.parametrize(("encoded_chunks", "written"), [(True, DATA), (False, BLANK)])
+def test_chunks_that_are_encoded_are_written_where_they_are_stored_so(
+    encoded_chunks: bool, written: bytes, rig: Rig
+) -> None:
+    """A web server may encode what it sends in chunks; with a length, it is the stored bytes that come."""
+    with ScriptedServer(chunked(DATA, "Content-Encoding: gzip"), answer(DATA, "Content-Encoding: gzip")) as server:
+        rig.begin(server, encoded_chunks=encoded_chunks).result()
+        assert rig.written == written
+        rig.begin(server, encoded_chunks=encoded_chunks).result()
+        assert rig.written == DATA
+
+
+@pytest.mark.parametrize("early", ["100 Continue", "102 Processing", "103 Early Hints"])
+def test_an_interim_answer_is_not_the_answer(early: str, rig: Rig) -> None:
+    """Bytes that follow the body belong to this request and to no other one."""
+    interim = head("Link: </style.css>", status=early)
+    with ScriptedServer(interim * 2 + answer(DATA), answer(b"", status="404 Not Found")) as server:
+        assert rig.fetch(server).sums
+        assert rig.written == DATA
+        assert rig.fetch(server).status == 404
+        assert server.connections == 1
+
+
+NO_HTTP = {
+    "garbage": Reply(b"\x00\xff not a word of HTTP \r\n\r\n" * 10, Ending.CLOSE),
+    "a head without an end": Reply(b"HTTP/1.1 206 OK\r\n" + b"x-more: and more\r\n" * 20_000, Ending.HANG),
+    "half a head": Reply(head("Content-Length: 0", "ETag: 1", status="404 Not Found")[:-4], Ending.CLOSE),
+    "nothing": Reply(b"", Ending.CLOSE),
+    "a reset": Reply(b"", Ending.RESET),
+    "chunks of no size": Reply(head("Transfer-Encoding: chunked") + b"many\r\n", Ending.CLOSE),
+}
+
+
+@pytest.mark.parametrize("wrong", NO_HTTP)
+def test_what_is_no_http_is_an_error(wrong: str, rig: Rig) -> None:
+    """The request is not repeated over a new connection, and the next one is asked over another."""
+    with ScriptedServer(NO_HTTP[wrong], answer(DATA)) as server:
+        with pytest.raises((OSError, http.client.HTTPException)):
+            rig.fetch(server)
+        assert len(server.heads) == 1
+        assert rig.written == BLANK
+        assert rig.fetch(server).sums
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.RESET])
+@pytest.mark.parametrize("whole", [answer(DATA), chunked(DATA)])
+def test_a_body_that_is_cut_is_an_error(whole: bytes, ending: Ending, rig: Rig) -> None:
+    """No part is counted as written, and the next request is asked over another connection."""
+    with ScriptedServer(Reply(whole[: len(whole) // 2], ending), answer(DATA)) as server:
+        with pytest.raises((OSError, http.client.HTTPException)):
+            rig.fetch(server)
+        assert rig.fetch(server).sums
+        assert (rig.written, server.connections) == (DATA, 2)
+
+
+def test_chunks_that_end_too_early_are_an_error(rig: Rig) -> None:
+    """Though they end as they should."""
+    with ScriptedServer(chunked(DATA[:-1])) as server, pytest.raises(ConnectionError):
+        rig.fetch(server)
+    assert rig.written == BLANK
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_connection_on_which_more_comes_than_was_said_is_not_used_again(
+    scheme: str, rig: Rig, tmp_path: Path
+) -> None:
+    """Bytes after the body might be taken for the next answer; over TLS they may be deciphered already."""
+    authority = Authority(tmp_path / "authority")
+    rig.ca_file = str(authority.ca_file)
+    context = authority.server() if scheme == "https" else None
+    too_much = answer(DATA + answer(BLANK), length=len(DATA))
+    with ScriptedServer(too_much, answer(DATA), context=context) as server:
+        assert rig.fetch(server).sums
+        assert rig.written == DATA
+        assert rig.fetch(server).sums
+        assert (rig.written, server.connections) == (DATA, 2)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_answer_that_nobody_asked_for_is_answer_to_nothing(scheme: str, rig: Rig, tmp_path: Path) -> None:
+    """As a proxy might send that mixes up its connections: it comes together with the end of another one."""
+    authority = Authority(tmp_path / "authority")
+    rig.ca_file = str(authority.ca_file)
+    context = authority.server() if scheme == "https" else None
+    first, extra = answer(b"", status="404 Not Found"), answer(b"", status="500 Odd")
+    mixed_up = first + b"x" * (io.DEFAULT_BUFFER_SIZE - len(first)) + extra  # what is buffered goes with the first
+    with ScriptedServer(answer(DATA), mixed_up, answer(DATA), context=context) as server:
+        assert rig.fetch(server).sums
+        assert rig.fetch(server).status == 404
+        assert rig.fetch(server).sums
+
+
+def test_a_connection_that_the_server_wants_closed_is_closed(rig: Rig) -> None:
+    """Though the server leaves it open."""
+    with ScriptedServer(answer(DATA, "Connection: close")) as server:
+        assert rig.fetch(server).sums
+        server.wait_closed(1)
+        assert rig.fetch(server).sums
+
+
+@pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.RESET])
+def test_an_idle_connection_that_was_closed_costs_nothing(ending: Ending, rig: Rig) -> None:
+    """Closed between two requests, or as an answer to the second: that is asked again over a new connection."""
+    patience_s = rig.pool.patience_s
+    with ScriptedServer(Reply(answer(DATA), Ending.CLOSE), answer(DATA), Reply(b"", ending), answer(DATA)) as server:
+        for _ in range(3):
+            assert rig.fetch(server).sums
+        assert len(server.heads) == 4
+        assert server.connections == 3
+        assert rig.pool.patience_s == patience_s  # nothing is held against other connections
+
+
+def test_an_idle_connection_that_keeps_silent_is_given_up(rig: Rig) -> None:
+    """The question is asked over a new one, and all others that were idle as long are closed."""
+    asked_s: list[float] = []
+    rig.pool = Pool(asked_s.append, silence_s=0.1)
+    silent = ScriptedServer(answer(DATA), Reply(b"", Ending.HANG), answer(DATA))
+    with ScriptedServer(answer(DATA)) as other, silent as one:
+        assert rig.fetch(other).sums
+        assert rig.fetch(one).sums
+        assert rig.fetch(one).sums
+        assert (len(one.heads), one.connections, len(asked_s)) == (3, 2, 1)
+        other.wait_closed(1)
+        assert rig.pool.patience_s is None  # such a silence once more says that the store is slow
+
+
+def test_a_new_connection_may_keep_silent_for_any_time(rig: Rig) -> None:
+    """A slow store is not asked twice."""
+    rig.pool = Pool(silence_s=0.01)
+    late = threading.Event()
+
+    def wait(sock: socket.socket) -> None:
+        late.wait()
+        sock.sendall(answer(DATA))
+
+    with ScriptedServer(Reply(b"", then=wait)) as server:
+        asked = rig.begin(server)
+        with pytest.raises(TimeoutError):
+            asked.result(0.1)
+        late.set()
+        assert asked.result().sums
+        assert len(server.heads) == 1
+
+
+def test_an_idle_connection_is_closed_after_a_while(rig: Rig) -> None:
+    """A network may forget it."""
+    rig.pool = Pool(idle_s=0.0)
+    with ScriptedServer(answer(DATA)) as server:
+        assert rig.fetch(server).sums
+        rig.pool.expire()
+        server.wait_closed(1)
+
+
+def test_a_body_fills_several_parts_each_with_its_checksum_and_its_record(rig: Rig) -> None:
+    """As the whole of an object without ranges does; the last part is short."""
+    with ScriptedServer(answer(DATA)) as server:
+        sums = rig.begin(server, part_bytes=30_000).result().sums or []
+    crcs = [crc32c(DATA[at : at + 30_000], 0) for at in range(0, len(DATA), 30_000)]
+    assert [(part.index, part.crc32c) for part in sums] == list(enumerate(crcs))
+    assert rig.records == list(enumerate(crcs))
+
+
+def test_parts_before_a_cut_are_recorded(rig: Rig) -> None:
+    """And no others: the next try need not write them again."""
+    rig.path.write_bytes(bytes(len(LARGE)))
+    cut = Reply(answer(LARGE)[: len(LARGE) - 1000], Ending.CLOSE)
+    with ScriptedServer(cut) as server, pytest.raises(ConnectionError):
+        rig.begin(server, data=LARGE, part_bytes=MIB).result()
+    assert rig.records == [(index, crc32c(LARGE[index * MIB :][:MIB], 0)) for index in range(2)]
+    assert rig.written[: 2 * MIB] == LARGE[: 2 * MIB]
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize(("file", "number"), [("/dev/full", errno.ENOSPC), ("/nowhere/a.part", errno.ENOENT)])
+def test_a_file_that_cannot_be_written_is_an_error_of_its_own(file: str, number: int, held: bool, rig: Rig) -> None:
+    """Neither the server's nor the connection's, whether the body was kept in memory or not."""
+    rig.path = Path(file)
+    with ScriptedServer(answer(DATA)) as server:
+        asked = rig.begin(server, held=held)
+        rig.gate.commit()
+        with pytest.raises(PartFileError) as failed:
+            asked.result()
+    assert failed.value.cause.errno == number
+
+
+def test_a_journal_that_cannot_be_written_is_an_error_of_its_own(rig: Rig) -> None:
+    """As the file itself."""
+    rig.journal = Path("/dev/full")
+    with ScriptedServer(answer(DATA)) as server, pytest.raises(PartFileError) as failed:
+        rig.fetch(server)
+    assert failed.value.cause.errno == errno.ENOSPC
+
+
+def test_no_more_is_read_than_there_is_credit_for(rig: Rig) -> None:
+    """The read rests when that is used up, and goes on from there."""
+    with ScriptedServer(answer(DATA)) as server:
+        asked = rig.begin(server, limit_bytes=10_000)
+        for limit_bytes in (10_000, 10_001, 60_000):
+            rig.gate.resume(limit_bytes)
+            while not rig.gate.used_up:
+                assert rig.progress.wait(30)
+                rig.progress.clear()
+            assert rig.gate.received_bytes == limit_bytes
+        rig.gate.resume(ENDLESS)
+        assert asked.result().sums
+        assert rig.written == DATA
+
+
+def test_a_paused_request_is_not_sent_and_a_paused_body_not_read(rig: Rig) -> None:
+    """Until it is resumed; another request comes and goes in that time."""
+    with ScriptedServer(answer(DATA)) as server, ScriptedServer(answer(LARGE, status="200 OK")) as other:
+        asked = rig.begin(server, limit_bytes=0)
+        rig.gate.pause()
+        gate = rig.gate
+        assert rig.fetch(other).sums is None
+        assert (server.connections, gate.received_bytes) == (0, 0)
+        gate.resume(1000)
+        while not gate.used_up:
+            assert rig.progress.wait(30)
+            rig.progress.clear()
+        gate.pause()
+        gate.resume(ENDLESS)
+        assert asked.result().sums
+        assert rig.written == DATA
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_held_body_is_written_once_it_is_committed(commit: bool, rig: Rig) -> None:
+    """It has come by then; one that is given up instead never is."""
+    with ScriptedServer(answer(DATA)) as server:
+        asked = rig.begin(server, held=True)
+        assert rig.is_held.wait(30)
+        assert (rig.written, rig.gate.received_bytes) == (BLANK, len(DATA))
+        if commit:
+            rig.gate.commit()
+            assert asked.result().sums
+        else:
+            assert rig.gate.cancel()
+            with pytest.raises(CancelledError):
+                asked.result()
+    assert rig.written == (DATA if commit else BLANK)
+
+
+WAITS = {
+    "for the head": (Reply(b"", Ending.HANG), {}),
+    "for the rest of the head": (Reply(head()[:-2], Ending.HANG), {}),
+    "for the body": (Reply(answer(b"", length=len(DATA)), Ending.HANG), {}),
+    "for the rest of the body": (Reply(answer(DATA)[:50_000], Ending.HANG), {}),
+    "for the rest of the chunks": (Reply(chunked(DATA)[:50_000], Ending.HANG), {}),
+    "for the end of the chunks": (Reply(chunked(DATA)[:-5], Ending.HANG), {}),
+    "for credit": (Reply(answer(DATA), Ending.HANG), {"limit_bytes": 5}),
+    "for credit before the request": (Reply(answer(DATA), Ending.HANG), {"limit_bytes": 0}),
+    "for the commit": (Reply(answer(DATA), Ending.HANG), {"held": True}),
+}
+
+
+def test_an_error_that_does_not_come_whole_is_an_answer(rig: Rig) -> None:
+    """Its status says what there is to say; its connection is not used again."""
+    with ScriptedServer(Reply(answer(b"a", length=9, status="500 Odd"), Ending.HANG), answer(DATA)) as server:
+        assert rig.fetch(server).status == 500
+        server.wait_closed(1)
+        assert rig.fetch(server).sums
+
+
+@pytest.mark.parametrize("was_idle", [False, True])
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_cancelled_request_ends_wherever_it_waits(wait: str, was_idle: bool, rig: Rig) -> None:
+    """Nothing is written from then on, nor asked again; the connection is closed."""
+    reply, options = WAITS[wait]
+    replies = [answer(DATA), reply] if was_idle else [reply]
+    with ScriptedServer(*replies) as server:
+        if was_idle:
+            assert rig.fetch(server).sums
+        rig.path.write_bytes(BLANK)
+        asked = rig.begin(server, **options)
+        if "before" not in wait:
+            server.wait_asked(len(replies))
+        with pytest.raises(TimeoutError):
+            asked.result(0.02)
+        assert rig.gate.cancel()
+        with pytest.raises(CancelledError):
+            asked.result()
+        assert rig.written == BLANK
+        if "before" not in wait:
+            server.wait_closed(1)
+            assert len(server.heads) == len(replies)

@@ -1,0 +1,154 @@
+"""Shares of the line to the stores, seen from the stores' end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from shardcache.fetch.connections.priority import WAITING, Priority
+from shardcache.fetch.connections.scheduler import OriginLoad
+from support.programs.downloads import PART, PLANNED, Rig
+from support.stores.gauged_s3 import GaugedS3
+
+MIB = 1024 * 1024
+# More than the kernels of both sides hold back while nobody reads.
+LARGE = 32 * MIB
+BLOCK_BYTES = MIB  # of a body, read at a time
+
+
+async def reached(condition: Callable[[], bool]) -> None:
+    """Let everything run until a state is reached that no server tells of."""
+    while not condition():  # noqa: ASYNC110 - nobody could set an event
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+async def test_a_paused_part_stops_its_sender_and_loses_nothing(scheme: str, rig: Rig, gauged: GaugedS3) -> None:
+    """While a waiting reader's part has the only slot, the other's bytes stay in the store; each is sent once."""
+    rig.downloader = rig.make(max_connections=1)
+    urls = {key: gauged.put(key, LARGE) for key in ("planned", "waiting")}
+    planned, waiting = [await rig.stat(gauged.http_url(key) if scheme == "http" else url) for key, url in urls.items()]
+    gauged.pauses |= {"planned": MIB, "waiting": 0}
+    gauged.requests.clear()
+    came_bytes: list[int] = []
+
+    def note(done_bytes: int) -> None:
+        came_bytes.append(rig.counters.origin_bytes)
+        assert gauged.sent_bytes["planned"] < LARGE
+
+    async with asyncio.TaskGroup() as group:
+        paused = group.create_task(rig.download(planned, part_bytes=LARGE))
+        await gauged.until(lambda: gauged.sent_bytes["planned"] >= MIB)
+        group.create_task(rig.download(waiting, Priority(WAITING), part_bytes=LARGE, progress=note))
+        await gauged.until(lambda: ("waiting", 0) in gauged.requests)
+        gauged.go_on("planned")
+        gauged.go_on("waiting")
+    # A block that was being awaited when the part was paused still comes.
+    assert came_bytes[-1] - LARGE <= MIB + BLOCK_BYTES
+    assert paused.result().missing() == []
+    assert gauged.requests == [("planned", 0), ("waiting", 0)]
+    assert (rig.counters.origin_bytes, rig.counters.retries, rig.downloader.pauses) == (2 * LARGE, 0, 1)
+
+
+async def test_a_cancelled_part_at_rest_gives_its_place_back(rig: Rig, gauged: GaugedS3) -> None:
+    """A download that is given up while paused leaves the slots to the others, and its parts can be fetched later."""
+    rig.downloader = rig.make(max_connections=1)
+    planned = await rig.stat(gauged.put("planned", 4 * PART, pause_after=100))
+    waiting = await rig.stat(gauged.put("waiting", 4 * PART, pause_after=100))
+    async with asyncio.TaskGroup() as group:
+        paused = group.create_task(rig.download(planned))
+        await gauged.until(lambda: gauged.at_once == 1)
+        urgent = group.create_task(rig.download(waiting, Priority(WAITING)))
+        await gauged.until(lambda: gauged.at_once == 2)
+        paused.cancel()
+        del gauged.pauses["planned"], gauged.pauses["waiting"]
+        gauged.go_on("waiting")
+        await urgent
+    assert (await rig.download(planned)).missing() == []
+
+
+async def test_who_has_nothing_yet_begins_on_one_connection(rig: Rig, gauged: GaugedS3) -> None:
+    """The first part comes alone; what nobody waits for begins with all connections at once."""
+    rig.downloader = rig.make(max_connections=8, shard_connections=5)
+    waiting = await rig.stat(gauged.put("waiting", 16 * PART, pause_after=0))
+    planned = await rig.stat(gauged.put("planned", 16 * PART, pause_after=0))
+    for obj, priority, first in ((waiting, Priority(WAITING, alone=True), 1), (planned, Priority(1), 5)):
+        begun = len(gauged.requests)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(rig.download(obj, priority))
+            await gauged.until(lambda begun=begun: len(gauged.requests) > begun)  # type: ignore[misc]
+            assert rig.downloader.loads()[0].connections == first
+            await gauged.until(lambda: gauged.at_once == 5)  # the others follow, though the first has not come
+            name = obj.url.rsplit("/", 1)[1]
+            del gauged.pauses[name]
+            gauged.go_on(name)
+
+
+async def test_a_busy_store_gets_fewer_requests_until_it_takes_more(rig: Rig, gauged: GaugedS3) -> None:
+    """503 SlowDown lowers what is asked at a time below what the store takes; success brings it back to the most."""
+    rig.downloader = rig.make(max_connections=8, shard_connections=8, attempts=10)
+    obj = await rig.stat(gauged.put("a.tar", 200 * PART, pause_after=0))
+    gauged.capacity = 3
+    async with asyncio.TaskGroup() as group:
+        group.create_task(rig.download(obj))
+        # Eight at once were five too many; then four, of which three are under way, one too many: it keeps to two.
+        await reached(
+            lambda: rig.downloader.loads() == [OriginLoad("s3://gauged", connections=3, limit=2, throttled=2)]
+        )
+        assert gauged.refused == 6
+        gauged.capacity = None
+        gauged.most_at_once = 0
+        while gauged.most_at_once < 8:
+            await gauged.until(lambda: gauged.at_once >= rig.downloader.loads()[0].limit)
+            assert gauged.at_once <= max(3, rig.downloader.loads()[0].limit)
+            gauged.go_on("a.tar")
+            await gauged.until(lambda: gauged.at_once == 0)
+        gauged.pauses.clear()
+        gauged.go_on("a.tar")
+    assert gauged.refused == 6
+
+
+async def test_a_job_with_many_workers_gets_no_more_than_one_with_few(rig: Rig, gauged: GaugedS3) -> None:
+    """64 waiting readers of one job and, later, 2 of another: while both want it, each has half of the requests."""
+    rig.downloader = rig.make(max_connections=4, shard_connections=2)
+    names = [f"many-{number}" for number in range(64)] + [f"few-{number}" for number in range(2)]
+    objects = [await rig.stat(gauged.put(name, 8 * PART)) for name in names]
+    gauged.requests.clear()
+    async with asyncio.TaskGroup() as group:
+        for since_s, (name, obj) in enumerate(zip(names, objects, strict=True)):
+            group.create_task(rig.download(obj, Priority(WAITING, float(since_s), name.partition("-")[0])))
+    keys = [key.partition("-")[0] for key, _ in gauged.requests]
+    until_few_are_done = keys[: len(keys) - keys[::-1].index("few")]
+    assert until_few_are_done.count("few") == 16
+    # Those that were under way when the others came, and those of the moment between two parts.
+    assert until_few_are_done.count("many") <= 16 + 8
+
+
+async def test_bandwidth_is_kept_all_along(rig: Rig, gauged: GaugedS3) -> None:
+    """At no moment more bytes than the rate allows, but for what a burst and the kernel hold at the most."""
+    rate, size = 4 * MIB, 6 * MIB
+    rig.downloader = rig.make(max_bandwidth=rate)
+    obj = await rig.stat(gauged.put("a.tar", size))
+    loop, seen = asyncio.get_running_loop(), [(0.0, 0)]
+    began_s = loop.time()
+
+    def note(done_bytes: int) -> None:
+        seen.append((loop.time() - began_s, done_bytes))
+
+    await rig.download(obj, part_bytes=MIB, progress=note)
+    assert seen[-1][1] == size
+    for elapsed_s, done_bytes in seen:
+        assert done_bytes <= rate * (elapsed_s + 0.1) + MIB
+
+
+async def test_waiting_readers_have_the_bandwidth_first(rig: Rig, gauged: GaugedS3) -> None:
+    """A shard nobody waits for gets hardly anything while one is waited for, though both have connections."""
+    rig.downloader = rig.make(max_connections=8, max_bandwidth=4 * MIB)
+    planned = await rig.stat(gauged.put("planned", 2 * MIB))
+    waiting = await rig.stat(gauged.put("waiting", 2 * MIB))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(rig.download(planned, PLANNED, part_bytes=MIB))
+        await group.create_task(rig.download(waiting, Priority(WAITING), part_bytes=MIB))
+        assert rig.counters.origin_bytes - 2 * MIB <= MIB

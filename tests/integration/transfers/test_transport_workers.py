@@ -1,0 +1,341 @@
+"""Transport workers as the daemon meets them: real processes, real servers, real kills."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache.errors import NotAllowedError
+from shardcache.transport.flow import Flow, Free
+from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.parts import PartFileError, Parts
+from shardcache.transport.workers import TransportError, Workers
+from support.network.lead import lead
+from support.network.scripted_server import Reply, ScriptedServer, answer
+from support.programs.daemon import eventually
+from support.programs.downloads import PART
+from support.programs.downloads import Rig as Downloads
+from support.programs.processes import transport_workers, wait_until_ended
+from support.stores.buckets import use_aws
+from support.stores.gauged_s3 import GaugedS3
+from support.stores.mischief import Ending
+
+DATA = bytes(range(256)) * 8192
+BLANK = bytes(len(DATA))
+MOST = 2
+HANGS = Reply(b"", Ending.HANG)
+
+
+class Credit:
+    """A flow that pauses and goes on when a test says so.
+
+    Attributes:
+        leave_bytes: as `Flow.leave_bytes`.
+        received_bytes: that came.
+        prompt: as `Flow.prompt`.
+        written_bytes: last reported.
+        rests: set when the read has to wait for `go_on`.
+    """
+
+    def __init__(self, leave_bytes: float = math.inf, *, prompt: bool = False) -> None:
+        self.leave_bytes = leave_bytes
+        self.prompt = prompt
+        self.received_bytes = self.written_bytes = 0
+        self.rests = asyncio.Event()
+        self.came = asyncio.Event()
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._rest: Callable[[], object] | None = None
+
+    def halt(self) -> None:
+        """Rest from now on."""
+        self._may_read.clear()
+        if self._rest is not None:
+            self._rest()
+
+    def go_on(self, leave_bytes: float = math.inf) -> None:
+        """Allow so many more bytes."""
+        self.leave_bytes = leave_bytes
+        self._may_read.set()
+
+    def received(self, count: int) -> None:
+        """As `Flow.received`."""
+        self.received_bytes += count
+        self.leave_bytes -= count
+        self.came.set()
+        if self.leave_bytes <= 0:
+            self.halt()
+
+    def written(self, size_bytes: int) -> None:
+        """As `Flow.written`."""
+        assert size_bytes > self.written_bytes
+        self.written_bytes = size_bytes
+
+    async def ready(self) -> None:
+        """As `Flow.ready`."""
+        self.rests.set()
+        await self._may_read.wait()
+        self.rests.clear()
+
+    @contextmanager
+    def interruptible(self, rest: Callable[[], object]) -> Iterator[None]:
+        """As `Flow.interruptible`."""
+        self._rest = rest
+        yield
+        self._rest = None
+
+
+class Rig:
+    """Workers, and a file to be filled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workers = Workers(MOST)
+        self.path = folder / "a.part"
+        self.path.write_bytes(BLANK)
+        self._others = transport_workers(os.getpid())  # those of datasets that read without a daemon before
+
+    def pids(self) -> set[int]:
+        """Return the processes that these workers have started."""
+        return transport_workers(os.getpid()) - self._others
+
+    @property
+    def written(self) -> bytes:
+        """Contents of the file."""
+        return self.path.read_bytes()
+
+    async def ask(self, server: ScriptedServer, **options: Any) -> Answer:
+        """Ask for something that goes nowhere, by a `Request` with further options."""
+        return await self.workers.ask(Request("GET", server.url(), {}, **options))
+
+    async def fetch(self, server: ScriptedServer, flow: Flow | None = None, **options: Any) -> Answer | None:
+        """Ask for all of the file, as `Workers.fetch` does with further options."""
+        parts = Parts(str(self.path), None, len(DATA), 0, len(DATA))
+        request = Request("GET", server.url(), {})
+        body = Body(parts, 206, {}, held="commit" in options)
+        return await self.workers.fetch(request, body, flow or Free(), **options)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A rig whose processes end with the test."""
+    made = Rig(tmp_path)
+    yield made
+    await made.workers.close()
+    assert not made.pids()
+
+
+async def test_workers_start_under_load_and_never_more_than_the_limit(rig: Rig) -> None:
+    """A few requests share one; of many, none waits until another has started, and later ones are spread."""
+    with ScriptedServer(HANGS) as server:
+        tasks = [asyncio.create_task(rig.ask(server))]
+        await server.asked(1)
+        assert len(rig.pids()) == 1
+        tasks += [asyncio.create_task(rig.ask(server)) for _ in range(20)]
+        await server.asked(21)
+        assert repr(rig.workers).startswith("<Workers [21")
+        await asyncio.to_thread(eventually, lambda: repr(rig.workers) == "<Workers [21, 0] requests>")
+        tasks += [asyncio.create_task(rig.ask(server)) for _ in range(21)]
+        await server.asked(42)
+        assert repr(rig.workers) == "<Workers [21, 21] requests>"
+        assert len(rig.pids()) == MOST
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    assert repr(rig.workers) == "<Workers [0, 0] requests>"
+
+
+async def test_prepared_workers_take_the_first_requests(rig: Rig) -> None:
+    """Both of them: a command begins with more than a few."""
+    await rig.workers.prepare()
+    pids = rig.pids()
+    with ScriptedServer(answer(DATA)) as server:
+        await asyncio.gather(*(rig.ask(server) for _ in range(20)))
+    assert len(pids) == MOST
+    assert rig.pids() == pids
+
+
+async def test_requests_for_one_file_share_a_worker(rig: Rig) -> None:
+    """However many there are: its writers take turns."""
+    with ScriptedServer(HANGS) as server:
+        tasks = [asyncio.create_task(rig.fetch(server)) for _ in range(20)]
+        await server.asked(20)
+        assert len(rig.pids()) == 1
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def test_a_killed_worker_fails_its_requests_and_is_replaced(rig: Rig) -> None:
+    """In a way that a retry may mend; the next request is answered."""
+    with ScriptedServer(HANGS, HANGS, HANGS, answer(DATA)) as server:
+        tasks = [asyncio.create_task(rig.fetch(server)) for _ in range(3)]
+        await server.asked(3)
+        (pid,) = rig.pids()
+        os.kill(pid, signal.SIGKILL)
+        for failed in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(failed, TransportError)
+            assert "killed" in str(failed)
+        assert await rig.fetch(server)
+        assert rig.written == DATA
+        assert rig.pids() != {pid}
+
+
+async def test_a_download_goes_on_after_its_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another one, which asks again for the parts under way, and for these alone."""
+    async with GaugedS3() as server:
+        use_aws(monkeypatch, tmp_path, server.env())
+        downloads, others = Downloads(tmp_path / "cache"), transport_workers(os.getpid())
+        obj = await downloads.stat(server.put("a.tar", 8 * PART, pause_after=PART // 2))
+        task = asyncio.create_task(downloads.download(obj))
+        await server.until(lambda: server.sent_bytes["a.tar"] == 3 * (PART // 2))
+        for pid in transport_workers(os.getpid()) - others:
+            os.kill(pid, signal.SIGKILL)
+        del server.pauses["a.tar"]
+        server.go_on("a.tar")
+        partial = await task
+        await downloads.origins.close()
+    assert partial.path.read_bytes() == bytes(8 * PART)
+    assert downloads.counters.retries == 3
+    assert Counter(server.requests) == {("a.tar", index * PART): 1 + (index < 3) for index in range(8)}
+
+
+async def test_a_cancelled_request_writes_nothing_more(rig: Rig) -> None:
+    """The file does not change after the end of the cancellation, though the server goes on sending."""
+    half = answer(DATA)[: len(DATA) // 2]
+    with ScriptedServer(Reply(half, Ending.HANG), answer(DATA)) as server:
+        flow = Credit()
+        task = asyncio.create_task(rig.fetch(server, flow))
+        await flow.came.wait()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        rig.path.write_bytes(BLANK)
+        await asyncio.to_thread(server.wait_closed, 1)
+        assert rig.written == BLANK
+        assert await rig.fetch(server)  # by the same process
+        assert rig.written == DATA
+
+
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_held_body_is_written_where_it_is_committed(commits: bool, rig: Rig) -> None:
+    """The question comes when all is there and nothing is written."""
+    seen: list[bytes] = []
+
+    async def commit() -> bool:
+        seen.append(rig.written)
+        return commits
+
+    with ScriptedServer(answer(DATA)) as server:
+        found = await rig.fetch(server, commit=commit)
+    assert seen == [BLANK]
+    assert (found is not None, rig.written) == (commits, DATA if commits else BLANK)
+
+
+async def test_no_more_comes_than_there_is_credit_for(rig: Rig) -> None:
+    """The read rests, reports what came, and goes on with the next credit."""
+    with ScriptedServer(answer(DATA)) as server:
+        flow = Credit(100_000)
+        task = asyncio.create_task(rig.fetch(server, flow))
+        for total_bytes in (100_000, 100_001, 600_001):
+            while flow.received_bytes < total_bytes:
+                flow.came.clear()
+                await flow.came.wait()
+            assert flow.received_bytes == total_bytes
+            await flow.rests.wait()
+            flow.go_on({100_000: 1, 100_001: 500_000}.get(total_bytes, math.inf))
+        assert await task
+        assert flow.received_bytes == len(DATA)
+        assert rig.written == DATA
+
+
+async def test_a_halted_read_goes_on_where_it_was(rig: Rig) -> None:
+    """Another one comes and goes in that time."""
+    with ScriptedServer(answer(DATA)) as server:
+        flow = Credit(1000)
+        task = asyncio.create_task(rig.fetch(server, flow))
+        await flow.rests.wait()
+        while not flow.received_bytes:
+            flow.came.clear()
+            await flow.came.wait()
+        assert await rig.ask(server)
+        assert (flow.received_bytes, task.done()) == (1000, False)
+        flow.go_on()
+        assert await task
+        assert rig.written == DATA
+
+
+async def test_what_fails_in_a_worker_is_raised_here(rig: Rig) -> None:
+    """The disk and the connection, each as an error of its own; the process lives on."""
+    with ScriptedServer(answer(DATA)) as server:
+        gone = server.url()
+        rig.path = Path("/dev/full")
+        with pytest.raises(PartFileError, match="No space left"):
+            await rig.fetch(server)
+    pids = rig.pids()
+    with pytest.raises(TransportError, match="Connect"):
+        await rig.workers.ask(Request("GET", gone, {}))
+    with pytest.raises(TransportError):
+        await rig.workers.ask(Request("GET", "http://nobody.invalid/a.tar", {}))
+    assert rig.pids() == pids
+
+
+async def test_a_name_that_leads_to_this_machine_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is connected to, where a request may go to far hosts only."""
+    lead(monkeypatch, "far.example", "127.0.0.1")
+    with ScriptedServer(answer(DATA)) as server:
+        with pytest.raises(NotAllowedError, match="this node"):
+            await rig.workers.ask(Request("GET", server.url(host="far.example"), {}, far_only=True))
+        assert server.connections == 0
+        assert (await rig.workers.ask(Request("GET", server.url(host="far.example"), {}))).status == 206
+
+
+async def test_a_silent_idle_connection_is_told_of_to_every_process(rig: Rig) -> None:
+    """A fault that cut off one connection cut off all: one question loses time, whichever process the next go to."""
+    last = [HANGS, answer(b"", status="204 No Content")]
+    first = [answer(b"", status="200 OK")] * 8
+    with ScriptedServer(answer(b"", status="200 OK")) as other:
+        while len(rig.pids()) < MOST:  # the first may be done with all before the second has started
+            await asyncio.gather(*(rig.ask(other) for _ in range(8)))
+    with ScriptedServer(*first, *last) as server:
+        await asyncio.gather(*(rig.ask(server) for _ in range(8)))
+        connections = server.connections
+        task = asyncio.create_task(rig.ask(server))
+        await server.asked(9)
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.to_thread(server.wait_closed, connections)
+        answers = await asyncio.gather(*(rig.ask(server) for _ in range(8)))
+        assert {each.status for each in answers} == {204}
+
+
+CHILD = """
+import asyncio, sys
+from shardcache.transport.messages import Request
+from shardcache.transport.workers import Workers
+
+asyncio.run(Workers().ask(Request("GET", sys.argv[1], {})))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_worker_ends_with_its_daemon(number: signal.Signals) -> None:
+    """In mid-request, however the daemon ends."""
+    with ScriptedServer(HANGS) as server:
+        command = [sys.executable, "-c", CHILD, server.url()]
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as daemon:
+            await server.asked(1)
+            (pid,) = transport_workers(daemon.pid)
+            daemon.send_signal(number)
+        await asyncio.to_thread(wait_until_ended, pid)

@@ -1,0 +1,342 @@
+"""`shardcache write` to a folder: formats, resuming, refusals, memory."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from shardcache.cli.common import FAILED, USAGE
+from shardcache.tarindex import index_tar, key_of
+from support.programs.cli import clean_environment, shardcache
+from support.programs.daemon import eventually
+from support.programs.guard import GUARD_S
+from support.programs.processes import running, wait_until_ended
+from support.shards.written import rows, samples, shards
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+CODECS: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstd.compress, ".bz2": bz2.compress}
+# One process, for each costs half a second of a core; the tests that are about several say how many.
+SIZE = ("--shard-size", "20kB", "--workers", "1")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder with 40 images and captions in two classes, and what is no sample."""
+    folder, rng = tmp_path / "photos", random.Random(0)
+    for number in range(40):
+        place = folder / ("dog" if number % 2 else "cat")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:03d}.jpg").write_bytes(rng.randbytes(2_000))
+        (place / f"{number:03d}.txt").write_text(f"photo {number}")
+    (folder / "README").write_text("no extension")
+    (folder / ".DS_Store").write_text("hidden")
+    return folder
+
+
+def test_a_folder_becomes_samples_by_key(photos: Path, tmp_path: Path) -> None:
+    """Files that differ in their extension are one sample; sizes keep to the limit, the index counts."""
+    ran = shardcache("write", photos, tmp_path / "out", *SIZE, "--classes", "--json")
+    assert ran.code == 0, ran.err
+    found = samples(tmp_path / "out")
+    expected = {
+        str(path.relative_to(photos).with_suffix("")): {
+            "jpg": path.read_bytes(),
+            "txt": path.with_suffix(".txt").read_bytes(),
+            "cls": b"1" if path.parent.name == "dog" else b"0",
+        }
+        for path in sorted(photos.glob("*/*.jpg"))
+    }
+    assert list(found.items()) == list(expected.items())
+    files = shards(tmp_path / "out")
+    assert list(files) == [f"shard-{number:06d}.tar" for number in range(len(files))]
+    assert len(files) > 3 and max(map(len, files.values())) <= 20_000
+    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == ["cat", "dog"]
+    assert ran.json == {
+        "index": f"{tmp_path}/out/index.json",
+        "shards": len(files),
+        "written": len(files),
+        "kept": 0,
+        "samples": 40,
+        "bytes": sum(map(len, files.values())),
+        "skipped_files": 1,
+    }
+
+
+def test_the_bytes_depend_on_input_and_settings_alone(photos: Path, tmp_path: Path) -> None:
+    """Not on the number of workers, the place or the time; a seed shuffles, and does so the same way again."""
+    copy = tmp_path / "elsewhere" / "photos"
+    subprocess.run(["cp", "-r", photos, copy.parent.mkdir() or copy], check=True)
+    runs = {
+        "one": (photos, "--workers", "1"),
+        "three": (copy, "--workers", "3"),
+        "seed": (photos, "--shuffle", "7", "--workers", "2"),
+        "again": (copy, "--shuffle", "7", "--workers", "1"),
+    }
+    for name, (source, *flags) in runs.items():
+        ran = shardcache("write", source, tmp_path / name, *SIZE, *flags)
+        assert ran.code == 0, ran.err
+    one, three, seed, again = (shards(tmp_path / name) for name in runs)
+    assert one == three and seed == again and one != seed
+    assert samples(tmp_path / "seed") == samples(tmp_path / "one")
+
+
+def test_lines_become_samples_by_number(tmp_path: Path) -> None:
+    """Each line unchanged as json, or one of its fields as txt; counted through all files, blank ones included."""
+    lines = [json.dumps({"id": number, "text": f"größer {number}"}, ensure_ascii=False) for number in range(100)]
+    (tmp_path / "b.jsonl").write_text("\n".join(lines[60:]))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines[:59]) + "\n  \n" + lines[59] + "\r\n")
+    names = (tmp_path / "b.jsonl", tmp_path / "a.jsonl")
+    for out, flags in (("whole", ()), ("text", ("--field", "text"))):
+        ran = shardcache("write", *names, tmp_path / out, *SIZE, *flags)
+        assert ran.code == 0, ran.err
+    keys = [f"{number:09d}" for number in range(101) if number != 59]
+    assert samples(tmp_path / "whole") == {key: {"json": line.encode()} for key, line in zip(keys, lines, strict=True)}
+    texts = {key: {"txt": json.loads(line)["text"].encode()} for key, line in zip(keys, lines, strict=True)}
+    assert samples(tmp_path / "text") == texts
+
+
+def test_lines_are_packed(tmp_path: Path) -> None:
+    """Many to a member: the index counts them, blank ones left out, whatever ends a line, and through several files."""
+    lines = [json.dumps({"id": number}).encode() for number in range(3_000)]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines[:1_000]) + b"\n \t\n\n" + b"\r\n".join(lines[1_000:2_000]))
+    (tmp_path / "b.jsonl").write_bytes(b"\n".join(lines[2_000:]))
+    ran = shardcache("write", tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "out", *SIZE, "--pack", "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["samples"], ran.json["shards"]) == (3_000, 11)
+    found, files = [], [tmp_path / "out" / row["url"] for row in rows(tmp_path / "out")]
+    for path, row in zip(files, rows(tmp_path / "out"), strict=True):
+        tables, tar = index_tar(path, str(path)), path.read_bytes()
+        assert len(tables) == row["nsamples"] and len(tar) <= 20_000
+        spans = zip(tables.starts, tables.ends, strict=True)
+        found += [(key_of(tables, sample), tar[start:end]) for sample, (start, end) in enumerate(spans)]
+    keys = [f"{number:09d}" for number in range(3_002) if number not in (1_000, 1_001)]
+    assert found == list(zip(keys, lines, strict=True))
+    refused = shardcache("write", tmp_path / "a.jsonl", tmp_path / "text", "--pack", "--field", "id")
+    assert refused.code == USAGE and "--pack does not apply" in refused.err
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("--pack", "--shard-size", "4kB"), ("--field", "text")], ids=["json", "pack", "field"]
+)
+def test_compressed_lines_give_the_same_shards(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """As their plain text does, by each codec, whatever the worker that reads a stretch of them."""
+    pieces = [
+        b"".join(b'{"text": "%d"}\n' % number for number in range(first, first + 150)) for first in range(0, 750, 150)
+    ]
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    for folder in (plain, packed):
+        folder.mkdir()
+    for number, (codec, compress) in enumerate(CODECS.items()):
+        (plain / f"{number}.jsonl").write_bytes(b"".join(pieces))
+        (packed / f"{number}.jsonl{codec}").write_bytes(b"".join(map(compress, pieces)))  # several members or frames
+        (plain / f"{number}-end.jsonl").write_bytes(b'{"text": "b"}\n' * 30)
+        (packed / f"{number}-end.jsonl{codec}").write_bytes(compress(b'{"text": "b"}\n' * 30))
+    for name, workers in (("plain", "1"), ("packed", "2")):
+        ran = shardcache("write", tmp_path / name, tmp_path / f"{name}-out", *SIZE, "--workers", workers, *flags)
+        assert ran.code == 0, ran.err
+    assert len(shards(tmp_path / "plain-out")) > 2 * len(CODECS)
+    assert shards(tmp_path / "packed-out") == shards(tmp_path / "plain-out")
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_damaged_compressed_lines_are_errors(tmp_path: Path, codec: str) -> None:
+    """Cut short, or not compressed as their name says; no index is written."""
+    data = CODECS[codec](b'{"text": "a"}\n' * 1_000)
+    for number, (bad, reason) in enumerate([(data[:-4], "ends early"), (b"{}\n{}\n", "cannot be decompressed")]):
+        path, out = tmp_path / f"{number}.jsonl{codec}", tmp_path / f"out-{number}"
+        path.write_bytes(bad)
+        ran = shardcache("write", path, out, *SIZE, "--json")
+        assert ran.code == FAILED
+        assert (ran.json["error"]["code"], ran.json["error"]["url"]) == ("input", str(path))
+        assert reason in ran.json["error"]["message"]
+        assert not (out / "index.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [("{", "not JSON"), ('{"a": 1}', "no field 'text'"), ('{"text": 1}', "not a text"), ("7", "no field")],
+)
+def test_a_line_without_the_field_is_named(tmp_path: Path, line: str, reason: str) -> None:
+    """The error has file, line and reason; no index is written, so that nobody takes the shards for all."""
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' * 1_234 + line)
+    ran = shardcache("write", tmp_path / "a.jsonl", tmp_path / "out", "--field", "text", "--json")
+    assert ran.code == FAILED and ran.json["error"]["code"] == "input"
+    assert "line 1,234" in ran.err and reason in ran.err and "a.jsonl" in ran.err
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def recorded(out: Path) -> dict[str, list[int]]:
+    """Return the shards in the journal of a run."""
+    journal = out / ".shardcache-write.json"
+    found: dict[str, list[int]] = json.loads(journal.read_text())["shards"] if journal.exists() else {}
+    return found
+
+
+def start(*args: Path | str) -> subprocess.Popen[str]:
+    """Start the command."""
+    command = [sys.executable, "-m", "shardcache", "write", *map(str, args)]
+    return subprocess.Popen(command, env=clean_environment({}), stderr=subprocess.PIPE, text=True)
+
+
+def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
+    """kill -9: its processes end, no half shard lies under its name; the next run keeps what was complete."""
+    last, out = photos / "dog" / "zzz.jpg", tmp_path / "out"
+    last.touch()
+    shardcache("write", photos, tmp_path / "fresh", *SIZE)
+    fresh = shards(tmp_path / "fresh")
+    last.unlink()
+    os.mkfifo(last)  # who opens it waits for ever, which only the last shard's process does
+    then = last.stat().st_mtime_ns
+    with start(photos, out, *SIZE, "--workers", "2") as run:
+        try:
+            eventually(lambda: len(recorded(out)) == len(fresh) - 1 and (out / f".{max(fresh)}.part").exists())
+            workers = running(run.pid, "shardcache.writing.worker")
+        finally:
+            run.send_signal(signal.SIGKILL)
+    for pid in workers:
+        wait_until_ended(pid)
+    assert workers and shards(out) == {name: data for name, data in fresh.items() if name != max(fresh)}
+    complete = {path.name: path.stat().st_ino for path in out.glob("*.tar")}
+    assert not (out / "index.json").exists()
+    last.unlink()
+    last.touch()
+    os.utime(last, ns=(then, then))  # the same file, as far as name, size and time tell
+    resumed = shardcache("write", photos, out, *SIZE, "--workers", "2", "--json")
+    assert resumed.code == 0, resumed.err
+    assert (resumed.json["kept"], resumed.json["written"]) == (len(complete), 1)
+    assert all((out / name).stat().st_ino == inode for name, inode in complete.items())
+    assert shards(out) == fresh and len(samples(out)) == 41 and not list(out.glob(".*.part"))
+
+
+def test_a_file_that_changes_meanwhile_ends_the_run(photos: Path, tmp_path: Path) -> None:
+    """Shards of the old and the new file never lie in one dataset: the error names it, and no index is written."""
+    gate, changed = photos / "cat" / "000.png", photos / "dog" / "039.jpg"
+    os.mkfifo(gate)
+    with start(photos, tmp_path / "out", *SIZE, "--workers", "1") as run:
+        eventually((tmp_path / "out" / ".shard-000000.tar.part").exists)
+        changed.write_bytes(bytes(2_000))
+        gate.open("w").close()
+        _, err = run.communicate()
+    assert run.returncode == FAILED and str(changed) in err and "changed while" in err
+    assert recorded(tmp_path / "out") and not (tmp_path / "out" / "index.json").exists()
+
+
+def test_a_finished_dataset_is_kept_and_a_damaged_shard_written_again(photos: Path, tmp_path: Path) -> None:
+    """The same command again writes nothing; a shard that is missing or was replaced is written as it was."""
+    out = tmp_path / "out"
+    shardcache("write", photos, out, *SIZE)
+    first = shards(out)
+    assert shardcache("write", photos, out, *SIZE, "--json").json["written"] == 0
+    (out / "shard-000001.tar").unlink()
+    (out / "shard-000002.tar").write_bytes(bytes(len(first["shard-000002.tar"])))
+    again = shardcache("write", photos, out, *SIZE, "--json")
+    assert again.json["written"] == 2 and shards(out) == first
+
+
+def test_other_input_or_settings_never_mix(photos: Path, tmp_path: Path) -> None:
+    """A changed file, another size or order: an error that names the change, and nothing is touched."""
+    out = tmp_path / "out"
+    shardcache("write", photos, out, *SIZE)
+    before = {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.iterdir()}
+    refusals = [
+        shardcache("write", photos, out, "--shard-size", "30kB"),
+        shardcache("write", photos, out, *SIZE, "--shuffle", "1"),
+    ]
+    (photos / "cat" / "000.jpg").write_bytes(bytes(2_000))
+    refusals.append(shardcache("write", photos, out, *SIZE))
+    for ran, named in zip(
+        refusals, ("shard_size_bytes: 20000 then, 30000 now", "shuffle: null then, 1 now", "input:"), strict=True
+    ):
+        assert ran.code == USAGE and named in ran.err
+    assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in out.iterdir()} == before
+
+
+def test_shards_of_others_are_not_mixed_with(photos: Path, tmp_path: Path) -> None:
+    """A destination that holds a shard which this command has not written is refused, before and after its own."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "old.tar").write_bytes(b"")
+    assert "old.tar" in shardcache("write", photos, out, *SIZE).err
+    assert [path.name for path in out.iterdir()] == ["old.tar"]
+    (out / "old.tar").unlink()
+    assert shardcache("write", photos, out, *SIZE).code == 0
+    (out / "old.tar").write_bytes(b"")
+    assert shardcache("write", photos, out, *SIZE).code == USAGE
+
+
+def test_inputs_that_cannot_be_read_are_named(photos: Path, tmp_path: Path) -> None:
+    """A missing path, kinds that do not mix, an option of another format, an empty folder, a loop of links."""
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "out"
+    for arguments, named in (
+        ((tmp_path / "none", out), "no such file"),
+        ((photos, tmp_path / "a.jsonl", out), "several kinds"),
+        ((tmp_path / "a.jsonl", out, "--shuffle", "1"), "--shuffle does not apply"),
+        ((photos, out, "--columns", "a=b"), "--columns does not apply"),
+        ((tmp_path / "empty", out), "no files here"),
+        ((photos, out, "--names", "shard.tar"), "pattern"),
+        ((photos, out, "--shard-size", "big"), "not a size"),
+        ((photos, "https://example.com/x/"), "only be read"),
+    ):
+        ran = shardcache("write", *arguments)
+        assert ran.code in (FAILED, USAGE) and named in ran.err, ran.err
+    (photos / "loop").symlink_to(photos)
+    assert "link to itself" in shardcache("write", photos, out).err
+    assert not list(tmp_path.glob("out/*.tar"))
+
+
+def peak_kib(source: Path, out: Path) -> int:
+    """Return the most memory, in KiB, that any process of a run had at once."""
+    code = (
+        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True);"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    command = (
+        sys.executable,
+        "-m",
+        "shardcache",
+        "write",
+        source,
+        out,
+        "--shard-size",
+        "8MB",
+        "--workers",
+        "1",
+        "--json",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, command)],
+        env=clean_environment({}),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=GUARD_S,
+    )
+    return int(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_lines(tmp_path: Path) -> None:
+    """Ten times as many lines take no more memory: 60 MB of them would show."""
+    few, many = tmp_path / "few.jsonl", tmp_path / "many.jsonl"
+    line = json.dumps({"text": "x" * 280}) + "\n"
+    few.write_text(line * 20_000)
+    many.write_text(line * 200_000)
+    small, large = peak_kib(few, tmp_path / "a"), peak_kib(many, tmp_path / "b")
+    assert sum(row["nsamples"] for row in rows(tmp_path / "b")) == 200_000
+    assert large < small + 16 * 1024

@@ -1,0 +1,142 @@
+"""Nodes of a Kubernetes cluster with a tier, and a store: pods of `deploy/kubernetes/examples/tier`, run by runc."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from support.cluster.network import Network
+from support.cluster.store import Dataset, Store, sha256
+from support.platforms.images import Image
+from support.platforms.kube_api import serving
+from support.platforms.pods import Node, Pod
+from support.platforms.rendered import KUBERNETES, by_kind, kustomized
+from support.stores.seaweedfs import REGION
+
+BUCKET = "training-data"
+NODES, SECRET = "shardcache-tier-nodes", "shardcache-tier"
+DISK = "/mnt/nvme"
+_PAGE = KUBERNETES.parents[1] / "docs" / "cluster.md"
+_GPU = "nvidia.com/gpu.present"
+
+
+class TierCluster:
+    """The nodes `gpu-1`, `gpu-2`, …, and a store with its own address.
+
+    Attributes:
+        store: the object store, whose sent bytes are counted.
+        nodes: all nodes.
+        objects: the cluster's ConfigMaps and Secrets, by name.
+    """
+
+    def __init__(
+        self, root: Path, network: Network, store: Store, count: int, image: Image, env: Mapping[str, str]
+    ) -> None:
+        """Make the nodes, whose pods run on an image with its own environment."""
+        self._root, self.store, self._image, self._env = root, store, image, env
+        self._objects = kustomized(KUBERNETES / "examples" / "tier")
+        (config,) = (thing for thing in self._objects if thing["kind"] == "ConfigMap")
+        self.objects: dict[str, dict[str, str]] = {"shardcache-credentials": store.env()}
+        # The example's disk is larger than this machine's, and its store elsewhere.
+        text = config["data"]["shardcache.toml"]
+        for theirs, ours in (('"1TB"', '"1GB"'), ('"5%"', '"0%"'), ("eu-central-1", REGION)):
+            assert theirs in text
+            text = text.replace(theirs, ours)
+        self.objects[config["metadata"]["name"]] = {"shardcache.toml": text}
+        self.nodes = [
+            Node(root / f"gpu-{number}", "", self.objects, network.add(number)) for number in range(1, count + 1)
+        ]
+
+    def pod(self, node: Node, name: str = "shardcache") -> Pod:
+        """Return the DaemonSet's pod on a node, not started yet."""
+        spec = deepcopy(by_kind(self._objects)["DaemonSet"]["spec"]["template"]["spec"])
+        for container in spec["containers"]:
+            if container["name"] == "tier":
+                (store,) = (variable for variable in container["env"] if variable["name"] == "STORE")
+                store["value"] = self.store.endpoint_url
+                container["args"] = [*container["args"], "--min-free=1MiB"]
+        return Pod(name, spec, node, self._image, self._env)
+
+    def list_nodes(self, nodes: Sequence[Node]) -> None:
+        """Write the ConfigMap with the list of nodes, by the commands of the page."""
+        listed = [_as_object(node.name, True, node.host.address) for node in nodes if node.host is not None]
+        listed.append(_as_object("cpu-1", False, "10.77.0.99"))
+        with serving(listed, self._root) as env:
+            for line in _commands("get nodes", "create configmap"):
+                self._apply(self._run(line, env))
+
+    def certify(self) -> None:
+        """Write the Secret with a new certificate, by the commands of the page."""
+        for line in _commands("cluster certificates", "create secret"):
+            self._apply(self._run(line, {}))
+
+    def _run(self, command: str, env: dict[str, str]) -> str:
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=self._root,
+            env={**os.environ, "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def _apply(self, text: str) -> None:
+        match yaml.safe_load(text):
+            case {"kind": "ConfigMap", "metadata": {"name": name}, "data": data}:
+                self.objects[name] = data
+            case {"kind": "Secret", "metadata": {"name": name}, "data": data}:
+                self.objects[name] = {key: base64.b64decode(value).decode() for key, value in data.items()}
+
+
+def fetch(pods: Sequence[Pod], dataset: Dataset) -> None:
+    """Fetch a dataset on all nodes at the same time. Raises AssertionError unless each then has every byte of it."""
+    with ThreadPoolExecutor(len(pods)) as pool:
+        done = list(pool.map(lambda pod: pod.containers["shardcache"].exec("shardcache", "warm", *dataset.urls), pods))
+    for pod, each in zip(pods, done, strict=True):
+        assert each.returncode == 0, f"{pod}: {each.stdout}{each.stderr}{pod.containers['shardcache'].log()}"
+        cached = pod.node.path(f"{DISK}/shardcache/shards").rglob("*.tar")
+        assert not dataset.checksums - set(map(sha256, cached)), pod
+
+
+def evict(pods: Sequence[Pod]) -> None:
+    """Evict every shard that the daemons have cached."""
+    for pod in pods:
+        done = pod.containers["shardcache"].exec("shardcache", "evict", "s3://**")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def tier_status(pod: Pod) -> Any:
+    """Return the state of all nodes, by the command of the page in the pod's tier."""
+    (line,) = _commands("cluster status")
+    command = line.partition(" -- ")[2].split()
+    return json.loads(pod.containers["tier"].exec(*command, "--json").stdout)
+
+
+def _commands(*parts: str) -> list[str]:
+    """Return the lines of the page's section that have one of these parts, each without what applies its output."""
+    section = _PAGE.read_text().partition("\n## On Kubernetes\n")[2].partition("\n## ")[0]
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL) for line in block.splitlines()]
+    found = [line.removesuffix(" | kubectl apply -f -") for line in lines if any(part in line for part in parts)]
+    assert len(found) == len(parts), found
+    return found
+
+
+def _as_object(name: str, has_gpu: bool, address: str) -> dict[str, Any]:
+    kinds = (("Hostname", name), ("InternalIP", address), ("InternalIP", "fd00::1"))
+    labels = {_GPU: "true"} if has_gpu else {}
+    addresses = [{"type": kind, "address": value} for kind, value in kinds]
+    return {"metadata": {"name": name, "labels": labels}, "status": {"addresses": addresses}}

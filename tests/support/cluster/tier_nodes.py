@@ -1,0 +1,154 @@
+"""The tier of a cluster on the addresses of one machine's loopback: a real nginx for each node."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import pytest
+
+from shardcache.cluster.nginx import render
+from shardcache.cluster.nodes import Node, parse
+from shardcache.cluster.stores import Store
+from shardcache.cluster.tier import Tier, Tls
+from support.network.ports import free_port
+from support.programs.guard import GUARD_S
+
+NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+needs_nginx = pytest.mark.skipif(NGINX is None, reason="no nginx here: apt-get install nginx-light")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status, headers with names in lower case, and body of an HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class TierNodes:
+    """The nginx of every node, until the end of a `with` block.
+
+    Attributes:
+        tier: the configuration; each node's front has its own address.
+        folder: of the nodes' files.
+    """
+
+    def __init__(self, stores: Sequence[str], count: int = 3, *, tls: Tls | None = None, **options: Any) -> None:
+        self._stack = ExitStack()
+        self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shardcache-tier-")))
+        self.tier = Tier(
+            nodes=parse(",".join(f"node{number}=127.0.0.{number + 1}" for number in range(1, count + 1))),
+            stores=tuple(map(Store.parse, stores)),
+            owner_port=free_port(),
+            cache_dir=str(self.folder / "{node}" / "cache"),
+            run_dir=str(self.folder / "{node}" / "run"),
+            min_free_bytes=1,
+            user="root" if os.geteuid() == 0 else None,
+            workers=1,
+            tls=tls,
+            **options,
+        )
+        self._front_port = free_port()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.callback(self._stack.close)
+            stack.callback(self._kill_all)
+            for node in self.tier.nodes:
+                self.start(node)
+            stack.pop_all()
+        self._stack.callback(self._kill_all)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def start(self, node: Node, config: Path | None = None) -> None:
+        """Start a node's nginx, and wait until it answers.
+
+        Args:
+            config: file to use as it is; None for the rendered one.
+        """
+        assert NGINX is not None
+        if config is None:
+            config = self.folder / f"{node.name}.conf"
+            config.write_text(render(replace(self.tier, front=self.front(node)), node))
+        for path in (self.tier.cache(node), self.tier.run(node)):
+            path.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f"{node.name}.stderr").open("ab") as log:
+            process = subprocess.Popen([NGINX, "-c", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._running[node.name] = process
+        deadline = time.monotonic() + GUARD_S
+        while True:
+            with suppress(OSError), socket.create_connection((node.address, self._front_port), timeout=1):
+                return
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"nginx did not start: {(self.folder / f'{node.name}.stderr').read_text()}")
+            time.sleep(0.02)
+
+    def pid(self, node: Node) -> int:
+        """Return the process of a node's nginx, whose children are its workers."""
+        return self._running[node.name].pid
+
+    def kill(self, node: Node) -> None:
+        """Kill a node's nginx with all its workers."""
+        process = self._running.pop(node.name)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()  # first, for it replaces workers that end
+        process.wait()
+        for pid in map(int, children):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _kill_all(self) -> None:
+        for node in self.tier.nodes:
+            if node.name in self._running:
+                self.kill(node)
+
+    def front(self, node: Node) -> str:
+        """Return the address of a node's front."""
+        return node.at(self._front_port)
+
+    def get(self, server: str, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> Answer:
+        """Request a url of the object store from a front or an owner, HOST:PORT."""
+        host, _, port = server.rpartition(":")
+        parts = urlsplit(url)
+        connection = (
+            http.client.HTTPConnection(host, int(port), timeout=GUARD_S)
+            if tls is None
+            else http.client.HTTPSConnection(host, int(port), timeout=GUARD_S, context=tls)
+        )
+        with closing(connection):
+            connection.request("GET", f"{parts.path}?{parts.query}", headers={"Host": parts.netloc, **headers})
+            answer = connection.getresponse()
+            names = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, names, answer.read())
+
+    def log(self, node: Node) -> list[dict[str, Any]]:
+        """Return the lines of a node's access log."""
+        path = self.tier.cache(node) / "access.log"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def cached(self, node: Node) -> list[Path]:
+        """Return the files of the parts that a node has cached."""
+        return [path for path in (self.tier.cache(node) / "parts").rglob("*") if path.is_file()]

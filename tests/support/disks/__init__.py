@@ -1,0 +1,1 @@
+"""Disks, mounts and files that a test may break."""

@@ -1,0 +1,1 @@
+"""Addresses, names, certificates, and servers of any protocol."""

@@ -1,0 +1,185 @@
+"""A server of HTTP, or of what is none, that answers each request with the bytes that it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from support.stores.mischief import Ending
+
+_LIMIT_S = 60.0
+_HEAD_BYTES = 64 * 1024
+# The head of a TLS record of 16 KiB of ciphertext, and less of it than that.
+_HALF_A_RECORD = b"\x17\x03\x03\x40\x00" + bytes(100)
+_LINGER = struct.pack("ii", 1, 0)  # close by a reset
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer to one request, and the end of its connection.
+
+    Attributes:
+        then: called with the connection's plain socket after the data were sent.
+    """
+
+    data: bytes
+    ending: Ending = Ending.STAY
+    then: Callable[[socket.socket], object] | None = None
+
+
+class ScriptedServer:
+    """Listens on a free port of an address; a context manager. The last reply is given again and again.
+
+    Args:
+        context: for https.
+        address: of this machine, of IPv4 or IPv6.
+
+    Attributes:
+        connections: number of connections.
+        heads: of all requests, as they came.
+        closed: how many of the connections are no more.
+        refused: number of failed TLS handshakes.
+    """
+
+    def __init__(
+        self, *replies: Reply | bytes, context: ssl.SSLContext | None = None, address: str = "127.0.0.1"
+    ) -> None:
+        self._replies = [Reply(reply) if isinstance(reply, bytes) else reply for reply in replies]
+        self._context = context
+        self._address = f"[{address}]" if ":" in address else address
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family)
+        self._open: set[socket.socket] = set()
+        self._changed = threading.Condition()
+        self.connections = 0
+        self.heads: list[str] = []
+        self.closed = 0
+        self.refused = 0
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close all connections, without an end of TLS."""
+        for sock in list(self._open):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.getsockname()[1])
+
+    async def asked(self, count: int) -> None:
+        """Wait until there were so many requests."""
+        await asyncio.to_thread(self.wait_asked, count)
+
+    def wait_asked(self, count: int) -> None:
+        """As `asked`, but blocks."""
+        self._wait(lambda: len(self.heads) >= count)
+
+    def wait_closed(self, count: int) -> None:
+        """Wait until so many connections are closed. Blocks."""
+        self._wait(lambda: self.closed >= count)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, _LIMIT_S)
+
+    def url(self, path: str = "/a.tar", host: str | None = None) -> str:
+        """Return the url of a path, by the server's address or by another name of it."""
+        return f"{'http' if self._context is None else 'https'}://{host or self._address}:{self.port}{path}"
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        plain = sock.dup()
+        self._open.add(plain)
+        with plain, contextlib.suppress(OSError), self._encrypted(sock) as stream:
+            while self._answer(stream, plain):
+                pass
+        self._open.discard(plain)
+        with self._changed:
+            self.closed += 1
+            self._changed.notify_all()
+
+    def _encrypted(self, sock: socket.socket) -> socket.socket:
+        if self._context is None:
+            return sock
+        try:
+            return self._context.wrap_socket(sock, server_side=True)
+        except ssl.SSLError:
+            self.refused += 1
+            raise
+
+    def reply(self, head: str, number: int) -> Reply:
+        """Return what is sent to a request, the first of which has number 0."""
+        return self._replies[min(number, len(self._replies) - 1)]
+
+    def _answer(self, stream: socket.socket, plain: socket.socket) -> bool:
+        """Answer a request; return whether there may be another."""
+        head = b""
+        while b"\r\n\r\n" not in head:
+            data = stream.recv(_HEAD_BYTES)
+            if not data:
+                return False
+            head += data
+        with self._changed:
+            number = len(self.heads)
+            self.heads.append(head.decode("latin-1"))
+            self._changed.notify_all()
+        reply = self.reply(head.decode("latin-1"), number)
+        stream.sendall(reply.data)
+        if reply.then is not None:
+            reply.then(plain)
+        if reply.ending is Ending.RESET:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+        if reply.ending is Ending.HANG:
+            while plain.recv(_HEAD_BYTES):
+                pass
+        return reply.ending is Ending.STAY
+
+
+def answer(body: bytes, *headers: str, status: str = "206 Partial Content", length: int | None = None) -> bytes:
+    """Return an answer with a Content-Length, its own by default, and further headers."""
+    size_bytes = len(body) if length is None else length
+    return head(f"Content-Length: {size_bytes}", *headers, status=status) + body
+
+
+def head(*headers: str, status: str = "206 Partial Content") -> bytes:
+    """Return the head of an answer."""
+    return "\r\n".join([f"HTTP/1.1 {status}", *headers, "", ""]).encode()
+
+
+def chunked(body: bytes, *headers: str, chunk_bytes: int = 10_000) -> bytes:
+    """Return an answer whose body comes in chunks."""
+    pieces = [body[at : at + chunk_bytes] for at in range(0, len(body), chunk_bytes)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+    return head("Transfer-Encoding: chunked", *headers) + chunks
+
+
+def cut_record(plain: socket.socket) -> None:
+    """Send the beginning of a TLS record; for `Reply.then`, before the connection is closed."""
+    plain.sendall(_HALF_A_RECORD)

@@ -1,0 +1,1 @@
+"""systemd, containers, Kubernetes and Slurm on this machine."""

@@ -1,0 +1,168 @@
+"""A machine of its own, run by systemd: a container over this machine's files, whose changes stay in memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from support.programs.daemon import eventually
+
+NEEDED = ("systemd-nspawn", "nsenter", "unshare")
+_LIMIT_S = 300
+# The mount is this process's own: it is gone with it, however that ends.
+_BOOT = 'mount --bind / "$0" && exec systemd-nspawn --directory="$0" "$@"'
+
+
+def why_not() -> str | None:
+    """Return why there can be none here, or None."""
+    if os.geteuid() != 0:
+        return "a container takes root"
+    missing = [program for program in NEEDED if shutil.which(program) is None]
+    return f"no {missing[0]} here: apt-get install systemd-container" if missing else None
+
+
+class Machine:
+    """A context manager: it has booted on entering, and nothing is left of it on leaving.
+
+    Args:
+        binds: folders of the host and where they are seen, read-only.
+        disks: folders of the host that are its disks, by where they are seen: their files outlive it.
+    """
+
+    def __init__(self, binds: Mapping[Path, Path], disks: Mapping[Path, Path] | None = None) -> None:
+        self._binds, self._disks = binds, disks or {}
+        self._exit = ExitStack()
+        self._leader = 0
+
+    def __enter__(self) -> Self:
+        with self._exit:
+            root = Path(self._exit.enter_context(tempfile.TemporaryDirectory(prefix="machine-")))
+            self._boot(root)
+            self._exit = self._exit.pop_all()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._exit.close()
+
+    def _boot(self, root: Path) -> None:
+        (root / "root").mkdir()
+        flags = ["--volatile=overlay", "--register=no", "--keep-unit", "--link-journal=no", "--console=pipe"]
+        flags += [f"--uuid={uuid.uuid4().hex}", *(f"--bind-ro={host}:{here}" for host, here in self._binds.items())]
+        flags += [f"--bind={host}:{here}" for host, here in self._disks.items()]
+        command = ["unshare", "--mount", "sh", "-c", _BOOT, str(root / "root"), *flags, "--boot"]
+        with (root / "log").open("wb") as log:
+            nspawn = subprocess.Popen(
+                [*command, "--", "--unit=basic.target"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._exit.callback(self._end, nspawn)
+        eventually(lambda: self._has_begun(nspawn), limit_s=_LIMIT_S)
+        eventually(lambda: self.state("basic.target") == "active", limit_s=_LIMIT_S)
+
+    def _end(self, nspawn: subprocess.Popen[bytes]) -> None:
+        groups = self._cgroups()
+        os.kill(self._leader or nspawn.pid, signal.SIGKILL)  # its first process takes all others along
+        nspawn.wait(_LIMIT_S)
+        for group in groups:
+            for folder in sorted((group, *group.rglob("*/")), reverse=True):
+                folder.rmdir()
+
+    def _cgroups(self) -> list[Path]:
+        """Return what nspawn makes in each hierarchy, and sweeps up only where this machine runs by systemd."""
+        lines = Path(f"/proc/{self._leader}/cgroup").read_text().splitlines() if self._leader else []
+        payloads = {line.split(":", 2)[2].removesuffix("/init.scope").lstrip("/") for line in lines}
+        payload = next((Path(name) for name in payloads if name.endswith("payload")), None)
+        found = [] if payload is None else [payload, payload.with_name("supervisor")]
+        roots = (Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").iterdir())
+        return [root / name for root in roots for name in found if (root / name).is_dir()]
+
+    def _has_begun(self, nspawn: subprocess.Popen[bytes]) -> bool:
+        if nspawn.poll() is not None:
+            raise RuntimeError(f"the container ended with status {nspawn.returncode}")
+        children = Path(f"/proc/{nspawn.pid}/task/{nspawn.pid}/children").read_text().split()
+        self._leader = next((int(pid) for pid in children if _is_init(pid)), 0)
+        return self._leader != 0
+
+    def run(self, *command: str | Path, user: str | None = None, fails: bool = False) -> str:
+        """Run a command in it, as root or as a user; return what it printed, errors included.
+
+        Raises AssertionError with that, and the end of the journal, unless it ends as it should.
+        """
+        become = [] if user is None else ["runuser", "-u", user, "--"]
+        done = self._enter(*become, *map(str, command))
+        if (done.returncode != 0) != fails:
+            journal = self._enter("journalctl", "--no-pager", "--lines=30").stdout
+            raise AssertionError(f"{command} ended with status {done.returncode}:\n{done.stdout}\n{journal}")
+        return done.stdout
+
+    def _enter(self, *command: str) -> subprocess.CompletedProcess[str]:
+        enter = (
+            "nsenter",
+            f"--target={self._leader}",
+            "--mount",
+            "--pid",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--root",
+            "--wdns=/",
+        )
+        return subprocess.run(
+            (*enter, *command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"},
+            timeout=_LIMIT_S,
+            check=False,
+        )
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file in it."""
+        self.run("sh", "-c", 'mkdir -p "$(dirname "$0")" && printf %s "$1" > "$0"', path, text)
+
+    def property(self, unit: str, name: str) -> str:
+        """Return what systemd says of a unit."""
+        return self.run("systemctl", "show", "--value", f"--property={name}", unit).strip()
+
+    def state(self, unit: str) -> str:
+        """Return `active`, `inactive`, `failed` …, and nothing while systemd is not there yet."""
+        try:
+            return self.property(unit, "ActiveState")
+        except AssertionError:
+            return ""
+
+
+def _is_init(pid: str) -> bool:
+    return Path(f"/proc/{pid}/comm").read_text().strip() in ("systemd", "init")
+
+
+def own_python(at: str) -> tuple[dict[Path, Path], str]:
+    """Return what has to be bound so that this very interpreter runs in a machine, and a shell's preamble to run it by.
+
+    It may be installed where services do not see it, as below /root, /home or /tmp.
+    """
+    folders = [Path(sys.base_prefix), *(Path(entry) for entry in sys.path if entry and not _is_below_prefix(entry))]
+    binds = {folder: Path(at) / str(number) for number, folder in enumerate(folders) if folder.is_dir()}
+    home, *path = [str(here) for here in binds.values()]
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return binds, _preamble(home, path) + f"exec {home}/bin/{name} -s -P"
+
+
+def _preamble(home: str, path: Sequence[str]) -> str:
+    return f"export PYTHONHOME={home} LD_LIBRARY_PATH={home}/lib PYTHONPATH={':'.join(path)}\n"
+
+
+def _is_below_prefix(entry: str) -> bool:
+    return Path(entry).is_relative_to(sys.base_prefix)

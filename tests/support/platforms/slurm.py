@@ -1,0 +1,218 @@
+"""A Slurm cluster of two nodes on this machine, from the programs of the packages slurm-wlm and munge.
+
+Everything lies below one folder, and nothing of the system's own Slurm is touched. Each node's daemon has a mount
+namespace of its own, in which one path shows another folder: that is the node's own disk.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from support.disks.mounts import may_mount
+from support.network.ports import free_port
+from support.programs.daemon import eventually
+
+NODES = ("n1", "n2")
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
+_START_LIMIT_S = 120.0
+_COMMAND_LIMIT_S = 120.0
+JOB_LIMIT_S = 300.0
+PAUSE_S = 0.2  # between two questions to the controller, each of which is a process
+_ON_ITS_DISK = 'mount --bind "$0" "$1" && shift && exec "$@"'
+
+
+def why_not() -> str | None:
+    """Return why no cluster can be started here, None where one can."""
+    if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
+        return f"no {', '.join(missing)}: apt-get install slurm-wlm munge"
+    return None if may_mount() else "takes root and the right to mount"
+
+
+class Slurm:
+    """Controller, munge and two nodes; a context manager that has them idle on entering and ends all on leaving.
+
+    Attributes:
+        root: folder of everything; keep its path short, for sockets lie below.
+        node_disk: where each node sees its own disk; see `disk`.
+    """
+
+    def __init__(self, root: Path, scripts: Path) -> None:
+        """Prepare one; `scripts` has prolog.sh, epilog.sh and task-prolog.sh."""
+        self.root = root
+        self.node_disk = root / "disk"
+        self._scripts = scripts
+        self._config = root / "slurm.conf"
+        self._stack = ExitStack()
+
+    def __repr__(self) -> str:
+        return f"<Slurm {self.root}>"
+
+    def __enter__(self) -> Self:
+        self._lay_out()
+        with ExitStack() as stack:
+            stack.enter_context(self._running("munged", *self._munged()))
+            eventually(self._munge_socket.is_socket, limit_s=_START_LIMIT_S)
+            stack.enter_context(self._running("slurmctld", "slurmctld", "-D", "-f", str(self._config)))
+            for node in NODES:
+                stack.enter_context(self._running(node, *self._slurmd(node)))
+            stack.callback(self.cancel_all)
+            eventually(lambda: self.node_states() == ["idle"] * len(NODES), limit_s=_START_LIMIT_S, pause_s=PAUSE_S)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exn: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def disk(self, node: str) -> Path:
+        """Return the folder that one node has at `node_disk`."""
+        return self.root / node
+
+    def node_states(self) -> list[str]:
+        """Return what `sinfo` says of each node, such as `idle`, `drained` or `idle*` when it does not answer."""
+        return self.run("sinfo", "--noheader", "--Node", "--format=%T").split()
+
+    def run(self, *command: str, env: Mapping[str, str] | None = None) -> str:
+        """Run a command of Slurm's to its end; return what it printed. Raises AssertionError when it fails."""
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=self._env(env),
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def submit(self, script: Path, *args: str, env: Mapping[str, str]) -> Job:
+        """Submit a script from its own folder, to run in the given environment."""
+        output = self.root / f"job-{secrets.token_hex(4)}.out"
+        where = (f"--chdir={script.parent}", f"--output={output}")
+        number = self.run("sbatch", "--parsable", *where, str(script), *args, env=env)
+        return Job(self, int(number), output)
+
+    def processes(self) -> list[int]:
+        """Return the ids of all processes that jobs have on any node."""
+        mark = f"SLURM_CONF={self._config}".encode()
+        return [
+            pid for pid in _pids() if mark in (env := _environment(pid)) and any(b"SLURM_JOB_ID=" in x for x in env)
+        ]
+
+    def cancel_all(self) -> None:
+        """Cancel every job, and return when none is left."""
+        if jobs := self.run("squeue", "--noheader", "--format=%i").split():
+            self.run("scancel", *jobs)
+            eventually(lambda: not self.run("squeue", "--noheader"), limit_s=JOB_LIMIT_S, pause_s=PAUSE_S)
+
+    def _env(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
+        # A user's environment names no socket: the tests' own would hide the node's from a job.
+        given = os.environ if env is None else env
+        own = {name: value for name, value in given.items() if not name.startswith(("SLURM_", "SHARDCACHE_SOCKET"))}
+        return {**own, "SLURM_CONF": str(self._config)}
+
+    @contextmanager
+    def _running(self, name: str, *command: str) -> Iterator[None]:
+        with (self.root / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.root)
+        try:
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(_COMMAND_LIMIT_S)
+            finally:
+                process.kill()
+                process.wait()
+
+    @property
+    def _munge_socket(self) -> Path:
+        return self.root / "munge" / "socket"
+
+    def _munged(self) -> list[str]:
+        folder = self._munge_socket.parent
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        return ["munged", "--foreground", *(f"--{option}={folder / name}" for option, name in files.items())]
+
+    def _slurmd(self, node: str) -> list[str]:
+        view = ("unshare", "--mount", "sh", "-c", _ON_ITS_DISK, str(self.disk(node)), str(self.node_disk))
+        return [*view, "slurmd", "-D", "-N", node, "-f", str(self._config)]
+
+    def _lay_out(self) -> None:
+        self.root.chmod(0o755)
+        for name in ("munge", "state", "disk", *NODES):
+            (self.root / name).mkdir()
+        key = self.root / "munge" / "key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        self._config.write_text(self._configuration())
+
+    def _configuration(self) -> str:
+        root, scripts = self.root, self._scripts
+        lines = [
+            "ClusterName=test",
+            f"SlurmctldHost=localhost\nSlurmctldPort={free_port()}",
+            f"AuthType=auth/munge\nCredType=cred/munge\nAuthInfo=socket={self._munge_socket}",
+            "SlurmUser=root\nSlurmdUser=root",
+            f"StateSaveLocation={root}/state\nSlurmctldPidFile={root}/slurmctld.pid",
+            f"SlurmdSpoolDir={root}/%n.spool\nSlurmdPidFile={root}/%n.pid",
+            "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSwitchType=switch/none\nMpiDefault=none",
+            "SelectType=select/cons_tres\nSelectTypeParameters=CR_CPU",
+            "JobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none",
+            "ReturnToService=2\nKillWait=120",
+            "SlurmdParameters=config_overrides",  # a node may have more processors than this machine
+            f"PrologFlags=Alloc\nProlog={scripts}/prolog.sh\nEpilog={scripts}/epilog.sh",
+            f"TaskProlog={scripts}/task-prolog.sh",
+            *(f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={free_port()} CPUs=8" for node in NODES),
+            f"PartitionName=main Nodes={','.join(NODES)} Default=YES",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One that was submitted, and the file of what its script prints."""
+
+    cluster: Slurm
+    number: int
+    output: Path
+
+    def state(self) -> str:
+        """Return its state, such as RUNNING or COMPLETED; COMPLETING until the epilog has ended on every node."""
+        return self.cluster.run("squeue", "--noheader", "--states=all", f"--jobs={self.number}", "--format=%T").strip()
+
+    def wait(self) -> str:
+        """Return the state in which it ended, once it has and its epilogs, too."""
+        running = ("PENDING", "RUNNING", "COMPLETING")
+        eventually(lambda: self.state() not in running, limit_s=JOB_LIMIT_S, pause_s=PAUSE_S)
+        return self.state()
+
+    def cancel(self) -> None:
+        """Cancel it, as `scancel` does."""
+        self.cluster.run("scancel", str(self.number))
+
+    def said(self) -> str:
+        """Return what its script has printed."""
+        return self.output.read_text() if self.output.exists() else ""
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended meanwhile, or is none of ours
+        return []

@@ -1,0 +1,1 @@
+"""The daemon, the commands and other processes of a test."""

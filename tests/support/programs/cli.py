@@ -1,0 +1,55 @@
+"""The `shardcache` command, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.programs.guard import GUARD_S
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Outcome of a command: its exit code, stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON value that was printed. Raises ValueError when it is not exactly one."""
+        return json.loads(self.out)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The JSON value of each line that was printed."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def run_alone(args: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run it in a new process."""
+    command = (sys.executable, "-m", "shardcache", *args)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=GUARD_S, check=False)
+
+
+usual_run: Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]] = run_alone
+"""Runner of commands: the tests replace it by a quicker one."""
+
+
+def shardcache(*args: str | Path, env: Mapping[str, str] | None = None, socket: Path | None = None) -> Ran:
+    """Run the command to its end, with `env` on top of this process's environment."""
+    where = () if socket is None else ("--socket", str(socket))
+    done = usual_run((*map(str, args), *where), clean_environment(env or {}))
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the tests' environment, which `support.programs.environment` has cleaned, with `env` on top."""
+    return {**os.environ, **env}

@@ -1,0 +1,229 @@
+"""A real daemon in a process of its own: `python -m shardcache serve`, reached over its socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Protocol, Self
+
+from support.programs.guard import GUARD_S
+
+
+class Process(Protocol):
+    """The part of `subprocess.Popen` that `Daemon` needs."""
+
+    @property
+    def pid(self) -> int: ...  # noqa: D102
+
+    def poll(self) -> int | None: ...  # noqa: D102
+
+    def wait(self, timeout: float | None = None) -> int: ...  # noqa: D102
+
+    def kill(self) -> None: ...  # noqa: D102
+
+    def terminate(self) -> None: ...  # noqa: D102
+
+
+Spawn = Callable[[Sequence[str], Mapping[str, str], Path], Process]
+"""Runs `shardcache` with arguments and an environment; what it prints goes to the end of a file."""
+
+
+def spawn(args: Sequence[str], env: Mapping[str, str], log: Path, python: str = sys.executable) -> Process:
+    """Run it in a new process."""
+    command = (python, "-m", "shardcache", *args)
+    with log.open("ab") as file:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env)
+
+
+class Daemon:
+    """A daemon over a folder of its own; a context manager that has it ready on entering and kills it on leaving.
+
+    Attributes:
+        root: folder of the socket, the cache and the log; keep its path short, a socket's has at most 107 bytes.
+        socket, cache_dir, log: below `root`.
+        usual_spawn: how daemons are started that are not told otherwise.
+    """
+
+    usual_spawn: ClassVar[Spawn] = staticmethod(spawn)
+
+    def __init__(
+        self,
+        root: Path,
+        *flags: str,
+        capacity: str = "1GB",
+        env: Mapping[str, str] | None = None,
+        spawn: Spawn | None = None,
+    ) -> None:
+        """Prepare one; `flags` go to `serve`, `env` comes on top of this process's environment."""
+        self.root = root
+        self.socket = root / "s.sock"
+        self.cache_dir = root / "cache"
+        self.log = root / "daemon.log"
+        self._flags = ("--capacity", capacity, "--min-free", "0", *flags)
+        self._env = {**os.environ, **(env or {})}
+        self._spawn = spawn or Daemon.usual_spawn
+        self._process: Process | None = None
+
+    def __repr__(self) -> str:
+        return f"<Daemon {self.socket} pid={self._process and self._process.pid}>"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Process id while it runs."""
+        return self._running().pid
+
+    def start(self) -> None:
+        """Start it and return when it serves. Raises RuntimeError with the end of its log when it does not."""
+        where = ("--socket", str(self.socket), "--cache-dir", str(self.cache_dir))
+        self._process = self._spawn(("serve", *where, *self._flags), self._env, self.log)
+        try:
+            eventually(self._answers)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> int:
+        """Ask it to stop (SIGTERM), wait until it has; return its exit status."""
+        self.tell_to_stop()
+        return self.wait()
+
+    def tell_to_stop(self) -> None:
+        """Send SIGTERM, and wait for nothing."""
+        self._running().terminate()
+
+    def let_go(self) -> Process:
+        """Return its process, which is the caller's from now on; `start` starts another."""
+        process, self._process = self._running(), None
+        return process
+
+    def wait(self) -> int:
+        """Wait until it has ended; return its exit status, negative where a signal ended it."""
+        process = self.let_go()
+        try:
+            return process.wait(GUARD_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+    def kill(self) -> None:
+        """End it with SIGKILL, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        """Kill it and start it anew over the same folder."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP)."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on after `pause`."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def status(self) -> dict[str, Any]:
+        """Return what `GET /v1/status` says."""
+        answer: dict[str, Any] = json.loads(self.request("GET", "/v1/status"))
+        return answer
+
+    def empty(self) -> None:
+        """Evict everything, what is still on its way for readers that have left included."""
+
+        def emptied() -> bool:
+            self.request("POST", "/v1/evict", {"urls": ["file:///**"]})
+            return not (self.shards() or self.status()["transfers"])
+
+        eventually(emptied)
+
+    def shards(self) -> list[dict[str, Any]]:
+        """Return what `GET /v1/shards` says."""
+        return [json.loads(line) for line in self.request("GET", "/v1/shards").splitlines()]
+
+    def leases(self) -> int:
+        """Return how many leases there are on all shards."""
+        return sum(int(shard["leases"]) for shard in self.shards())
+
+    def sessions(self) -> int:
+        """Return how many readers are connected."""
+        return sum(int(job["sessions"]) for job in self.status()["jobs"])
+
+    def request(self, method: str, path: str, body: object = None) -> bytes:
+        """Send one request of the admin API and return the body of its answer, whatever its status."""
+        connection = UnixConnection(self.socket)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            return connection.getresponse().read()
+        finally:
+            connection.close()
+
+    def _answers(self) -> bool:
+        if self._running().poll() is not None:
+            raise RuntimeError(f"the daemon ended at once; its log ends:\n{self.tail()}")
+        try:
+            return bool(json.loads(self.request("GET", "/v1/health"))["status"] in ("ok", "degraded"))
+        except (FileNotFoundError, ConnectionError, http.client.HTTPException):
+            return False
+
+    def tail(self, lines: int = 20) -> str:
+        """Return the end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def _running(self) -> Process:
+        if self._process is None:
+            raise RuntimeError("the daemon does not run")
+        return self._process
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("shardcache", timeout=GUARD_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket in place of a host."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.connect(os.fspath(self._path))
+        except BaseException:
+            self.sock.close()
+            raise
+
+
+def eventually(condition: Callable[[], bool], *, limit_s: float = GUARD_S, pause_s: float = 0.02) -> None:
+    """Return once the condition holds; raise TimeoutError when it does not within the limit.
+
+    For what another process does in its own time and tells nobody.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{condition!r} did not come true within {limit_s:g} s")
+        time.sleep(pause_s)

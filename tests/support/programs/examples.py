@@ -1,0 +1,222 @@
+"""The examples in docs/, run as they are over shards of uneven sizes in S3, and what must come of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+
+from PIL import Image
+
+from shardcache_client import ShardDataset
+from support.programs.cli import clean_environment, shardcache
+from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
+from support.programs.processes import kill_tree
+from support.shards.tars import make_tar
+from support.stores.moto_s3 import MotoS3
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+TRAINING = (5, 11, 3, 8, 1, 13, 6)
+LONG = (50, 110, 30, 80, 10, 130, 60)  # so that a job can be killed before its first epoch is over
+VALIDATION = (4, 7, 2)
+BATCH = 4
+EPOCHS = 3
+RANKS = 2
+
+Rank = list[list[str]]  # the keys of each of its batches
+Reports = dict[str, list[Rank]]  # by the report's name
+
+
+@contextmanager
+def counted_shards(server: MotoS3) -> Iterator[Daemon]:
+    """Run a daemon with the shards in its store, their samples counted."""
+    server.make_bucket("ways-in")
+    for name, counts in (("train", TRAINING), ("long", LONG), ("val", VALIDATION)):
+        put_shards(server, name, counts)
+    with tempfile.TemporaryDirectory(prefix="shardcache-ways-") as root, Daemon(Path(root), env=server.env()) as it:
+        assert (
+            shardcache("warm", *(f"s3://ways-in/{name}/" for name in ("train", "long", "val")), socket=it.socket).code
+            == 0
+        )
+        yield it
+
+
+def put_shards(server: MotoS3, name: str, counts: tuple[int, ...]) -> None:
+    """Store shards with so many samples each, an image and a class from 0 to 9; and their index file."""
+    for number in range(len(counts)):
+        keys = range(sum(counts[:number]), sum(counts[: number + 1]))
+        tar = make_tar([{"__key__": f"{key:06d}", "jpg": jpeg(key), "cls": str(key % 10).encode()} for key in keys])
+        server.put("ways-in", f"{name}/{number}.tar", tar)
+    rows = [{"url": f"{name}/{number}.tar", "nsamples": count} for number, count in enumerate(counts)]
+    server.put("ways-in", f"{name}.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
+
+
+def jpeg(number: int) -> bytes:
+    """Return a small image, of a colour by its number."""
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (number % 256, 2 * number % 256, -number % 256)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def run(daemon: Daemon, out: Path, *command: str, limit_s: float = GUARD_S) -> Reports:
+    """Run an example; return what it reported: by the report's name, what each rank was given."""
+    finish(start(daemon, out, command), limit_s)
+    return reports(out)
+
+
+def run_ranks(daemon: Daemon, out: Path, *ranks: tuple[Sequence[str], Mapping[str, str]]) -> Reports:
+    """Run an example in a process for each rank, with its command and variables; return what they reported."""
+    outs = [out.with_name(f"{out.name}-{rank}") for rank in range(len(ranks))]
+    jobs = [start(daemon, path, *each) for path, each in zip(outs, ranks, strict=True)]
+    try:
+        for job in jobs:
+            finish(job, GUARD_S)
+    finally:
+        for job in jobs:
+            job.kill()
+    each = [reports(path) for path in outs]
+    return {name: [rank[name][0] for rank in each] for name in each[0]}
+
+
+def start(
+    daemon: Daemon, out: Path, command: Sequence[str], env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start an example that adds its reports to a file."""
+    return subprocess.Popen(
+        [sys.executable, *command, "--socket", str(daemon.socket), "--out", str(out)],
+        cwd=EXAMPLES,
+        env=clean_environment({"OMP_NUM_THREADS": "1", **(env or {})}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(job: subprocess.Popen[str], limit_s: float) -> None:
+    """Wait until an example has ended, without an error."""
+    try:
+        said, _ = job.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        job.terminate()  # a launcher that is killed would leave its ranks behind
+        said, _ = job.communicate()
+    assert job.returncode == 0, said
+
+
+def reports(out: Path) -> Reports:
+    """Return what an example reported to a file."""
+    return {row["name"]: row["ranks"] for row in map(json.loads, out.read_text().splitlines())}
+
+
+def torchrun(script: str, *, ranks: int = RANKS) -> list[str]:
+    """Return the command that starts an example on all ranks."""
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script]
+
+
+def check(ranks: list[Rank], counts: tuple[int, ...]) -> None:
+    """Hold an epoch against the promise: equal steps of equal sizes, every sample, and no more twice than must be."""
+    assert len(ranks) == RANKS
+    assert len({tuple(map(len, rank)) for rank in ranks}) == 1
+    reads = Counter(chain.from_iterable(chain.from_iterable(ranks)))
+    assert sorted(reads) == [f"{number:06d}" for number in range(sum(counts))]
+    assert reads.total() - len(reads) == -sum(counts) % RANKS
+
+
+def check_epochs(epochs: Reports, readers: int = RANKS) -> None:
+    """Check training without validation: every sample in each epoch, in another order each time.
+
+    Args:
+        readers: number of equal shares, of which the last samples may come twice.
+    """
+    assert list(epochs) == [f"epoch {epoch}" for epoch in range(EPOCHS)]
+    for ranks in epochs.values():
+        reads = Counter(chain.from_iterable(chain.from_iterable(ranks)))
+        assert sorted(reads) == [f"{number:06d}" for number in range(sum(TRAINING))]
+        assert reads.total() - len(reads) == -sum(TRAINING) % readers
+    assert epochs["epoch 0"] != epochs["epoch 1"] != epochs["epoch 2"]
+
+
+def check_rest(epochs: Reports, rest: Reports, steps: int) -> None:
+    """Check a run resumed after some steps of the second epoch: the very next batches, then the third epoch."""
+    assert rest == {
+        "epoch 1": [rank[steps:] for rank in epochs["epoch 1"]],
+        "epoch 2": epochs["epoch 2"],
+    }
+
+
+def check_resumed(daemon: Daemon, folder: Path, command: list[str], checkpoint: Callable[[int], str]) -> Reports:
+    """Run an example that trains and validates, then again from within its second epoch; return the first's reports.
+
+    Args:
+        checkpoint: names that of a step, counted over all epochs, below the folder of `--checkpoints`.
+    """
+    saved = folder / "saved"
+    command = [*command, "s3://ways-in/train/", "--validation", "s3://ways-in/val/", "--checkpoints", str(saved)]
+    epochs = run(daemon, folder / "out", *command)
+    for epoch in range(EPOCHS):
+        check(epochs[f"epoch {epoch} training"], TRAINING)
+        check(epochs[f"epoch {epoch} validation"], VALIDATION)
+    steps = len(epochs["epoch 0 training"][0])
+    resumed = run(daemon, folder / "resumed", *command, "--resume", str(saved / checkpoint(steps + 3)))
+    assert "epoch 0 training" not in resumed
+    assert resumed["epoch 1 training"] == [rank[3:] for rank in epochs["epoch 1 training"]]
+    assert resumed["epoch 2 training"] == epochs["epoch 2 training"]
+    return epochs
+
+
+def check_killed(
+    daemon: Daemon,
+    folder: Path,
+    command: tuple[list[str], list[str]],
+    checkpoint: Callable[[int], str],
+    limit_s: float = GUARD_S,
+) -> None:
+    """Kill all processes of an example within its first epoch, and go on with one process from the last checkpoint.
+
+    What the two ranks had been shown up to that, and what the one is shown, is every sample exactly once; the epochs
+    after it are whole.
+
+    Args:
+        command: starts two ranks, and one.
+        checkpoint: as for `check_resumed`.
+    """
+    saved, steps = folder / "saved", 9
+    shards = ["s3://ways-in/long/", "--validation", "s3://ways-in/val/", "--checkpoints", str(saved)]
+    ranks, alone = ([*each, *shards] for each in command)
+    job = start(daemon, folder / "killed", ranks)
+    deadline_s = time.monotonic() + limit_s
+    try:
+        while not (saved / checkpoint(steps + 3)).exists() and job.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+    finally:
+        kill_tree(job.pid)
+        said, _ = job.communicate()
+    assert job.returncode == -signal.SIGKILL, said
+    assert not (folder / "killed").exists(), "the first epoch was over before the kill"
+    seen = Counter(chain.from_iterable(map(_first_keys, [daemon] * RANKS, range(RANKS), [steps] * RANKS)))
+    assert seen.total() == steps * BATCH * RANKS
+    resumed = run(daemon, folder / "resumed", *alone, "--resume", str(saved / checkpoint(steps)), limit_s=limit_s)
+    keys = [f"{number:06d}" for number in range(sum(LONG))]
+    seen.update(chain.from_iterable(resumed["epoch 0 training"][0]))
+    assert sorted(seen.elements()) == keys
+    for epoch in range(1, EPOCHS):
+        assert sorted(chain.from_iterable(resumed[f"epoch {epoch} training"][0])) == keys
+        assert len(resumed[f"epoch {epoch} validation"][0]) == -(-sum(VALIDATION) // BATCH)
+
+
+def _first_keys(daemon: Daemon, rank: int, steps: int) -> list[str]:
+    """Return the keys of the first batches that the examples' loaders give a rank."""
+    dataset = ShardDataset(
+        "s3://ways-in/long/", shuffle=True, seed=7, rank=rank, world_size=RANKS, socket=daemon.socket
+    )
+    loader = dataset.loader(batch_size=BATCH, num_workers=2, collate_fn=list, persistent_workers=False)
+    return [sample["__key__"] for batch in islice(loader, steps) for sample in batch]

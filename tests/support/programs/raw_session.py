@@ -1,0 +1,93 @@
+"""A reading process's connection, message by message."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
+from shardcache_client.daemon.websocket import WebSocket
+from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
+
+
+class RawSession:
+    """A connection that has said hello."""
+
+    def __init__(self, daemon: Daemon | Path, job: str = "job", **hello: Any) -> None:
+        """Connect to a daemon, or to a socket."""
+        path = daemon if isinstance(daemon, Path) else daemon.socket
+        self._socket = WebSocket(path, SESSION_PATH, GUARD_S)
+        first = {"type": "hello", "protocol": PROTOCOL_VERSION, "client_version": "test", "job": job}
+        self.send(**{**first, **hello})
+        self.welcome = self.receive()
+        self._id = 0
+
+    def __enter__(self) -> RawSession:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave without a word."""
+        self._socket.close()
+
+    def send(self, **message: Any) -> None:
+        """Send one message."""
+        self._socket.send(json.dumps(message).encode())
+
+    def send_text(self, text: str) -> None:
+        """Send anything."""
+        self._socket.send(text.encode())
+
+    def receive(self) -> dict[str, Any]:
+        """Return the next message."""
+        answer: dict[str, Any] = json.loads(self.receive_text())
+        return answer
+
+    def receive_text(self, limit_s: float = GUARD_S) -> bytes:
+        """Return the next message as it came: to read a large one holds up whatever else this process does."""
+        message = self._socket.receive(time.monotonic() + limit_s)
+        assert message is not None, "no answer"
+        return message
+
+    def unread_bytes(self) -> int:
+        """Return how many bytes wait to be received."""
+        return int.from_bytes(fcntl.ioctl(self._socket._socket, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Send a request and return its answer."""
+        self._id += 1
+        self.send(type=kind, id=self._id, **fields)
+        answer = self.receive()
+        assert answer["id"] == self._id
+        return answer
+
+    def take(self, position: int, **fields: Any) -> dict[str, Any]:
+        """Ask for a shard and say that it is needed; return the grant when it is in hand."""
+        self._id += 1
+        self.send(type="lease", id=self._id, position=position, **fields)
+        self.send(type="need", of=self._id)
+        granted = self.receive()
+        self.settle()
+        return granted
+
+    def need(self, of: int) -> None:
+        """Say that what a request asked for is needed; return when the daemon has heard it."""
+        self.send(type="need", of=of)
+        self.settle()
+
+    def settle(self) -> None:
+        """Return when the daemon has heard all that was sent."""
+        self.ask("explain", of=0)
+
+    def plan(self, urls: list[str], order: list[int], reads: int | None = None) -> dict[str, Any]:
+        """Declare a plan of shards of unknown version; `reads` positions belong to the present epoch, or all."""
+        shards = [[url, None, None, None] for url in urls]
+        return self.ask("plan", epoch=0, shards=shards, order=order, reads=len(order) if reads is None else reads)

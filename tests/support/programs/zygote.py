@@ -1,0 +1,180 @@
+"""Starts `shardcache` in milliseconds: one process imports everything, and forks a child for each command.
+
+As a program it reads a JSON line for each command to start, and answers with its pid; another for each that has ended,
+and answers with its exit status.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from support.cluster import network
+from support.disks.shim import HAS_CC, library, rule_this_process
+from support.programs.guard import GUARD_S
+
+
+class Forked:
+    """A child of the zygote, with as much of Popen's interface as its users need."""
+
+    def __init__(self, pid: int, reap: Callable[[int], int]) -> None:
+        self.pid = pid
+        self._reap = reap
+        self._pidfd = os.pidfd_open(pid)  # it is there at least until it is reaped
+        self._status: int | None = None
+
+    def __del__(self) -> None:
+        os.close(self._pidfd)
+
+    def poll(self) -> int | None:
+        """Return its exit status, negative where a signal ended it, or None while it runs."""
+        if self._status is None and self._ended(0):
+            self._status = self._reap(self.pid)
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status when it has ended. Raises subprocess.TimeoutExpired."""
+        if not self._ended(timeout) or (status := self.poll()) is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return status
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._send(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def _ended(self, timeout_s: float | None) -> bool:
+        return bool(select.select([self._pidfd], [], [], timeout_s)[0])
+
+
+class Zygote:
+    """A context manager; `Daemon` starts its process by `spawn`, `support.programs.cli` runs commands by `run`."""
+
+    def __init__(self) -> None:
+        self._asking = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            with self._process:
+                self._process.kill()  # the end of its input would not do: other forks may hold the other end of that
+            self._process = None
+
+    def spawn(self, args: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
+        """Start `python -m shardcache` with these arguments.
+
+        In `env`, SHIM_CONTROL puts it under a shim, and NETWORK, the path of a namespace, into that network.
+        """
+        return self._start(args, env, log, log)
+
+    def run(self, args: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run `python -m shardcache` to its end, as `subprocess.run` does. Raises subprocess.TimeoutExpired."""
+        with tempfile.TemporaryDirectory(prefix="shardcache-run-") as name:
+            out, err = Path(name, "out"), Path(name, "err")
+            command = self._start(args, env, out, err)
+            try:
+                code = command.wait(GUARD_S)
+            except BaseException:
+                command.kill()
+                command.wait()
+                raise
+            return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
+
+    def _start(self, args: Sequence[str], env: Mapping[str, str], out: Path, err: Path) -> Forked:
+        request = {"args": list(args), "env": dict(env), "out": str(out), "err": str(err), "folder": str(Path.cwd())}
+        return Forked(self._ask(request), self._reap)
+
+    def _reap(self, pid: int) -> int:
+        return self._ask({"reap": pid})
+
+    def _ask(self, request: Mapping[str, object]) -> int:
+        with self._asking:
+            self._process = self._process or self._begin()
+            assert self._process.stdin and self._process.stdout
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return int(self._process.stdout.readline())
+
+    @staticmethod
+    def _begin() -> subprocess.Popen[str]:
+        preload = {"LD_PRELOAD": str(library())} if HAS_CC else {}
+        with network.at_home():  # it outlives the test that starts its first daemon, maybe in another network
+            return subprocess.Popen(
+                [sys.executable, "-m", "support.programs.zygote"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, **preload, "PYTHONPATH": str(Path(__file__).parents[2])},
+            )
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    _import_all()
+    gc.freeze()  # a child then need not traverse all that was imported when it ends
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "reap" in request:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["reap"], 0)[1])
+        elif (answer := os.fork()) == 0:
+            _become_command(request)
+        print(answer, flush=True)
+
+
+def _import_all() -> None:
+    from shardcache import daemon
+    from shardcache.cli.main import app as commands
+    from shardcache.origin import fsspec
+    from shardcache.origin.http import http_origin as http
+    from shardcache.origin.s3 import s3_origin as s3
+    from shardcache.origin.s3 import sdk_sessions as s3_session
+
+    assert all((daemon, commands, fsspec, http, s3))
+    s3_session.descriptions()
+
+
+def _become_command(request: dict[str, Any]) -> NoReturn:
+    """Raises SystemExit, as the command does: the process ends as any other."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for target, path, how in ((0, os.devnull, os.O_RDONLY), (1, request["out"], flags), (2, request["err"], flags)):
+        fd = os.open(path, how)
+        os.dup2(fd, target)
+        os.close(fd)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    if path := request["env"].get("NETWORK"):
+        network.enter(Path(path))
+    if control := request["env"].get("SHIM_CONTROL"):
+        rule_this_process(Path(control))
+    from shardcache.cli.main import app as commands
+
+    raise SystemExit(commands(request["args"], prog_name="shardcache"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Tar shards, datasets, and cache folders with shards in them."""

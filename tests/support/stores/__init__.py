@@ -1,0 +1,1 @@
+"""Object stores and web servers, real and made to misbehave."""

@@ -1,0 +1,54 @@
+"""Buckets for tests, and the AWS variables that lead to their servers."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.stores.moto_s3 import MotoS3
+from support.stores.seaweedfs import SeaweedFS
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A fresh bucket; this process's AWS variables point at its server while the test runs."""
+
+    server: MotoS3 | SeaweedFS
+    name: str
+
+    @property
+    def url(self) -> str:
+        """Return `s3://name`."""
+        return f"s3://{self.name}"
+
+    def put(self, key: str, body: bytes, **options: Any) -> str:
+        """Store an object; return its url."""
+        return self.server.put(self.name, key, body, **options)
+
+    def env(self) -> dict[str, str]:
+        """Return the AWS variables, for a process of its own."""
+        return self.server.env()
+
+
+def use_aws(monkeypatch: pytest.MonkeyPatch, home: Path, env: Mapping[str, str]) -> None:
+    """Let AWS clients of this process see these variables, and nothing of the user's."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(home / name))
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+
+
+def fresh_bucket(server: MotoS3 | SeaweedFS, monkeypatch: pytest.MonkeyPatch, home: Path) -> Bucket:
+    """Return a new bucket of a server, which this process's AWS variables point at while the test runs."""
+    use_aws(monkeypatch, home, server.env())
+    bucket = Bucket(server, f"test-{uuid.uuid4().hex[:12]}")
+    server.make_bucket(bucket.name)
+    return bucket

@@ -1,0 +1,136 @@
+"""A server that speaks enough S3 to give zeros, and knows what it could send, to how many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from support.stores.faulty_s3 import aws_env
+
+BUCKET = "gauged"
+_CHUNK = bytes(64 * 1024)
+
+
+@dataclass(slots=True)
+class GaugedS3:
+    """Serves one bucket, `gauged`, over plain HTTP on a free port; use it as `async with`.
+
+    Attributes:
+        sizes: of the objects, by key.
+        pauses: keys whose answers stop after so many bytes of the body, until `go_on`.
+        capacity: requests at a time; more are refused with 503 SlowDown. None takes all.
+        requests: (key, first byte) of every GET.
+        refused: how many of them were.
+        sent_bytes: of bodies, by key, as far as the kernel took them.
+        at_once: requests that are being answered now; `most_at_once` ever.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    pauses: dict[str, int] = field(default_factory=dict)
+    capacity: int | None = None
+    requests: list[tuple[str, int]] = field(default_factory=list)
+    refused: int = 0
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    at_once: int = 0
+    most_at_once: int = 0
+    endpoint_url: str = ""
+    _gates: dict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_route("*", f"/{BUCKET}/{{key:.+}}", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.endpoint_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for key in list(self._gates):
+            self.go_on(key)
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def env(self) -> dict[str, str]:
+        """Return the variables by which any AWS SDK finds this server."""
+        return aws_env(self.endpoint_url)
+
+    def put(self, key: str, size_bytes: int, *, pause_after: int | None = None) -> str:
+        """Make an object of zeros; return its s3:// url."""
+        self.sizes[key] = size_bytes
+        if pause_after is not None:
+            self.pauses[key] = pause_after
+        return f"s3://{BUCKET}/{key}"
+
+    def http_url(self, key: str) -> str:
+        """Return the http:// url of an object."""
+        return f"{self.endpoint_url}/{BUCKET}/{key}"
+
+    def go_on(self, key: str) -> None:
+        """Let the answers go on that were stopped by now."""
+        self._gates.pop(key, asyncio.Event()).set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something about the requests is true."""
+        while not condition():
+            await self._changed.wait()
+
+    def _note(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        key = request.match_info["key"]
+        size = self.sizes[key]
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
+        start, stop = (int(match[1]), min(int(match[2]) + 1, size)) if match else (0, size)
+        answer = web.StreamResponse(status=206 if match else 200, headers={"ETag": f'"{size}"'})
+        answer.content_length = stop - start
+        if match:
+            answer.headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+        if request.method == "HEAD":
+            return answer
+        self.requests.append((key, start))
+        if self.capacity is not None and self.at_once >= self.capacity:
+            self.refused += 1
+            self._note()
+            return web.Response(status=503, text="<Error><Code>SlowDown</Code></Error>", content_type="application/xml")
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        self._note()
+        with contextlib.suppress(ConnectionError):  # the client went away
+            await self._send(request, answer, key, stop - start, self._gates[key])
+        self.at_once -= 1
+        self._note()
+        return answer
+
+    async def _send(
+        self, request: web.Request, answer: web.StreamResponse, key: str, size_bytes: int, gate: asyncio.Event
+    ) -> None:
+        assert request.transport is not None
+        # Little room in the kernel: what the client does not read shall soon stop the sender.
+        request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(_CHUNK))
+        await answer.prepare(request)
+        pause_after, sent = self.pauses.get(key, size_bytes), 0
+        while sent < size_bytes:
+            if sent == pause_after:
+                await gate.wait()
+            count = min(len(_CHUNK), (pause_after if sent < pause_after else size_bytes) - sent)
+            await answer.write(_CHUNK[:count])
+            sent += count
+            self.sent_bytes[key] += count
+            self._note()

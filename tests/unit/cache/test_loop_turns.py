@@ -1,0 +1,77 @@
+"""Long computations take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from shardcache.cache.loop_turns import Turns
+from shardcache.protocol import ShardRef
+from shardcache.server.http.json_stream import written
+from support.programs.guard import GUARD_S
+
+LONG = list(range(10_000))
+
+
+async def test_everything_is_done_once_and_in_order() -> None:
+    """The pieces together are the list."""
+    done: list[int] = []
+    await Turns().take(LONG, done.extend)
+    assert done == LONG
+
+
+async def test_the_loop_comes_round_between_any_two_pieces() -> None:
+    """However many have long lists at the same moment, no two pieces are worked through in one turn of the loop."""
+    turns, done, most_between = Turns(), 0, 0
+
+    def work(_piece: object) -> None:
+        nonlocal done
+        done += 1
+
+    async def others() -> None:
+        nonlocal most_between
+        while True:
+            before = done
+            await asyncio.sleep(0)
+            most_between = max(most_between, done - before)
+
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(others())
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(8):
+                workers.create_task(turns.take(LONG, work))
+        watching.cancel()
+    assert (done, most_between) == (8 * 40, 1)
+
+
+async def test_a_short_list_does_not_wait_for_the_end_of_a_long_one() -> None:
+    """A late caller has its turn after one piece of the others, not after all of them."""
+    turns, order = Turns(), []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(turns.take(LONG, lambda _: order.append("long")))
+        group.create_task(turns.take([1], lambda _: order.append("short")))
+    assert order.index("short") == 1
+
+
+async def test_an_error_ends_only_its_own_turn() -> None:
+    """An error of a computation reaches its caller, and the next caller has its turn."""
+    turns = Turns()
+
+    def fail(_piece: object) -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        await turns.take(LONG, fail)
+    async with asyncio.timeout(GUARD_S):
+        await turns.wait()
+
+
+@pytest.mark.parametrize("count", [0, 1, 256, 257, 5_000])
+async def test_a_manifest_written_in_pieces_is_the_same_json(count: int) -> None:
+    """Of any length, with all that needs quoting."""
+    refs = [ShardRef(f's3://b/"{number}".tar', None, number) for number in range(count)]
+    message = {"type": "manifest", "shards": refs, "id": 7, "error": {"url": None}}
+    expected = {**message, "shards": [ref.to_json() for ref in refs]}
+    assert json.loads(await written(message, Turns())) == expected

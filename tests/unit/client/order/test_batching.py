@@ -1,0 +1,279 @@
+"""batching.py: batches of like length, equally many on all ranks, each sample once, and no batch twice on resuming."""
+
+from __future__ import annotations
+
+import json
+import logging
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardcache.errors import ConfigError, SampleError
+from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise
+from shardcache_client.lengths.batching import LengthBatches, batch_by_length
+from shardcache_client.lengths.rounds import Recipe
+from shardcache_client.topology import Topology
+from support.shards.numbered import Batch, Numbered, Table, train
+
+MAX_TOKENS = 60
+
+
+def length(sample: dict[str, Any]) -> int:
+    """Return what the sample says."""
+    return int(sample["length"])
+
+
+def stage(dataset: Numbered, **options: Any) -> LengthBatches:
+    """Return batches of a buffer of ten."""
+    return batch_by_length(dataset, MAX_TOKENS, length, **({"sort_buffer": 10} | options))
+
+
+def seated(table: Table, dataset: Numbered, **options: Any) -> LengthBatches:
+    """Return the same, for a reader that agrees with others at a table."""
+    recipe: dict[str, Any] = {"sort_buffer": 10, "collate": list, "on_error": reraise} | options
+    return LengthBatches(dataset, Recipe(MAX_TOKENS, length, **recipe), table.seat)
+
+
+def job(lengths: list[int], world_size: int, workers: int, **options: Any) -> list[list[LengthBatches]]:
+    """Return each rank's readers."""
+    table = Table(world_size)
+    return [
+        [
+            seated(table, Numbered(lengths, Topology(rank, world_size, worker, workers)), **options)
+            for worker in range(workers)
+        ]
+        for rank in range(world_size)
+    ]
+
+
+def keys(ranks: list[list[Batch]]) -> list[int]:
+    """Return the samples of all batches of all ranks, in order of their numbers."""
+    return sorted(sample["__key__"] for batches in ranks for batch in batches for sample in batch)
+
+
+def spread(count: int, longest: int = 30) -> list[int]:
+    """Return lengths of which each job of this file makes buffers that need different numbers of batches."""
+    draw = Random(count)
+    return [draw.randint(1, longest) for _ in range(count)]
+
+
+lengths = st.lists(st.integers(1, MAX_TOKENS), min_size=1, max_size=80)
+numbers_of_readers = st.tuples(st.integers(1, 3), st.integers(1, 2))
+
+
+@settings(deadline=None, max_examples=60)
+@given(lengths, numbers_of_readers, st.integers(1, 30))
+def test_ranks_in_step_get_equally_many_batches_and_each_sample_once(
+    lengths: list[int], readers: tuple[int, int], sort_buffer: int
+) -> None:
+    """Whatever the lengths, no rank waits in vain, all end at the same step, and no padded size is above the bound."""
+    ranks = train(job(lengths, *readers, sort_buffer=sort_buffer))
+    each = len(lengths) // (readers[0] * readers[1])
+    assert len({len(batches) for batches in ranks}) == 1
+    assert keys(ranks) == list(range(each * readers[0] * readers[1]))
+    assert all(len(batch) * max(map(length, batch)) <= MAX_TOKENS for batches in ranks for batch in batches)
+
+
+@settings(deadline=None, max_examples=60)
+@given(lengths, numbers_of_readers, st.data())
+def test_a_job_goes_on_with_the_very_next_batch(
+    lengths: list[int], readers: tuple[int, int], data: st.DataObject
+) -> None:
+    """From the states behind any step the same ranks and workers get exactly the batches that were left."""
+    whole = train(job(lengths, *readers))
+    begun, going_on = stopped(job(lengths, *readers), data.draw(st.integers(0, len(whole[0]))))
+    states = [[reader.state_dict() for reader in rank] for rank in going_on]
+    resumed = job(lengths, *readers)
+    for rank, theirs in zip(resumed, states, strict=True):
+        for reader, state in zip(rank, theirs, strict=True):
+            reader.load_state_dict(state)
+    rest = train(resumed)
+    for before, after, all_of_them in zip(begun, rest, whole, strict=True):
+        assert sorted(map(str, before + after)) == sorted(map(str, all_of_them))
+        assert readers[1] > 1 or before + after == all_of_them
+
+
+def test_the_state_of_one_rank_is_enough_for_all() -> None:
+    """Ranks take their batches together, so from the state of rank 0 alone each goes on with its own next batch."""
+    whole = train(job(spread(120), 2, 1))
+    begun, ((first,), _) = stopped(job(spread(120), 2, 1), 7)
+    resumed = job(spread(120), 2, 1)
+    for (reader,) in resumed:
+        reader.load_state_dict(first.state_dict())
+    assert [before + after for before, after in zip(begun, train(resumed), strict=True)] == whole
+
+
+@settings(deadline=None, max_examples=60)
+@given(lengths, numbers_of_readers, numbers_of_readers, st.data())
+def test_other_readers_see_what_is_left_exactly_once(
+    lengths: list[int], readers: tuple[int, int], others: tuple[int, int], data: st.DataObject
+) -> None:
+    """With other numbers of ranks and workers, each sample that was in no batch comes once, buffers begun included."""
+    lengths = lengths * readers[0] * readers[1]
+    begun, going_on = stopped(job(lengths, *readers), data.draw(st.integers(0, 20)))
+    states = [[reader.state_dict() for reader in rank] for rank in going_on]
+    resumed = job(lengths, *others)
+    for rank in resumed:
+        for reader in rank:
+            reader.load_state_dict({"checkpoint": states})
+    rest = train(resumed)
+    left = len(lengths) - len(keys(begun))
+    seen = keys(begun + rest)
+    assert len(seen) == len(set(seen))
+    left_over = 0 if others == readers else left % (others[0] * others[1])  # what does not divide is left out
+    assert len(keys(rest)) == left - left_over
+
+
+def test_batches_of_a_step_are_of_like_length_on_all_ranks() -> None:
+    """The order is shuffled, by the same permutation everywhere, and another in every buffer and epoch."""
+    ranks = train(job(spread(400), 2, 1, sort_buffer=100))
+    longest = [[max(map(length, batch)) for batch in batches] for batches in ranks]
+    assert all(abs(one - other) <= 3 for one, other in zip(*longest, strict=True))
+    assert longest[0] != sorted(longest[0], reverse=True)
+    (alone,) = job([5] * 100, 1, 1, sort_buffer=50)
+    epochs = []
+    for epoch in range(2):
+        alone[0].set_epoch(epoch)
+        epochs.append([batch[0]["__key__"] for batch in alone[0]])
+    assert sorted(epochs[0]) == sorted(epochs[1])
+    assert epochs[0] != epochs[1]
+    assert [key - 50 for key in epochs[0][-5:]] != epochs[0][:5]
+
+
+def test_what_is_too_long_goes_to_the_handler(caplog: pytest.LogCaptureFixture) -> None:
+    """It raises and names the sample, or is left out and counted, or ends the epoch, as `on_error` says."""
+    sizes = [5, 6, MAX_TOKENS + 1, 7]
+    with pytest.raises(SampleError, match="sample 2 has length 61, more than max_tokens=60"):
+        list(stage(Numbered(sizes)))
+    with caplog.at_level(logging.WARNING, "shardcache"):
+        assert keys([list(stage(Numbered(sizes), on_error=ignore_and_continue))]) == [0, 1, 3]
+    assert "skipped 1 samples longer than max_tokens" in caplog.text
+    assert keys([list(stage(Numbered(sizes), on_error=ignore_and_stop))]) == [0, 1]
+
+
+@pytest.mark.parametrize("long", [range(9), range(10), range(20)])
+def test_ranks_stay_equal_whatever_is_left_out(long: range, caplog: pytest.LogCaptureFixture) -> None:
+    """A rank with hardly a sample, or none, for a buffer repeats one, and says how many; the others lose nothing."""
+    sizes = [50] * 60
+    for number in long:
+        sizes[10 + number] = MAX_TOKENS + 1
+    with caplog.at_level(logging.WARNING, "shardcache"):
+        ranks = train(job(sizes, 2, 1, on_error=ignore_and_continue))
+    assert [len(batches) for batches in ranks] == [30, 30]
+    assert set(keys(ranks)) == {number for number in range(60) if sizes[number] == 50}
+    assert "samples to make as many batches as other ranks" in caplog.text
+
+
+def test_a_rank_that_ends_early_repeats_its_last_shortest() -> None:
+    """Unequal ranks end at the same step, too: who has no more goes on with a sample it has."""
+    table = Table(2)
+    few, many = Numbered([9, 8, 7], Topology(0, 2)), Numbered([9] * 60, Topology(1, 2))
+    ranks = train([[seated(table, few)], [seated(table, many)]])
+    assert len(ranks[0]) == len(ranks[1])
+    assert keys(ranks[1:]) == list(range(30, 60))
+
+
+def test_a_rank_without_samples_is_told() -> None:
+    """With nothing to repeat there is an error that says how to deal samples, and no batch without any."""
+    table = Table(2)
+    none, some = Numbered([], Topology(0, 2)), Numbered([9] * 60, Topology(1, 2))
+    with pytest.raises(ConfigError, match=r"no sample for a batch.*\n.*even='pad'"):
+        train([[seated(table, none)], [seated(table, some)]])
+
+
+def test_skipped_samples_do_not_shift_what_was_given() -> None:
+    """Samples that the dataset itself skips have a position, too: a job of another size repeats and loses nothing."""
+    sizes, broken = spread(60), (3, 4, 17, 33)
+    begun, state = [], {}
+    reader = stage(Numbered(sizes, skipped=broken))
+    for number, batch in enumerate(reader):
+        begun.append(batch)
+        state = reader.state_dict()
+        if number == 4:
+            break
+    ranks = [[stage(Numbered(sizes, Topology(0, 1, worker, 2), skipped=broken)) for worker in range(2)]]
+    for other in ranks[0]:
+        other.load_state_dict(state)
+    seen = keys([begun, *train(ranks)])
+    assert len(seen) == len(set(seen))
+    assert set(range(60)) - set(seen) - set(broken) <= {59}  # one is left over when what is left is halved
+
+
+def test_another_epoch_than_the_states_begins_anew() -> None:
+    """A state says nothing about the epochs behind it, and is used up by the iteration that goes on from it."""
+    begun, ((reader,),) = stopped(job(spread(40), 1, 1), 5)
+    again = stage(Numbered(spread(40)))
+    again.load_state_dict(reader.state_dict())
+    again.set_epoch(1)
+    assert keys([list(again)]) == list(range(40))
+    again = stage(Numbered(spread(40)))
+    again.load_state_dict(reader.state_dict())
+    assert keys([*begun, list(again)]) == list(range(40))
+    again.set_epoch(1)
+    assert keys([list(again)]) == list(range(40))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls what this torch is giving up
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [1, 7, 20])
+def test_a_stateful_loader_goes_on_where_it_was(workers: int, steps: int) -> None:
+    """StatefulDataLoader asks in each worker, with batches fetched ahead: the rest is exactly what was left."""
+    sizes = spread(200)
+    loader = StatefulDataLoader(stage(Numbered(sizes)), batch_size=None, num_workers=workers)
+    batches = list(loader)
+    going = iter(loader)
+    for _ in range(steps):
+        next(going)
+    state = loader.state_dict()
+    del going
+    again = StatefulDataLoader(stage(Numbered(sizes)), batch_size=None, num_workers=workers)
+    again.load_state_dict(state)
+    assert list(again) == batches[steps:]
+
+
+def test_a_state_is_small_and_holds_no_sample() -> None:
+    """It is a few numbers and a bit for each sample of a buffer, however many were read."""
+    reader = stage(Numbered([5] * 1_000))
+    for _ in reader:
+        state = reader.state_dict()
+        assert set(state["batch_by_length"]) == {"reader", "epoch", "round", "given"}
+        assert int(state["dataset"]["beyond"] or "0", 16) < 2**10
+        assert json.loads(json.dumps(state)) == state
+
+
+def test_no_more_than_a_buffer_is_read_ahead() -> None:
+    """Memory is bounded: the next buffer fills as this one empties, so both together never hold more than one does."""
+    dataset = Numbered(spread(500))
+    given_out = 0
+    for batch in stage(dataset, sort_buffer=50):
+        assert dataset.position - given_out <= 50
+        given_out += len(batch)
+
+
+def test_collate_makes_the_batch() -> None:
+    """The result of `collate` is what the loader gives."""
+    loader = DataLoader(stage(Numbered([5] * 20), collate=len), batch_size=None)
+    assert list(loader) == [10, 10]
+
+
+def test_the_number_of_batches_is_not_known() -> None:
+    """`len` raises TypeError, by which loaders and trainers tell that there is none."""
+    with pytest.raises(TypeError, match="not known"):
+        len(stage(Numbered([5])))
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"sort_buffer": 0}])
+def test_arguments_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+    """Nothing can be batched by a bound, or in a buffer, of none."""
+    with pytest.raises(ConfigError, match="give 1 or more"):
+        batch_by_length(Numbered([5]), wrong.get("max_tokens", 5), length, sort_buffer=wrong.get("sort_buffer", 5))
+
+
+def stopped(ranks: list[list[LengthBatches]], steps: int) -> tuple[list[list[Batch]], list[list[LengthBatches]]]:
+    """Train for some steps; return the batches, and the readers as they then are."""
+    return (train(ranks, steps) if steps else [[] for _ in ranks]), ranks

@@ -1,0 +1,146 @@
+"""The reader gives the samples that were packed, as copies, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+from shardcache.errors import CacheDirError, CorruptShardError, SampleError
+from shardcache.tarindex import index_tar, write
+from shardcache_client.reading.mapped_shard import MappedShard
+from support.shards.tars import Sample, make_tar, pack, random_samples
+
+URL = "s3://bucket/train-000000.tar"
+SAMPLES = random_samples(20, {"jpg": 3000, "json": 40, "cls": 1})
+
+
+def publish(folder: Path, tar: bytes) -> tuple[Path, Path]:
+    """Lay a shard and its sidecar down, as the daemon does."""
+    path, index_path = folder / "shard.tar", folder / "shard.idx"
+    path.write_bytes(tar)
+    write(index_path, {"size_bytes": len(tar)}, index_tar(path, URL))
+    return path, index_path
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> tuple[Path, Path]:
+    """Paths of a published shard."""
+    return publish(tmp_path, make_tar(SAMPLES))
+
+
+def with_url(samples: list[Sample]) -> list[dict[str, bytes | str]]:
+    """The samples as a reader gives them."""
+    return [{**sample, "__url__": URL} for sample in samples]
+
+
+def open_files() -> int:
+    """Return the number of this process's descriptors, apart from those that earlier tests left to the collector."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_iteration_gives_every_sample_in_order(shard: tuple[Path, Path]) -> None:
+    """All keys, extensions and bytes, with the original url, twice over."""
+    with MappedShard(*shard, URL) as reader:
+        assert len(reader) == 20
+        assert list(reader) == list(reader) == with_url(SAMPLES)
+
+
+def test_any_sample_can_be_had_alone(shard: tuple[Path, Path]) -> None:
+    """`sample(i)` and `samples(i)` begin anywhere; outside of the shard there is nothing."""
+    expected = with_url(SAMPLES)
+    with MappedShard(*shard, URL) as reader:
+        assert [reader.sample(number) for number in reversed(range(20))] == expected[::-1]
+        assert list(reader.samples(17)) == expected[17:]
+        assert list(reader.samples(20)) == []
+        for number in (-1, 20):
+            with pytest.raises(IndexError):
+                reader.sample(number)
+
+
+def test_a_bad_sample_is_an_error_of_its_own(tmp_path: Path) -> None:
+    """The samples before it come, it raises with its key and url, those behind it can still be had."""
+    shard = publish(tmp_path, pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.jpg", b"3"), ("c.jpg", b"4")]))
+    with MappedShard(*shard, URL) as reader:
+        samples = iter(reader)
+        assert next(samples)["__key__"] == "a"
+        with pytest.raises(SampleError, match="'b' has two members") as caught:
+            next(samples)
+        assert caught.value.url == URL
+        assert "on_error" in caught.value.remedy
+        with pytest.raises(SampleError):
+            reader.sample(1)
+        assert [sample["jpg"] for sample in reader.samples(2)] == [b"4"]
+
+
+def test_samples_outlive_the_reader_and_the_file(shard: tuple[Path, Path]) -> None:
+    """They are copies: closing the reader and removing the shard does not touch them."""
+    with MappedShard(*shard, URL) as reader:
+        samples = list(reader)
+    for path in shard:
+        path.unlink()
+    assert samples == with_url(SAMPLES)
+
+
+def test_an_unlinked_shard_can_be_read_to_its_end(shard: tuple[Path, Path]) -> None:
+    """A mapped shard stays mapped until it is let go."""
+    with MappedShard(*shard, URL) as reader:
+        for path in shard:
+            path.unlink()
+        assert list(reader) == with_url(SAMPLES)
+
+
+def test_closing_gives_everything_back(shard: tuple[Path, Path]) -> None:
+    """No descriptor and no mapping is left, also when an iterator is in the middle; that one ends in ValueError."""
+    before = open_files()
+    reader = MappedShard(*shard, URL)
+    assert open_files() <= before + 2  # Python keeps one for each map
+    samples = iter(reader)
+    next(samples)
+    reader.close()
+    reader.close()
+    assert str(shard[0]) not in Path("/proc/self/maps").read_text()
+    assert "closed=True" in repr(reader)
+    with pytest.raises(ValueError, match=r"closed|released"):
+        next(samples)
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_cache_that_this_process_cannot_see_is_told(shard: tuple[Path, Path], missing: int) -> None:
+    """As in a container without the mount: the error names the file and the remedy."""
+    shard[missing].unlink()
+    before = open_files()
+    with pytest.raises(CacheDirError, match=shard[missing].name) as caught:
+        MappedShard(*shard, URL)
+    assert caught.value.url == URL
+    assert "mount" in caught.value.remedy
+    assert open_files() == before
+
+
+def test_an_index_of_another_tar_is_refused(shard: tuple[Path, Path]) -> None:
+    """Sizes that disagree are noticed before a byte is read."""
+    os.truncate(shard[0], 5120)
+    before = open_files()
+    with pytest.raises(CorruptShardError, match="5120 bytes instead of") as caught:
+        MappedShard(*shard, URL)
+    assert caught.value.url == URL
+    assert open_files() == before
+
+
+def test_a_damaged_index_names_the_shard(shard: tuple[Path, Path]) -> None:
+    """The sidecar's error gets the url of the shard that it cost."""
+    os.truncate(shard[1], 100)
+    with pytest.raises(CorruptShardError, match="sidecar") as caught:
+        MappedShard(*shard, URL)
+    assert caught.value.url == URL
+
+
+def test_a_shard_without_samples_is_empty(tmp_path: Path) -> None:
+    """An archive without members is no error."""
+    with MappedShard(*publish(tmp_path, make_tar([])), URL) as reader:
+        assert len(reader) == 0
+        assert list(reader) == []

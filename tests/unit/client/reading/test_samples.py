@@ -1,0 +1,107 @@
+"""Grouping members into samples, against webdataset 1.0.2 itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from webdataset.handlers import ignore_and_continue
+from webdataset.tariterators import base_plus_ext
+
+from shardcache.errors import SampleError
+from shardcache.tarindex import Fault, Grouping, Tar, TarIndex, fault_of, index_tar, key_of, write
+from shardcache.tarindex.samples import split_name
+from support.shards.readings import by_arrival, by_index, by_number, by_webdataset, going_on
+from support.shards.strategies import Row, formats, members, pack_rows
+from support.shards.tars import pack
+
+URL = "s3://bucket/train-000000.tar"
+
+
+def indexed(path: Path) -> TarIndex:
+    """Index a tar, and write and open its sidecar."""
+    sidecar = path.with_suffix(".idx")
+    write(sidecar, {"size_bytes": path.stat().st_size}, index_tar(path, URL))
+    return TarIndex.open(sidecar)
+
+
+@given(st.text("a._/\n", max_size=14))
+def test_names_are_split_as_the_regular_expression_splits_them(name: str) -> None:
+    """Key and extension equal webdataset's for every arrangement of dots, slashes and line feeds."""
+    key, extension = base_plus_ext(name)
+    assert split_name(name.encode()) == ((key or "").encode(), (extension or "").encode())
+
+
+def test_hostile_names_take_linear_time() -> None:
+    """A megabyte of slashes, over which the regular expression would backtrack for hours, is split at once."""
+    assert split_name(b"a/" * 500_000) == (b"", b"")
+    assert split_name(b"a./" * 300_000 + b".x") == (b"", b"")
+
+
+@settings(deadline=None)
+@given(rows=members, format_=formats)
+def test_samples_equal_those_of_webdataset(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int
+) -> None:
+    """Any names in any order: samples, their members' order and bytes are webdataset's; where it raises, we do, too."""
+    path = tmp_path_factory.getbasetemp() / "random.tar"
+    path.write_bytes(pack_rows(rows, format_))
+    expected, found = by_webdataset(path), by_index(path)
+    assert found.samples == expected.samples
+    assert (type(expected.error), type(found.error)) in [(type(None), type(None)), (ValueError, SampleError)]
+
+
+@settings(deadline=None)
+@given(rows=members, format_=formats)
+def test_samples_behind_a_bad_one_equal_those_of_webdataset(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int
+) -> None:
+    """With handlers that go on, the good ones are webdataset's and as many, in whichever way they are read."""
+    path = tmp_path_factory.getbasetemp() / "random.tar"
+    path.write_bytes(pack_rows(rows, format_))
+    expected, found = by_webdataset(path, ignore_and_continue).samples, going_on(by_index, path)
+    assert [mine or theirs for mine, theirs in zip(found, expected, strict=True)] == expected
+    assert by_number(path) == found
+    assert going_on(by_arrival, path) == found[:-1]
+
+
+@pytest.mark.parametrize("name", ["a.__key__", "a.__url__", "a.__BAD__"])
+def test_a_member_cannot_take_the_place_of_a_samples_own_keys(tmp_path: Path, name: str) -> None:
+    """An extension that would overwrite `__key__` or `__url__` is a fault that names it."""
+    path = tmp_path / "shard.tar"
+    path.write_bytes(pack([("a.jpg", b"1"), (name, b"2"), ("b.jpg", b"3")]))
+    index = indexed(path)
+    assert index.faults[0][0] is Fault.RESERVED
+    assert index.fault(0) == f"the sample 'a' has a member with the reserved extension {name[2:].lower()!r}"
+    assert index.fault(1) is None
+
+
+def test_one_sample_keeps_its_first_fault(tmp_path: Path) -> None:
+    """However many members are double, a sample has one fault: a hostile tar cannot make the table long."""
+    path = tmp_path / "shard.tar"
+    path.write_bytes(pack([("a.jpg", b"1"), ("a.jpg", b"2"), ("a.JPG", b"3"), ("a.cls", b"4"), ("a.cls", b"5")]))
+    index = indexed(path)
+    assert re.search("'a' has two members with the extension 'jpg'", index.fault(0) or "")
+    assert len(index.faults) == 1
+
+
+@given(rows=members, format_=formats)
+def test_samples_can_be_read_off_while_members_come(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], format_: int
+) -> None:
+    """Member by member, all samples but the last are as they will be at the end; `finish` adds that one."""
+    path = tmp_path_factory.getbasetemp() / "random.tar"
+    path.write_bytes(pack_rows(rows, format_))
+    data, final, grouping = path.read_bytes(), index_tar(path, URL), Grouping()
+    for member in Tar(lambda at, least_bytes, most_bytes: data[at : at + most_bytes], len(data), URL, require_end=True):
+        grouping.add([member])
+        assert grouping.whole == max(len(grouping.samples) - 1, 0)
+        for sample in range(grouping.whole):
+            assert key_of(grouping.samples, sample) == key_of(final, sample)
+            assert fault_of(grouping.samples, sample) == fault_of(final, sample)
+            assert grouping.samples.member_ends[sample] == final.member_ends[sample]
+    assert grouping.finish() == final
+    assert grouping.whole == len(final)

@@ -1,0 +1,61 @@
+"""The drop-in for webdataset.WebDataset: its arguments, and what it refuses before it looks for a daemon."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+import webdataset
+
+from shardcache.errors import ConfigError
+from shardcache_client.webdataset import WebDataset
+from support.programs.guard import GUARD_S
+
+URL = "s3://bucket/{000..007}.tar"
+
+
+def own_splitter(shards: Iterable[Any]) -> Iterator[Any]:
+    """Give every shard to everyone."""
+    yield from shards
+
+
+def test_arguments_are_those_of_webdataset() -> None:
+    """Whatever a script passes, by position or by name, means the same argument, with an equal default."""
+    theirs = list(inspect.signature(webdataset.WebDataset.__init__).parameters.values())
+    ours = list(inspect.signature(WebDataset.__init__).parameters.values())
+    assert [p.name for p in ours[: len(theirs)]] == [p.name for p in theirs]
+    differing = {p.name for p, q in zip(ours, theirs, strict=False) if p.default != q.default}
+    assert differing == {"handler", "url_to_name"}  # one raises in either; the other is without effect here
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"rename_files": str.upper}, "rename_files"),
+        ({"mode": "shuffled"}, "mode='shuffled'"),
+        ({"nodesplitter": own_splitter}, "nodesplitter"),
+        ({"workersplitter": own_splitter}, "workersplitter"),
+        ({"workersplitter": None}, "workersplitter"),
+        ({"resampled": True, "workersplitter": own_splitter}, "workersplitter"),
+        ({"urls": {"datasets": []}}, "yaml"),
+        ({"urls": "mixture.yaml"}, "yaml"),
+        ({"urls": "pipe:aws s3 cp s3://bucket/0.tar -"}, "pipe:aws"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_a_remedy(arguments: dict[str, Any], complaint: str) -> None:
+    """An argument that would change which samples come is never left aside in silence."""
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        WebDataset(**{"urls": URL} | arguments)
+    assert caught.value.remedy
+
+
+def test_without_webdataset_the_error_says_what_to_install() -> None:
+    """The package is optional; whoever imports the module without it is told its name."""
+    script = "import sys; sys.modules['webdataset'] = None; import shardcache_client.webdataset"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=GUARD_S, check=False)
+    assert done.returncode != 0
+    assert "pip install webdataset" in done.stderr

@@ -1,0 +1,335 @@
+"""connection.py and websocket.py: what a client makes of whatever answers, or does not, at the socket."""
+
+from __future__ import annotations
+
+import gc
+import http.server
+import json
+import os
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shardcache.errors import (
+    ConfigError,
+    DaemonError,
+    NoDaemonError,
+    NotFoundError,
+    ProtocolError,
+    VersionMismatchError,
+)
+from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, ShardRef
+from shardcache_client.daemon.connection import Connection, Reader, resolve
+from shardcache_client.daemon.websocket import FarewellError, WebSocket
+from shardcache_client.topology import Topology
+from support.network.peer import Peer, scripted
+
+READER = Reader("job", Topology(1, 2, 3, 4))
+
+
+def soon() -> float:
+    """Return a deadline that a test never reaches unless something is broken."""
+    return time.monotonic() + 30
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a daemon would listen."""
+    return tmp_path / "s.sock"
+
+
+def test_hello_says_who_reads(path: Path) -> None:
+    """The daemon learns job, rank, worker and process of the reader."""
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        peer.stay()
+
+    with scripted(path, script) as heard:
+        Connection(path, READER).close()
+    (hello,) = heard
+    assert hello.pop("client_version")
+    assert hello == {
+        "type": "hello",
+        "protocol": PROTOCOL_VERSION,
+        "oldest_protocol": OLDEST_PROTOCOL_VERSION,
+        "job": "job",
+        "rank": 1,
+        "world_size": 2,
+        "worker": 3,
+        "workers": 4,
+        "pid": os.getpid(),
+    }
+
+
+def test_no_socket_names_the_path_and_the_command(path: Path) -> None:
+    """Whoever forgot to start the daemon reads how to."""
+    with pytest.raises(NoDaemonError) as caught:
+        Connection(path, READER)
+    assert str(path) in str(caught.value)
+    assert f"shardcache serve --socket {path}" in str(caught.value)
+
+
+def test_a_dead_daemons_socket_is_no_daemon(path: Path) -> None:
+    """A socket file that nobody listens at is the same as none."""
+    with socket.socket(socket.AF_UNIX) as abandoned:
+        abandoned.bind(str(path))
+    with pytest.raises(NoDaemonError, match="no daemon listens"):
+        Connection(path, READER)
+
+
+def test_a_path_that_no_socket_can_have(tmp_path: Path) -> None:
+    """A path beyond the kernel's limit is a mistake in the configuration, not an absent daemon."""
+    with pytest.raises(ConfigError, match="107 bytes"):
+        Connection(tmp_path / ("x" * 200), READER)
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Drop root's right to open everything."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_socket_that_is_not_ours(path: Path) -> None:
+    """A user outside the socket's group is told to join it, not to start a second daemon."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        path.chmod(0)
+        with unprivileged(), pytest.raises(DaemonError, match="group") as caught:
+            Connection(path, READER)
+    assert not isinstance(caught.value, NoDaemonError)
+
+
+def test_the_last_words_of_one_that_has_left_are_heard(path: Path) -> None:
+    """Messages before the goodbye arrive, then the goodbye, though nobody is there to take an answer to it."""
+    left = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.say(type="last")
+        peer.websocket.ping()
+        peer.websocket.close(1001)
+        left.set()
+
+    with scripted(path, script):
+        websocket = WebSocket(path, "/v1/session", 30.0)
+        assert left.wait(30)
+        message = websocket.receive(soon())
+        assert message is not None and json.loads(message) == {"type": "last"}
+        with pytest.raises(FarewellError):
+            websocket.receive(soon())
+
+
+def test_a_daemon_that_refuses_our_protocol(path: Path) -> None:
+    """The daemon's own verdict arrives as the same error."""
+
+    def script(peer: Peer) -> None:
+        peer.hear()
+        peer.say(type="error", id=None, error=VersionMismatchError("too old").to_json())
+
+    with scripted(path, script), pytest.raises(VersionMismatchError, match="too old"):
+        Connection(path, READER)
+
+
+class _Unix(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+@contextmanager
+def http_server(path: Path, status: int, body: bytes) -> Iterator[None]:
+    """Serve one answer to every GET at a Unix socket."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(f"HTTP/1.1 {status} No\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    with _Unix(str(path), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_another_server_at_the_socket(path: Path) -> None:
+    """A server that knows no sessions is not taken for a daemon."""
+    with http_server(path, 404, b"not here"), pytest.raises(ProtocolError, match=r"not a shardcache daemon.*404"):
+        Connection(path, READER)
+
+
+def test_a_refusal_keeps_its_type(path: Path) -> None:
+    """An error that comes with the HTTP answer is raised as what it is."""
+    body = json.dumps({"error": DaemonError("draining", remedy="wait").to_json()}).encode()
+    with http_server(path, 503, body), pytest.raises(DaemonError, match="draining"):
+        Connection(path, READER)
+
+
+def test_resolve_returns_the_manifest(path: Path) -> None:
+    """Patterns go as they are; rows come back as shards."""
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        rows = [["s3://bucket/0.tar", '"etag"', 10, None], ["s3://bucket/1.tar", None, None, 7]]
+        peer.say(type="manifest", id=peer.hear()["id"], shards=rows)
+        peer.stay()
+
+    with scripted(path, script) as heard:
+        shards = resolve(path, READER, ["s3://bucket/{0..1}.tar"], 30)
+    assert list(shards) == [ShardRef("s3://bucket/0.tar", '"etag"', 10), ShardRef("s3://bucket/1.tar", samples=7)]
+    assert not shards.counts_listed
+    assert heard[1]["urls"] == ["s3://bucket/{0..1}.tar"]
+
+
+def test_resolve_raises_what_the_store_said(path: Path) -> None:
+    """A missing bucket is the daemon's NotFoundError, url and remedy included."""
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        error = NotFoundError("no such bucket", url="s3://gone/", remedy="look again")
+        peer.say(type="error", id=peer.hear()["id"], error=error.to_json())
+        peer.stay()
+
+    with scripted(path, script), pytest.raises(NotFoundError, match="s3://gone/: no such bucket") as caught:
+        resolve(path, READER, ["s3://gone/"], 30)
+    assert caught.value.remedy == "look again"
+
+
+def test_an_answer_that_does_not_come(path: Path) -> None:
+    """A daemon that is silent for the whole time is an error that says so."""
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        peer.stay()
+
+    with scripted(path, script), pytest.raises(DaemonError, match="did not answer 'resolve'"):
+        resolve(path, READER, ["s3://bucket/"], 0.05)
+
+
+def test_answers_are_told_apart_by_id(path: Path) -> None:
+    """Two leases under way are each answered by their own answer, whichever comes first."""
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        first, second = peer.hear()["id"], peer.hear()["id"]
+        peer.lend(second, 22)
+        peer.lend(first, 11)
+        peer.stay()
+
+    with scripted(path, script):
+        connection = Connection(path, READER)
+        first, second = connection.request("lease", position=0), connection.request("lease", position=1)
+        assert (connection.answer(first, soon()) or {})["lease"] == 11
+        assert (connection.answer(second, soon()) or {})["lease"] == 22
+        connection.close()
+
+
+def test_long_messages_in_pieces_and_pings(path: Path) -> None:
+    """A message of several frames arrives whole, and a ping between them is answered."""
+    text = json.dumps({"type": "manifest", "id": 1, "shards": [["s3://bucket/x.tar", None, None, None]] * 50_000})
+    ponged = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        peer.hear()
+        pong = peer.websocket.ping()
+        peer.websocket.send([text[:100], text[100:2_000_000], text[2_000_000:]])
+        if pong.wait(30):
+            ponged.set()
+        peer.stay()
+
+    with scripted(path, script):
+        connection = Connection(path, READER)
+        answer = connection.call("resolve", soon(), urls=[])
+        assert len(answer["shards"]) == 50_000
+        connection.close()
+    assert ponged.is_set()
+
+
+def test_a_daemon_that_leaves(path: Path) -> None:
+    """When the daemon closes, or dies without a word, asking raises NoDaemonError at once."""
+
+    def dies(peer: Peer) -> None:
+        peer.welcome()
+        peer.websocket.socket.shutdown(socket.SHUT_RDWR)
+
+    for leave in (Peer.welcome, dies):
+        with scripted(path, leave):
+            connection = Connection(path, READER)
+            with pytest.raises(NoDaemonError, match="broke"):
+                connection.call("resolve", soon(), urls=[])
+            with pytest.raises(NoDaemonError, match="broke"):
+                connection.tell("release", lease=1)
+
+
+def test_noise_is_a_protocol_error(path: Path) -> None:
+    """A message that is no JSON is named as such, not taken for a lost connection."""
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        peer.websocket.send("not JSON")
+        peer.stay()
+
+    with scripted(path, script):
+        connection = Connection(path, READER)
+        with pytest.raises(ProtocolError, match="invalid JSON"):
+            connection.call("resolve", soon(), urls=[])
+        connection.close()
+
+
+def test_an_id_that_is_no_number_is_a_protocol_error(path: Path) -> None:
+    """In a message of any kind, also of one that has no `id`."""
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        peer.websocket.send(json.dumps({"type": "welcome", "protocol": PROTOCOL_VERSION, "id": [1]}))
+        peer.stay()
+
+    with scripted(path, script):
+        connection = Connection(path, READER)
+        with pytest.raises(ProtocolError, match="id"):
+            connection.call("resolve", soon(), urls=[])
+        connection.close()
+
+
+def test_it_costs_one_descriptor_and_no_thread(path: Path) -> None:
+    """A connection that nobody closes goes with its object, and leaves no thread to fork over."""
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        peer.stay()
+
+    with scripted(path, script):
+        before = _sockets_to(path)
+        connection = Connection(path, READER)
+        assert _sockets_to(path) == before + 1
+        assert sum("recv_events" in thread.name for thread in threading.enumerate()) == 1, "the server's own, no other"
+        del connection
+        gc.collect()
+        assert _sockets_to(path) == before
+
+
+def _sockets_to(path: Path) -> int:
+    """Count this process's descriptors of sockets whose other end listens at `path`."""
+    count = 0
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
+        try:
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                count += sock.getpeername() == str(path)
+        except OSError:
+            continue  # gone meanwhile, or no connected socket
+    return count

@@ -1,0 +1,252 @@
+"""shared_state.py: notes that a trainer shares with its workers alone, whole at any moment; nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardcache_client.sharing.shared_state import SharedState
+from support.disks.shim import HAS_CC, Action, Op, Shim
+from support.programs.guard import GUARD_S
+
+CHILDREN = 30
+ROUNDS = 200
+METHODS = ("fork", "spawn", "forkserver")
+
+
+def everywhere() -> bool:
+    """Take each child for a loader's worker."""
+    return True
+
+
+def _answer(shared_state: SharedState, pipe: Connection) -> None:
+    pipe.send(shared_state.read())
+    pipe.recv()
+    pipe.send(shared_state.read())
+    with shared_state.edit() as notes:
+        notes.clear()
+        notes["child"] = [2**40]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trainer_and_its_workers_see_what_the_others_note(method: str) -> None:
+    """A worker reads what its trainer notes after it was started, and the other way round."""
+    context: Any = multiprocessing.get_context(method)  # typeshed: only its subclasses have a Process
+    shared_state, (here, there) = SharedState({"next": 3}, everywhere), multiprocessing.Pipe()
+    child = context.Process(target=_answer, args=(shared_state, there))
+    child.start()
+    assert here.recv() == {"next": 3}
+    with shared_state.edit() as notes:
+        notes["more"] = "a" * 10_000
+    here.send(None)
+    assert here.recv() == {"next": 3, "more": "a" * 10_000}
+    child.join()
+    assert shared_state.read() == {"child": [2**40]}
+
+
+_is_worker = False
+
+
+def here() -> bool:
+    """Return whether this process was told that it is a loader's worker."""
+    return _is_worker
+
+
+def _be_worker(shared_state: SharedState, name: str) -> None:
+    global _is_worker
+    _is_worker = True
+    with shared_state.edit() as notes:
+        notes[name] = True
+
+
+def _be_trainer(shared_state: SharedState, name: str, method: str, started: Connection, pipe: Connection) -> None:
+    started.send(None)
+    pipe.recv()
+    context: Any = multiprocessing.get_context(method)
+    worker = context.Process(target=_be_worker, args=(shared_state, f"worker of {name}"))
+    worker.start()
+    worker.join()
+    pipe.send(shared_state.read())
+
+
+@pytest.mark.parametrize(
+    ("method", "starts_workers_by"),
+    [("fork", "fork"), ("fork", "spawn"), ("spawn", "fork"), ("spawn", "spawn"), ("forkserver", "fork")],
+)
+def test_trainers_that_share_a_dataset_share_no_notes(method: str, starts_workers_by: str) -> None:
+    """Each begins with the notes as they were when it was started, and has them in common with its workers alone.
+
+    Also where its first worker is started before the trainer itself has touched the board.
+    """
+    context: Any = multiprocessing.get_context(method)
+    shared_state, trainers = SharedState({"loaded": 1}, here), []
+    for name in ("a", "b"):
+        (started, tell), (mine, theirs) = multiprocessing.Pipe(duplex=False), multiprocessing.Pipe()
+        child = context.Process(target=_be_trainer, args=(shared_state, name, starts_workers_by, tell, theirs))
+        child.start()
+        started.recv()
+        trainers.append((name, child, mine))
+        with shared_state.edit() as notes:
+            notes[f"after {name}"] = True
+    found = {}
+    try:
+        for name, _, pipe in trainers:
+            pipe.send(None)
+            found[name] = pipe.recv()
+    finally:
+        for _, child, _ in trainers:
+            child.kill()
+            child.join()
+    assert found == {
+        "a": {"loaded": 1, "worker of a": True},
+        "b": {"loaded": 1, "after a": True, "worker of b": True},
+    }
+    assert shared_state.read() == {"loaded": 1, "after a": True, "after b": True}
+
+
+def _count(shared_state: SharedState) -> None:
+    for _ in range(ROUNDS):
+        with shared_state.edit() as notes:
+            notes["count"] += 1
+
+
+def test_one_process_edits_at_a_time() -> None:
+    """Nothing that several processes note at once is lost."""
+    shared_state = SharedState({"count": 0}, everywhere)
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=_count, args=(shared_state,)) for _ in range(3)]
+    for child in children:
+        child.start()
+    _count(shared_state)
+    for child in children:
+        child.join()
+    assert shared_state.read() == {"count": 4 * ROUNDS}
+
+
+def test_threads_edit_one_at_a_time_and_read_meanwhile() -> None:
+    """Nor is anything lost that several threads of one process note, and who reads finds whole notes."""
+    shared_state = SharedState({"count": 0})
+    with ThreadPoolExecutor(4) as pool:
+        edits = [pool.submit(_count, shared_state) for _ in range(3)]
+        reads = [pool.submit(shared_state.read) for _ in range(ROUNDS)]
+        for each in [*edits, *reads]:
+            each.result()
+    assert shared_state.read() == {"count": 3 * ROUNDS}
+
+
+def test_a_fork_in_the_middle_of_an_edit() -> None:
+    """A child that is forked while another thread edits has whole notes, and neither waits for the other's lock."""
+    shared_state = SharedState({"count": 0}, everywhere)
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=_count_once, args=(shared_state,)) for _ in range(CHILDREN)]
+    enough = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        edits = pool.submit(_count_until, enough, shared_state)
+        try:
+            for child in children:
+                child.start()
+                child.join()
+        finally:
+            enough.set()
+    assert {child.exitcode for child in children} == {0}
+    assert shared_state.read() == {"count": edits.result() + CHILDREN}
+
+
+def _count_until(enough: threading.Event, shared_state: SharedState) -> int:
+    edits = 0
+    while not enough.is_set():
+        _count_once(shared_state)
+        edits += 1
+    return edits
+
+
+def _count_once(shared_state: SharedState) -> None:
+    with shared_state.edit() as notes:
+        notes["count"] += 1
+
+
+_EDIT = """
+import sys
+from shardcache_client.sharing.shared_state import SharedState, _attach
+
+class Inherited:
+    def detach(self):
+        return int(sys.argv[1])
+
+board = _attach(Inherited(), int(sys.argv[2]), b"{}", lambda: True)
+while True:
+    with board.edit() as notes:
+        notes["count"] += 1
+        notes["fill"] = str(notes["count"] % 10) * 10_000
+"""
+
+
+@pytest.mark.skipif(not HAS_CC, reason="cc is missing")
+def test_a_process_that_is_killed_while_it_edits(tmp_path: Path) -> None:
+    """Before, in the middle of and after a write: the notes are those of one edit, and others go on with them."""
+    shared_state = SharedState({"count": 0, "fill": ""}, everywhere)
+    shim = Shim(tmp_path / "control", Path("/memfd:shardcache-board (deleted)"))
+    edits = 0
+    for action in (Action.KILL_BEFORE, Action.KILL_HALF, Action.KILL_AFTER):
+        for at in (1, 2, 3):
+            shim.arm(action, at=at, ops=(Op.WRITE,))
+            editor = subprocess.run(
+                [sys.executable, "-c", _EDIT, str(shared_state._fd), str(os.getpid())],
+                env=os.environ | shim.env(),
+                pass_fds=[shared_state._fd],
+                check=False,
+                timeout=GUARD_S,
+            )
+            assert (editor.returncode, shim.acted) == (-signal.SIGKILL, 1)
+            edits += at if action is Action.KILL_AFTER else at - 1
+            assert shared_state.read() == {"count": edits, "fill": str(edits % 10) * 10_000 if edits else ""}, (
+                action,
+                at,
+            )
+    assert edits == 12
+
+
+def test_a_copy_is_a_board_of_its_own() -> None:
+    """Pickled or copied for its own sake, it starts with the same notes and goes its own way."""
+    shared_state = SharedState({"next": 5})
+    others = [pickle.loads(pickle.dumps(shared_state)), copy.deepcopy(shared_state)]
+    with shared_state.edit() as notes:
+        notes["next"] = 6
+    assert [other.read() for other in others] == [{"next": 5}] * 2
+
+
+def test_an_edit_that_fails_changes_nothing() -> None:
+    """Notes made before stay, and others can go on."""
+    shared_state = SharedState({"next": 5})
+    with pytest.raises(ZeroDivisionError), shared_state.edit() as notes:
+        notes["next"] = 1 // 0
+    with shared_state.edit() as notes:
+        assert notes == {"next": 5}
+
+
+def test_nothing_is_left() -> None:
+    """The board's file has no name anywhere, and its descriptor goes with the object."""
+    before = files_in_memory()
+    shared_state = SharedState()
+    assert files_in_memory() == [*before, "/memfd:shardcache-board (deleted)"]
+    del shared_state
+    assert files_in_memory() == before
+
+
+def files_in_memory() -> list[str]:
+    """Return what this process's descriptors of memfds are called."""
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]  # noqa: PTH208
+    targets = [os.readlink(link) for link in links if os.path.lexists(link)]  # noqa: PTH115
+    return [target for target in targets if "memfd" in target]

@@ -1,0 +1,235 @@
+"""Two requests for one part: when there are two, which of them is written, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from shardcache.errors import NotFoundError, OriginBusyError, OriginUnavailableError
+from shardcache.fetch.connections.bandwidth import Bandwidth
+from shardcache.fetch.connections.priority import Priority
+from shardcache.fetch.connections.scheduler import Claim, Scheduler
+from shardcache.fetch.parts.hedging import Hedging
+from shardcache.fetch.parts.requests import Piece, Requests
+from shardcache.observability.metrics import Counters
+from shardcache.origin.base import RemoteObject
+from shardcache.transport.flow import Flow, Received
+from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.workers import Commit
+from support.programs.still_loop import StillLoop, pass_time, turns
+
+STORE = "s3://bucket"
+OBJ = RemoteObject(f"{STORE}/a.tar", "1", 100)
+PARTS = Parts("/nowhere/a.part", None, 100, 0, 100)
+Read = Callable[[Flow], Awaitable[None]]
+
+
+class Script:
+    """An origin that answers one read after the other as it was told.
+
+    Attributes:
+        begun: number of reads.
+        ended: which of them are over, by number, and "written" for each that was written.
+        write_error: raised in place of writing.
+    """
+
+    def __init__(self, *reads: Read) -> None:
+        self.reads = list(reads)
+        self.begun = 0
+        self.ended: list[object] = []
+        self.write_error: Exception | None = None
+
+    async def stat(self, url: str) -> RemoteObject:
+        """As `Origin.stat`."""
+        return OBJ
+
+    async def fetch(
+        self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
+    ) -> list[PartSums] | None:
+        """As `Origin.fetch`."""
+        number, self.begun = self.begun, self.begun + 1
+        try:
+            await self.reads.pop(0)(flow)
+            if commit is not None and not await commit():
+                return None
+            if self.write_error is not None:
+                raise self.write_error
+            self.ended.append("written")
+            return [PartSums(0, number, 0)]
+        finally:
+            self.ended.append(number)
+
+    async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
+        """As `Origin.list_prefix`."""
+        return []
+
+    async def close(self) -> None:
+        """As `Origin.close`."""
+
+
+async def answers(flow: Flow) -> None:
+    """Give the right bytes."""
+    flow.received(100)
+
+
+async def hangs(flow: Flow) -> None:
+    """Give forty bytes, and no more."""
+    flow.received(40)
+    await asyncio.get_running_loop().create_future()
+
+
+async def fails(flow: Flow) -> None:
+    """Find nothing."""
+    raise NotFoundError("gone", url=OBJ.url)
+
+
+class Desk:
+    """Requests over a script, with what they know."""
+
+    def __init__(self, *reads: Read, slots: int = 4, seen: int = 200, stall_timeout_s: float = 60.0) -> None:
+        self.origin = Script(*reads)
+        self.slots = Scheduler(slots)
+        self.hedging = Hedging(share=0.02)
+        for _ in range(seen):
+            self.hedging.took(STORE, OBJ.size_bytes, 0.001)
+        self.counters = Counters()
+        self.requests = Requests(self.slots, Bandwidth(None), self.hedging, self.counters, stall_timeout_s)
+
+    async def fetch(self) -> int:
+        """Fetch the only part, and return the number of the request that wrote it."""
+        claim = Claim(lambda: Priority(2), STORE)
+        (sums,) = await self.requests.fetch(Piece(self.origin, OBJ, PARTS, claim, lambda pausable_read: None))
+        return sums.crc32c
+
+
+async def test_a_late_part_is_asked_for_again_and_the_first_answer_is_written() -> None:
+    """Once, after the other request has ended; the bytes of that are counted as given away."""
+    desk = Desk(hangs, answers)
+    assert await desk.fetch() == 1
+    assert desk.origin.ended == [0, "written", 1]
+    assert desk.counters == Counters(origin_bytes=140, origin_requests=2, hedges=1, hedged_bytes=40)
+
+
+async def test_a_part_that_comes_in_time_is_asked_for_once() -> None:
+    """Nothing is given away."""
+    desk = Desk(answers)
+    assert await desk.fetch() == 0
+    assert desk.origin.ended == ["written", 0]
+    assert desk.counters == Counters(origin_bytes=100, origin_requests=1)
+
+
+def test_on_a_full_line_no_part_is_asked_for_twice() -> None:
+    """All are as slow as one another; only what hangs while the others go on is asked for again."""
+
+    async def fetch() -> None:
+        flows: list[Flow] = []
+        ends = [asyncio.get_running_loop().create_future() for _ in range(3)]
+
+        async def slow(flow: Flow) -> None:
+            flows.append(flow)
+            flow.received(40)
+            await ends[len(flows) - 1]
+            flow.received(60)
+
+        desk = Desk(slow, slow, slow, answers)
+        tasks = [asyncio.create_task(desk.fetch()) for _ in ends]
+        await turns()
+        pass_time(0.06)  # late, by what was seen of the store
+        await turns()
+        assert desk.counters.hedges == 0
+        for _ in range(4):
+            for flow in flows[:2]:
+                flow.received(10)
+            pass_time(0.02)
+            await turns()
+        assert desk.counters.hedges == 1
+        for end in ends[:2]:
+            end.set_result(None)
+        await asyncio.gather(*tasks)
+        assert (desk.origin.ended.count("written"), desk.counters.hedged_bytes) == (3, 40)
+
+    with asyncio.Runner(loop_factory=StillLoop) as runner:
+        runner.run(fetch())
+
+
+async def test_the_first_request_may_still_win() -> None:
+    """Then the second is the one that was not needed."""
+    second_begun = asyncio.Event()
+
+    async def late(flow: Flow) -> None:
+        await second_begun.wait()
+        await answers(flow)
+
+    async def second(flow: Flow) -> None:
+        second_begun.set()
+        await hangs(flow)
+
+    desk = Desk(late, second)
+    assert await desk.fetch() == 0
+    assert desk.origin.ended.count("written") == 1
+    assert (desk.counters.hedges, desk.counters.hedged_bytes) == (1, 40)
+
+
+async def test_a_second_request_that_fails_says_nothing() -> None:
+    """The first one's answer is taken when it comes."""
+    second_failed = asyncio.Event()
+
+    async def late(flow: Flow) -> None:
+        await second_failed.wait()
+        await answers(flow)
+
+    async def second(flow: Flow) -> None:
+        second_failed.set()
+        await fails(flow)
+
+    desk = Desk(late, second)
+    assert await desk.fetch() == 0
+    assert desk.origin.ended.count("written") == 1
+
+
+async def test_a_throttled_store_is_not_asked_twice() -> None:
+    """Where 503 lowered the limit, a late part waits for its time to be over."""
+    desk = Desk(hangs, answers, stall_timeout_s=0.5)
+    with pytest.raises(OriginBusyError):
+        async with desk.slots.hold(Claim(lambda: Priority(2), STORE)):
+            raise OriginBusyError("too busy")
+    with pytest.raises(OriginUnavailableError, match="only 40 bytes"):
+        await desk.fetch()
+    assert (desk.origin.begun, desk.counters.hedges) == (1, 0)
+
+
+async def test_what_was_not_earned_is_not_asked_for() -> None:
+    """With two hedges' worth of parts seen, a third late part waits."""
+    desk = Desk(hangs, answers, hangs, answers, hangs, seen=101, stall_timeout_s=0.5)
+    await desk.fetch()
+    await desk.fetch()
+    with pytest.raises(OriginUnavailableError):
+        await desk.fetch()
+    assert (desk.counters.hedges, desk.origin.ended.count("written")) == (2, 2)
+
+
+async def test_a_second_request_waits_for_a_slot_like_any_other() -> None:
+    """With one connection there is none for it, whatever the first takes."""
+    desk = Desk(hangs, answers, slots=1, stall_timeout_s=0.5)
+    with pytest.raises(OriginUnavailableError):
+        await desk.fetch()
+    assert (desk.origin.begun, desk.counters.hedges) == (1, 0)
+
+
+async def test_a_second_request_that_fails_after_the_first_was_ended_is_an_error() -> None:
+    """Nothing is left that could still come, so the part has to be tried again."""
+    desk = Desk(hangs, answers)
+    desk.origin.write_error = OriginUnavailableError("the transport worker was killed")
+    with pytest.raises(OriginUnavailableError, match="killed"):
+        await desk.fetch()
+    assert desk.origin.ended == [0, 1]
+
+
+async def test_slots_are_free_after_every_race() -> None:
+    """Neither the winner's nor the loser's stays behind."""
+    desk = Desk(hangs, answers, answers, hangs, answers)
+    for _ in range(3):
+        await desk.fetch()
+    assert repr(desk.slots) == "<Scheduler 0 of 4 held, 0 queued>"

@@ -1,0 +1,409 @@
+"""Connections shared by urgency, between parties, and within what origins take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardcache.errors import OriginBusyError, OriginUnavailableError
+from shardcache.fetch.connections.priority import WAITING, Priority
+from shardcache.fetch.connections.scheduler import ASK_AGAIN_S, Claim, OriginLoad, Scheduler
+from support.programs.guard import GUARD_S
+from support.programs.still_loop import StillLoop, pass_time, turns
+
+PLANNED, WARM = Priority(2), Priority(3)
+
+
+class Work:
+    """Knows whether it may go on."""
+
+    def __init__(self) -> None:
+        self.rests = False
+
+    def halt(self) -> None:
+        """Rest."""
+        assert not self.rests
+        self.rests = True
+
+    def resume(self) -> None:
+        """Go on."""
+        assert self.rests
+        self.rests = False
+
+
+class Users:
+    """Tasks that hold a slot until they are told to let go; their bids may be changed."""
+
+    def __init__(self, slots: Scheduler) -> None:
+        self.slots = slots
+        self.priorities: dict[str, Priority] = {}
+        self.order: list[str] = []
+        self.claims: dict[str, Claim] = {}
+        self.works: dict[str, Work] = {}
+        self._ends: dict[str, asyncio.Future[None]] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self, name: str, priority: Priority, *, origin: str = "", pausable: bool = False) -> None:
+        """Let a task ask for a slot."""
+        self.priorities[name] = priority
+        self.claims[name] = Claim(lambda: self.priorities[name], origin)
+        self._ends[name] = asyncio.get_running_loop().create_future()
+        self._tasks[name] = asyncio.create_task(self._use(name, pausable))
+        await turns()
+
+    async def _use(self, name: str, pausable: bool) -> None:
+        claim = self.claims[name]
+        async with self.slots.hold(claim):
+            self.order.append(name)
+            if pausable:
+                claim.work = self.works[name] = Work()
+            try:
+                await self._ends[name]
+            finally:
+                claim.work = None
+
+    @property
+    def holding(self) -> set[str]:
+        """Holders of connections."""
+        begun = {name for name in self.order if not self._tasks[name].done()}
+        return {name for name in begun if name not in self.works or not self.works[name].rests}
+
+    async def finish(self, name: str, failure: Exception | None = None) -> None:
+        """Let a task give its slot back."""
+        if failure is None:
+            self._ends[name].set_result(None)
+            await self._tasks[name]
+        else:
+            self._ends[name].set_exception(failure)
+            with pytest.raises(type(failure)):
+                await self._tasks[name]
+        await turns()
+
+    async def cancel(self, name: str) -> None:
+        """Cancel a task, wherever it is."""
+        self._tasks[name].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await self._tasks[name]
+        await turns()
+
+
+async def test_no_more_than_the_limit_hold_a_slot() -> None:
+    """The third of two waits for one to end."""
+    users = Users(Scheduler(2))
+    for name in "abc":
+        await users.start(name, PLANNED)
+    assert users.order == ["a", "b"]
+    await users.finish("b")
+    assert users.order == ["a", "b", "c"]
+    await users.finish("a")
+    await users.finish("c")
+
+
+async def test_the_urgent_overtake_and_equals_go_by_deadline_and_arrival() -> None:
+    """Lowest class first, then the earliest deadline, then first come first served."""
+    users = Users(Scheduler(1))
+    priorities = {
+        "held": Priority(0),
+        "warm": WARM,
+        "late": Priority(2, 9.0),
+        "soon1": Priority(2, 5.0),
+        "soon2": Priority(2, 5.0),
+    }
+    for name, priority in (priorities | {"waiting": Priority(WAITING)}).items():
+        await users.start(name, priority)
+    expected = ["held", "waiting", "soon1", "soon2", "late", "warm"]
+    for name in expected:
+        await users.finish(name)
+    assert users.order == expected
+
+
+async def test_priorities_are_asked_for_again() -> None:
+    """Whoever became urgent while queueing goes first, though nobody said so, once a moment has passed."""
+    users = Users(Scheduler(1))
+    for name in ("held", "a", "b"):
+        await users.start(name, PLANNED)
+    users.priorities["b"] = Priority(1)
+    await asyncio.sleep(2 * ASK_AGAIN_S)
+    for name in ("held", "b", "a"):
+        await users.finish(name)
+    assert users.order == ["held", "b", "a"]
+
+
+async def test_a_cancelled_waiter_costs_no_slot() -> None:
+    """Cancelled in the queue, or in the very moment it was given the slot, it leaves the slot to the next."""
+    users = Users(Scheduler(1))
+    for name in ("held", "queued", "granted", "next"):
+        await users.start(name, PLANNED)
+    await users.cancel("queued")
+    users._ends["held"].set_result(None)
+    await asyncio.sleep(0)  # "held" lets go and "granted" has its turn, but did not run yet
+    await users.cancel("granted")
+    assert users.order == ["held", "next"]
+    await users.finish("next")
+    async with asyncio.timeout(GUARD_S), users.slots.hold(Claim(lambda: PLANNED)):
+        pass
+
+
+async def test_parties_that_wait_hold_equally_many_slots() -> None:
+    """One with twelve parts and one with two, of which the latter came last and has the later deadlines."""
+    users = Users(Scheduler(4))
+    for number in range(12):
+        await users.start(f"many{number}", Priority(WAITING, 1.0, "many"))
+    for number in range(2):
+        await users.start(f"few{number}", Priority(WAITING, 2.0, "few"))
+    await users.finish("many0")
+    await users.finish("many1")
+    assert Counter(name.rstrip("0123456789") for name in users.holding) == {"many": 2, "few": 2}
+    for _ in range(12):
+        await users.finish(min(users.holding))
+
+
+async def test_parties_with_equal_shares_take_turns() -> None:
+    """With one slot neither deadlines nor numbers let one party have it twice running while the other wants it."""
+    users = Users(Scheduler(1))
+    for number in range(4):
+        await users.start(f"many{number}", Priority(WAITING, 1.0, "many"))
+    for number in range(2):
+        await users.start(f"few{number}", Priority(WAITING, 2.0, "few"))
+    for number in range(6):
+        await users.finish(users.order[number])
+    assert users.order == ["many0", "few0", "many1", "few1", "many2", "many3"]
+
+
+async def test_a_waiting_readers_part_takes_the_slot_of_the_least_urgent() -> None:
+    """A preempted part rests, queues with its own priority, and goes on where it was."""
+    users = Users(Scheduler(2))
+    await users.start("soon", Priority(2, 5.0), pausable=True)
+    await users.start("late", Priority(2, 9.0), pausable=True)
+    await users.start("warm", WARM, pausable=True)
+    await users.start("waiting", Priority(WAITING))
+    assert users.holding == {"soon", "waiting"}
+    await users.start("waiting2", Priority(WAITING))
+    assert users.holding == {"waiting", "waiting2"}
+    await users.start("waiting3", Priority(WAITING))
+    assert users.holding == {"waiting", "waiting2"}
+    for name, then in (("waiting", {"waiting2", "waiting3"}), ("waiting2", {"waiting3", "soon"})):
+        await users.finish(name)
+        assert users.holding == then
+    await users.finish("waiting3")
+    assert users.holding == {"soon", "late"}
+    assert users.slots.pauses == 2
+    for name in ("soon", "late", "warm"):
+        await users.finish(name)
+
+
+async def test_what_is_not_pausable_keeps_its_slot() -> None:
+    """A part that is being written to the disk has no connection to give up."""
+    users = Users(Scheduler(1))
+    await users.start("written", WARM)
+    await users.start("waiting", Priority(WAITING))
+    assert users.holding == {"written"}
+    await users.finish("written")
+    assert users.holding == {"waiting"}
+    await users.finish("waiting")
+
+
+async def test_a_reader_that_begins_to_wait_need_not_wait_for_a_free_slot() -> None:
+    """A bid that became urgent counts as soon as somebody says so, for parts in the queue and paused ones."""
+    users = Users(Scheduler(1))
+    await users.start("warm", WARM, pausable=True)
+    await users.start("queued", PLANNED, pausable=True)
+    users.priorities["queued"] = Priority(WAITING)
+    users.slots.deal()
+    await turns()
+    assert users.holding == {"queued"}
+    users.priorities |= {"queued": PLANNED, "warm": Priority(WAITING)}
+    users.slots.deal()
+    assert users.holding == {"warm"}
+    await users.finish("warm")
+    await users.finish("queued")
+
+
+async def test_no_more_are_paused_than_there_are_slots() -> None:
+    """The space of paused parts is bounded: beyond that an urgent part waits for a connection like any other."""
+    users = Users(Scheduler(1))
+    await users.start("first", WARM, pausable=True)
+    await users.start("waiting", Priority(WAITING))
+    users.priorities["first"] = Priority(4)
+    users.slots.deal()
+    await users.start("second", WARM, pausable=True)
+    await users.finish("waiting")
+    assert users.holding == {"second"}
+    await users.start("waiting2", Priority(WAITING))
+    assert users.holding == {"second"}
+    await users.finish("second")
+    assert users.holding == {"waiting2"}
+    await users.finish("waiting2")
+    await users.finish("first")
+
+
+async def test_a_paused_part_may_end() -> None:
+    """Cancelled at rest, it leaves the queue and takes no slot with it."""
+    users = Users(Scheduler(1))
+    await users.start("warm", WARM, pausable=True)
+    await users.start("waiting", Priority(WAITING))
+    await users.cancel("warm")
+    await users.finish("waiting")
+    await users.start("next", WARM)
+    assert users.holding == {"next"}
+    await users.finish("next")
+
+
+async def test_who_is_alone_has_the_line_to_himself() -> None:
+    """Though there are slots, what nobody waits for rests until the first part is here; other origins go on."""
+    users = Users(Scheduler(8))
+    await users.start("planned", PLANNED, pausable=True)
+    await users.start("elsewhere", PLANNED, origin="other", pausable=True)
+    await users.start("first part", Priority(WAITING, alone=True))
+    await users.start("new", PLANNED)
+    await users.start("waits too", Priority(WAITING))
+    assert users.holding == {"elsewhere", "first part", "waits too"}
+    await users.finish("first part")
+    assert users.holding == {"elsewhere", "waits too", "planned", "new"}
+    for name in ("elsewhere", "waits too", "planned", "new"):
+        await users.finish(name)
+
+
+async def test_nobody_is_alone_for_long() -> None:
+    """An origin that does not answer the one lets the others go on after a moment."""
+    users = Users(Scheduler(8))
+    await users.start("silent", Priority(WAITING, alone=True))
+    async with asyncio.timeout(GUARD_S), users.slots.hold(Claim(lambda: PLANNED)):
+        assert users.holding == {"silent"}
+    await users.finish("silent")
+
+
+def test_who_is_alone_stays_so_while_parts_arrive() -> None:
+    """However long the shard takes: each part that arrives prolongs it; once none does, the others go on."""
+
+    async def read() -> None:
+        users = Users(Scheduler(8))
+        planned = {f"planned{number}" for number in range(7)}
+        for name in sorted(planned):
+            await users.start(name, PLANNED, pausable=True)
+        await users.start("part", Priority(WAITING, alone=True))
+        for time_s in (1.0, 9.0, 9.0, 9.0, 9.0, 9.0):  # more than one are too many for this line
+            assert users.holding <= {"part", "planned0", "planned1"}
+            pass_time(0.6)
+            users.slots.took(users.claims["part"], 1, time_s)
+            users.slots.deal()
+        pass_time(1.1)
+        users.slots.deal()
+        assert users.holding == {"part", *planned}
+        for name in users.holding:
+            await users.finish(name)
+
+    with asyncio.Runner(loop_factory=StillLoop) as runner:
+        runner.run(read())
+
+
+async def test_on_a_full_line_the_parts_of_who_is_alone_come_one_after_the_other() -> None:
+    """As many as fill the line: more would all be late. What is queued goes on when a part ends, the planned last."""
+    users = Users(Scheduler(16))
+    for number in range(10):
+        await users.start(f"planned{number}", PLANNED, pausable=True)
+    users.slots.took(users.claims["planned0"], 1, 1.0)
+    for _ in range(5):  # all of them share what three could carry
+        users.slots.took(users.claims["planned9"], 1, 10 / 3)
+    assert len(users.holding) == 10
+    for number in range(8):
+        await users.start(f"part{number}", Priority(WAITING, alone=True))
+    assert users.holding == {f"part{number}" for number in range(5)}
+    for number in range(8):
+        await users.finish(f"part{number}")
+    assert len(users.holding) == 10
+    for number in range(10):
+        await users.finish(f"planned{number}")
+
+
+async def test_nobody_begins_before_who_is_expected_to_be_alone() -> None:
+    """A reader waits for a shard of which the origin is still being asked: what is planned does not take the line."""
+    users = Users(Scheduler(8))
+    with users.slots.expect(lambda: Priority(WAITING, alone=True), ""):
+        await users.start("planned", PLANNED)
+        assert users.holding == set()
+    await turns()
+    assert users.holding == {"planned"}
+    await users.finish("planned")
+
+
+async def test_a_busy_origin_gets_fewer_requests_and_others_as_many() -> None:
+    """The limit is each origin's own, falls by OriginBusyError alone, and does not hold up others in the queue."""
+    users = Users(Scheduler(4))
+    for name in "abcd":
+        await users.start(name, PLANNED, origin="busy")
+    await users.finish("a", OriginUnavailableError("reset"))
+    await users.finish("b", OriginBusyError("503"))
+    await users.finish("c", OriginBusyError("503"))
+    assert users.slots.loads() == [OriginLoad("busy", connections=1, limit=2, throttled=1)]
+    for name in "ef":
+        await users.start(name, PLANNED, origin="busy")
+    for name in "xyz":
+        await users.start(name, WARM, origin="other")
+    assert users.holding == {"d", "e", "x", "y"}
+    await users.finish("x")
+    assert users.holding == {"d", "e", "y", "z"}
+    for name in "deyzf":
+        await users.finish(name)
+
+
+async def test_within_a_busy_origin_a_waiting_reader_takes_a_slot_of_that_origin() -> None:
+    """A slot of another origin would be of no use to it."""
+    users = Users(Scheduler(2))
+    await users.start("failing", PLANNED, origin="busy")
+    await users.finish("failing", OriginBusyError("503"))
+    await users.start("warm", WARM, origin="other", pausable=True)
+    await users.start("planned", PLANNED, origin="busy", pausable=True)
+    await users.start("waiting", Priority(WAITING), origin="busy")
+    assert users.holding == {"warm", "waiting"}
+    for name in ("waiting", "planned", "warm"):
+        await users.finish(name)
+
+
+BIDS = st.builds(Priority, st.integers(0, 3), st.integers(0, 3).map(float), st.sampled_from([None, "a", "b"]))
+STEPS = st.lists(st.one_of(st.tuples(BIDS, st.booleans()), st.integers(0, 20)), max_size=40)
+
+
+@given(st.integers(1, 4), STEPS)
+async def test_rules_hold_whatever_comes_and_goes(count: int, steps: list[tuple[Priority, bool] | int]) -> None:
+    """Never too many at once or paused, no free slot while one queues, none waits whose turn a lesser one has."""
+    users = Users(Scheduler(count))
+    for number, step in enumerate(steps):
+        if not isinstance(step, int):
+            await users.start(str(number), step[0], pausable=step[1])
+        elif users.holding:
+            await users.finish(sorted(users.holding, key=int)[step % len(users.holding)])
+        check(users, count)
+    while users.holding:
+        await users.finish(min(users.holding, key=int))
+        check(users, count)
+    assert set(users.order) == set(users.claims)
+
+
+def check(users: Users, count: int) -> None:
+    """Compare the state with the rules."""
+    alive = {name for name, task in users._tasks.items() if not task.done()}
+    paused = {name for name in alive if name in users.works and users.works[name].rests}
+    queued = alive - users.holding
+    assert len(users.holding) == min(count, len(alive))
+    assert len(paused) <= count
+    if any(users.priorities[name].waiting for name in queued) and len(paused) < count:
+        assert not any(name in users.works and not users.priorities[name].waiting for name in users.holding)
+
+
+async def test_an_origin_that_refused_is_throttled_until_it_takes_all_again() -> None:
+    """It alone, and from its first refusal on."""
+    slots, claim = Scheduler(2), Claim(lambda: PLANNED, "s3://b")
+    assert not slots.is_throttled("s3://b")
+    with pytest.raises(OriginBusyError):
+        async with slots.hold(claim):
+            raise OriginBusyError("too busy")
+    assert slots.is_throttled("s3://b")
+    assert not slots.is_throttled("s3://other")
+    async with slots.hold(claim):
+        pass
+    assert not slots.is_throttled("s3://b")

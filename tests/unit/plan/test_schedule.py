@@ -1,0 +1,283 @@
+"""The heart: optimal where the optimum can be known, and never against its rules anywhere."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from benchmarks.caching.policies import LRU
+from shardcache.plan.residents import Policy
+from shardcache.plan.schedule import Schedule
+from shardcache.plan.sieve import Sieve
+from support.shards.replay import Job, Replay, SameName, least_fetches
+
+SHARDS = st.sampled_from("abcdef")
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> list[Job]:
+    """Up to three jobs, each at its own pace, no two events at one time."""
+    return [
+        Job(
+            [draw(st.lists(SHARDS, min_size=1, max_size=6))],
+            start_s=number / 10,
+            seconds_per_shard=draw(st.sampled_from([1.0, 1.5, 3.0])) + number / 1000,
+            window=draw(st.integers(1, 3)),
+        )
+        for number in range(draw(st.integers(1, 3)))
+    ]
+
+
+@given(jobs(), st.integers(0, 2))
+@settings(max_examples=400)
+def test_fetches_are_as_few_as_any_policy_could_do_with(some_jobs: list[Job], spare: int) -> None:
+    """On small timelines of equal shards, each job with several in hand, exhaustive search finds nothing better."""
+    capacity = sum(job.window for job in some_jobs) + spare
+    assert len(Replay(some_jobs, capacity, foreseen=True).run().fetched) == least_fetches(some_jobs, capacity)
+
+
+def hits_of_epochs(capacity: int, window: int) -> list[int]:
+    """Return what a job finds in a cache of so many shards in each of 12 epochs of 20, all in different orders."""
+    order = random.Random(7)
+    shards = [f"shard-{number}" for number in range(20)]
+    epochs = [order.sample(shards, len(shards)) for _ in range(12)]
+    replay = Replay([Job(epochs, window=window)], capacity).run()
+    return [replay.hits[0, epoch] for epoch in range(12)]
+
+
+@pytest.mark.parametrize("capacity", [2, 5, 10, 19, 20])
+def test_one_job_finds_as_many_shards_as_the_cache_keeps_beside_the_one_in_hand(capacity: int) -> None:
+    """Whatever each epoch's order, a cache of C of N shards saves C fetches in it, or C - 1, but for the first."""
+    first, *others = hits_of_epochs(capacity, window=1)
+    assert first == 0
+    assert set(others) <= {capacity - 1, capacity}
+
+
+@pytest.mark.parametrize(("capacity", "window"), [(5, 4), (10, 4), (19, 8), (20, 8)])
+def test_who_has_several_in_hand_finds_the_others(capacity: int, window: int) -> None:
+    """With W in hand at a time, a cache of C shards saves C fetches an epoch, less W at most."""
+    first, *others = hits_of_epochs(capacity, window)
+    assert first == 0
+    assert all(capacity - window <= hits <= capacity for hits in others)
+
+
+def test_a_loop_larger_than_the_cache_is_not_read_anew_each_time() -> None:
+    """The order that LRU has no hit in, the same shards round and round: a cache of C has C hits in each."""
+    shards = [f"shard-{number}" for number in range(20)]
+    replay = Replay([Job([shards] * 8)], 10).run()
+    assert [replay.hits[0, epoch] for epoch in range(8)] == [0, *[10] * 7]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 4), st.integers(4, 12))
+@settings(max_examples=30)
+def test_two_known_epochs_are_nearly_as_good_as_all(seed: int, count: int, capacity: int) -> None:
+    """A plan that ends after the next epoch costs at most a few fetches against one that knows everything."""
+    order = random.Random(seed)
+    shards = [f"shard-{number}" for number in range(16)]
+
+    def fetches(known_epochs: int) -> int:
+        order.seed(seed)
+        some_jobs = [
+            Job([order.sample(shards, 16) for _ in range(6)], 5.3 * number, 1 + number / 100, known_epochs)
+            for number in range(count)
+        ]
+        return len(Replay(some_jobs, capacity).run().fetched)
+
+    assert fetches(2) <= fetches(6) * 1.1 + 2
+
+
+def test_ahead_of_its_time_a_fetch_takes_only_what_nobody_plans() -> None:
+    """Before the lead time a planned shard stays, however far away, and an unplanned one goes."""
+    schedule = Schedule(SameName())
+    schedule.tick(0.0)
+    schedule.declare("session", seconds_per_shard=1.0)
+    schedule.extend("session", [*"abcdefgh", "a"])
+    schedule.arrived("h", 1)
+    assert schedule.victims(1, needed_at_s=5.0, lead_s=4.0) is None
+    assert schedule.victims(1, needed_at_s=5.0, lead_s=5.0) == ["h"]
+    schedule.arrived("stranger", 1)
+    assert schedule.victims(1, needed_at_s=5.0, lead_s=4.0) == ["stranger"]
+
+
+def test_a_fast_job_needs_a_far_position_before_a_slow_one_a_near_one() -> None:
+    """Time decides, not the number of shards in between."""
+    schedule = Schedule(SameName())
+    schedule.tick(0.0)
+    schedule.declare("fast", seconds_per_shard=1.0)
+    schedule.extend("fast", [*"abcde"])
+    schedule.declare("slow", seconds_per_shard=60.0)
+    schedule.extend("slow", [*"vwxyz"])
+    for shard in "abcdv":
+        schedule.arrived(shard, 1)
+    assert schedule.next_missing({*"abcdv"}.__contains__) == ("e", 4.0, "fast", 4)
+
+
+@dataclass
+class Session:
+    """The test's own knowledge of a session."""
+
+    plan: list[str] = field(default_factory=list)
+    cursor: int = 0
+    hand: list[int] = field(default_factory=list)
+
+
+class AnyTimeline(RuleBasedStateMachine):
+    """Sessions and shards do whatever they may; every decision is held against the rules by looking at everything."""
+
+    policy: type[Policy] = Sieve
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = Schedule(SameName(), self.policy())
+        self.now_s = 0.0
+        self.sessions: dict[int, Session] = {}
+        self.sizes: dict[str, int] = {}
+        self.held: Counter[str] = Counter()
+        self.schedule.tick(0.0)
+
+    def hold(self, shard: str) -> None:
+        """Keep a shard in place."""
+        self.held[shard] += 1
+        if self.held[shard] == 1:
+            self.schedule.held(shard)
+
+    def drop(self, shard: str) -> None:
+        """Keep it no longer."""
+        self.held[shard] -= 1
+        if not self.held[shard]:
+            self.schedule.freed(shard)
+
+    def empty(self, session: Session) -> None:
+        """Take everything out of a session's hands."""
+        for position in session.hand:
+            self.drop(session.plan[position])
+        session.hand.clear()
+
+    def next_use_s(self, shard: str) -> float:
+        """Return a shard's next use, by the schedule's own word on single shards."""
+        return self.schedule.next_use_s(shard)
+
+    @rule(passed_s=st.sampled_from([0.0, 0.25, 1.0, 10.0]))
+    def time_passes(self, passed_s: float) -> None:
+        """The clock goes on."""
+        self.now_s += passed_s
+        self.schedule.tick(self.now_s)
+
+    @rule(number=st.integers(0, 3), plan=st.lists(SHARDS, max_size=8), pace_s=st.sampled_from([None, 0.5, 2.0]))
+    def declare(self, number: int, plan: list[str], pace_s: float | None) -> None:
+        """A session joins, or changes its plan."""
+        self.empty(self.sessions.get(number, Session()))
+        self.schedule.declare(number, pace_s)
+        self.schedule.extend(number, plan)
+        self.sessions[number] = Session(list(plan))
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data(), more=st.lists(SHARDS, max_size=4))
+    def extend(self, data: st.DataObject, more: list[str]) -> None:
+        """A plan grows."""
+        number = data.draw(st.sampled_from(sorted(self.sessions)))
+        self.schedule.extend(number, more)
+        self.sessions[number].plan += more
+
+    @precondition(lambda self: any(session.plan for session in self.sessions.values()))
+    @rule(data=st.data(), event=st.sampled_from(["waits", "reads"]), skipped=st.integers(-2, 2))
+    def go_on(self, data: st.DataObject, event: str, skipped: int) -> None:
+        """A session waits for a position or takes it, beside what it has; it may skip some, or take one again."""
+        number = data.draw(st.sampled_from([number for number, session in self.sessions.items() if session.plan]))
+        session = self.sessions[number]
+        position = max(0, min(session.cursor + skipped, len(session.plan) - 1))
+        shard = session.plan[position]
+        if event == "reads" and shard in self.sizes:
+            session.hand.append(position)
+            self.hold(shard)
+        getattr(self.schedule, event)(number, position)
+        session.cursor = max(session.cursor, position)
+
+    @precondition(lambda self: any(session.hand for session in self.sessions.values()))
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        """A session is done with any of the shards in its hands."""
+        number = data.draw(st.sampled_from([number for number, session in self.sessions.items() if session.hand]))
+        session = self.sessions[number]
+        position = session.hand.pop(data.draw(st.integers(0, len(session.hand) - 1)))
+        self.schedule.done(number, position)
+        self.drop(session.plan[position])
+        session.cursor = max(session.cursor, position + 1)
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def vanish(self, data: st.DataObject) -> None:
+        """A session ends."""
+        number = data.draw(st.sampled_from(sorted(self.sessions)))
+        self.empty(self.sessions.pop(number))
+        self.schedule.forget(number)
+
+    @rule(shard=SHARDS, size_bytes=st.integers(1, 5))
+    def arrive(self, shard: str, size_bytes: int) -> None:
+        """A shard is published."""
+        if shard not in self.sizes:
+            self.schedule.arrived(shard, size_bytes)
+            self.sizes[shard] = size_bytes
+
+    @rule(shard=SHARDS)
+    def use(self, shard: str) -> None:
+        """A shard is looked at for a moment, by nobody's plan."""
+        if shard in self.sizes:
+            self.schedule.found(shard)
+            self.hold(shard)
+            self.drop(shard)
+
+    @rule(wanted_bytes=st.integers(1, 12), needed_in_s=st.sampled_from([-math.inf, 0.0, 1.0, 3.0, 1e9]))
+    def evict(self, wanted_bytes: int, needed_in_s: float) -> None:
+        """A decision is made, checked against every resident, and carried out."""
+        needed_at_s = self.now_s + needed_in_s
+        allowed = {s for s in self.sizes if not self.held[s] and self.next_use_s(s) > needed_at_s}
+        victims = self.schedule.victims(wanted_bytes, needed_at_s, lead_s=math.inf)
+        if victims is None:
+            assert sum(self.sizes[shard] for shard in allowed) < wanted_bytes
+            return
+        freed_bytes = sum(self.sizes[shard] for shard in victims)
+        assert len(set(victims)) == len(victims)
+        assert allowed.issuperset(victims), "only what is free and needed later"
+        assert freed_bytes >= wanted_bytes
+        assert all(freed_bytes - self.sizes[shard] < wanted_bytes for shard in victims), "none without need"
+        furthest = max(map(self.next_use_s, allowed))
+        if max(self.sizes[shard] for shard in allowed) == min(self.sizes[shard] for shard in allowed):
+            assert self.next_use_s(victims[0]) == furthest
+            spared_s = max(map(self.next_use_s, allowed.difference(victims)), default=-math.inf)
+            assert min(map(self.next_use_s, victims)) >= spared_s, "the furthest"
+        for shard in victims:
+            self.schedule.gone(shard)
+            del self.sizes[shard]
+
+    @invariant()
+    def the_soonest_missing_shard_is_named(self) -> None:
+        """No missing shard is needed before the one that is to be fetched next."""
+        planned = {shard for session in self.sessions.values() for shard in session.plan[session.cursor :]}
+        missing = {shard: self.next_use_s(shard) for shard in planned - self.sizes.keys()}
+        found = self.schedule.next_missing(self.sizes.__contains__)
+        if found is None:
+            assert not missing
+        else:
+            assert missing[found[0]] == found[1] == min(missing.values())
+
+
+TestAnyTimeline = AnyTimeline.TestCase
+TestAnyTimeline.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+class AnyTimelineAnyPolicy(AnyTimeline):
+    """The rules do not depend on the order in which unplanned shards go."""
+
+    policy = LRU
+
+
+TestAnyTimelineAnyPolicy = AnyTimelineAnyPolicy.TestCase
+TestAnyTimelineAnyPolicy.settings = settings(max_examples=50, stateful_step_count=40)

@@ -1,0 +1,178 @@
+"""The documentation site: it builds without a warning, and its reference leaves nothing out."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import click
+import pytest
+from pydantic import ByteSize
+
+import shardcache_client
+from shardcache import errors
+from shardcache.cli.installation.manpages import contexts
+from shardcache.cli.main import app
+from shardcache.config import AllowRule, OriginTable, Settings
+from shardcache.errors import ShardcacheError
+from support.programs.guard import GUARD_S
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.slow
+
+
+class Site:
+    """The built pages."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, page: str) -> str:
+        """Return a page as HTML."""
+        return (self.folder / f"{page}.html").read_text()
+
+    def text(self, page: str, anchor: str) -> str:
+        """Return what a list says of the name with an anchor, and the name itself."""
+        found = re.search(rf'<dt id="{re.escape(anchor)}">(.*?</dt><dd>.*?)</dd>', self[page], re.DOTALL)
+        assert found is not None, f"{page}.html has nothing at #{anchor}"
+        return " ".join(unescape(re.sub(r"<[^>]+>", "", found[1])).split())
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The site, built as `make docs` does: a link or an anchor that leads nowhere is an error."""
+    for package in ("sphinx", "myst_parser", "furo", "sphinx_copybutton"):
+        pytest.importorskip(package, reason="the site is built with pip install 'shardcache[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-d",
+        folder / "trees",
+        "docs",
+        folder / "out",
+    ]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=GUARD_S)
+    assert built.returncode == 0, built.stderr
+    return Site(folder / "out")
+
+
+def every_option() -> Iterator[tuple[str, str, str]]:
+    """Yield each option of each command: the command's name, the anchor, and every spelling.
+
+    But for --help: click keeps that as it was when the command was first run, in some test before, with or without -h.
+    """
+    for context in contexts(click.Context(app, info_name="shardcache", **app.context_settings)):
+        name = context.command_path.partition(" ")[2].replace(" ", "-")
+        if isinstance(context.command, click.Group):
+            continue
+        for param in context.command.get_params(context):
+            if isinstance(param, click.Option) and "--help" not in param.opts:
+                yield name, f"{name}-{param.opts[0].lstrip('-')}", " ".join([*param.opts, *param.secondary_opts])
+
+
+def test_every_command_and_option_is_on_its_page(site: Site) -> None:
+    """Whoever looks up an option finds it, with all its spellings and what it does."""
+    options = list(every_option())
+    assert len(options) > 60
+    for command, anchor, spellings in options:
+        assert f'<section id="{command}">' in site["commands"]
+        entry = site.text("commands", anchor)
+        assert [spelling for spelling in spellings.split() if spelling not in entry] == []
+        assert len(entry) > len(spellings) + 10
+
+
+def test_every_setting_is_on_its_page(site: Site) -> None:
+    """Each option of the daemon is there as flag, variable and key, with its description and its default."""
+    for name, field in Settings.model_fields.items():
+        flag = name.replace("_", "-")
+        what, _, default = (field.description or "").partition(" [default: ")
+        value = field.get_default(call_default_factory=False)
+        default = default.rstrip("]") or str(value.human_readable() if isinstance(value, ByteSize) else value)
+        entry = site.text("settings", flag if name != "origin" else name)
+        wanted = (
+            {what[1:]} if name == "origin" else {what[1:], f"--{flag} ", f"SHARDCACHE_{name.upper()}", f"{name} in"}
+        )
+        if name not in ("origin", "cache_dir"):  # one has no default, that of the other depends on the user
+            wanted.add(f"Default: {default.replace('`', '')}")
+        assert {each for each in wanted if each not in entry} == set(), entry
+    for name, field in OriginTable.model_fields.items():
+        assert (field.description or "")[1:] in site.text("settings", name.replace("_", "-"))
+
+
+def test_keys_of_allow_rules_are_on_the_page() -> None:
+    """An `[[allow]]` table takes the keys on the page, and nothing else."""
+    page = (ROOT / "docs" / "settings.md").read_text()
+    table = page.partition("## `[[allow]]`")[2].partition("\n## ")[0]
+    keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    rule = AllowRule.parse({key: "s3://a/" if key == "prefix" else [0] for key in keys})
+    assert rule == AllowRule("s3://a/", frozenset({0}), frozenset({0}))
+
+
+def test_every_variable_is_on_its_page(site: Site) -> None:
+    """A variable that the code names is one that users can look up."""
+    sources = [path.read_text() for root in ("shardcache", "client") for path in (ROOT / root).rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r'"(SHARDCACHE_[A-Z_]+[A-Z])"', text)}
+    assert len(named) >= 4
+    assert {name for name in named if name not in site["settings"]} == set()
+
+
+def test_every_public_name_is_on_its_page(site: Site) -> None:
+    """Every name that can be imported from the client is described, the dataset with each of its arguments."""
+    assert [name for name in shardcache_client.__all__ if f'id="shardcache_client.{name}"' not in site["python"]] == []
+    text = unescape(re.sub(r"<[^>]+>", "", site["python"]))
+    dataset = text.partition("class ShardDataset")[2].partition("Batches of similar length")[0]
+    described = dataset.partition("Parameters:")[2].partition("Raises:")[0]
+    assert [name for name in arguments_of_dataset() if not re.search(rf"\b{name}\b", described)] == []
+    signature = dataset.partition("Parameters:")[0]
+    assert [name for name in arguments_of_dataset() if not re.search(rf"\b{name}: ", signature)] == []
+    assert "shuffle_window: int = 8," in signature
+
+
+def arguments_of_dataset() -> set[str]:
+    """Return the names of its arguments."""
+    return inspect.signature(shardcache_client.ShardDataset).parameters.keys() - {"self"}
+
+
+def test_every_error_is_on_its_page(site: Site) -> None:
+    """Each class of error can be looked up by its name, and what to do by its class."""
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ShardcacheError)]
+    assert len(kinds) > 30
+    for kind in kinds:
+        entry = site.text("errors", kind.__name__.lower())
+        assert f"Code {kind.code}" in entry
+        assert kind.default_remedy.replace("`", "") in entry
+
+
+def test_pictures_are_legible_in_the_dark(site: Site) -> None:
+    """Each drawing that a page shows has colours for light and dark, and says in words what it shows."""
+    shown = {
+        name
+        for page in site.folder.glob("*.html")
+        for name in re.findall(r'src="_images/([\w.-]+\.svg)"', page.read_text())
+    }
+    assert len(shown) >= 4
+    for name in shown:
+        drawing = (ROOT / "docs" / "pictures" / name).read_text()
+        assert "prefers-color-scheme: dark" in drawing
+        assert "<title" in drawing
+        assert "<desc" in drawing
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Site) -> None:
+    """The site can be read without a network: no script, style, font or picture comes from another host."""
+    loaded = re.compile(r'<(?:script|img|iframe|source)[^>]+src="(https?:)?//|<link[^>]+href="(https?:)?//')
+    assert [page.name for page in site.folder.glob("*.html") if loaded.search(page.read_text())] == []
+    assert not any(
+        re.search(r"@import|url\(\s*[\"']?(https?:)?//", style.read_text()) for style in site.folder.rglob("*.css")
+    )

@@ -1,0 +1,55 @@
+"""The Kubernetes manifests against the schemas of Kubernetes' own API."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from shardcache import __version__
+from support.platforms.rendered import KUBERNETES, objects_of
+
+VERSIONS = ("1.28", kubernetes_validate.latest_version())
+TAGGED = ("base", "components/tier", "examples/site", "examples/tier")
+FOLDERS = ("base", "components/tier", "examples/site", "examples/tier", "examples/training")
+
+
+def resources(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the names and objects of a kustomization's own files; others are patches, which are no whole objects."""
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    files = [folder / name for name in listed if name.endswith(".yaml")]
+    return [(str(file.relative_to(KUBERNETES)), thing) for file in files for thing in objects_of(file.read_text())]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_each_object_is_as_the_api_has_it(folder: str, version: str) -> None:
+    """No object lacks a field or has one that Kubernetes does not know, in an old release and the newest."""
+    found = resources(KUBERNETES / folder)
+    assert found
+    for name, thing in found:
+        try:
+            kubernetes_validate.validate(thing, version, strict=True)
+        except kubernetes_validate.ValidationError as exn:
+            pytest.fail(f"{name}: {'.'.join(map(str, exn.path))}: {exn.message}")
+
+
+def test_a_field_that_does_not_exist_is_found() -> None:
+    """The schemas are strict: a misspelt field does not pass."""
+    daemonset = dict(resources(KUBERNETES / "base"))["base/daemonset.yaml"]
+    daemonset["spec"]["template"]["spec"]["terminationGracePeriod"] = 45
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(daemonset, VERSIONS[-1], strict=True)
+
+
+def test_manifests_are_of_this_release() -> None:
+    """Images and chart carry the version of the package that they are kept with."""
+    files = [KUBERNETES / folder / "kustomization.yaml" for folder in TAGGED]
+    tags = {image["newTag"] for file in files for image in yaml.safe_load(file.read_text())["images"]}
+    chart = yaml.safe_load((KUBERNETES / "chart" / "Chart.yaml").read_text())
+    dockerfile = (KUBERNETES.parents[1] / "Dockerfile").read_text()
+    assert tags | {chart["version"], chart["appVersion"]} == {__version__}
+    assert f"\nARG VERSION={__version__}\n" in dockerfile

@@ -1,0 +1,84 @@
+"""The release: its workflow is one that GitHub takes, its checks hold, and one version is written everywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shardcache import __version__
+
+ROOT = Path(__file__).parents[3]
+WORKFLOW = ROOT / ".github" / "workflows" / "release.yml"
+
+
+def run_step(name: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the shell commands of a step of the workflow, in a folder, as GitHub does."""
+    jobs: dict[str, Any] = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    (script,) = [step["run"] for job in jobs.values() for step in job["steps"] if step.get("name", "").startswith(name)]
+    given = {**os.environ, "GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "o/shardcache", **env}
+    command = ["bash", "-e", "-o", "pipefail", "-c", script]
+    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
+
+
+def test_github_takes_the_workflow() -> None:
+    """It has the form that GitHub's schema of workflows demands."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", WORKFLOW]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("tag", "section", "complaint"),
+    [
+        (f"v{__version__}", __version__, ""),
+        ("v9.9.9", __version__, "the tag is v9.9.9"),
+        (f"v{__version__}", "9.9.9", "CHANGELOG.md has no section"),
+    ],
+)
+def test_a_tag_is_released_only_as_the_version_that_it_names(
+    tmp_path: Path, tag: str, section: str, complaint: str
+) -> None:
+    """A tag that is not the code's version, or that no section of the changelog describes, ends the workflow."""
+    (tmp_path / "shardcache").mkdir()
+    shutil.copy(ROOT / "shardcache" / "__init__.py", tmp_path / "shardcache")
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## [{section}] - 2026-01-01\n")
+    done = run_step("Compare the tag", tmp_path, GITHUB_REF_NAME=tag)
+    assert (done.returncode == 0) == (complaint == ""), done.stderr
+    assert complaint in done.stderr
+
+
+def test_the_readme_on_pypi_links_to_the_tag(tmp_path: Path) -> None:
+    """No link of the README is relative any more; pages lead to the tag's, pictures to their bytes."""
+    shutil.copy(ROOT / "README.md", tmp_path)
+    done = run_step("Make the README's links absolute", tmp_path, GITHUB_REF_NAME="v1.2.3")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "README.md").read_text()
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert len(targets) > 20
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert "](https://github.com/o/shardcache/raw/v1.2.3/docs/pictures/demo.svg)" in text
+    assert "](https://github.com/o/shardcache/blob/v1.2.3/docs/coming-from.md#webdataset)" in text
+    absolute = re.compile(r"https://github\.com/o/shardcache/(?:raw|blob)/v1\.2\.3/([^)#]+)")
+    assert [path for path in absolute.findall(text) if not (ROOT / path).exists()] == []
+
+
+def test_one_version_is_written_everywhere() -> None:
+    """Image, chart and kustomizations name the version of the code."""
+    written = {
+        "Dockerfile": r"^ARG VERSION=(.+)$",
+        "deploy/kubernetes/chart/Chart.yaml": r"^(?:version|appVersion): (.+)$",
+        "deploy/kubernetes/base/kustomization.yaml": r"newTag: (.+)$",
+        "deploy/kubernetes/components/tier/kustomization.yaml": r"newTag: (.+)$",
+        "deploy/kubernetes/examples/site/kustomization.yaml": r"newTag: (.+)$",
+        "deploy/kubernetes/examples/tier/kustomization.yaml": r"newTag: (.+)$",
+    }
+    for file, pattern in written.items():
+        assert set(re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)) == {__version__}, file

@@ -1,0 +1,110 @@
+"""Messages to the service manager, and silence without one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from shardcache.cache.residency.disk_health import Health
+from shardcache.cache.signal import Signal
+from shardcache.config import Amount
+from shardcache.server.process.liveness import Liveness, liveness
+from shardcache.server.process.sd_notify import ServiceNotifier
+from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.store import Store
+from support.platforms.manager import ServiceManager
+from support.programs.daemon import eventually
+
+WELL = {"error": None, "silent_s": 0.0}
+
+
+def test_the_variables_are_taken_out() -> None:
+    """No process that the daemon starts may speak for it, and a watchdog of another process is not ours."""
+    env = {"NOTIFY_SOCKET": "/run/n", "WATCHDOG_USEC": "6000000", "WATCHDOG_PID": "7", "PATH": "/bin"}
+    assert repr(ServiceNotifier.take(dict(env), 7)) == "ServiceNotifier('/run/n', every 2 s)"
+    assert repr(ServiceNotifier.take(env, 8)) == "ServiceNotifier('/run/n', every 10 s)"
+    assert env == {"PATH": "/bin"}
+    assert repr(ServiceNotifier.take({"WATCHDOG_USEC": "0"}, 7)) == "ServiceNotifier(None, every 10 s)"
+
+
+@pytest.mark.parametrize("form", ["{}/notify", "@{}"], ids=["path", "abstract"])
+async def test_only_the_living_feed_the_watchdog(form: str, tmp_path: Path) -> None:
+    """One that is dead still says why, whatever is in that, by a socket with a path or without."""
+    ways = [Liveness(False, "Hung.\nWATCHDOG=1"), Liveness(True, "Well.")]
+    with ServiceManager(form.format(tmp_path)) as listener:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(ServiceNotifier(listener.address, watchdog_s=0.03).watch(lambda: ways[-1]))
+            assert await asyncio.to_thread(listener.hear) == {"STATUS": "Well.", "WATCHDOG": "1"}
+            ways.pop()
+            while "WATCHDOG" in (told := await asyncio.to_thread(listener.hear)):
+                pass  # what was said before
+            watching.cancel()
+        assert told == {"STATUS": "Hung. WATCHDOG=1"}
+
+
+async def test_nobody_to_tell_is_no_error(tmp_path: Path) -> None:
+    """Without a manager nothing is said, and one that is gone does no harm."""
+    for manager in (ServiceNotifier(), ServiceNotifier(str(tmp_path / "gone")), ServiceNotifier("not an address")):
+        await manager.tell(READY=1)
+
+
+async def test_a_long_start_asks_for_time(tmp_path: Path) -> None:
+    """While the folder is searched the manager is told to wait; what is found, or raised, comes through."""
+    with ServiceManager(tmp_path / "notify") as listener:
+        manager, go_on = ServiceNotifier(listener.address, watchdog_s=0.03), threading.Event()
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(manager.have_patience("Searching.", go_on.wait))
+            told = await asyncio.to_thread(listener.hear)
+            go_on.set()
+        assert await work is True and told == {"STATUS": "Searching.", "EXTEND_TIMEOUT_USEC": "30000000"}
+        with pytest.raises(ZeroDivisionError):
+            await manager.have_patience("Searching.", lambda: 1 // 0)
+
+
+class Hanging(Folder):
+    """A folder on a disk that does not answer until it is told to."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+
+    def probe(self) -> bool:
+        """Wait."""
+        return not self.answers.wait()
+
+
+class NoKeeper:
+    """Has nothing to put in order."""
+
+    async def make_room(self) -> None:
+        """Do nothing."""
+
+    async def settle(self, was_away: bool) -> None:
+        """Do nothing."""
+
+
+async def test_a_disk_that_hangs_counts_as_silent(tmp_path: Path) -> None:
+    """An error would be an answer; what never comes back shows as seconds that grow, and ends with the answer."""
+    folder, changed = Hanging(), Signal()
+    health = Health(folder, changed)
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(health.run(NoKeeper()))
+        await asyncio.to_thread(eventually, lambda: health.to_json()["silent_s"] > 0)
+        folder.answers.set()
+        await asyncio.to_thread(eventually, lambda: health.to_json()["silent_s"] == 0)
+        watching.cancel()
+
+
+def test_a_full_disk_is_alive_and_a_silent_one_is_not(tmp_path: Path) -> None:
+    """Restarting helps against a hang alone; the line for people says what is wrong."""
+    store = Store.open(tmp_path / "cache", Amount(10**9), Amount())
+    try:
+        assert liveness(WELL, store, 3) == Liveness(True, "3 readers; 0 shards, 0 Bytes of 1.0 GB.")
+        full = liveness(WELL | {"error": {"message": "no space left"}}, store, 0)
+        assert full.alive and "no space left" in full.line
+        hung = liveness(WELL | {"silent_s": 3600.0}, store, 0)
+        assert not hung.alive and "3600 s" in hung.line
+    finally:
+        store.close()

@@ -1,0 +1,240 @@
+"""Published shards: whole, found again, removed only when nobody reads them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shardcache.errors import CacheDirError, CorruptShardError
+from shardcache.store.disk.open_files import is_open_elsewhere
+from shardcache.store.folder.layout import TAR, Layout, shard_key
+from shardcache.store.folder.recovery import find_shards
+from support.network.other_user import needs_root
+from support.shards.stores import open_store, publish
+
+URL = "s3://bucket/shard.tar"
+
+
+async def test_a_published_shard_is_found_again(tmp_path: Path) -> None:
+    """After a restart, size, samples and the order of last use are what they were."""
+    store = open_store(tmp_path)
+    first = await publish(store, URL)
+    second = await publish(store, URL + "2")
+    for shard, used_at_s in ((second, 1000.0), (first, 2000.0)):
+        shard.used_at_s = used_at_s
+        await store.remember_use(shard)
+    used_bytes = store.space.used_bytes
+    store.close()
+
+    again = open_store(tmp_path)
+    assert list(again.shards) == [second.key, first.key]
+    assert again.space.used_bytes == used_bytes
+    facts = await again.facts(again.shards[first.key])
+    assert (facts.url, facts.samples, facts.size_bytes) == (URL, 20, first.size_bytes)
+    again.close()
+
+
+async def test_a_published_file_cannot_be_written(tmp_path: Path) -> None:
+    """Nobody, the owner included, has write permission: a mapped reader must never see bytes change."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL)
+    assert store.layout.tar(shard.key).stat().st_mode & 0o222 == 0
+    store.close()
+
+
+async def test_a_half_published_shard_is_swept(tmp_path: Path) -> None:
+    """A crash between the two renames leaves a sidecar without its tar: it is gone after the restart."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL)
+    store.close()
+    store.layout.tar(shard.key).unlink()
+
+    again = open_store(tmp_path)
+    assert not again.shards
+    assert not store.layout.sidecar(shard.key).exists()
+    assert again.space.used_bytes == 0
+    again.close()
+
+
+async def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
+    """Only what the daemon itself named is ever counted or removed."""
+    store = open_store(tmp_path)
+    store.close()
+    foreign = [store.layout.shards / "ab" / "mine.tar", store.layout.partial / "notes.txt", tmp_path / "README"]
+    for path in foreign:
+        path.write_text("precious")
+    open_store(tmp_path).close()
+    assert all(path.read_text() == "precious" for path in foreign)
+
+
+async def test_a_shard_that_is_mapped_is_not_removed(tmp_path: Path) -> None:
+    """Bytes that some process still maps cannot be freed, so the shard stays and stays counted."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL)
+    with open(store.layout.tar(shard.key), "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    used_bytes = store.space.used_bytes
+    assert not await store.remove(shard)
+    assert (store.space.used_bytes, list(store.shards)) == (used_bytes, [shard.key])
+    mapped.close()
+    assert await store.remove(shard)
+    assert (store.space.used_bytes, list(store.shards)) == (0, [])
+    store.close()
+
+
+async def test_a_flipped_bit_is_found_and_set_aside(tmp_path: Path) -> None:
+    """`check` names the file and the place; quarantine takes the shard out of service and keeps it counted."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL, samples=200)
+    tar = store.layout.tar(shard.key)
+    tar.chmod(0o640)
+    with open(tar, "r+b") as file:
+        os.pwrite(file.fileno(), b"\xff\x00", 3 * 64 * 1024 + 5)
+    with pytest.raises(CorruptShardError, match=f"byte {3 * 64 * 1024}") as caught:
+        await store.check(shard)
+    assert caught.value.url == URL
+    used_bytes = store.space.used_bytes
+    await store.quarantine(shard)
+    assert not store.shards and store.space.used_bytes == used_bytes
+    assert (store.layout.quarantine / (shard.key + TAR)).exists()
+    store.close()
+
+    again = open_store(tmp_path)
+    assert not again.shards and again.space.used_bytes == used_bytes
+    for key in list(again.leftovers):
+        assert await again.remove_leftover(key)
+    assert again.space.used_bytes == 0
+    assert not list(store.layout.quarantine.iterdir())
+    again.close()
+
+
+async def test_a_file_of_the_wrong_size_is_not_served(tmp_path: Path) -> None:
+    """A tar that was cut behind the daemon's back disagrees with its sidecar at the first use."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL)
+    store.close()
+    store.layout.tar(shard.key).chmod(0o640)
+    os.truncate(store.layout.tar(shard.key), 512)
+
+    again = open_store(tmp_path)
+    with pytest.raises(CorruptShardError, match="512 bytes instead of"):
+        await again.facts(again.shards[shard.key])
+    again.close()
+
+
+async def test_a_broken_sidecar_is_not_served(tmp_path: Path) -> None:
+    """A sidecar that does not read is as bad as a broken tar."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL)
+    store.close()
+    sidecar = store.layout.sidecar(shard.key)
+    sidecar.chmod(0o640)
+    sidecar.write_bytes(b"\0" * sidecar.stat().st_size)
+
+    again = open_store(tmp_path)
+    with pytest.raises(CorruptShardError):
+        await again.facts(again.shards[shard.key])
+    again.close()
+
+
+def test_two_daemons_cannot_share_a_folder(tmp_path: Path) -> None:
+    """The second one is told so, and what to do."""
+    store = open_store(tmp_path)
+    with pytest.raises(CacheDirError, match="another daemon holds") as caught:
+        open_store(tmp_path)
+    assert "--cache-dir" in caught.value.remedy
+    store.close()
+    open_store(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    """A path through a file names that path and the cause."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheDirError, match="Not a directory"):
+        open_store(tmp_path / "file" / "cache")
+
+
+def test_keys_come_from_the_whole_url_and_version() -> None:
+    """Same basenames in two buckets, and two versions of one url, never meet in one file."""
+    keys = {shard_key(url, version) for url in ("s3://a/x.tar", "s3://b/x.tar") for version in ("1", "2")}
+    assert len(keys) == 4
+
+
+async def test_a_file_that_cannot_be_read_is_damaged(tmp_path: Path) -> None:
+    """`check` calls a shard damaged whose file is gone, so that it is set aside and the others are still checked."""
+    store = open_store(tmp_path)
+    shard = await publish(store, URL)
+    store.layout.tar(shard.key).unlink()
+    with pytest.raises(CorruptShardError, match="cannot be read"):
+        await store.check(shard)
+    await store.quarantine(shard)
+    assert not store.shards
+    store.close()
+
+
+async def test_a_shard_that_is_damaged_twice_is_counted_once(tmp_path: Path) -> None:
+    """The second quarantine of one key takes the place of the first, on disk and in the accounting."""
+    store = open_store(tmp_path)
+    for _ in range(2):
+        shard = await publish(store, URL)
+        await store.quarantine(shard)
+    assert store.space.used_bytes == shard.kept_bytes
+    store.close()
+
+
+def as_nobody(question: Callable[[], bool]) -> bool:
+    """Return what a child process finds that is another user, without any capability."""
+    pid = os.fork()
+    if pid == 0:
+        status = 2
+        try:
+            os.setgroups([])
+            os.setuid(65534)
+            status = int(question())
+        finally:
+            os._exit(status)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, 1)
+    return bool(status)
+
+
+@pytest.fixture
+def readable_by_all() -> Iterator[Path]:
+    """A folder that every user may enter and write."""
+    with tempfile.TemporaryDirectory(prefix="shardcache-open-") as name:
+        folder = Path(name)
+        folder.chmod(0o777)
+        yield folder
+
+
+@needs_root
+def test_another_users_file_may_be_open(readable_by_all: Path) -> None:
+    """The kernel does not tell whether it is: it is not taken for closed. Of one's own it does tell."""
+    path = readable_by_all / "shard.tar"
+    path.write_bytes(b"tar")
+    path.chmod(0o444)
+    assert as_nobody(lambda: is_open_elsewhere(path))
+    os.chown(path, 65534, -1)
+    assert not as_nobody(lambda: is_open_elsewhere(path))
+
+
+@needs_root
+async def test_a_cache_of_another_users_shards_is_refused(readable_by_all: Path) -> None:
+    """None of them could ever be evicted: the error says so at the start, and what to do."""
+    store = open_store(readable_by_all)
+    await publish(store, URL)
+    store.close()
+    for path in (readable_by_all, *readable_by_all.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o444)
+
+    def is_refused() -> bool:
+        with pytest.raises(CacheDirError, match="another user") as caught:
+            find_shards(Layout(readable_by_all))
+        return "chown -R 65534" in caught.value.remedy
+
+    assert as_nobody(is_refused)

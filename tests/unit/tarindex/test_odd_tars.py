@@ -1,0 +1,239 @@
+"""Odd tars give the samples that webdataset 1.0.2 gives; where shardcache differs, a test says how and why."""
+
+from __future__ import annotations
+
+import gzip
+import tarfile
+from pathlib import Path
+
+import pytest
+import webdataset
+from webdataset.handlers import ignore_and_continue
+
+from shardcache.errors import (
+    CorruptShardError,
+    NotATarError,
+    SampleError,
+    ShardError,
+    TrailingDataError,
+    TruncatedShardError,
+)
+from support.shards.odd_tars import (
+    END,
+    ODD_TARS,
+    SPARSE_TARS,
+    TRAILING_DATA,
+    archive,
+    gnu_long,
+    header,
+    member,
+    padded,
+    records,
+)
+from support.shards.readings import by_arrival, by_index, by_number, by_webdataset, going_on
+
+A = member(b"a.jpg", b"1" * 700)
+B = member(b"b.jpg", b"2" * 700)
+B_CLS = member(b"b.cls", b"3" * 700)
+OF_A = {"__key__": "a", "jpg": b"1" * 700}
+OF_B = {"__key__": "b", "jpg": b"2" * 700}
+LAST = {"__key__": "last", "txt": b"behind the oddity"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a test puts its tar."""
+    return tmp_path / "shard.tar"
+
+
+def bare(samples: list[list[tuple[str, object]]]) -> list[dict[str, object]]:
+    """Samples without their url."""
+    return [{name: value for name, value in items if name != "__url__"} for items in samples]
+
+
+@pytest.mark.parametrize("name", ODD_TARS)
+def test_odd_tars_give_the_samples_that_webdataset_gives(path: Path, name: str) -> None:
+    """Member for member and in its order, by the index, by number and while arriving; the oddity costs nothing else."""
+    path.write_bytes(ODD_TARS[name])
+    expected, indexed, arriving = by_webdataset(path), by_index(path), by_arrival(path)
+    assert expected.error is indexed.error is arriving.error is None
+    assert expected.keys[-1] == "last"
+    assert indexed.samples == by_number(path) == expected.samples
+    assert arriving.samples == expected.samples[:-1]
+
+
+def test_an_archive_without_members_has_no_samples(path: Path) -> None:
+    """Nothing but the end-of-archive blocks is an empty shard to both."""
+    path.write_bytes(END)
+    assert by_webdataset(path) == by_index(path) == by_arrival(path)
+    assert going_on(by_index, path) == []
+
+
+@pytest.mark.parametrize("second", ["b.jpg", "b.JPG", "b.__key__", "b.__KEY__", "b.__url__"])
+def test_where_webdataset_raises_over_a_member_so_does_the_reader(path: Path, second: str) -> None:
+    """A double extension, or one that a sample has of itself: the samples before it come, then a typed error."""
+    path.write_bytes(archive(A, B, member(second.encode(), b"again"), B_CLS))
+    expected = by_webdataset(path)
+    assert isinstance(expected.error, ValueError)
+    for found in (by_index(path), by_arrival(path)):
+        assert found.samples == expected.samples
+        assert isinstance(found.error, SampleError)
+        assert "'b'" in found.error.message
+        assert found.error.url == str(path)
+
+
+NO_TARS = {
+    "empty": b"",
+    "shorter than a header": b"short",
+    "an error page": b"<?xml version='1.0'?><Error>" + b" " * 1000,
+    "a long name without a member": A + gnu_long(b"b.jpg") + END,
+    "cut within a long name": A + gnu_long(b"b.jpg")[:600],
+    "cut within a member": A + B[:800],
+    "cut before a member's last block is full": A + B[: 512 + 701],
+}
+
+
+@pytest.mark.parametrize("name", NO_TARS)
+def test_where_webdataset_cannot_go_on_the_shard_is_refused(path: Path, name: str) -> None:
+    """It raises when it comes there; here nothing of such a shard is published."""
+    path.write_bytes(NO_TARS[name])
+    assert isinstance(by_webdataset(path).error, tarfile.ReadError)
+    found = by_index(path)
+    assert found.samples == []
+    assert isinstance(found.error, ShardError)
+
+
+# Where shardcache differs on purpose. Handlers that go on:
+
+
+@pytest.mark.parametrize("second", ["b.jpg", "b.__key__", "b.__url__"])
+def test_a_bad_sample_is_skipped_whole_where_webdataset_keeps_a_part(path: Path, second: str) -> None:
+    """An ambiguous second member is left out: webdataset gives the sample without it."""
+    path.write_bytes(archive(A, B, member(second.encode(), b"again"), B_CLS))
+    kept = by_webdataset(path, ignore_and_continue)
+    assert bare(kept.samples) == [OF_A, OF_B | {"cls": b"3" * 700}, LAST]
+    assert going_on(by_index, path) == [kept.samples[0], None, kept.samples[2]]
+
+
+def test_a_cut_shard_is_skipped_whole_where_webdataset_gives_samples_without_their_members(path: Path) -> None:
+    """Told to go on after a member that is cut short, webdataset gives its sample without it, as if it had none."""
+    path.write_bytes(A + B + B_CLS[:800])
+    assert bare(by_webdataset(path, ignore_and_continue).samples) == [OF_A, OF_B]
+    assert isinstance(by_index(path).error, TruncatedShardError)
+
+
+# Errors where webdataset loses data in silence:
+
+
+@pytest.mark.parametrize("end", [b"", B_CLS[:100]], ids=["no end-of-archive block", "cut within a header"])
+def test_a_tar_without_its_end_is_an_error_where_webdataset_stops_in_silence(path: Path, end: bytes) -> None:
+    """To webdataset, a tar that was cut between two members or within a header is a shorter tar."""
+    path.write_bytes(A + B + end)
+    expected = by_webdataset(path)
+    assert (bare(expected.samples), expected.error) == ([OF_A, OF_B], None)
+    assert isinstance(by_index(path).error, TruncatedShardError)
+
+
+@pytest.mark.parametrize("name", TRAILING_DATA)
+def test_data_behind_the_end_are_an_error_where_webdataset_stops_in_silence(path: Path, name: str) -> None:
+    """A second tar, or what lies behind a hole, is lost to webdataset; here, what arrives is given, then an error."""
+    path.write_bytes(TRAILING_DATA[name][0])
+    expected = by_webdataset(path)
+    assert (bare(expected.samples), expected.error) == ([LAST], None)
+    assert isinstance(by_index(path).error, TrailingDataError)
+    assert by_arrival(path).samples == []
+
+
+def test_a_damaged_header_is_an_error_where_webdataset_stops_in_silence(path: Path) -> None:
+    """One wrong byte in a header ends the shard for webdataset, also in the middle of a sample."""
+    path.write_bytes(archive(A, B, b"\1" + B_CLS[1:]))
+    expected = by_webdataset(path)
+    assert (bare(expected.samples), expected.error) == ([OF_A, OF_B], None)
+    assert isinstance(by_index(path).error, CorruptShardError)
+
+
+DAMAGED = {
+    "a PAX record longer than its header": archive(A, member(b"x", b"99 path=c.jpg\n", b"x"), B),
+    "a PAX size that is no number": archive(A, records(("size", "many")), B),
+    "a PAX size for all members that is not theirs": archive(records(("size", "5"), kind=b"g"), A, B),
+    "a size below zero": archive(A, member(b"b.jpg", b"", size=b"\xff" * 12)),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_header_that_makes_no_sense_is_an_error_where_webdataset_guesses(path: Path, name: str) -> None:
+    """A name or a size that cannot be made out: webdataset gives other names, other bytes or fewer samples."""
+    path.write_bytes(DAMAGED[name])
+    expected = by_webdataset(path)
+    assert expected.error is None
+    assert bare(expected.samples) != [OF_A, OF_B, LAST]
+    assert isinstance(by_index(path).error, CorruptShardError)
+
+
+def test_a_member_named_bad_is_an_error_where_webdataset_drops_its_sample_in_silence(path: Path) -> None:
+    """`__bad__` means to webdataset that a sample is not to be given, and any member can have that extension."""
+    path.write_bytes(archive(A, B, member(b"b.__bad__", b"1")))
+    expected = by_webdataset(path)
+    assert (bare(expected.samples), expected.error) == ([OF_A, LAST], None)
+    assert isinstance(by_index(path).error, SampleError)
+    assert going_on(by_index, path) == [expected.samples[0], None, expected.samples[1]]
+
+
+# What cannot be served from a mapped file, or by a daemon that must not fill its memory:
+
+
+@pytest.mark.parametrize("name", SPARSE_TARS)
+def test_a_sparse_member_is_an_error_where_webdataset_fills_its_holes(path: Path, name: str) -> None:
+    """Its content lies nowhere in one piece; its sample is an error, the others are given."""
+    path.write_bytes(SPARSE_TARS[name])
+    expected = by_webdataset(path)
+    assert bare(expected.samples)[0] == {"__key__": "a", "bin": b"data" + bytes((1 << 20) - 4) + b"more", "cls": b"1"}
+    assert isinstance(by_index(path).error, SampleError)
+    assert going_on(by_index, path) == [None, expected.samples[1]]
+    assert going_on(by_arrival, path) == [None]
+
+
+def test_an_extended_header_beyond_16_mib_is_an_error(path: Path) -> None:
+    """webdataset takes whatever size a header claims into memory."""
+    path.write_bytes(archive(A, records(("comment", b" " * (17 << 20))), B))
+    assert bare(by_webdataset(path).samples) == [OF_A, OF_B, LAST]
+    assert isinstance(by_index(path).error, CorruptShardError)
+
+
+def test_compressed_shards_are_told_by_their_names_where_webdataset_looks_inside(path: Path) -> None:
+    """gzip data under a plain name is an error that says how to name it: a shard's name tells how it is fetched."""
+    path.write_bytes(gzip.compress(archive(A, B)))
+    assert bare(by_webdataset(path).samples) == [OF_A, OF_B, LAST]
+    error = by_index(path).error
+    assert isinstance(error, NotATarError)
+    assert ".tar.gz" in error.remedy
+
+
+# Read where webdataset does not:
+
+
+def test_fields_that_nobody_needs_may_hold_anything_where_webdataset_stops_in_silence(path: Path) -> None:
+    """An owner that is no number ends the shard for webdataset; names and sizes are in order, so all of it is given."""
+    path.write_bytes(archive(A, header(b"b.jpg", 700, fields={108: b"nobody\0\0"}) + padded(b"2" * 700)))
+    expected = by_webdataset(path)
+    assert (bare(expected.samples), expected.error) == ([OF_A], None)
+    found = by_index(path)
+    assert (bare(found.samples), found.error) == ([OF_A, OF_B, LAST], None)
+
+
+def test_global_records_alone_are_an_empty_shard_where_webdataset_raises(path: Path) -> None:
+    """As for GNU tar: what is said of all members may be said of none."""
+    path.write_bytes(records(("comment", "of no interest"), kind=b"g") + END)
+    assert isinstance(by_webdataset(path).error, tarfile.ReadError)
+    found = by_index(path)
+    assert (found.samples, found.error) == ([], None)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves it to the garbage collector
+def test_samples_name_no_file_where_webdataset_names_a_local_one(path: Path) -> None:
+    """`__local_path__` of webdataset's local shards is left out: a file of the cache may go once it was read."""
+    path.write_bytes(archive(A, B))
+    url = f"file:{path}"
+    expected = list(webdataset.WebDataset(url, shardshuffle=False))
+    assert {sample.pop("__local_path__") for sample in expected} == {str(path)}
+    assert [sample | {"__url__": url} for sample in map(dict, by_index(path).samples)] == expected

@@ -1,0 +1,188 @@
+"""The sidecar gives back what was written, and nothing else whatever is done to it."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardcache.errors import CorruptShardError, NotATarError
+from shardcache.store.indexing import Request, index_shard
+from shardcache.tarindex import Fault, Samples, TarIndex, index_tar, read_header, write
+from support.shards.tars import make_tar, pack, random_samples
+
+URL = "s3://bucket/train-000000.tar"
+
+
+@pytest.fixture
+def tar(tmp_path: Path) -> Path:
+    """A shard of three samples, the second of them bad."""
+    path = tmp_path / "shard.tar"
+    path.write_bytes(pack([("a.jpg", b"1"), ("b.jpg", b"2"), ("b.jpg", b"3"), ("c/d.JPG", b"4"), ("c/d.cls", b"5")]))
+    return path
+
+
+@pytest.fixture
+def sidecar(tar: Path) -> Path:
+    """Its sidecar."""
+    path = tar.with_suffix(".idx")
+    write(path, {"url": URL, "size_bytes": tar.stat().st_size}, index_tar(tar, URL))
+    return path
+
+
+def test_an_index_comes_back_as_it_was_made(tar: Path, sidecar: Path) -> None:
+    """Every table, the header and the faults survive writing and opening."""
+    made, opened = index_tar(tar, URL), TarIndex.open(sidecar)
+    assert opened.header == read_header(sidecar) == {"url": URL, "size_bytes": tar.stat().st_size}
+    for table in ("starts", "ends", "extension_ids", "member_ends", "key_ends"):
+        assert list(getattr(opened, table)) == list(getattr(made, table))
+    assert opened.extensions == ["jpg", "cls"]
+    assert opened.faults == {1: (Fault.DUPLICATE, 0)}
+    assert [opened.key(number) for number in range(len(opened))] == ["a", "b", "c/d"]
+    assert repr(opened) == "TarIndex(samples=3, members=4, faults=1)"
+
+
+def test_any_changed_byte_is_noticed(sidecar: Path) -> None:
+    """Whichever bit of a sidecar flips, opening it fails."""
+    data = sidecar.read_bytes()
+    for at in range(len(data)):
+        sidecar.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        with pytest.raises(CorruptShardError, match="sidecar"):
+            TarIndex.open(sidecar)
+
+
+def test_any_other_length_is_noticed(sidecar: Path) -> None:
+    """A sidecar that was cut or grew is refused, also by who reads its header alone."""
+    data = sidecar.read_bytes()
+    sidecar.write_bytes(data + b"\0")
+    for size_bytes in range(len(data), -1, -1):
+        with pytest.raises(CorruptShardError):
+            read_header(sidecar)
+        with pytest.raises(CorruptShardError):
+            TarIndex.open(sidecar)
+        os.truncate(sidecar, size_bytes - 1 if size_bytes else 0)
+
+
+def beyond(samples: Samples) -> None:
+    """Let a member end behind the tar."""
+    samples.ends[1] = 1 << 40
+
+
+def backwards(samples: Samples) -> None:
+    """Let a member end before it starts."""
+    samples.starts[1] = samples.ends[1] + 1
+
+
+def no_such_extension(samples: Samples) -> None:
+    """Name an extension that is not there."""
+    samples.extension_ids[0] = 2
+
+
+def too_few_members(samples: Samples) -> None:
+    """Leave the last member to no sample."""
+    samples.member_ends[-1] -= 1
+
+
+def falling_members(samples: Samples) -> None:
+    """Let a sample end before the one in front of it."""
+    samples.member_ends[0] = 3
+
+
+def falling_keys(samples: Samples) -> None:
+    """Let a key end before the one in front of it."""
+    samples.key_ends[0] = 4
+
+
+def too_many_keys(samples: Samples) -> None:
+    """Let keys reach past the joined ones."""
+    samples.key_ends[-1] += 1
+
+
+def foreign_fault(samples: Samples) -> None:
+    """Blame a sample that is not there."""
+    samples.faults[3] = (Fault.DUPLICATE, 0)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        beyond,
+        backwards,
+        no_such_extension,
+        too_few_members,
+        falling_members,
+        falling_keys,
+        too_many_keys,
+        foreign_fault,
+    ],
+)
+def test_numbers_that_lead_astray_are_refused(tar: Path, sidecar: Path, spoil: Callable[[Samples], None]) -> None:
+    """A forged sidecar with right checksums cannot make a reader slice outside of the tar or the tables."""
+    samples = index_tar(tar, URL)
+    spoil(samples)
+    write(sidecar, {"size_bytes": tar.stat().st_size}, samples)
+    with pytest.raises(CorruptShardError, match="contradict"):
+        TarIndex.open(sidecar)
+
+
+@pytest.mark.parametrize("header", [{}, {"size_bytes": "many"}])
+def test_a_header_without_the_tars_size_is_refused(sidecar: Path, header: dict[str, object]) -> None:
+    """Spans can be checked only against a size."""
+    write(sidecar, header, Samples())
+    with pytest.raises(CorruptShardError, match="size of the tar"):
+        read_header(sidecar)
+
+
+def test_offsets_of_any_size_fit(sidecar: Path) -> None:
+    """Offsets past 4 GiB, keys and extensions in no encoding come back as they were."""
+    samples = Samples(
+        starts=array("Q", [1 << 40]),
+        ends=array("Q", [(1 << 40) + 7]),
+        extension_ids=array("I", [0]),
+        member_ends=array("Q", [1]),
+        keys=bytearray(b"\xffkey"),
+        key_ends=array("Q", [4]),
+        extensions=["\udcff"],
+    )
+    write(sidecar, {"size_bytes": 1 << 41}, samples)
+    index = TarIndex.open(sidecar)
+    assert (index.starts[0], index.ends[0], index.key(0), index.extensions) == (
+        1 << 40, (1 << 40) + 7, "\udcffkey", ["\udcff"],
+    )  # fmt: skip
+
+
+def test_indexing_a_shard_completes_the_header(tmp_path: Path) -> None:
+    """The sidecar's header is the one given, with the number of samples."""
+    tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
+    tar.write_bytes(make_tar(random_samples(5), format=tarfile.PAX_FORMAT))
+    header = {"size_bytes": tar.stat().st_size, "samples": 0}
+    indexed = index_shard(Request(str(tar), str(sidecar), header, URL, True, 1 << 20))
+    assert read_header(sidecar) == {"size_bytes": tar.stat().st_size, "samples": indexed.samples}
+    assert (indexed.written, indexed.sidecar_bytes) == (True, sidecar.stat().st_size)
+    assert len(TarIndex.open(sidecar)) == 5
+
+
+def test_a_sidecar_larger_than_allowed_is_not_written(tmp_path: Path) -> None:
+    """The worker says how large it would be instead, and exactly that much is enough."""
+    tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
+    tar.write_bytes(make_tar(random_samples(5)))
+    request = Request(str(tar), str(sidecar), {"size_bytes": tar.stat().st_size}, URL, True, 100)
+    refused = index_shard(request)
+    assert not refused.written
+    assert not sidecar.exists()
+    assert index_shard(replace(request, allowed_bytes=refused.sidecar_bytes)).written
+    assert sidecar.stat().st_size == refused.sidecar_bytes
+
+
+def test_no_sidecar_is_written_for_what_is_no_tar(tmp_path: Path) -> None:
+    """The error of the walk passes through, and nothing is left behind."""
+    tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
+    tar.write_bytes(b"<html>" * 200)
+    with pytest.raises(NotATarError):
+        index_shard(Request(str(tar), str(sidecar), {"size_bytes": 1200}, URL, True, 1 << 20))
+    assert not sidecar.exists()
