@@ -34,7 +34,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 myst_links_external_new_tab = False
 
-autodoc_mock_imports = ["pyarrow", "ray"]  # not installed for the docs: half a gigabyte
+autodoc_mock_imports = ["pyarrow", "ray", "transformers"]  # not installed for the docs: half a gigabyte
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

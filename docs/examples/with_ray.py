@@ -4,7 +4,7 @@ python with_ray.py 's3://bucket/train-{000000..000999}.tar' --storage /shared/ru
 python with_ray.py 's3://bucket/train-{000000..000999}.tar' --storage /shared/runs --name second \\
     --resume /shared/runs/first/CHECKPOINT/state.pt
 
-`shardcache status` shows the job by the name of the run.
+The second run may have another number of `--workers`. `shardcache status` shows the job by the name of the run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def train(config: dict[str, Any]) -> None:
         config["urls"], shuffle=True, seed=7, batch_size=BATCH, decode=decode, socket=config["socket"]
     )
     loader = dataset.loader(num_workers=1)
-    net = ray.train.torch.prepare_model(model())
+    plain = model()  # its state has the same names on any number of workers; DDP's has others
+    net = ray.train.torch.prepare_model(plain)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     first = 0
     if config["resume"]:
         state = torch.load(config["resume"], weights_only=True)
-        net.load_state_dict(state["net"])
+        plain.load_state_dict(state["net"])
         loader.load_state_dict(state["loader"])
         first = state["epoch"]
     for epoch in range(first, EPOCHS):
@@ -45,8 +46,8 @@ def train(config: dict[str, Any]) -> None:
             loss_of(net, batch).backward()
             optimizer.step()
             shown.append(batch["key"])
-            if step == 2:
-                save({"epoch": epoch, "net": net.state_dict(), "loader": loader.state_dict()})
+            if step % 20 == 2:  # Ray takes seconds for a report
+                save({"epoch": epoch, "net": plain.state_dict(), "loader": loader.state_dict()})
         report(f"epoch {epoch}", shown, config["out"])
 
 
@@ -62,11 +63,11 @@ def save(state: dict[str, Any]) -> None:
 
 def main() -> None:
     """Train on the shards that the command line names."""
-    args = arguments("--storage", "--name", "--resume")
+    args = arguments("--storage", "--name", "--resume", "--workers")
     trainer = ray.train.torch.TorchTrainer(
         train,
         train_loop_config=vars(args),
-        scaling_config=ScalingConfig(num_workers=2, use_gpu=torch.cuda.is_available()),
+        scaling_config=ScalingConfig(num_workers=int(args.workers or 2), use_gpu=torch.cuda.is_available()),
         run_config=RunConfig(name=args.name, storage_path=args.storage),
     )
     print(trainer.fit().checkpoint)

@@ -1,16 +1,17 @@
 """Hugging Face Trainer: training, evaluation, prediction, and resuming from a checkpoint.
 
 torchrun --nproc-per-node 2 with_trainer.py URLS --validation URLS --checkpoints DIR  # or accelerate launch
-torchrun --nproc-per-node 2 with_trainer.py URLS --validation URLS --checkpoints DIR --resume DIR/checkpoint-6
+torchrun --nproc-per-node 1 with_trainer.py URLS --validation URLS --checkpoints DIR --resume DIR/checkpoint-6
 
-Trainer passes each loader that it makes to `accelerator.prepare`, which would shard the samples a second time. The
-loaders of ShardTrainer, in the three methods that Trainer documents for it, are left as they are.
+A step of the optimizer has the same number of samples on any number of processes, so that a run may continue on
+another number of them.
 """
 
 from __future__ import annotations
 
 import gc
 import math
+import os
 from typing import Any
 
 import torch
@@ -18,42 +19,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 from toy import BATCH, EPOCHS, arguments, decode, model, report
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from shardcache_client import ShardDataset, ShardLoader
+from shardcache_client import ShardDataset
+from shardcache_client.transformers import ShardTrainer
 
-
-class ShardTrainer(Trainer):  # type: ignore[misc]
-    """Trainer over ShardDatasets, each of which reads its own process's share."""
-
-    def get_train_dataloader(self) -> ShardLoader:
-        """Return the loader for `train`."""
-        return self.loader(self.train_dataset, self.args.train_batch_size)
-
-    def get_eval_dataloader(self, eval_dataset: ShardDataset | None = None) -> ShardLoader:
-        """Return the loader for `evaluate`."""
-        return self.loader(eval_dataset or self.eval_dataset, self.args.eval_batch_size)
-
-    def get_test_dataloader(self, test_dataset: ShardDataset) -> ShardLoader:
-        """Return the loader for `predict`."""
-        return self.loader(test_dataset, self.args.eval_batch_size)
-
-    def loader(self, dataset: ShardDataset, batch_size: int) -> ShardLoader:
-        """Load a dataset as Trainer would, without sharding it."""
-        return dataset.loader(
-            batch_size=batch_size, collate_fn=self.data_collator, num_workers=self.args.dataloader_num_workers
-        )
-
-
-class Epochs(TrainerCallback):  # type: ignore[misc]
-    """Sets the dataset's epoch. After a resume, Trainer itself skips the batches that the epoch has been trained on."""
-
-    def __init__(self, dataset: ShardDataset) -> None:
-        self.dataset = dataset
-
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Set it to the epoch that begins, or is resumed."""
-        self.dataset.set_epoch(math.floor(state.epoch or 0))
+STEP = 2 * BATCH  # samples
 
 
 class Toy(nn.Module):
@@ -112,6 +83,7 @@ def main() -> None:
             num_train_epochs=EPOCHS,
             per_device_train_batch_size=BATCH,
             per_device_eval_batch_size=BATCH,
+            gradient_accumulation_steps=STEP // BATCH // int(os.environ.get("WORLD_SIZE", "1")),
             dataloader_num_workers=2,
             label_names=["label", "number"],
             eval_strategy="epoch",
@@ -123,14 +95,15 @@ def main() -> None:
         data_collator=default_collate,
         train_dataset=training,
         eval_dataset=validation,
-        callbacks=[Epochs(training), Report(net, args.out)],
+        callbacks=[Report(net, args.out)],
     )
     trainer.train(resume_from_checkpoint=args.resume)
     _, labels = trainer.predict(validation)[:2]
     report("predicted", [[f"{number:06d}" for number in labels[1]]], args.out)
     del trainer  # DDP has to go first: gloo may deadlock where DDP's end is what ends the process group
     gc.collect()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

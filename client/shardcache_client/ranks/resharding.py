@@ -55,10 +55,9 @@ def _instances(variables: Variables) -> int:
 
 
 _ACCELERATE = (
-    "do not pass this loader to accelerator.prepare(), and move its batches to accelerator.device; with transformers' "
-    "Trainer, have get_train_dataloader, get_eval_dataloader and get_test_dataloader return a plain DataLoader "
-    "(docs/frameworks.md); or give the dataset rank=0, world_size=1, so that every process reads all samples and keeps "
-    "its share"
+    "do not pass this loader to accelerator.prepare(), and move its batches to accelerator.device; with transformers, "
+    "use shardcache_client.transformers.ShardTrainer in place of Trainer (docs/frameworks.md); or give the dataset "
+    "rank=0, world_size=1, so that every process reads all samples and keeps its share"
 )
 _STAGE = "remove the stage: ranks and workers have their own samples already"
 _DATASETS = "use the ShardDataset itself, without datasets.IterableDataset around it; .map() becomes decode="

@@ -104,7 +104,7 @@ def test_datasets_idle_workers_are_an_error(make: Make) -> None:
 
 
 def test_a_trainer_with_loaders_of_its_own_is_refused(daemon: Daemon, index: str, tmp_path: Path) -> None:
-    """Two processes: train, evaluate and predict raise the typed error on both, with the methods to override."""
+    """Two processes: train, evaluate and predict raise the typed error on both, with the class to use instead."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += [str(JOB), str(daemon.socket), index, str(tmp_path)]
     done = subprocess.run(
@@ -114,4 +114,4 @@ def test_a_trainer_with_loaders_of_its_own_is_refused(daemon: Daemon, index: str
     for rank in range(2):
         errors = json.loads((tmp_path / f"{rank}.json").read_text())
         assert list(errors) == ["train", "evaluate", "predict"]
-        assert all("get_train_dataloader" in (error or "") for error in errors.values()), errors
+        assert all("ShardTrainer" in (error or "") for error in errors.values()), errors

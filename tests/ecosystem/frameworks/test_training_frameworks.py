@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from itertools import chain
@@ -12,19 +13,25 @@ import pytest
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon
 from support.programs.examples import (
+    BATCH,
     EPOCHS,
+    LONG,
+    LONG_KEYS,
+    RANKS,
     TRAINING,
     VALIDATION,
     check,
     check_killed,
     check_resumed,
     counted_shards,
+    first_samples,
     run,
+    run_and_kill,
     torchrun,
 )
 from support.stores.moto_s3 import MotoS3
 
-RAY_LIMIT_S = 300  # Ray starts a dozen processes before the first of ours
+RAY_LIMIT_S = 900  # Ray starts a dozen processes before the first of ours, and takes seconds for each checkpoint
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(3 * RAY_LIMIT_S)]
 
@@ -46,6 +53,27 @@ def test_trainer_trains_evaluates_predicts_and_goes_on(daemon: Daemon, tmp_path:
         assert sorted(set(keys)) == [f"{number:06d}" for number in range(samples)]
 
 
+def test_one_process_of_trainer_goes_on_where_two_were_killed_and_two_where_it_was(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    """Within the first and the second epoch; training ends after as many steps as if the two had never ended."""
+    command = torchrun("with_trainer.py"), torchrun("with_trainer.py", ranks=1)
+    alone = check_killed(daemon, tmp_path, command, "checkpoint-{}".format)
+    saved, steps = tmp_path / "saved", -(-sum(LONG) // (BATCH * RANKS))
+    assert (saved / f"checkpoint-{EPOCHS * steps}").exists()
+    shutil.rmtree(saved / f"checkpoint-{EPOCHS * steps}")
+    taken = 7
+    command_of_two = [*command[0], "s3://ways-in/long/", "--validation", "s3://ways-in/val/"]
+    checkpoints = ["--checkpoints", str(saved), "--resume", str(saved / f"checkpoint-{steps + taken}")]
+    two = run(daemon, tmp_path / "two", *command_of_two, *checkpoints)
+    assert "epoch 0 training" not in two
+    seen = list(chain.from_iterable(alone["epoch 1 training"][0][: taken * RANKS]))
+    seen += chain.from_iterable(chain.from_iterable(two["epoch 1 training"]))
+    assert sorted(seen) == LONG_KEYS
+    assert sorted(chain.from_iterable(chain.from_iterable(two["epoch 2 training"]))) == LONG_KEYS
+    assert (saved / f"checkpoint-{EPOCHS * steps}").exists()
+
+
 def test_one_process_of_accelerate_goes_on_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
     """In the middle of an epoch, each of whose samples is shown exactly once up to the checkpoint and after it."""
     command = torchrun("with_accelerate.py"), torchrun("with_accelerate.py", ranks=1)
@@ -59,26 +87,52 @@ def test_one_device_of_lightning_goes_on_where_two_were_killed(daemon: Daemon, t
 
 
 @pytest.fixture
-def ray_folder() -> Iterator[str]:
-    """A folder for Ray's sockets: pytest's own may have too long a path."""
-    with tempfile.TemporaryDirectory(prefix="shardcache-ray-", ignore_cleanup_errors=True) as folder:
-        yield folder
-
-
-def test_ray_train_trains_and_goes_on_under_its_own_name(
-    daemon: Daemon, tmp_path: Path, ray_folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three epochs; a run resumed from a checkpoint of the last one reads on; each is listed by the name of its run."""
-    monkeypatch.setenv("RAY_TMPDIR", ray_folder)
+def ray_env(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Variables for Ray, with a folder of its own for its sockets: pytest's may have too long a path."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with tempfile.TemporaryDirectory(prefix="shardcache-ray-", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield
+
+
+def ray_checkpoints(run_folder: Path) -> list[Path]:
+    """Return the states in the checkpoints of a run, in order."""
+    return sorted(run_folder.glob("checkpoint_*/state.pt"))
+
+
+@pytest.mark.usefixtures("ray_env")
+def test_ray_train_trains_and_goes_on_under_its_own_name(daemon: Daemon, tmp_path: Path) -> None:
+    """Three epochs; a run resumed from a checkpoint of the last one reads on; each is listed by the name of its run."""
     command = ["with_ray.py", "s3://ways-in/train/", "--storage", str(tmp_path / "storage")]
     epochs = run(daemon, tmp_path / "out", *command, "--name", "first-run", limit_s=RAY_LIMIT_S)
     for epoch in range(EPOCHS):
         check(epochs[f"epoch {epoch}"], TRAINING)
-    *_, saved = sorted((tmp_path / "storage" / "first-run").glob("checkpoint_*/state.pt"))
+    *_, saved = ray_checkpoints(tmp_path / "storage" / "first-run")
     command += ["--name", "second-run", "--resume", str(saved)]
     resumed = run(daemon, tmp_path / "resumed", *command, limit_s=RAY_LIMIT_S)
     assert list(resumed) == [f"epoch {EPOCHS - 1}"]
     assert resumed[f"epoch {EPOCHS - 1}"] == [rank[3:] for rank in epochs[f"epoch {EPOCHS - 1}"]]
     jobs = shardcache("status", "--json", socket=daemon.socket).json["jobs"]
     assert {"first-run", "second-run"} <= {job["name"] for job in jobs}, jobs
+
+
+@pytest.mark.usefixtures("ray_env")
+def test_one_worker_of_ray_train_goes_on_where_two_were_killed(daemon: Daemon, tmp_path: Path) -> None:
+    """Ray's own processes are killed with the job; each sample of the epoch is shown once up to the checkpoint and on.
+
+    The newest checkpoint may have been written only in part; the one before it is whole.
+    """
+    storage = tmp_path / "storage"
+    command = ["with_ray.py", "s3://ways-in/long/", "--storage", str(storage)]
+    killed = [*command, "--name", "killed-run"]
+    run_and_kill(
+        daemon, tmp_path / "killed", killed, lambda: len(ray_checkpoints(storage / "killed-run")) > 1, RAY_LIMIT_S
+    )
+    *whole, _ = ray_checkpoints(storage / "killed-run")
+    command += ["--name", "resumed-run", "--workers", "1", "--resume", str(whole[-1])]
+    resumed = run(daemon, tmp_path / "resumed", *command, limit_s=RAY_LIMIT_S)
+    seen = first_samples(daemon, 3 + 20 * (len(whole) - 1), num_workers=1)
+    seen.update(chain.from_iterable(resumed["epoch 0"][0]))
+    assert sorted(seen.elements()) == LONG_KEYS
+    for epoch in range(1, EPOCHS):
+        assert sorted(chain.from_iterable(resumed[f"epoch {epoch}"][0])) == LONG_KEYS

@@ -1,0 +1,155 @@
+"""Hugging Face's Trainer over ShardDatasets, resumed exactly, also by another number of processes.
+
+    from shardcache_client.transformers import ShardTrainer  # in place of: from transformers import Trainer
+
+Needs the package transformers, which shardcache itself does not depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.dataset import ShardDataset
+from shardcache_client.loader import ShardLoader
+
+try:
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_callback import ExportableState
+    from transformers.trainer_utils import has_length
+except ImportError as exn:
+    raise ImportError(
+        "shardcache_client.transformers needs transformers: pip install transformers", name=exn.name
+    ) from exn
+
+
+class ShardTrainer(Trainer):  # type: ignore[misc]
+    """`transformers.Trainer` with the loaders of its ShardDatasets and Mixtures; other datasets are left to Trainer.
+
+    Trainer would shard the samples of its own loaders a second time. To resume, it drops as many batches as it has
+    trained on, which are other samples if the number of processes has changed. ShardTrainer saves the loader's position
+    in each checkpoint, as part of `trainer_state.json`, and `train(resume_from_checkpoint=…)` continues from there: the
+    rest of the epoch comes exactly once, on any number of processes.
+
+    Trainer computes epoch and learning rate from the number of steps, so the steps of a resumed run must have as many
+    samples as before: with half the processes, set twice the `gradient_accumulation_steps`. With
+    `ignore_data_skip=True`, the epoch begins again; checkpoints of such a run have no position.
+
+    Of the arguments for loaders, `dataloader_num_workers`, `dataloader_pin_memory`, `dataloader_prefetch_factor` and
+    `dataloader_drop_last` apply. Training workers persist.
+
+    Another subclass of Trainer comes second: `class MyTrainer(ShardTrainer, Seq2SeqTrainer)`.
+
+    Raises ConfigError: `train` resumes from a checkpoint without a loader's position, or of steps of another size.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.add_callback(LoaderPosition)
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader for `train`."""
+        self._loader = self._loader_of(self.train_dataset, self.args.train_batch_size)
+        self._asked: Iterator[Any] | None = None
+        self._epoch: int | None = None
+        return super().get_train_dataloader() if self._loader is None else self._loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the loader for `evaluate`."""
+        found = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(found, str):
+            found = self.eval_dataset[found]
+        loader = self._loader_of(found, self.args.eval_batch_size, persistent_workers=False)
+        return super().get_eval_dataloader(eval_dataset) if loader is None else loader
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the loader for `predict`."""
+        loader = self._loader_of(test_dataset, self.args.eval_batch_size, persistent_workers=False)
+        return super().get_test_dataloader(test_dataset) if loader is None else loader
+
+    def _loader_of(self, dataset: object, batch_size: int, **options: Any) -> ShardLoader[Any] | None:
+        if not isinstance(dataset, ShardDataset):
+            return None
+        return dataset.loader(
+            batch_size=batch_size,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=None if self.args.dataloader_pin_memory else False,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            drop_last=self.args.dataloader_drop_last,
+            **options,
+        )
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any) -> Any:
+        """Return the loader's next batches, for one step.
+
+        Args:
+            epoch_iterator: Trainer's own; in a resumed epoch, it would drop the first batches that are left.
+        """
+        if self._loader is None:
+            return super().get_batch_samples(epoch_iterator, *args)
+        if epoch_iterator is not self._asked:  # the next epoch
+            self._asked = epoch_iterator
+            self._epoch = self._loader.epoch if self._epoch is None else self._epoch + 1
+            if self._loader.epoch != self._epoch:  # Trainer counts from 0 again if the loader's length is unknown
+                self._loader.set_epoch(self._epoch)
+            self._batches = iter(self._loader)
+        return super().get_batch_samples(self._batches, *args)
+
+
+class LoaderPosition(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """The position of the training loader, which Trainer saves in each checkpoint. ShardTrainer adds it."""
+
+    def __init__(self) -> None:
+        self._loader: ShardLoader[Any] | None = None
+        self._steps: dict[str, int] = {}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, train_dataloader: Any, **_: Any
+    ) -> None:
+        """Load the position from the checkpoint that the run resumes from, if any."""
+        self._loader = train_dataloader if isinstance(train_dataloader, ShardLoader) else None
+        if self._loader is None:
+            return
+        self._steps = _steps(train_dataloader, args.gradient_accumulation_steps)
+        # Trainer saves the state of the callbacks that it finds there.
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, {}).get("attributes", {})
+        if not state.global_step:
+            return
+        if args.ignore_data_skip:  # from now on, Trainer's number of steps does not say where an epoch ends
+            self._loader = None
+            return
+        if "position" not in saved:
+            raise ConfigError(
+                f"the checkpoint of step {state.global_step} has no position of a loader",
+                remedy="resume from one that a ShardTrainer saved; or read its epoch again, with ignore_data_skip=True",
+            )
+        _check(saved["steps"], self._steps)
+        self._loader.load_state_dict(saved["position"])
+
+    def state(self) -> dict[str, Any]:
+        """Return the position after the last step."""
+        found = {} if self._loader is None else {"position": self._loader.state_dict(), "steps": self._steps}
+        return {"args": {}, "attributes": found}
+
+
+def _steps(loader: Any, accumulated: int) -> dict[str, int]:
+    """Return the number of samples in a step of all processes and, if it is known, that of steps in an epoch."""
+    found = {"samples per step": loader.batch_size * accumulated * loader.dataset.topology().world_size}
+    if has_length(loader):
+        found["steps per epoch"] = -(-len(loader) // accumulated)
+    return found
+
+
+def _check(saved: dict[str, int], now: dict[str, int]) -> None:
+    """Raise ConfigError if Trainer would count other steps than the run that saved the checkpoint."""
+    for name in sorted(saved.keys() & now.keys()):
+        if saved[name] != now[name]:
+            raise ConfigError(
+                f"the checkpoint is from a run of {saved[name]} {name}, and this one has {now[name]}: Trainer would "
+                "resume in another epoch and end at another step",
+                remedy="set gradient_accumulation_steps or per_device_train_batch_size so that number of processes × "
+                f"batch size × accumulation is {saved['samples per step']} as before; or read its epoch again, "
+                "with ignore_data_skip=True",
+            )
