@@ -22,6 +22,7 @@ from shardcache.errors import DaemonError, NoDaemonError  # noqa: E402
 from shardcache.unix_socket import cached_urls  # noqa: E402
 from shardcache_client.ray import Daemons, read_shards, start_daemons  # noqa: E402
 from support.cluster.tier_nodes import TierNodes, needs_nginx  # noqa: E402
+from support.network.ports import free_port  # noqa: E402
 from support.programs.cli import clean_environment, shardcache  # noqa: E402
 from support.programs.daemon import eventually  # noqa: E402
 from support.programs.examples import EXAMPLES  # noqa: E402
@@ -219,6 +220,59 @@ def test_nodes_with_a_tier_take_one_copy_from_the_store(cluster: TwoNodes, tmp_p
         extra_bytes = store.stats().sent_bytes - sum(shard.stat().st_size for shard in shards)
         assert 0 <= extra_bytes < shards[0].stat().st_size
         assert all(map(tier.cached, tier.tier.nodes))
+
+
+@needs_nginx
+def test_the_example_of_a_tier_takes_one_copy_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script of the docs starts nginx on each of two nodes, and leaves none; a second job reads from the tier."""
+    (tmp_path / "data").mkdir()
+    shards = [tmp_path / "data" / f"{number}.tar" for number in range(SHARDS)]
+    for shard in shards:
+        shard.write_bytes(make_tar(random_samples(20)))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+        ThrottledS3(tmp_path, first_byte_s=0.0) as store,
+    ):
+        for name, value in {**store.env(), "RAY_TMPDIR": folder, "SHARDCACHE_MIN_FREE": "0"}.items():
+            monkeypatch.setenv(name, value)
+        node = {"num_cpus": 1, "object_store_memory": 80_000_000}
+        head = {**node, "node_ip_address": "127.0.0.2", "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            cluster.add_node(**node, node_ip_address="127.0.0.3")
+            ports = ["--front", f"{{address}}:{free_port()}", "--owner-port", str(free_port())]
+            ports += ["--min-free", "1", *(["--user", "root"] if os.geteuid() == 0 else [])]
+            tier = ["--tier-dir", f"{folder}/{{node}}-tier", "--run-dir", f"{folder}/{{node}}-run"]
+            for job in ("first", "second"):  # with daemons' caches of its own
+                own = ["--cache-dir", f"{folder}/{{node}}-{job}", "--socket", f"{folder}/{{node}}.sock"]
+                command = [sys.executable, "with_ray_tier.py", f"s3://data/{{0..{SHARDS - 1}}}.tar"]
+                command += ["--store", store.endpoint_url, "--capacity", "1GB", *own, *tier, *ports]
+                env = clean_environment({"RAY_ADDRESS": cluster.address})
+                done = subprocess.run(command, cwd=EXAMPLES, env=env, capture_output=True, text=True, timeout=GUARD_S)
+                assert done.returncode == 0, done.stderr
+                assert f"{SHARDS * 20} samples, read on 2 nodes" in done.stdout
+                eventually(lambda: not processes_of(folder, "nginx"))
+            extra_bytes = store.stats().sent_bytes - sum(shard.stat().st_size for shard in shards)
+            assert 0 <= extra_bytes < shards[0].stat().st_size
+            for own_part in Path(folder).glob("*-tier"):
+                assert any(path.is_file() for path in (own_part / "parts").rglob("*"))
+            assert len(list(Path(folder).glob("*-tier"))) == 2
+        finally:
+            cluster.shutdown()
+
+
+def processes_of(folder: str, program: str) -> list[int]:
+    """Return the processes of a program whose command names a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_text()
+        except OSError:  # it has ended
+            continue
+        if program in command and folder in command:
+            found.append(int(path.parent.name))
+    return found
 
 
 def test_the_example_reads_each_epoch(moto_server: MotoS3, urls: str, tmp_path: Path) -> None:
