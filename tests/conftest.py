@@ -48,6 +48,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> Iterator[None]:
+    """Collect a module's garbage before the next module: torch waits for workers of an abandoned loader, 5 s for each,
+    wherever the collector comes upon it.
+    """
+    yield
+    gc.collect()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def zygote() -> Iterator[Zygote]:
     """Process that `shardcache` is forked from by default: a new interpreter takes a second each time."""
