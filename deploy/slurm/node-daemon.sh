@@ -31,11 +31,15 @@ if [[ -n ${TIER_STORE-} ]]; then
         --ca "$own/ca.pem" --certificate "$own/node.pem" --key "$own/node.key" ${TIER_OPTIONS-} &
     tier=$!
     # All nodes of a job whose daemons answer have their part of the tier then; a daemon without one does the same work.
-    until curl --silent --fail --output /dev/null "http://$front/.shardcache/peers"; do
+    for _ in {1..600}; do
+        curl --silent --fail --noproxy '*' --max-time 2 --output /dev/null "http://$front/.shardcache/peers" && break
         kill -0 "$tier" 2>/dev/null || break
         sleep 0.1
     done
-    export SHARDCACHE_ORIGIN="[{\"match\": \"s3://\", \"tier\": \"$front\"}]"
+    # Tables of your own stay as they are: name the tier in them.
+    if [ -z "${SHARDCACHE_ORIGIN-}" ]; then
+        export SHARDCACHE_ORIGIN="[{\"match\": \"s3://\", \"tier\": \"$front\"}]"
+    fi
 fi
 
 shardcache serve &

@@ -8,7 +8,7 @@
 . "${BASH_SOURCE[0]%/*}/site.sh"
 
 answers() {
-    curl --silent --fail --max-time 2 --output /dev/null "$@"
+    curl --silent --fail --noproxy '*' --max-time 2 --output /dev/null "$@"
 }
 daemon_answers() {
     answers --unix-socket "$socket" http://shardcache/v1/health

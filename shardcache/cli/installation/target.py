@@ -88,7 +88,7 @@ class Target:
             return Done(str(at), "unchanged" if former == text else "kept")
         if not self.dry_run:
             with _translated(at):
-                at.parent.mkdir(parents=True, exist_ok=True)
+                _make_folder(at.parent)
                 new = at.with_name(f".{at.name}.new")
                 new.touch(mode=0o600)
                 new.write_text(text)
@@ -105,7 +105,7 @@ class Target:
             if at.is_dir():
                 return Done(str(at), "unchanged")
             if not self.dry_run:
-                at.mkdir(parents=True)
+                _make_folder(at)
                 self._own(at, USER, group)
                 at.chmod(mode)
         return Done(str(at), "created")
@@ -120,7 +120,7 @@ class Target:
                 return Done(str(at), "kept")
             state = "updated" if at.is_symlink() else "created"
             if not self.dry_run:
-                at.parent.mkdir(parents=True, exist_ok=True)
+                _make_folder(at.parent)
                 at.unlink(missing_ok=True)
                 at.symlink_to(to)
         return Done(str(at), state)
@@ -177,3 +177,11 @@ def _translated(path: Path) -> Iterator[None]:
     except OSError as exn:
         remedy = "run it as root" if isinstance(exn, PermissionError) else "make its folder writable"
         raise ConfigError(f"cannot write {path}: {exn.strerror or exn}", remedy=remedy) from None
+
+
+def _make_folder(path: Path) -> None:
+    """Create a folder and its parents so that the service may enter them, whatever root's umask."""
+    for folder in reversed((path, *path.parents)):
+        if not folder.exists():
+            folder.mkdir()
+            folder.chmod(0o755)

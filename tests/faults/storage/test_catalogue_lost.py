@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,14 +73,16 @@ def empty_folder(catalogue: Path) -> None:
 
 def empty_files(catalogue: Path) -> None:
     """Files of no bytes."""
-    for path in catalogue.iterdir():
-        path.write_bytes(b"")
+    with suppress(FileNotFoundError):  # the daemon has noticed, and removed the folder
+        for path in catalogue.iterdir():
+            path.write_bytes(b"")
 
 
 def garbage(catalogue: Path) -> None:
     """Files of nonsense."""
-    for path in catalogue.iterdir():
-        path.write_bytes(b"\x00garbage\xff" * 5000)
+    with suppress(FileNotFoundError):  # the daemon has noticed, and removed the folder
+        for path in catalogue.iterdir():
+            path.write_bytes(b"\x00garbage\xff" * 5000)
 
 
 def garbage_log(catalogue: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tomllib
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shardcache.cli.installation.target import Target
 from shardcache.cluster.certificates import issue_all
 from shardcache.cluster.nodes import parse
 from support.network.other_user import needs_root
@@ -98,6 +100,18 @@ def test_a_second_run_changes_nothing_but_what_is_new(image: Path, site: Path) -
     assert "systemctl restart shardcache-tier.service" in changed.out
     assert shardcache("install", "systemd", "--root", image, "--program", PROGRAM).code == 0
     assert origins(image) == [{"match": "s3://", "tier": "127.0.0.1:9080"}]
+
+
+def test_folders_can_be_entered_whatever_the_umask(tmp_path: Path) -> None:
+    """Root's umask may be strict; the service runs as another user."""
+    former = os.umask(0o027)
+    try:
+        Target(tmp_path, dry_run=False).write(Path("/etc/shardcache/tier/nodes"), "one=127.0.0.2\n")
+    finally:
+        os.umask(former)
+    assert {(tmp_path / folder).stat().st_mode & 0o777 for folder in ("etc/shardcache", "etc/shardcache/tier")} == {
+        0o755
+    }
 
 
 def test_a_dry_run_changes_nothing(image: Path, site: Path) -> None:
