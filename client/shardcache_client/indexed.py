@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from threading import Lock
 from typing import Any, Generic, Self, SupportsIndex, cast
 
 from shardcache.errors import ConfigError, SampleError
@@ -58,7 +59,8 @@ class IndexedShards(Generic[T_co]):
     shard can be verified. With `partial_reads`, a sample is read as soon as its shard has arrived up to its end: the
     first ones of a large shard come at once, the last with the whole.
 
-    Each process holds its own shards; a DataLoader's workers get a copy that holds none.
+    Each process holds its own shards; a DataLoader's workers get a copy that holds none. Threads may share it, such as
+    Grain's: they decode at the same time, but read, and wait for shards, one after the other.
 
     Raises, for a sample: what reading it raises; `on_error` is not called. IndexError for a number out of range.
     """
@@ -83,6 +85,7 @@ class IndexedShards(Generic[T_co]):
         self._held: OrderedDict[int, _Held] = OrderedDict()  # by number of the shard, the last asked for at the end
         self._parents = self._held  # in a forked process, what the parent holds
         self._pid = os.getpid()
+        self._lock = Lock()  # on what is held: one thread must not close the shard that another reads
 
     def __repr__(self) -> str:
         return f"IndexedShards({self._source.manifest!r}, held={sorted(self._held)})"
@@ -125,8 +128,10 @@ class IndexedShards(Generic[T_co]):
 
     def close(self) -> None:
         """Release all shards. Asking for a sample fetches its shard again."""
-        while self._held:
-            self._held.popitem()[1].close()
+        self._leave_parent()
+        with self._lock:
+            while self._held:
+                self._held.popitem()[1].close()
 
     def _find(self, number: SupportsIndex) -> tuple[int, int]:
         """Return the shard of a sample, and its number there."""
@@ -144,18 +149,23 @@ class IndexedShards(Generic[T_co]):
         return cast(T_co, item)
 
     def _sample(self, shard: int, number: int) -> Sample:
-        held = self._hold(shard)
-        try:
-            return held.sample(number)
-        except SampleError:
-            raise
-        except BaseException:  # the shard may have been replaced, or the wait for it interrupted: open it again
-            self._held.pop(shard).close()
-            raise
+        self._leave_parent()
+        with self._lock:
+            held = self._hold(shard)
+            try:
+                return held.sample(number)
+            except SampleError:
+                raise
+            except BaseException:  # the shard may have been replaced, or the wait for it interrupted: open it again
+                self._held.pop(shard).close()
+                raise
+
+    def _leave_parent(self) -> None:
+        """After a fork, hold nothing: the sessions are the parent's, and its threads may have held the lock."""
+        if self._pid != os.getpid():
+            self._parents, self._held, self._lock, self._pid = self._held, OrderedDict(), Lock(), os.getpid()
 
     def _hold(self, shard: int) -> _Held:
-        if self._pid != os.getpid():  # the sessions of before a fork are the parent's, and must not be closed here
-            self._parents, self._held, self._pid = self._held, OrderedDict(), os.getpid()
         if shard not in self._held:
             while len(self._held) >= self._window:
                 self._held.popitem(last=False)[1].close()
@@ -178,4 +188,10 @@ class IndexedShards(Generic[T_co]):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_held": OrderedDict(), "_parents": OrderedDict()}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"} | {
+            "_held": OrderedDict(),
+            "_parents": OrderedDict(),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=Lock())

@@ -6,22 +6,23 @@ set -euo pipefail
 umask 077
 
 folder=${SHARDCACHE_SOCKET%/*}
-memory=
+# Names of files there contain signatures.
+memory=${NODE_MEMORY:-/dev/shm}/shardcache-$SLURM_JOB_ID-tier
 tier=
 finish() {
     if [[ -n $tier ]]; then
         kill "$tier" 2>/dev/null || true
         wait "$tier" || true
     fi
-    rm --recursive --force -- "$folder" ${memory:+"$memory"}
+    rm --recursive --force -- "$folder" "$memory"
 }
 finish # what is left of the job from before it was requeued; a folder of somebody else stays, and mkdir fails
 mkdir "$folder"
 trap finish EXIT
 
 if [[ -n ${TIER_STORE-} ]]; then
-    # In memory, because names of files there contain signatures. The kernel chooses the port, as jobs share nodes.
-    memory=$(mktemp --directory "${NODE_MEMORY:-/dev/shm}/shardcache-$SLURM_JOB_ID-XXXXXX")
+    mkdir "$memory"
+    # The kernel chooses the port, as jobs share nodes.
     front=127.0.0.1:$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
     cp --recursive "$TIER_FILES" "$folder/tier"
     own=$folder/tier/$SLURMD_NODENAME
@@ -30,15 +31,17 @@ if [[ -n ${TIER_STORE-} ]]; then
         --front "$front" --owner-port "$TIER_PORT" --cache-dir "$folder/tier/cache" --run-dir "$memory" \
         --ca "$own/ca.pem" --certificate "$own/node.pem" --key "$own/node.key" ${TIER_OPTIONS-} &
     tier=$!
-    # All nodes of a job whose daemons answer have their part of the tier then; a daemon without one does the same work.
+    # nginx writes this file once the port is its own: until then, whatever answers there is somebody else's.
     for _ in {1..600}; do
-        curl --silent --fail --noproxy '*' --max-time 2 --output /dev/null "http://$front/.shardcache/peers" && break
+        [[ -s $memory/nginx.pid ]] && break
         kill -0 "$tier" 2>/dev/null || break
         sleep 0.1
     done
     # Tables of your own stay as they are: name the tier in them.
-    if [ -z "${SHARDCACHE_ORIGIN-}" ]; then
+    if [[ -s $memory/nginx.pid && -z ${SHARDCACHE_ORIGIN-} ]]; then
         export SHARDCACHE_ORIGIN="[{\"match\": \"s3://\", \"tier\": \"$front\"}]"
+    elif [[ ! -s $memory/nginx.pid ]]; then
+        echo "the tier does not start; this node's daemon reads from the store itself" >&2
     fi
 fi
 

@@ -20,26 +20,25 @@ class Answers:
 
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
-        self._kept: dict[str, tuple[RemoteObject, float]] = {}  # oldest first
+        self._kept: dict[str, RemoteObject] = {}  # oldest first
 
     def __repr__(self) -> str:
         return f"<Answers about {len(self._kept)} objects>"
 
     def keep(self, obj: RemoteObject) -> None:
         """Keep an answer that has just arrived, if there is space for it."""
-        now_s = time.monotonic()
         self._kept.pop(obj.url, None)
-        while self._kept and self._is_old(next(iter(self._kept.values()))[1], now_s):
+        while self._kept and self._is_old(next(iter(self._kept.values()))):
             del self._kept[next(iter(self._kept))]
         if len(self._kept) < _MOST:
-            self._kept[obj.url] = obj, now_s
+            self._kept[obj.url] = obj
 
     def take(self, url: str, version: str | None) -> RemoteObject | None:
         """Remove and return the answer about an object; None if there is no recent one about this version."""
-        obj, asked_s = self._kept.pop(url, (None, 0.0))
-        if obj is None or version not in (None, obj.version) or self._is_old(asked_s, time.monotonic()):
+        obj = self._kept.pop(url, None)
+        if obj is None or version not in (None, obj.version) or self._is_old(obj):
             return None
         return obj
 
-    def _is_old(self, asked_s: float, now_s: float) -> bool:
-        return now_s - asked_s >= self._ttl_s
+    def _is_old(self, obj: RemoteObject) -> bool:
+        return time.monotonic() - obj.reported_s >= self._ttl_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -43,6 +44,7 @@ class RemoteObject:
         ranges: True if the origin answers ranged reads; otherwise the object comes as one stream.
         guarded: True if every read detects that the origin holds another version; otherwise the version has to be
             checked again after the last read.
+        reported_s: when the origin reported this, by the monotonic clock.
     """
 
     url: str
@@ -51,6 +53,7 @@ class RemoteObject:
     checksum: Checksum | None = field(default=None, compare=False)
     ranges: bool = True
     guarded: bool = field(default=True, compare=False)
+    reported_s: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

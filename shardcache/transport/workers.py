@@ -32,6 +32,8 @@ _CORES_A_WORKER = 4
 _MOST_WORKERS = 8
 # A first request of a job comes alone, those of a command sixteen at a time.
 _PREPARED = 2
+# An interpreter starts in a fraction of a second; on a full node that pages, in several.
+_START_LIMIT_S = 60.0
 # A write that hangs with its disk must not block the daemon; if it completes later, it writes the right bytes in place.
 _END_LIMIT_S = 2.0
 
@@ -82,6 +84,7 @@ class Workers:
     async def close(self) -> None:
         """Kill the processes."""
         if self._growing is not None:
+            self._growing.cancel()
             await asyncio.wait([self._growing])
         while self._workers:
             await self._workers.pop().end()
@@ -128,8 +131,15 @@ class Workers:
             except CacheError as exn:  # the others do all of the work
                 log.warning("cannot start another transport worker", cause=exn.message)
                 return
-            await worker.up.wait()
-            self._workers.append(worker)
+            try:
+                async with asyncio.timeout(_START_LIMIT_S):
+                    await worker.up.wait()
+                self._workers.append(worker)
+            except TimeoutError:
+                log.warning("another transport worker does not start", waited_s=_START_LIMIT_S)
+            finally:
+                if worker not in self._workers:
+                    await worker.end()
 
     def _distrust(self, before_s: float) -> None:
         """Make all processes distrust idle connections; the clock is the machine's."""

@@ -111,7 +111,7 @@ class Fetcher:
 
     async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
         key = shard_key(obj.url, obj.version)
-        self._aliases.learn(transfer.name, key, time.monotonic())
+        self._aliases.learn(transfer.name, key, obj.reported_s)
         self._aliases.learn_size(transfer.name, obj.size_bytes)
         async with self._claimed(key, transfer) as claim:
             present = self._store.shards.get(key)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import click
 
@@ -23,6 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _NAMESERVER = re.compile(r"^nameserver\s+([0-9A-Fa-f.:]+)\s*$", re.MULTILINE)
+_ENDPOINT = re.compile(r"(?P<address>\[[0-9A-Fa-f:.]+:[0-9A-Fa-f:.]*\]|[0-9.]+)(?::(?P<port>[0-9]{1,5}))?")
 _AT_START = "none"
 _USER = re.compile(r"[a-z_][a-z0-9_-]*")
 _FOLDER_NOTE = "`{node}` stands for the node's name."
@@ -209,15 +209,22 @@ def _address(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 
 
 def _host_port(_ctx: click.Context, _param: click.Parameter, text: str) -> str:
-    try:
-        parts = urlsplit(f"http://{text}")
-        ipaddress.ip_address(parts.hostname or "")
-        is_valid = bool(parts.port) and parts.netloc == text
-    except ValueError:
-        is_valid = False
-    if not is_valid:
+    found = _endpoint(text)
+    if found is None or not found[1]:
         raise click.BadParameter(f"{text!r} is not ADDRESS:PORT, such as 127.0.0.1:9080")
-    return text
+    return "".join(found)
+
+
+def _endpoint(text: str) -> tuple[str, str] | None:
+    """Return the two parts of ADDRESS or ADDRESS:PORT, the second "" or with its colon; None if it is neither."""
+    if found := _ENDPOINT.fullmatch(text):
+        try:
+            ipaddress.ip_address(found["address"].strip("[]"))
+        except ValueError:
+            return None
+        if found["port"] is None or 0 < int(found["port"]) < 65536:
+            return found["address"], f":{found['port']}" if found["port"] else ""
+    return None
 
 
 def _user(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | None:
@@ -233,15 +240,10 @@ def _resolvers(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 def _resolver(text: str) -> str:
     """Return the address of a DNS server, with or without a port, as nginx writes it. Raises click.BadParameter."""
     is_bare_ipv6 = text.count(":") > 1 and not text.startswith("[")
-    try:
-        parts = urlsplit(f"//[{text}]" if is_bare_ipv6 else f"//{text}")
-        ipaddress.ip_address(parts.hostname or "")
-        valid = parts.port != 0 and "@" not in text
-    except ValueError:
-        valid = False
-    if not valid:
+    found = _endpoint(f"[{text}]" if is_bare_ipv6 else text)
+    if found is None:
         raise click.BadParameter(f"{text!r} is neither ADDRESS, nor ADDRESS:PORT, nor `none`")
-    return parts.netloc
+    return "".join(found)
 
 
 def nodes_of(text: str) -> tuple[Node, ...]:
@@ -250,10 +252,10 @@ def nodes_of(text: str) -> tuple[Node, ...]:
 
     if text == "-":
         return parse(sys.stdin.read())
-    if "/" in text and not Path(text).exists():
-        raise ConfigError("the list of nodes does not exist", url=text, remedy="write it to this file")
     try:
         return parse(Path(text).read_text() if "/" in text or Path(text).is_file() else text)
+    except FileNotFoundError:
+        raise ConfigError("the list of nodes does not exist", url=text, remedy="write it to this file") from None
     except (OSError, UnicodeDecodeError) as exn:
         raise ConfigError(f"cannot read the list of nodes: {exn}", remedy="correct --nodes") from None
 

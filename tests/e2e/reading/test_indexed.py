@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,13 @@ def test_no_more_shards_are_held_than_the_window(numbered: str, daemon: Daemon) 
             assert samples[number]["__key__"] == KEYS[number]
         eventually(lambda: daemon.leases() == 2)
     eventually(lambda: daemon.leases() == 0)
+
+
+def test_threads_share_what_is_held(numbered: str, daemon: Daemon) -> None:
+    """Each gets the samples that it asks for, although they close each other's shards."""
+    wanted = random.Random(2).choices(range(len(KEYS)), k=400)
+    with ShardReader(numbered, socket=daemon.socket).indexed(window=1) as samples, ThreadPoolExecutor(4) as threads:
+        assert [sample["__key__"] for sample in threads.map(samples.__getitem__, wanted)] == [KEYS[i] for i in wanted]
 
 
 def test_a_forked_process_holds_its_own_shards(numbered: str, daemon: Daemon) -> None:

@@ -39,7 +39,7 @@ def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path)
     assert shardcache(*common, "--resolver", "10.0.0.53:8600", "--resolver", "fd00::53").code == 0
     text = (tmp_path / "c").read_text()
     assert "resolver 10.0.0.53:8600 [fd00::53];" in text and "https://$http_host;" in text
-    for wrong in ("dns.example", "10.0.0.53:0", "10.0.0.53:x", "a;b@10.0.0.53", ""):
+    for wrong in ("dns.example", "10.0.0.53:0", "10.0.0.53:x", "a;b@10.0.0.53", "[::1]x:53", ""):
         assert shardcache(*common, "--resolver", wrong).code == 2
     assert shardcache(*common, "--resolver", "none").code == 0
     assert "server s3.eu-central-1.amazonaws.com:443;" in (tmp_path / "c").read_text()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import NotAllowedError
+from shardcache.transport import workers
 from shardcache.transport.flow import Flow, Free
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import PartFileError, Parts
@@ -27,7 +28,7 @@ from support.network.scripted_server import Reply, ScriptedServer, answer
 from support.programs.daemon import eventually
 from support.programs.downloads import PART
 from support.programs.downloads import Rig as Downloads
-from support.programs.processes import transport_workers, wait_until_ended
+from support.programs.processes import children, transport_workers, wait_until_ended
 from support.stores.buckets import use_aws
 from support.stores.gauged_s3 import GaugedS3
 from support.stores.mischief import Ending
@@ -164,6 +165,29 @@ async def test_prepared_workers_take_the_first_requests(rig: Rig) -> None:
         await asyncio.gather(*(rig.ask(server) for _ in range(20)))
     assert len(pids) == MOST
     assert rig.pids() == pids
+
+
+async def test_a_worker_that_does_not_start_is_ended(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the time limit, or when its start is cancelled; the others take the requests meanwhile."""
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 1000 # $*\n")
+    silent.chmod(0o755)
+    with ScriptedServer(answer(DATA)) as server:
+        await rig.ask(server)
+        (first,) = rig.pids()
+        monkeypatch.setattr(sys, "executable", str(silent))
+        monkeypatch.setattr(workers, "_START_LIMIT_S", 0.1)
+        before = set(children(os.getpid()))
+        await rig.workers.prepare()
+        assert set(children(os.getpid())) == before
+        monkeypatch.setattr(workers, "_START_LIMIT_S", 1000.0)
+        preparing = asyncio.create_task(rig.workers.prepare())
+        await asyncio.to_thread(eventually, lambda: set(children(os.getpid())) > before)
+        await rig.ask(server)
+    assert rig.pids() == {first}
+    preparing.cancel()
+    await asyncio.wait([preparing])
+    assert set(children(os.getpid())) == before
 
 
 async def test_requests_for_one_file_share_a_worker(rig: Rig) -> None:
