@@ -25,7 +25,7 @@ def main() -> None:
         .map(decode)
         .batched(BATCH)
     )
-    loader = wds.WebLoader(dataset, batch_size=None, num_workers=2)
+    loader = wds.WebLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
     net = DistributedDataParallel(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for epoch in range(EPOCHS):
