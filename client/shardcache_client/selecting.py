@@ -10,7 +10,7 @@ from typing import Self, SupportsIndex
 
 from shardcache.errors import ConfigError, NotFoundError
 from shardcache.tarindex import IndexEntry, Row, entries_of
-from shardcache.tarindex.listing import SUFFIX
+from shardcache.tarindex.sample_rows import SUFFIX
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.selection import By, Choices, Marked, split, subset

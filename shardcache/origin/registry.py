@@ -14,7 +14,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import CacheError, ConfigError, MissingPackageError
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, Uploads
 from shardcache.origin.redirect_guard import RedirectGuard, Unrestricted
-from shardcache.origin.tier import Route, Tier, Tiered
+from shardcache.origin.tier_client import Route, Tier, Tiered
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers

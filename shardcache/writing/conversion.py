@@ -19,7 +19,7 @@ from shardcache.writing.plan.journal import JOURNAL, Journal, resume
 from shardcache.writing.plan.samples import as_json
 from shardcache.writing.processes import WritingProcess
 from shardcache.writing.sources.opening import Input, Reading, recognize
-from shardcache.writing.worker import Setup, Task
+from shardcache.writing.writer_process import Setup, Task
 
 CLASSES = "classes.json"
 """Name of the list of classes in the destination."""

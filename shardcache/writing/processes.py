@@ -12,13 +12,13 @@ from dataclasses import asdict
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, from_json
 from shardcache.writing.plan.journal import Stored
-from shardcache.writing.worker import Setup, Task
+from shardcache.writing.writer_process import Setup, Task
 
 _LINE_BYTES = 1024**2  # of an answer, which may be an error
 
 
 class WritingProcess:
-    """One process of `shardcache.writing.worker`, started for its first shard; a context manager that ends it."""
+    """One process of `writer_process.py`, started for its first shard; a context manager that ends it."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
@@ -54,7 +54,7 @@ class WritingProcess:
 
 async def _start(setup: Setup) -> Process:
     # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
-    command = (sys.executable, "-P", "-m", "shardcache.writing.worker", str(os.getpid()))
+    command = (sys.executable, "-P", "-m", "shardcache.writing.writer_process", str(os.getpid()))
     try:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=_LINE_BYTES

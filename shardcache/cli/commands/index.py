@@ -143,7 +143,7 @@ def _index(
 
 
 def _table_of(output: Path) -> Path:
-    from shardcache.tarindex.listing import SUFFIX
+    from shardcache.tarindex.sample_rows import SUFFIX
 
     return output.with_suffix(SUFFIX)
 

@@ -14,7 +14,7 @@ from typing import Any
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, ok, warning
 from shardcache.cli.doctor.context import Context
 from shardcache.cluster.nginx import OTHERS, PEERS, STATUS
-from shardcache.origin.tier import reason_to_bypass
+from shardcache.origin.tier_client import reason_to_bypass
 from shardcache.units import size
 
 _LIMIT_S = 5.0

@@ -15,7 +15,7 @@ from shardcache.access.protocols import WEB
 from shardcache.errors import ConfigError, OriginError
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.redirect_guard import RedirectGuard
-from shardcache.origin.tier import Route
+from shardcache.origin.tier_client import Route
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.workers import Commit, Workers

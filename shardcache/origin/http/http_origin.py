@@ -20,7 +20,7 @@ from shardcache.origin.http.ranges import (
     wrong_length,
 )
 from shardcache.origin.http_status import certificate_error, error_of
-from shardcache.origin.tier import Route, sums_of
+from shardcache.origin.tier_client import Route, sums_of
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.messages import Answer, Body
 from shardcache.transport.parts import Parts, PartSums

@@ -23,7 +23,7 @@ from shardcache.origin.http.ranges import check_range, content_ranges, no_versio
 from shardcache.origin.http_status import error_of
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.s3.signing import SIGNED_FOR_S, Signer
-from shardcache.origin.tier import PRESIGNED_OPTIONS, Route, sums_of
+from shardcache.origin.tier_client import PRESIGNED_OPTIONS, Route, sums_of
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums

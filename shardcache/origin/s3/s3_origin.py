@@ -17,7 +17,7 @@ from shardcache.origin.buffers import Buffers
 from shardcache.origin.http.ranges import check_range, fill, no_version, range_header
 from shardcache.origin.s3.direct import DirectRequests, RefusedError
 from shardcache.origin.s3.sdk_sessions import Sessions
-from shardcache.origin.tier import Route
+from shardcache.origin.tier_client import Route
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit

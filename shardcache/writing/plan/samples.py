@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import SampleError
-from shardcache.tarindex.samples import split_name
+from shardcache.tarindex.grouping import split_name
 
 _METADATA = re.compile(r"__[^/]*__($|/)")
 _SHOWN_CHARS = 200

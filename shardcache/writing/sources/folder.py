@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.errors import ConfigError, InputError
-from shardcache.tarindex.samples import split_name
+from shardcache.tarindex.grouping import split_name
 from shardcache.writing.plan.samples import Sample, checked, member_name
 from shardcache.writing.plan.tar import member_bytes
 from shardcache.writing.sources.source import FileFact, Json, open_unchanged, unreadable

@@ -14,7 +14,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import CorruptShardError, ShardChangedError
 from shardcache.observability.metrics import Counters
 from shardcache.origin.base import RemoteObject
-from shardcache.origin.tier import Tier
+from shardcache.origin.tier_client import Tier
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon
 from support.programs.downloads import PART, Rig

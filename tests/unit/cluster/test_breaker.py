@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.origin.tier import Breaker
+from shardcache.origin.tier_client import Breaker
 
 
 def test_failures_in_a_row_open_it() -> None:

@@ -13,7 +13,7 @@ from webdataset.tariterators import base_plus_ext
 
 from shardcache.errors import SampleError
 from shardcache.tarindex import Fault, Grouping, Tar, TarIndex, fault_of, index_tar, key_of, write
-from shardcache.tarindex.samples import split_name
+from shardcache.tarindex.grouping import split_name
 from support.shards.readings import by_arrival, by_index, by_number, by_webdataset, going_on
 from support.shards.strategies import Row, formats, members, pack_rows
 from support.shards.tars import pack
