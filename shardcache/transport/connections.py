@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from shardcache.transport.messages import Request
 from shardcache.transport.sockets import IDLE_S, SILENCE_S, connect
+from shardcache.transport.tls import client_context
 
 _CONNECT_TIMEOUT_S = 10.0
 _PORTS = {"http": 80, "https": 443}
@@ -175,7 +176,7 @@ def open_connection(server: Server) -> Connection:
         if url.scheme == "https":
             if proxy is not None:
                 _open_tunnel(sock, f"{host}:{port}" if ":" not in host else f"[{host}]:{port}", proxy)
-            sock = _tls(server.ca_file).wrap_socket(sock, server_hostname=host)
+            sock = _context(server.ca_file).wrap_socket(sock, server_hostname=host)
         sock.settimeout(None)  # the daemon decides how long to wait for an answer
     except BaseException:
         sock.close()
@@ -213,6 +214,5 @@ def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> None:
 
 
 @cache
-def _tls(ca_file: str | None) -> ssl.SSLContext:
-    """Return a context that trusts a file's certificates, or the system's for None. Raises OSError, ssl.SSLError."""
-    return ssl.create_default_context(cafile=ca_file)
+def _context(ca_file: str | None) -> ssl.SSLContext:
+    return client_context(ca_file)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import http.client
 import io
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from http import HTTPStatus
 from typing import cast
 from urllib.parse import urlsplit
@@ -27,6 +25,7 @@ from shardcache.transport.connections import (
 from shardcache.transport.gate import Gate
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import PartSums, PartsWriter, write_parts, writing
+from shardcache.transport.tls import TlsSocket
 
 # An unwanted body is read to its end if a new connection would cost more.
 _SHORT_BYTES = 64 * 1024
@@ -36,8 +35,6 @@ _BLOCK_BYTES = 256 * 1024
 # A reader that has nothing else to read is told of this many bytes at a time.
 _PROMPT_BYTES = 4 * _BLOCK_BYTES
 _CHUNK_BYTES = 16 * 1024
-# Longest plaintext of a TLS record, which is what one read returns at most.
-_RECORD_BYTES = 16 * 1024
 _memory = threading.local()
 
 
@@ -230,7 +227,7 @@ class Exchange:
 
     def _fill(self, memory: memoryview, read: _Reader | _ChunksReader) -> None:
         gate, filled, size_bytes = self._gate, 0, len(memory)
-        while filled < size_bytes:  # once for every 16 KiB over TLS, with the interpreter lock held
+        while filled < size_bytes:
             count = read(memory[filled : filled + gate.ready(size_bytes - filled)])
             if not count:
                 raise ConnectionResetError("the server closed the connection before the end of the body")
@@ -278,9 +275,7 @@ class _Reader:
         ahead_bytes, length = len(response.fp.peek()), response.length or 0
         self._fp = response.fp
         self._ahead_bytes = min(ahead_bytes, length)
-        self._recv_into: Callable[[memoryview], int] = sock.recv_into
-        if isinstance(sock, ssl.SSLSocket):  # whose recv_into does no more than this, in twice the time
-            self._recv_into = cast(Callable[[memoryview], int], partial(sock.read, _RECORD_BYTES))
+        self._recv_into: Callable[[memoryview], int] = sock.fill if isinstance(sock, TlsSocket) else sock.recv_into
         self.has_more = ahead_bytes > length
 
     def __call__(self, memory: memoryview) -> int:
