@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 _REQUEST = b"GET %s HTTP/1.0\r\nHost: shardcache\r\n\r\n"
 
 
-@contextmanager
-def connected(path: Path, timeout_s: float) -> Iterator[socket.socket]:
-    """Yield a connection to the socket at `path`; `timeout_s` limits each step. Raises OSError."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+def connected(path: Path, timeout_s: float) -> socket.socket:
+    """Return a connection to the socket at `path`; `timeout_s` limits each step. Raises OSError."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
         sock.settimeout(timeout_s)
         sock.connect(os.fspath(path))
-        yield sock
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def health(path: Path, timeout_s: float) -> dict[str, Any]:

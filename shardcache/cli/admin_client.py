@@ -4,74 +4,71 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any, Self
-
-import aiohttp
+from socket import socket
+from typing import Any
+from urllib.parse import quote
 
 from shardcache.errors import DaemonError, NoDaemonError, ProtocolError, from_json
 from shardcache.protocol import socket_path
 from shardcache.redact import printable
+from shardcache.unix_socket import connected
 
 Json = dict[str, Any]
-# Close it, as with `contextlib.aclosing`: a caller that stops reading early frees the connection that way.
-Lines = AsyncGenerator[Json, None]
+# Close it, as with `contextlib.closing`: a caller that stops reading early frees the connection that way.
+Lines = Generator[Json, None, None]
+
+_CONNECT_LIMIT_S = 10.0
 
 
 class AdminClient:
-    """One command's connection to the daemon; an async context manager.
+    """The admin API of one daemon; each request has a connection of its own.
 
-    Every method raises NoDaemonError if nothing answers at the socket, DaemonError if this user may not use it, and
-    any error that the daemon itself returns.
+    Every method raises NoDaemonError if nothing answers at the socket, DaemonError if this user may not use it,
+    ProtocolError for an answer that no daemon gives, and any error that the daemon itself returns.
 
     Attributes:
         socket: path of the daemon's socket.
-        http: the session with it, for requests that have no method here.
     """
 
-    http: aiohttp.ClientSession
+    def __init__(self, socket: Path | None = None, answer_limit_s: float | None = None) -> None:
+        """Make a client.
 
-    def __init__(self, socket: Path | None = None) -> None:
+        Args:
+            socket: path of the daemon's socket; None for the default one.
+            answer_limit_s: the daemon may be silent for this long; None for no limit: warming a whole dataset takes
+                hours, with pauses between events.
+        """
         self.socket = socket_path(socket)
         self._chosen = socket is not None
+        self._answer_limit_s = answer_limit_s
 
     def __repr__(self) -> str:
         return f"AdminClient({str(self.socket)!r})"
 
-    async def __aenter__(self) -> Self:
-        self.http = aiohttp.ClientSession(
-            "http://shardcache",
-            connector=aiohttp.UnixConnector(str(self.socket), limit=0),
-            # No total timeout: warming a whole dataset takes hours, with pauses between events.
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-        )
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        await self.http.close()
-
-    async def status(self) -> Json:
+    def status(self) -> Json:
         """Return the daemon's status page."""
-        return await self._json("GET", "/v1/status")
+        return self._json("GET", "/v1/status")
 
-    async def evict(self, urls: list[str]) -> Json:
+    def evict(self, urls: list[str]) -> Json:
         """Evict the shards that match; return those evicted, and those kept with the reason."""
-        return await self._json("POST", "/v1/evict", json={"urls": urls})
+        return self._json("POST", "/v1/evict", {"urls": urls})
 
-    async def unpin(self, urls: list[str]) -> Json:
+    def unpin(self, urls: list[str]) -> Json:
         """Unpin the shards that match; return those unpinned, and those kept with the reason."""
-        return await self._json("POST", "/v1/unpin", json={"urls": urls})
+        return self._json("POST", "/v1/unpin", {"urls": urls})
 
-    async def settings(self) -> list[Json]:
+    def settings(self) -> list[Json]:
         """Return the settings that can be changed, with their current values."""
-        answer: list[Json] = (await self._json("GET", "/v1/settings"))["settings"]
+        answer: list[Json] = (self._json("GET", "/v1/settings"))["settings"]
         return answer
 
-    async def set(self, name: str, value: str) -> Json:
+    def set(self, name: str, value: str) -> Json:
         """Change a setting; return its row, with the previous value."""
-        return await self._json("POST", "/v1/settings", json={"name": name, "value": value})
+        return self._json("POST", "/v1/settings", {"name": name, "value": value})
 
     def pins(self) -> Lines:
         """Yield the pinned shards."""
@@ -83,7 +80,7 @@ class AdminClient:
 
     def shards(self, prefix: str) -> Lines:
         """Yield the cached shards whose url starts with `prefix`."""
-        return self._lines("GET", "/v1/shards", params={"prefix": prefix})
+        return self._lines("GET", f"/v1/shards?prefix={quote(prefix, safe='')}")
 
     def warm(self, urls: list[str]) -> Lines:
         """Yield events until every shard of `urls` is in the cache or has failed."""
@@ -99,49 +96,62 @@ class AdminClient:
 
     def probe(self, urls: list[str], *, quick: bool) -> Lines:
         """Yield the daemon's findings on the origins of `urls`, or on all known ones; `quick` skips the rate."""
-        return self._lines("POST", "/v1/probe", json={"urls": urls, "quick": quick})
+        return self._lines("POST", "/v1/probe", {"urls": urls, "quick": quick})
 
     def verify(self, prefix: str) -> Lines:
         """Yield events until every cached shard below `prefix` has been verified."""
         return self._until_done("/v1/verify", {"prefix": prefix})
 
-    async def _json(self, method: str, path: str, **options: Any) -> Json:
-        async with self._request(method, path, **options) as response:
-            answer: Json = shown(await response.json())
+    def _json(self, method: str, path: str, body: Json | None = None) -> Json:
+        with self._request(method, path, body) as response:
+            answer: Json = shown(json.loads(response.read()))
             return answer
 
-    async def _lines(self, method: str, path: str, **options: Any) -> Lines:
-        async with self._request(method, path, **options) as response:
-            async for line in response.content:
+    def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
+        with self._request(method, path, body) as response:
+            for line in _lines_of(response):
                 yield shown(json.loads(line))
 
-    async def _until_done(self, path: str, body: Json) -> Lines:
+    def _until_done(self, path: str, body: Json) -> Lines:
         event: Json = {}
-        async with aclosing(self._lines("POST", path, json=body)) as events:
-            async for event in events:
+        with closing(self._lines("POST", path, body)) as events:
+            for event in events:
                 yield event
         if event.get("event") != "done":
             raise NoDaemonError("the daemon stopped before the request was done", url=str(self.socket))
 
-    @asynccontextmanager
-    async def _request(self, method: str, path: str, **options: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        with self._translated():
-            async with self.http.request(method, path, **options) as response:
-                if not response.ok:
-                    raise await error_of(response)
+    @contextmanager
+    def _request(self, method: str, path: str, body: Json | None) -> Iterator[HTTPResponse]:
+        content = {} if body is None else {"Content-Type": "application/json"}
+        with closing(HTTPConnection("shardcache")) as connection, self._translated():
+            connection.sock = self._connected()
+            connection.request(method, path, None if body is None else json.dumps(body).encode(), content)
+            with connection.getresponse() as response:
+                if response.status >= 400:
+                    raise error_of(response.status, response.reason, response.read())
                 yield response
+
+    def _connected(self) -> socket:
+        try:
+            sock = connected(self.socket, _CONNECT_LIMIT_S)
+        except OSError as exn:
+            raise self._unreachable(exn) from exn
+        sock.settimeout(self._answer_limit_s)
+        return sock
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn aiohttp's errors into errors that the user can act on."""
+        """Turn the errors of a connection and of what it brings into errors that the user can act on."""
+        where = str(self.socket)
         try:
             yield
-        except aiohttp.ClientConnectorError as exn:
-            raise self._unreachable(exn.os_error) from exn
-        except (aiohttp.ClientError, ConnectionError, TimeoutError) as exn:
-            raise NoDaemonError(
-                f"the connection to the daemon broke: {exn or type(exn).__name__}", url=str(self.socket)
-            ) from exn
+        except TimeoutError as exn:
+            reason = f"the daemon accepts connections but does not answer within {self._answer_limit_s:g} s"
+            raise NoDaemonError(reason, url=where) from exn
+        except (HTTPException, ConnectionError) as exn:
+            raise NoDaemonError(f"the connection to the daemon broke: {exn or type(exn).__name__}", url=where) from exn
+        except ValueError as exn:
+            raise ProtocolError(f"the daemon's answer is not JSON: {exn}", url=where) from exn
 
     def _unreachable(self, cause: OSError) -> DaemonError:
         where = str(self.socket)
@@ -151,6 +161,8 @@ class AdminClient:
                 url=where,
                 remedy=f"join the group that owns it (ls -l {shlex.quote(where)}), then log in again",
             )
+        if isinstance(cause, BlockingIOError):
+            return NoDaemonError("a daemon listens at the socket, but accepts no connections", url=where)
         flag = f"--socket {shlex.quote(where)} " if self._chosen else ""
         command = f"shardcache serve {flag}--cache-dir /path/on/local/disk --capacity 500GB"
         return NoDaemonError("no daemon listens at the socket", url=where, remedy=f"start it: {command}")
@@ -168,10 +180,23 @@ def shown(value: Any) -> Any:
     return value
 
 
-async def error_of(response: aiohttp.ClientResponse) -> Exception:
-    """Return the error that a response holds, or a ProtocolError that says what it holds instead."""
+def _lines_of(response: HTTPResponse) -> Iterator[bytes]:
+    """Yield the lines of an answer as they arrive. Raises HTTPException if it is cut off.
+
+    `HTTPResponse.readline` would take a connection that breaks between two chunks for the end.
+    """
+    rest = b""
+    while piece := response.read1():
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def error_of(status: int, reason: str, body: bytes) -> Exception:
+    """Return the error that an answer's body holds, or a ProtocolError that says what it holds instead."""
     try:
-        return from_json(shown((await response.json())["error"]))
-    except (aiohttp.ContentTypeError, ValueError, KeyError, TypeError):
-        text = (await response.text()).strip()[:200]
-        return ProtocolError(f"the daemon answered {response.status} {response.reason}: {text}")
+        return from_json(shown(json.loads(body)["error"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        text = shown(body.decode(errors="replace")).strip()[:200]
+        return ProtocolError(f"the daemon answered {status} {shown(reason)}: {text}")

@@ -6,6 +6,7 @@ import hmac
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 from aiohttp import web
@@ -25,23 +26,26 @@ _PASSED_ON = (
     "X-Content-Type-Options",
 )
 _CLOSE_S = 0.5
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10)  # the live updates have no end
 
 
 @asynccontextmanager
-async def bridging(daemon: aiohttp.ClientSession, port: int) -> AsyncIterator[str]:
-    """Serve the daemon's dashboard until the block exits; yield its url, token included.
+async def bridging(socket: Path, port: int) -> AsyncIterator[str]:
+    """Serve the dashboard of the daemon at `socket` until the block exits; yield its url, token included.
 
     Raises ConfigError for a port in use.
     """
     token = secrets.token_urlsafe(24)
-    runner = web.AppRunner(_make_app(daemon, token), access_log=None, shutdown_timeout=_CLOSE_S)
-    await runner.setup()
-    try:
-        await _listen(runner, port)
-        # In the fragment, which browsers never send: the page reads the token there and sends it in a header.
-        yield f"http://{_HOST}:{runner.addresses[0][1]}/#token={token}"
-    finally:
-        await runner.cleanup()
+    connector = aiohttp.UnixConnector(str(socket), limit=0)
+    async with aiohttp.ClientSession("http://shardcache", connector=connector, timeout=_TIMEOUT) as daemon:
+        runner = web.AppRunner(_make_app(daemon, token), access_log=None, shutdown_timeout=_CLOSE_S)
+        await runner.setup()
+        try:
+            await _listen(runner, port)
+            # In the fragment, which browsers never send: the page reads the token there and sends it in a header.
+            yield f"http://{_HOST}:{runner.addresses[0][1]}/#token={token}"
+        finally:
+            await runner.cleanup()
 
 
 async def _listen(runner: web.AppRunner, port: int) -> None:

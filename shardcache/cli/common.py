@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -12,10 +12,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
-from shardcache.tarindex import MetadataMember, TokenMember
 
 if TYPE_CHECKING:
     from shardcache.cli.admin_client import AdminClient, Lines
+    from shardcache.tarindex import MetadataMember, TokenMember
 
 FAILED = 1
 USAGE = 2
@@ -55,6 +55,8 @@ def complete_path(_ctx: click.Context, _param: click.Parameter, typed: str) -> l
 
 def token_member(_ctx: click.Context, _param: click.Parameter, text: str | None) -> TokenMember | None:
     """Parse the option --tokens."""
+    from shardcache.tarindex import TokenMember
+
     try:
         return None if text is None else TokenMember.parse(text)
     except ConfigError as exn:
@@ -63,6 +65,8 @@ def token_member(_ctx: click.Context, _param: click.Parameter, text: str | None)
 
 def metadata_member(_ctx: click.Context, _param: click.Parameter, text: str | None) -> MetadataMember | None:
     """Parse the option --metadata."""
+    from shardcache.tarindex import MetadataMember
+
     try:
         return None if text is None else MetadataMember.parse(text)
     except ConfigError as exn:
@@ -97,7 +101,7 @@ def socket_option(command: Command) -> Command:
     """Add `--socket` as the argument `socket`, None if not given."""
     option = click.option(
         "--socket",
-        type=click.Path(path_type=Path),
+        type=click.Path(path_type=Path, readable=False),  # connecting says more about a socket that one may not use
         help="The daemon's Unix socket.  [default: $SHARDCACHE_SOCKET, else the standard locations]",
     )
     return option(command)
@@ -155,33 +159,23 @@ def exit_code(error: ShardcacheError) -> int:
             return FAILED
 
 
-def ask(socket: Path | None, request: Callable[[AdminClient], Awaitable[T]]) -> T:
+def ask(socket: Path | None, request: Callable[[AdminClient], T]) -> T:
     """Return the daemon's answer to a request."""
-    import asyncio  # takes long, and `probe` needs none of it
-
     from shardcache.cli.admin_client import AdminClient
 
-    async def answer() -> T:
-        async with AdminClient(socket) as daemon:
-            return await request(daemon)
-
-    return asyncio.run(answer())
+    return request(AdminClient(socket))
 
 
-def stream(socket: Path | None, request: Callable[[AdminClient], Lines], show: Callable[[Lines], Awaitable[T]]) -> T:
+def stream(socket: Path | None, request: Callable[[AdminClient], Lines], show: Callable[[Lines], T]) -> T:
     """Return what `show` returns for the lines of the daemon's answer to a request."""
-
-    async def shown(daemon: AdminClient) -> T:
-        async with aclosing(request(daemon)) as lines:
-            return await show(lines)
-
-    return ask(socket, shown)
+    with closing(ask(socket, request)) as lines:
+        return show(lines)
 
 
-async def print_lines(lines: AsyncIterator[dict[str, Any]]) -> int:
+def print_lines(lines: Iterable[dict[str, Any]]) -> int:
     """Print each line of an answer as JSON; return the number of shards that failed."""
     failed = 0
-    async for line in lines:
+    for line in lines:
         print_json(line)
         failed += line.get("event") == "error" or line.get("ok") is False
     return failed

@@ -137,7 +137,7 @@ class Nodes:
             # A redirect would send the token elsewhere.
             async with self._http.get(f"{node.url}/v1/status", allow_redirects=False) as answer:
                 if answer.status != 200:
-                    raise _refusal(node, await error_of(answer))
+                    raise _refusal(node, error_of(answer.status, answer.reason or "", await answer.read()))
                 page = shown(await answer.json())
         except aiohttp.ClientConnectorError as exn:
             number = exn.os_error.errno or 0  # negative for a name that is not known

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -31,6 +30,7 @@ def run(nodes: str, stores: tuple[str, ...], node: str | None, as_json: bool, **
     It clears the cache if this machine went down before the tier was stopped, and publishes the figures that
     `shardcache cluster status` shows.
     """
+    import asyncio
     from threading import Event
 
     from shardcache.cluster.running import NodeTier

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import click
@@ -28,6 +27,8 @@ def status(nodes: str, owner_port: int, plain: bool, ca: str, certificate: str, 
     Bytes and hits count since the node's `shardcache cluster run` was started; a node whose nginx was started otherwise
     shows none. Between nodes that are not one machine, it needs a certificate of the cluster: run it on a node.
     """
+    import asyncio
+
     from shardcache.cluster.status import ask
 
     found = nodes_of(nodes)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +10,8 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from shardcache.cli.common import json_option, print_json, socket_option
+from shardcache.cli.common import ask, json_option, print_json, socket_option
+from shardcache.protocol import socket_path
 
 _DESKTOP = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
 
@@ -30,24 +29,28 @@ def dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> N
 
     ssh -L 9301:127.0.0.1:9301 NODE shardcache dashboard --no-open --port 9301
     """
-    asyncio.run(_dashboard(port, to_open and any(map(os.environ.get, _DESKTOP)), as_json, socket))
+    import asyncio
+
+    ask(socket, lambda daemon: daemon.status())  # raises, with a remedy, if no daemon answers
+    asyncio.run(_dashboard(port, to_open and any(map(os.environ.get, _DESKTOP)), as_json, socket_path(socket)))
 
 
-async def _dashboard(port: int, to_open: bool, as_json: bool, socket: Path | None) -> None:
-    from shardcache.cli.admin_client import AdminClient
+async def _dashboard(port: int, to_open: bool, as_json: bool, socket: Path) -> None:
+    import asyncio
+
     from shardcache.cli.bridge import bridging
 
-    async with AdminClient(socket) as daemon:
-        await daemon.status()  # raises, with a remedy, if no daemon answers
-        async with bridging(daemon.http, port) as url:
-            if as_json:
-                print_json({"url": url, "socket": str(daemon.socket)})
-            else:
-                click.echo(f"Dashboard of {daemon.socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
-            with _doorway(url) as door:
-                if to_open:
-                    await asyncio.to_thread(webbrowser.open, door.as_uri())
-                await asyncio.Event().wait()
+    async with bridging(socket, port) as url:
+        if as_json:
+            print_json({"url": url, "socket": str(socket)})
+        else:
+            click.echo(f"Dashboard of {socket}:\n\n    {url}\n\nPress Ctrl-C to stop.")
+        with _doorway(url) as door:
+            if to_open:
+                import webbrowser
+
+                await asyncio.to_thread(webbrowser.open, door.as_uri())
+            await asyncio.Event().wait()
 
 
 @contextmanager

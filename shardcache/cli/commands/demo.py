@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,12 +16,7 @@ from shardcache.errors import ShardcacheError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardcache.cli.demo.outcome import Epoch, Outcome
-    from shardcache.cli.demo.world import Node, Run
-
-_INDEX = "index.json"
-
-Say = Callable[[str], None]
+    from shardcache.cli.demo.outcome import Outcome
 
 
 @click.command()
@@ -39,11 +32,14 @@ def demo(as_json: bool) -> None:
     """
     _require_packages()
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # the same orderly shutdown
+    import asyncio
+
+    from shardcache.cli.demo.run import run
     from shardcache.cli.display.output import make_console
 
     console = make_console()
     with tempfile.TemporaryDirectory(prefix="shardcache-demo-") as folder:
-        outcome = asyncio.run(_run(Path(folder), _silent if as_json else console.print))
+        outcome = asyncio.run(run(Path(folder), _silent if as_json else console.print))
     if as_json:
         print_json(outcome.to_json())
     else:
@@ -63,51 +59,6 @@ def _require_packages() -> None:
 
 def _silent(_line: str) -> None:
     """Print nothing: with --json, the outcome is the only line."""
-
-
-async def _run(folder: Path, say: Say) -> Outcome:
-    from shardcache.cli.admin_client import AdminClient
-    from shardcache.cli.demo import images, outcome, world
-
-    node = world.Node(folder)
-    uneven = images.IMAGES_OF_SHARDS
-    say(f"creating {len(uneven)} tar shards of {min(uneven)} to {max(uneven)} JPEG images, {sum(uneven)} in total")
-    shards = list(images.draw_shards())
-    keys = frozenset(key for shard in shards for key in shard.keys)
-    dataset = outcome.Dataset(keys, len(shards), sum(len(shard.body) for shard in shards))
-    with world.s3_server() as endpoint:
-        say(f"uploading them to an S3 server at {endpoint}, and starting a daemon with an empty cache")
-        await asyncio.to_thread(world.upload, endpoint, {shard.name: shard.body for shard in shards})
-        async with node.daemon(endpoint), AdminClient(node.socket) as daemon:
-            pattern = f"s3://{world.BUCKET}/train-{{0000..{len(shards) - 1:04d}}}.tar"
-            say(f"counting their samples: shardcache index '{pattern}' -o {_INDEX}")
-            await asyncio.to_thread(world.upload, endpoint, {_INDEX: await node.index(pattern)})
-            say(f"training 2 concurrent jobs from s3://{world.BUCKET}/{_INDEX}: {world.RANKS} ranks × 2 workers each;")
-            say("the second is stopped midway through its last epoch, and resumes from its checkpoint with 1 rank")
-            epochs = await _train(node, f"s3://{world.BUCKET}/{_INDEX}")
-            page = await daemon.status()
-    return outcome.Outcome(dataset, tuple(epochs), page["counters"]["origin_bytes"])
-
-
-async def _train(node: Node, urls: str) -> list[Epoch]:
-    from shardcache.cli.demo.outcome import epochs_of
-    from shardcache.cli.demo.world import Run
-
-    # Different seeds, so different orders: one download still serves both.
-    runs = {
-        "first": [Run("first", "first", seed=0)],
-        "second": [Run("second", "second", seed=1, stop_after=8), Run("resumed", "second", seed=1, ranks=1)],
-    }
-    try:
-        async with asyncio.TaskGroup() as group:
-            jobs = {job: group.create_task(_in_turn(node, urls, each)) for job, each in runs.items()}
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [epoch for job, reports in jobs.items() for epoch in epochs_of(job, reports.result())]
-
-
-async def _in_turn(node: Node, urls: str, runs: Sequence[Run]) -> list[list[Any]]:
-    return [await node.train(urls, run) for run in runs]
 
 
 def _show(console: Console, outcome: Outcome) -> None:

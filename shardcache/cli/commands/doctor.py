@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,7 +46,7 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
     removes what it wrote.
     """
     given = {name: value for name, value in flags.items() if value not in (None, ())}
-    context, findings = asyncio.run(_examine(given, config, tuple(map(from_here, urls)), quick=quick, quiet=as_json))
+    context, findings = _examine(given, config, tuple(map(from_here, urls)), quick=quick, quiet=as_json)
     counts = dict.fromkeys(_SIGNS, 0) | Counter(finding.state.value for finding in findings)
     if as_json:
         head = {"version": __version__, "socket": str(context.socket), "daemon": context.status is not None}
@@ -60,15 +59,17 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
         click.get_current_context().exit(NO_DAEMON)
 
 
-async def _examine(
+def _examine(
     flags: dict[str, Any], config: Path | None, urls: tuple[str, ...], *, quick: bool, quiet: bool
 ) -> tuple[Context, list[Finding]]:
+    import asyncio
+
     from shardcache.cli.doctor.context import gather
     from shardcache.cli.doctor.runner import examine
 
-    context = await gather(flags, config, urls, quick=quick)
+    context = gather(flags, config, urls, quick=quick)
     with _progress(quiet=quiet) as began:
-        return context, await examine(context, began)
+        return context, asyncio.run(examine(context, began))
 
 
 @contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +24,10 @@ from shardcache.cli.common import (
 )
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import ShardRef, from_here
-from shardcache.tarindex import MetadataMember, TokenMember
+
+if TYPE_CHECKING:
+    from shardcache.cli.admin_client import Lines
+    from shardcache.tarindex import MetadataMember, TokenMember
 
 Json = dict[str, Any]
 
@@ -161,22 +164,22 @@ def _write_table(
         return write_table(patterns, socket, file, metadata, bar.update)
 
 
-async def _noted(events: AsyncGenerator[Json, None], found: dict[int, ShardRef]) -> AsyncGenerator[Json, None]:
+def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
     """Yield the events; collect each shard in `found`, by its position in the list."""
-    async with contextlib.aclosing(events):
-        async for event in events:
+    with contextlib.closing(events):
+        for event in events:
             if event["event"] == "shard":
                 facts = {name: event.get(name) for name in ("version", "size_bytes", "samples", "tokens")}
                 found[event["number"]] = ShardRef(event["url"], **facts)
             yield event
 
 
-async def _show_events(events: AsyncIterator[Json], output: Path) -> int:
+def _show_events(events: Iterable[Json], output: Path) -> int:
     from shardcache.cli.display.output import count, follow, make_console
     from shardcache.units import size
 
     console = make_console(stderr=output == _STDOUT)
-    done, failed = await follow(events, console, "counting")
+    done, failed = follow(events, console, "counting")
     console.print(
         f"{count(done['shards'], 'shard')}, {count(done['samples'], 'sample')}: {done['fetched']:,} fetched, "
         f"{done['known']:,} already known, {done['failed']:,} failed; {size(done['origin_bytes'])} from the origin"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
         fail()
 
 
-async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
+def _show_events(events: Iterable[dict[str, Any]]) -> int:
     from shardcache.cli.display.output import count, follow, make_console
     from shardcache.units import size
 
     console = make_console()
-    done, failed = await follow(events, console, "pinning", each_shard=True)
+    done, failed = follow(events, console, "pinning", each_shard=True)
     pins = done["pins"]
     outcome = f"{done['fetched']:,} fetched, {done['cached']:,} already cached; {failed:,} failed"
     console.print(f"{count(done['shards'] - failed, 'shard')} pinned: {outcome}")
@@ -45,13 +45,13 @@ async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
     return failed
 
 
-async def _show_pins(lines: AsyncIterator[dict[str, Any]]) -> None:
+def _show_pins(lines: Iterable[dict[str, Any]]) -> None:
     from rich.text import Text
 
     from shardcache.cli.display.output import make_console, make_table
     from shardcache.units import size
 
-    rows = [row async for row in lines]
+    rows = list(lines)
     table = make_table("url", "size", "cached", "pinned by", numbers=("size",))
     for row in sorted(rows, key=itemgetter("url")):
         users = ", ".join(map(str, row["uids"]))

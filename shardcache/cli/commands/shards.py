@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
     stream(socket, lambda daemon: daemon.shards(prefix), print_lines if as_json else _show_shards)
 
 
-async def _show_shards(lines: AsyncIterator[dict[str, Any]]) -> None:
+def _show_shards(lines: Iterable[dict[str, Any]]) -> None:
     import humanize
     from rich.text import Text
 
@@ -34,7 +34,7 @@ async def _show_shards(lines: AsyncIterator[dict[str, Any]]) -> None:
     from shardcache.units import size
 
     numbers = ("size", "samples", "leases")
-    rows = [row async for row in lines]
+    rows = list(lines)
     table = make_table("url", *numbers, "pinned", "last used", numbers=numbers)
     now_s = time.time()
     for row in sorted(rows, key=itemgetter("url")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +45,8 @@ def print_nodes(
     with_rates: bool = False,
 ) -> None:
     """Print a line for each node, with rates over an interval if wanted; end the command with the exit code."""
+    import asyncio
+
     from shardcache.cli.display.nodes_frame import nodes_frame, nodes_json
     from shardcache.cli.display.output import make_console
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,14 @@ def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
         fail()
 
 
-async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
+def _show_events(events: Iterable[dict[str, Any]]) -> int:
     from shardcache.cli.display.output import ByteProgress, FailureList, count, make_console
     from shardcache.units import size
 
     console = make_console()
     failures = FailureList(console)
     with ByteProgress(console, "verifying") as bar:
-        async for event in events:
+        for event in events:
             match event["event"]:
                 case "start" | "progress":
                     bar.update(event)

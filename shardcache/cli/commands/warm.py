@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
         fail()
 
 
-async def _show_events(events: AsyncIterator[dict[str, Any]]) -> int:
+def _show_events(events: Iterable[dict[str, Any]]) -> int:
     from shardcache.cli.display.output import count, follow, make_console
     from shardcache.units import size
 
     console = make_console()
-    done, failed = await follow(events, console, "warming", each_shard=True)
+    done, failed = follow(events, console, "warming", each_shard=True)
     console.print(
         f"{count(done['shards'], 'shard')}: {done['fetched']:,} fetched, {done['cached']:,} already cached, "
         f"{done['failed']:,} failed; {size(done['origin_bytes'])} from the origin"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from shardcache.cli.common import json_option, parse_size, print_json, token_member
-from shardcache.tarindex import TokenMember
+
+if TYPE_CHECKING:
+    from shardcache.tarindex import TokenMember
 
 _MOST_WORKERS = 8
 
@@ -89,6 +91,8 @@ def write(
     number of workers; the same command again resumes an interrupted run, and keeps complete shards. index.json is
     written last: use it as the dataset's url.
     """
+    import asyncio
+
     from shardcache.cli.display.output import ByteProgress, count, make_console
     from shardcache.config import Settings as Config
     from shardcache.units import size

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.cli.admin_client import AdminClient
+from shardcache.cli.threads import in_thread
 from shardcache.errors import NoDaemonError, ShardcacheError
 from shardcache.protocol import SOCKET_ENV
 
@@ -126,13 +127,16 @@ class Node:
         await self._finish(run.name, command, self._job_environment())
         return [json.loads((reports / f"rank-{rank}.json").read_text()) for rank in range(run.ranks)]
 
+    async def status(self) -> dict[str, Any]:
+        """Return the daemon's status page."""
+        return await in_thread(AdminClient(self.socket).status)
+
     async def _ready(self, process: Process) -> None:
         """Return once the daemon answers. Raises ShardcacheError if it ended instead."""
         while process.returncode is None:
             try:
-                async with AdminClient(self.socket) as daemon:
-                    await daemon.status()
-                    return
+                await self.status()
+                return
             except NoDaemonError:  # not listening yet
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_TRY_AGAIN_S):

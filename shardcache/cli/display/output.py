@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -100,8 +100,8 @@ class ByteProgress:
         self._progress.update(self._task, completed=event.get("done_bytes"), total=event.get("total_bytes"))
 
 
-async def follow(
-    events: AsyncIterator[dict[str, Any]], console: Console, label: str, *, each_shard: bool = False
+def follow(
+    events: Iterable[dict[str, Any]], console: Console, label: str, *, each_shard: bool = False
 ) -> tuple[dict[str, Any], int]:
     """Show the progress of long work over shards, and each failure; return its `done` event and the failure count.
 
@@ -110,7 +110,7 @@ async def follow(
     """
     failures = FailureList(console)
     with ByteProgress(console, label) as bar:
-        async for event in events:
+        for event in events:
             match event["event"]:
                 case "resolved" | "progress":
                     bar.update(event)

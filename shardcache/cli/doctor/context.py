@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import socket as sockets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,8 +13,9 @@ from typing import Any
 from shardcache.access.peer import credentials
 from shardcache.cli.admin_client import AdminClient
 from shardcache.config import CONFIG_ENV, DEFAULT_CONFIG, Settings
-from shardcache.errors import ConfigError, NoDaemonError, ShardcacheError
+from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.protocol import socket_path
+from shardcache.unix_socket import connected
 
 _ANSWER_LIMIT_S = 10.0
 
@@ -76,9 +75,7 @@ class Context:
         return 0 if self.cache_dir is None else sum(path.lstat().st_blocks * 512 for path in self.cache_dir.rglob("*"))
 
 
-async def gather(
-    flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = (), *, quick: bool = False
-) -> Context:
+def gather(flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = (), *, quick: bool = False) -> Context:
     """Read the options and query the daemon. Raises DaemonError as `socket_path` does."""
     settings, config_error = None, None
     try:
@@ -86,19 +83,15 @@ async def gather(
     except ConfigError as exn:
         config_error = exn
     socket = socket_path(flags.get("socket") if settings is None else settings.socket)
-    status, daemon_error = await _ask(socket)
+    status, daemon_error = _ask(socket)
     uid, pid = (None, None) if status is None else _process(status["pid"], socket)
     file = config or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
     return Context(flags, file, settings, config_error, socket, status, daemon_error, uid, pid, tuple(urls), quick)
 
 
-async def _ask(socket: Path) -> tuple[Mapping[str, Any] | None, ShardcacheError | None]:
+def _ask(socket: Path) -> tuple[Mapping[str, Any] | None, ShardcacheError | None]:
     try:
-        async with asyncio.timeout(_ANSWER_LIMIT_S), AdminClient(socket) as daemon:
-            return await daemon.status(), None
-    except TimeoutError:
-        reason = f"the daemon accepts connections but does not answer within {_ANSWER_LIMIT_S:g} s"
-        return None, NoDaemonError(reason, url=str(socket))
+        return AdminClient(socket, _ANSWER_LIMIT_S).status(), None
     except ShardcacheError as exn:
         return None, exn
 
@@ -117,7 +110,6 @@ def _process(pid: int, socket: Path) -> tuple[int | None, int | None]:
 
 def connect(socket: Path) -> tuple[int, int]:
     """Connect to a socket; return the pid and uid of the process that bound it: the daemon or its service manager."""
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        probe.connect(os.fspath(socket))
+    with connected(socket, _ANSWER_LIMIT_S) as probe:
         pid, uid, _gid = credentials(probe)
     return pid, uid

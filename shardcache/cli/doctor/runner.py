@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error
 from shardcache.cli.doctor import cache, kernel, stores, tier
 from shardcache.cli.doctor import running_daemon as daemon
 from shardcache.cli.doctor.context import Context
+from shardcache.cli.threads import in_thread
 from shardcache.errors import ShardcacheError
 
 Outcome = Finding | Sequence[Finding] | None
@@ -108,24 +108,9 @@ async def _run(thing: str, checks: Sequence[Check], context: Context, limit_s: f
 
 async def _findings(check: Check, context: Context, limit_s: float) -> Sequence[Finding]:
     async with asyncio.timeout(limit_s):
-        outcome = await _in_thread(check, context)
+        outcome = await in_thread(partial(check.run, context))
     if isinstance(outcome, Awaitable):
         outcome = await outcome
     if isinstance(outcome, Finding):
         return [outcome]
     return outcome or ()
-
-
-async def _in_thread(check: Check, context: Context) -> Outcome | Awaitable[Outcome]:
-    """Run a check in a daemon thread, which is not joined at exit: a hanging disk must not block the report."""
-    future: Future[Outcome | Awaitable[Outcome]] = Future()
-    future.set_running_or_notify_cancel()  # so that it accepts a result even after its waiter was cancelled
-
-    def run() -> None:
-        try:
-            future.set_result(check.run(context))
-        except (OSError, ShardcacheError) as exn:
-            future.set_exception(exn)
-
-    threading.Thread(target=run, name=check.name, daemon=True).start()
-    return await asyncio.wrap_future(future)

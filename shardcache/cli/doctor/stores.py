@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from shardcache.access.rules import AllowList, Peer
 from shardcache.cache.operations.origin_probe.findings import Finding, of_error, skipped
@@ -11,6 +12,7 @@ from shardcache.cache.operations.origin_probe.trial import Trial
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.context import Context
 from shardcache.cli.doctor.paths import me
+from shardcache.cli.threads import in_thread
 from shardcache.config import Settings
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.origin.registry import Origins
@@ -19,7 +21,7 @@ from shardcache.origin.registry import Origins
 async def probe(context: Context) -> list[Finding]:
     """Probe the targets one by one: concurrent measurements would share the bandwidth."""
     if context.status is not None:
-        findings = await _by_daemon(context, context.status["version"])
+        findings = await in_thread(partial(_by_daemon, context, context.status["version"]))
     elif context.settings is not None:
         findings = await _by_this_process(context, context.settings)
     else:
@@ -27,11 +29,11 @@ async def probe(context: Context) -> list[Finding]:
     return findings or [skipped("nothing to probe: no url given, nothing cached, no [[origin]] table; add a URL")]
 
 
-async def _by_daemon(context: Context, version: str) -> list[Finding]:
+def _by_daemon(context: Context, version: str) -> list[Finding]:
     findings: list[Finding] = []
     try:
-        async with AdminClient(context.socket) as daemon:
-            findings += [Finding.from_json(row) async for row in daemon.probe(list(context.urls), quick=context.quick)]
+        rows = AdminClient(context.socket).probe(list(context.urls), quick=context.quick)
+        findings.extend(map(Finding.from_json, rows))
     except ProtocolError:
         findings.append(skipped(f"the running daemon ({version}) cannot probe object stores"))
     except ShardcacheError as exn:

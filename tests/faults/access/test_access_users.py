@@ -83,6 +83,8 @@ def test_only_the_group_may_connect_and_read(daemon: Daemon, server: Canary) -> 
     assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
     assert daemon.socket.stat().st_gid == GROUP.gr_gid
     assert STRANGER.ask(daemon.socket, "GET", "/v1/status")[0] == "refused"
+    code, answer = STRANGER.command("status", "--socket", daemon.socket)
+    assert code == 1 and answer["error"]["remedy"].startswith(f"join the group that owns it (ls -l {daemon.socket})")
     assert MEMBER.ask(daemon.socket, "GET", "/v1/status")[0] == 200
     assert warm(MEMBER, daemon, server.url("/public/a.tar")) == "fetched"
     (tar,) = (daemon.cache_dir / "shards").rglob("*.tar")

@@ -293,3 +293,15 @@ def flip_a_bit(daemon: Daemon, url: str) -> Path:
 def sidecar(path: Path) -> str:
     """Return what lies beside a published shard; its header tells the url."""
     return path.with_suffix(".idx").read_bytes().decode(errors="replace")
+
+
+@pytest.mark.parametrize("command", ["status", "warm", "ls", "evict", "verify", "pin", "set"])
+def test_a_request_to_the_daemon_loads_little(command: str, warmed: Daemon, shards: list[str]) -> None:
+    """The packages that the daemon is made of would take longer to import than the daemon takes to answer."""
+    urls = shards if command in ("warm", "evict") else []
+    where = ("--json", "--socket", str(warmed.socket))
+    run = [sys.executable, "-X", "importtime", "-m", "shardcache", command, *urls, *where]
+    done = subprocess.run(run, env=clean_environment({}), capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "shardcache.cli.admin_client" in loaded
+    assert not loaded & {"aiohttp", "asyncio", "pydantic", "rich", "shardcache.tarindex"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -45,7 +46,7 @@ def daemon() -> Iterator[Daemon]:
 
 async def look(config: Path | None = None, **flags: str | Path) -> dict[str, Finding]:
     """Return the findings of a quick look, by their names."""
-    context = await gather({name: str(value) for name, value in flags.items()}, config, quick=True)
+    context = await asyncio.to_thread(gather, {name: str(value) for name, value in flags.items()}, config, quick=True)
     found = await runner.examine(context, lambda _thing: None)
     return {finding.check: finding for finding in found}
 
@@ -259,7 +260,7 @@ async def test_a_disk_that_hangs(tmp_path: Path) -> None:
     def never(_context: Context) -> None:
         hangs.wait()
 
-    context = await gather({"socket": str(tmp_path / "s.sock")}, None)
+    context = gather({"socket": str(tmp_path / "s.sock")}, None)
     check = runner.Check("disk.hung", "the disk", never)
     [found] = await runner.examine(context, lambda _thing: None, [check], limit_s=0.01)
     assert found.state is State.FAILED and "hangs" in found.cause and found.check == "doctor.disk"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import json
 import os
@@ -31,7 +32,7 @@ async def look(
     """Return what is found of the stores, by check; where there are several stores, of the last one."""
     (folder / "conf.toml").write_text(config)
     flags = {"socket": str(folder / "s.sock")} | ({"allow": allow} if allow else {})
-    context = await gather(flags, folder / "conf.toml", urls, quick=quick)
+    context = await asyncio.to_thread(gather, flags, folder / "conf.toml", urls, quick=quick)
     found = await runner.examine(context, lambda _thing: None, runner.CHECKS[-1:])
     return {finding.check: finding for finding in found}
 
