@@ -187,22 +187,26 @@ class SeaweedFS:
         # that all four parts are there.
         where = {"Bucket": "readiness", "Key": "probe"}
         deadline = time.monotonic() + GUARD_S
-        for step in (
-            lambda: self.client.create_bucket(Bucket=where["Bucket"]),
-            lambda: self.client.put_object(**where, Body=b"probe"),
-            lambda: self.client.delete_object(**where),
-            lambda: self.client.delete_bucket(Bucket=where["Bucket"]),
-        ):
-            _retry(step, process, log, deadline)
+        steps: list[tuple[Callable[[], object], str]] = [
+            (lambda: self.client.create_bucket(Bucket=where["Bucket"]), "BucketAlreadyOwnedByYou"),
+            (lambda: self.client.put_object(**where, Body=b"probe"), ""),
+            (lambda: self.client.delete_object(**where), ""),
+            (lambda: self.client.delete_bucket(Bucket=where["Bucket"]), "NoSuchBucket"),
+        ]
+        for step, done in steps:
+            _retry(step, done, process, log, deadline)
 
 
-def _retry(step: Callable[[], object], process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
+def _retry(step: Callable[[], object], done: str, process: subprocess.Popen[bytes], log: Path, deadline: float) -> None:
+    """Repeat a step until it succeeds, or fails with the code `done`: an attempt that failed may have done it."""
     pause_s = 0.05
     while True:
         try:
             step()
             return
         except (BotoCoreError, ClientError) as exn:
+            if isinstance(exn, ClientError) and exn.response["Error"]["Code"] == done:
+                return
             if process.poll() is not None or time.monotonic() > deadline:
                 message = f"SeaweedFS did not start ({exn}); its log ends:\n{_tail(log)}"
                 raise RuntimeError(message) from exn
