@@ -11,15 +11,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
 
 from shardcache.errors import ConfigError
-from shardcache_client.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
-from shardcache_client.malloc import keep_freed_memory
+from shardcache_client.arguments import check_least
+from shardcache_client.dataloader.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
+from shardcache_client.dataloader.malloc import keep_freed_memory
 from shardcache_client.order.lanes.elastic import in_batches
 from shardcache_client.order.partition import taken_in_turns
 from shardcache_client.order.state import State
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import in_worker
 from shardcache_client.ranks.torch_group import TorchRankGroup
-from shardcache_client.reader import ShardReader, check_least
+from shardcache_client.reader import ShardReader
 from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
 from shardcache_client.sharing.bookmark import Loader

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import ConfigError
+from shardcache_client.arguments import check_least
 from shardcache_client.decoding.by_source import PipelineBySource
 from shardcache_client.order.lanes.interleaving import Interleaved
 from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, Schedule, Weights
@@ -16,7 +17,7 @@ from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.selection import Choices
 from shardcache_client.order.share import Share
 from shardcache_client.order.state import Place, State, find_states
-from shardcache_client.reader import ShardReader, check_least
+from shardcache_client.reader import ShardReader
 from shardcache_client.reading.stream import EpochStream, Source
 from shardcache_client.typed import T_co, U
 

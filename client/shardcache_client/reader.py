@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, cast
 from shardcache.errors import ConfigError
 from shardcache.protocol import patterns_from_here, socket_path
 from shardcache.tarindex import Row
+from shardcache_client.arguments import check_choice, check_global_batches, check_least
 from shardcache_client.daemon.connection import Reader
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
@@ -92,12 +93,10 @@ class ShardReader(Selecting, Generic[T_co]):
         check_least(0, shuffle_window=shuffle_window)
         counts = {"samples_per_epoch": samples_per_epoch, "epochs": epochs}
         check_least(1, canonical_nodes=canonical_nodes, batch_size=batch_size, **counts)
-        if even not in ("pad", "drop", None):
-            raise ConfigError(f"even is {even!r}", remedy='choose "pad", "drop" or None')
+        check_choice(("pad", "drop", None), even=even)
+        check_choice(("error", "direct"), fallback=fallback)
         if global_batch_size is not None:
-            _check_global_batches(global_batch_size, batch_size, even, canonical_nodes)
-        if fallback not in ("error", "direct"):
-            raise ConfigError(f"fallback is {fallback!r}", remedy='choose "error" or "direct"')
+            check_global_batches(global_batch_size, batch_size=batch_size, even=even, canonical_nodes=canonical_nodes)
         if tokens is not None and zero_copy:
             raise ConfigError("zero_copy has no meaning for blocks of tokens, which are arrays", remedy="omit it")
         where = socket_path(socket)
@@ -127,7 +126,7 @@ class ShardReader(Selecting, Generic[T_co]):
             manifest=manifest,
             deal=dealing.deal(manifest),
             pipeline=Pipeline.of(decode, members, missing, tokens),
-            handover=_handover(zero_copy) if zero_copy else None,
+            handover=_handover(zero_copy),
             epochs=epochs,
         )
         self._assemble(source, dealing, seed, on_error, job)
@@ -479,35 +478,9 @@ class _Tables(ShardReader[tuple[str, Row]]):
         pass
 
 
-def _handover(zero_copy: bool | str | Collection[str]) -> Handover:
+def _handover(zero_copy: bool | str | Collection[str]) -> Handover | None:
+    if not zero_copy:
+        return None
     from shardcache_client.sharing.handover import Handover  # needs numpy
 
-    if isinstance(zero_copy, bool):
-        return Handover()
-    extensions = [zero_copy] if isinstance(zero_copy, str) else zero_copy
-    if any(extension.startswith(".") for extension in extensions):
-        raise ConfigError(f"zero_copy is {zero_copy!r}", remedy='write extensions without a dot: "jpg", not ".jpg"')
-    return Handover(frozenset(extension.lower() for extension in extensions))
-
-
-def _check_global_batches(size: int, batch_size: int, even: Even, nodes: int) -> None:
-    check_least(1, global_batch_size=size)
-    if batch_size != 1:
-        raise ConfigError(
-            f"batch_size is {batch_size} and global_batch_size is {size}",
-            remedy="give global_batch_size alone: batch_size is then each rank's part of it",
-        )
-    if even is None:
-        raise ConfigError("global_batch_size needs ranks that are even", remedy='choose even="pad" or even="drop"')
-    if size % nodes:
-        raise ConfigError(
-            f"global_batch_size={size} cannot be divided among canonical_nodes={nodes}",
-            remedy="make it a multiple of canonical_nodes",
-        )
-
-
-def check_least(least: int, **numbers: int | None) -> None:
-    """Raise ConfigError for the first number below `least`."""
-    for name, number in numbers.items():
-        if number is not None and number < least:
-            raise ConfigError(f"{name} is {number}", remedy=f"give {least} or more")
+    return Handover.of(zero_copy)

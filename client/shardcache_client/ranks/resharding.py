@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.callers import frames
+from shardcache_client.dataloader.callers import frames
 from shardcache_client.topology import Topology
 
 Variables = Mapping[str, Any]

@@ -16,6 +16,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
+from shardcache.errors import ConfigError
 from shardcache.tarindex import Tables
 from shardcache_client.files.buffers import WORTH_IT_BYTES, Buffer, Form, Values, forms, span
 from shardcache_client.files.mapping import map_file, unreadable
@@ -45,6 +46,17 @@ class Handover:
         self.extensions = extensions
         self.acks = Acks()
         self._lent: set[Loan] = set()
+
+    @classmethod
+    def of(cls, zero_copy: bool | str | Collection[str]) -> Handover:
+        """Return the handover that a dataset's `zero_copy` describes. Raises ConfigError."""
+        if isinstance(zero_copy, bool):
+            return cls()
+        extensions = [zero_copy] if isinstance(zero_copy, str) else zero_copy
+        if any(extension.startswith(".") for extension in extensions):
+            remedy = 'write extensions without a dot: "jpg", not ".jpg"'
+            raise ConfigError(f"zero_copy is {zero_copy!r}", remedy=remedy)
+        return cls(frozenset(extension.lower() for extension in extensions))
 
     def __repr__(self) -> str:
         return f"Handover({self.acks!r})"
