@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 
 from shardcache.transport.connections import Pool
@@ -150,7 +151,8 @@ def main() -> None:
     # This process dies with a killed daemon, even in mid-work (prctl(2)): the next daemon may write the same files.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == int(sys.argv[1]):  # otherwise the daemon was killed before that call
-        Worker().run()
+        with suppress(BrokenPipeError):  # it has been killed since, and this process is about to be
+            Worker().run()
     os._exit(0)  # does not wait for threads that wait for a server
 
 

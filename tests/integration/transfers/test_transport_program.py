@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 import subprocess
@@ -10,10 +11,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from shardcache.store.indexing import TokensRequest
 from shardcache.transport.messages import Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.parts import Parts
 from support.network.scripted_server import Reply, ScriptedServer, answer
@@ -91,3 +94,16 @@ def test_progress_is_reported_while_messages_keep_coming(tmp_path: Path) -> None
         with program.flooded():
             more.set()
             program.wait_received(7, FIRST + SECOND)
+
+
+@pytest.mark.parametrize("module", ["shardcache.transport.worker", "shardcache.store.indexing"])
+def test_whose_daemon_has_been_killed_ends_in_silence(module: str, tmp_path: Path) -> None:
+    """The daemon's end of the pipe may close before the kernel kills the program: no traceback in the daemon's log."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    missing = TokensRequest(str(tmp_path / "a.tar"), str(tmp_path / "a.idx"), "s3://bucket/a.tar", "npy")
+    asked = json.dumps(asdict(missing)).encode() + b"\n" if module.endswith("indexing") else b""
+    command = (sys.executable, "-P", "-m", module, str(os.getpid()))
+    ran = subprocess.run(command, input=asked, stdout=writing, stderr=subprocess.PIPE, timeout=GUARD_S, check=False)
+    os.close(writing)
+    assert ran.stderr == b""
