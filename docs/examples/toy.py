@@ -53,8 +53,13 @@ def report(name: str, batches: Sequence[Sequence[str]], out: str | None) -> None
     if dist.is_initialized():  # some frameworks do without it for a single process
         ranks *= dist.get_world_size()
         dist.all_gather_object(ranks, ranks[0])
-        if dist.get_rank() != 0:
-            return
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        _write(name, ranks, out)
+    if dist.is_initialized():
+        dist.barrier()  # the report is written before any rank goes on, or ends
+
+
+def _write(name: str, ranks: list[list[list[str]]], out: str | None) -> None:
     reads = [key for rank in ranks for keys in rank for key in keys]
     print(f"{name}: steps {[len(rank) for rank in ranks]}, {len(set(reads))} samples, {len(reads)} reads", flush=True)
     if out:

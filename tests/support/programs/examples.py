@@ -34,6 +34,8 @@ BATCH = 4
 EPOCHS = 3
 RANKS = 2
 
+_ABORTED = "terminate called without an active exception"
+
 Rank = list[list[str]]  # the keys of each of its batches
 Reports = dict[str, list[Rank]]  # by the report's name
 
@@ -104,13 +106,17 @@ def start(
 
 
 def finish(job: subprocess.Popen[str], limit_s: float) -> None:
-    """Wait until an example has ended, without an error."""
+    """Wait until an example has ended, without an error.
+
+    One error is torch's own (pytorch/pytorch#190489): before Python 3.14, a thread of its process group that frees a
+    tensor while the interpreter ends aborts the process. All reports have been written by then, and are compared.
+    """
     try:
         said, _ = job.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         job.terminate()  # a launcher that is killed would leave its ranks behind
         said, _ = job.communicate()
-    assert job.returncode == 0, said
+    assert job.returncode == 0 or (_ABORTED in said and sys.version_info < (3, 14)), said
 
 
 def reports(out: Path) -> Reports:
