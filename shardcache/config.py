@@ -250,7 +250,10 @@ class Settings(BaseSettings):
         None, ge=64 * 1024, description="maximum bytes per second from all origins, such as 500MB [default: no limit]"
     )
     part_size: Annotated[ByteSize, AfterValidator(_whole_blocks)] = Field(
-        ByteSize(8 * MIB), ge=64 * 1024, le=1024 * MIB, description="bytes fetched by one request"
+        ByteSize(8 * MIB),
+        ge=64 * 1024,
+        le=1024 * MIB,
+        description="bytes checksummed and recorded together; a request fetches one to four parts",
     )
     plan_memory: ByteSize = Field(
         ByteSize(2048 * MIB),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +19,7 @@ from shardcache.fetch.connections.scheduler import Claim, OriginLoad, Scheduler
 from shardcache.fetch.parts.hedging import HEDGED_SHARE, Hedging
 from shardcache.fetch.parts.part_workers import PartWorkers
 from shardcache.fetch.parts.pausable_read import Coming
+from shardcache.fetch.parts.request_size import parts_per_request
 from shardcache.fetch.parts.requests import Piece, Requests
 from shardcache.fetch.parts.stall_timeout import StallTimeout
 from shardcache.fetch.retry import BACKOFF, Backoff, Retry
@@ -160,7 +162,9 @@ class Downloader:
 
     async def _ranges(self, download: _Download, missing: list[int]) -> None:
         download.start(missing)
-        part_workers = PartWorkers(self._shard_connections, iter(missing), partial(self._part, download))
+        part_workers = PartWorkers(
+            self._shard_connections, self._requests_for(download, missing), partial(self._run, download)
+        )
         try:
             # A reader that waits can start at the beginning: the fewer parts share the link, the sooner that arrives.
             await part_workers.run(1 if download.priority().alone else self._shard_connections)
@@ -168,26 +172,56 @@ class Downloader:
             first = failures.exceptions[0]
             raise first from first.__cause__
 
-    async def _part(self, download: _Download, index: int) -> None:
-        await self._piece(download, download.piece(index, 1))
+    def _requests_for(self, download: _Download, missing: list[int]) -> Iterator[range]:
+        """Yield consecutive parts for one request each; single parts as soon as a reader waits."""
+        count = self._parts_per_request(download, len(missing))
+        rest = deque(missing)
+        while rest:
+            run = range(rest[0], rest.popleft() + 1)
+            most = 1 if download.priority().waiting else count
+            while rest and rest[0] == run.stop and len(run) < most:
+                run = range(run.start, rest.popleft() + 1)
+            yield run
+
+    def _parts_per_request(self, download: _Download, missing: int) -> int:
+        if not download.obj.joinable:
+            return 1
+        origin = store_of(download.obj.url)
+        bytes_per_s = self._scheduler.connection_bytes_per_s(origin)
+        part_s = None if bytes_per_s is None else download.sink.part_bytes / bytes_per_s
+        return parts_per_request(missing, min(self._shard_connections, self._scheduler.share(origin)), part_s)
 
     async def _whole(self, download: _Download) -> None:
         count = -(-download.obj.size_bytes // download.sink.part_bytes)
         download.start(range(count))
-        await self._piece(download, download.piece(0, count))
+        await self._run(download, range(count))
 
-    async def _piece(self, download: _Download, piece: Piece) -> None:
-        async def patient_attempt() -> list[PartSums]:
-            while True:
-                try:
-                    return await self._requests.fetch(piece)
-                except OriginUnavailableError:
-                    if not piece.claim.paused:  # an origin may close a paused connection; that is not a failure
-                        raise
-                except PartFileError as exn:
-                    raise download.sink.disk_error(exn.cause) from exn.cause
+    async def _run(self, download: _Download, parts: range) -> None:
+        """Fetch consecutive parts with one request; after a failure, part by part."""
+        claim = download.claim()
+        count = len(parts)
 
-        download.record(await self._retry.call(patient_attempt))
+        async def attempt() -> list[PartSums]:
+            nonlocal count
+            piece = download.piece(claim, parts.start, count)
+            if download.obj.ranges:
+                count = 1
+            return await self._attempt(download, piece)
+
+        while parts:
+            finished = await self._retry.call(attempt)
+            download.record(finished)
+            parts = parts[len(finished) :]
+
+    async def _attempt(self, download: _Download, piece: Piece) -> list[PartSums]:
+        while True:
+            try:
+                return await self._requests.fetch(piece)
+            except OriginUnavailableError:
+                if not piece.claim.paused:  # an origin may close a paused connection; that is not a failure
+                    raise
+            except PartFileError as exn:
+                raise download.sink.disk_error(exn.cause) from exn.cause
 
 
 @dataclass(slots=True)
@@ -206,10 +240,13 @@ class _Download:
     def __post_init__(self) -> None:
         self.part_checksums = PartChecksums(self.sink)
 
-    def piece(self, first: int, count: int) -> Piece:
-        """Return consecutive parts as one request, whose claim ranks after those of earlier parts."""
+    def claim(self) -> Claim:
+        """Return a claim that ranks after those of earlier parts."""
+        return Claim(self.priority, store_of(self.obj.url))
+
+    def piece(self, claim: Claim, first: int, count: int) -> Piece:
+        """Return consecutive parts as one request."""
         parts = replace(self.sink.parts(first, count), algorithm=self.part_checksums.algorithm)
-        claim = Claim(self.priority, store_of(self.obj.url))
         return Piece(self.origin, self.obj, parts, claim, partial(self.coming.begin, first))
 
     def start(self, missing: list[int] | range) -> None:

@@ -44,6 +44,8 @@ class RemoteObject:
         ranges: True if the origin answers ranged reads; otherwise the object comes as one stream.
         guarded: True if every read detects that the origin holds another version; otherwise the version has to be
             checked again after the last read.
+        joinable: True if one read may fetch several parts, because its bytes are written as they arrive; otherwise all
+            of them are in memory at once.
         reported_s: when the origin reported this, by the monotonic clock.
     """
 
@@ -53,6 +55,7 @@ class RemoteObject:
     checksum: Checksum | None = field(default=None, compare=False)
     ranges: bool = True
     guarded: bool = field(default=True, compare=False)
+    joinable: bool = field(default=False, compare=False)
     reported_s: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
 
@@ -90,7 +93,7 @@ class Origin(Protocol):
         """Write bytes of exactly this version into their file, and return the checksums of each part.
 
         Args:
-            parts: one part; all of them if the object has no `ranges`.
+            parts: one part; several if the object is `joinable`; all of them if it has no `ranges`.
             commit: called when all bytes have arrived and none is written; if it returns False, none will be, and the
                 result is None.
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from shardcache.access.protocols import row_of
@@ -115,7 +116,8 @@ class Deferred:
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; any method may raise MissingPackageError or ConfigError as well."""
-        return await (await self._loaded()).stat(url)
+        obj = await (await self._loaded()).stat(url)
+        return replace(obj, joinable=obj.joinable and self.tier is None)  # the tier caches single parts
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None

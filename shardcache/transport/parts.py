@@ -55,6 +55,11 @@ class Parts:
     algorithm: str | None = None
 
     @property
+    def count(self) -> int:
+        """Number of parts."""
+        return -(-self.size_bytes // self.part_bytes)
+
+    @property
     def stop(self) -> int:
         """Offset of the byte after the last."""
         return self.start + self.size_bytes

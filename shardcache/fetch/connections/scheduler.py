@@ -134,6 +134,16 @@ class Scheduler:
         """Return whether an origin currently accepts fewer requests than there are slots."""
         return origin in self._limits and self._limits[origin].limit < self._count
 
+    def connection_bytes_per_s(self, origin: str) -> float | None:
+        """Return the rate at which a connection to an origin reads lately; None while unknown."""
+        return self._lines[origin].connection_bytes_per_s
+
+    def share(self, origin: str) -> int:
+        """Return the number of connections to an origin that each of its downloads can have at the same time."""
+        most, line = self._limits[origin].limit if origin in self._limits else self._count, self._lines[origin]
+        downloads = sum(group.origin == origin for group in self._groups.values())
+        return max(1, min(most, line.connections or most) // max(1, downloads))
+
     def took(self, claim: Claim, size_bytes: int, time_s: float) -> None:
         """Record the size and read time of a part that arrived while `claim` held its slot."""
         self._lines[claim.origin].took(size_bytes, time_s, (claim.company + self._held[claim.origin]) / 2)

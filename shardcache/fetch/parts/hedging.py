@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
+from shardcache.fetch.parts.request_size import MOST_PARTS
+
 T = TypeVar("T")
 
 HEDGED_SHARE = 0.03
-"""Maximum share of requests that are hedged."""
+"""Maximum share of parts whose request is hedged."""
 
 _PERCENTILE = 0.99
 # If more than one answer in a hundred hangs, the percentile is the time of a hung answer and useless as a limit.
@@ -30,6 +32,8 @@ _MOST_PATIENCE = 5
 # Shorter times are not worth a second request: it would cost more than it could save.
 _LEAST_PATIENCE_S = 0.05
 _MOST_CREDIT = 8.0
+# From a single part to the largest request.
+_MOST_DOUBLINGS = MOST_PARTS.bit_length() - 1
 
 
 @dataclass(slots=True)
@@ -59,10 +63,11 @@ class _Origin:
 class Hedging:
     """Part times of each origin, and the hedged requests that they allow. Pure.
 
-    Parts are compared with parts of a similar size: within a factor of two.
+    Requests are compared with others of a similar size, within a factor of two; while too few of these are known, with
+    smaller ones, as if time grew with size.
 
     Args:
-        share: maximum share of an origin's requests that are hedged; 0 for none.
+        share: maximum share of an origin's parts whose request is hedged; 0 for none.
     """
 
     def __init__(self, share: float = HEDGED_SHARE) -> None:
@@ -72,18 +77,18 @@ class Hedging:
     def __repr__(self) -> str:
         return f"<Hedging {self._share:.0%} of requests to {sorted(self._origins)}>"
 
-    def took(self, origin: str, size_bytes: int, time_s: float) -> None:
-        """Record the time from a part's first request to its arrival, whichever request brought it."""
+    def took(self, origin: str, size_bytes: int, time_s: float, parts: int = 1) -> None:
+        """Record the time from the first request for some parts to their arrival, whichever request brought them."""
         known = self._origins[origin]
         known.times[size_bytes.bit_length()].add(time_s)
-        known.credit = min(_MOST_CREDIT, known.credit + self._share)
+        known.credit = min(_MOST_CREDIT, known.credit + parts * self._share)
 
     def patience_s(self, origin: str, size_bytes: int) -> float | None:
         """Return the time after which a part may be late; None while too few times are known."""
-        times = self._origins[origin].times[size_bytes.bit_length()]
-        if not self._share or len(times.last_s) < _LEAST_OBSERVED:
+        if not self._share or (similar := self._similar(origin, size_bytes)) is None:
             return None
-        late_s = min(times.percentile_s(_PERCENTILE), _MEDIANS * times.percentile_s(0.5))
+        times, ratio = similar
+        late_s = ratio * min(times.percentile_s(_PERCENTILE), _MEDIANS * times.percentile_s(0.5))
         return max(_LEAST_PATIENCE_S, late_s)
 
     def due_s(
@@ -99,17 +104,29 @@ class Hedging:
         """
         if others_bytes_per_s:
             again_s = size_bytes / max(median(others_bytes_per_s), 1.0)
+        elif (similar := self._similar(origin, size_bytes)) is not None:
+            times, ratio = similar
+            again_s = ratio * times.percentile_s(0.5)
         else:
-            again_s = self._origins[origin].times[size_bytes.bit_length()].percentile_s(0.5)
+            again_s = patience_s
         left_bytes = max(1, size_bytes - received_bytes)
         return min(max(patience_s, again_s * received_bytes / left_bytes), _MOST_PATIENCE * patience_s)
 
-    def spend(self, origin: str) -> bool:
-        """Return whether one more hedged request is allowed, and count it."""
+    def _similar(self, origin: str, size_bytes: int) -> tuple[_Times, int] | None:
+        """Return the times to compare a request with, and the factor for its size; None if too few are known."""
+        times = self._origins[origin].times
+        for doublings in range(_MOST_DOUBLINGS + 1):
+            similar = times.get(size_bytes.bit_length() - doublings)
+            if similar is not None and len(similar.last_s) >= _LEAST_OBSERVED:
+                return similar, 2**doublings
+        return None
+
+    def spend(self, origin: str, parts: int = 1) -> bool:
+        """Return whether one more hedged request, for so many parts, is allowed, and count it."""
         known = self._origins[origin]
-        if known.credit < 1.0:
+        if known.credit < parts:
             return False
-        known.credit -= 1.0
+        known.credit -= parts
         return True
 
 

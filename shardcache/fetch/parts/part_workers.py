@@ -1,29 +1,32 @@
-"""Part workers of one download: the number of its parts in flight."""
+"""Part workers of one download: the number of its requests in flight."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 # A first part that takes longer shares the link with others, or is not arriving at all.
 _PATIENCE_S = 0.25
 
 
-class PartWorkers:
-    """Workers that each fetch one part after another: a few at first, one more for each part that arrives, and twice as
-    many each time `patience_s` has passed.
+class PartWorkers(Generic[T]):
+    """Workers that make one request after another: a few at first, one more for each answer, and twice as many whenever
+    `patience_s` has passed.
 
     Args:
         most: maximum number of workers.
-        parts: numbers of the parts to fetch.
-        fetch: fetches one part.
+        requests: the parts to fetch, by request.
+        fetch: makes a request.
     """
 
     def __init__(
-        self, most: int, parts: Iterator[int], fetch: Callable[[int], Awaitable[None]], patience_s: float = _PATIENCE_S
+        self, most: int, requests: Iterator[T], fetch: Callable[[T], Awaitable[None]], patience_s: float = _PATIENCE_S
     ) -> None:
         self._most = most
-        self._parts = parts
+        self._requests = requests
         self._fetch = fetch
         self._patience_s = patience_s
         self._count = 0
@@ -49,8 +52,8 @@ class PartWorkers:
             group.create_task(self._work(group))
 
     async def _work(self, group: asyncio.TaskGroup) -> None:
-        for index in self._parts:
-            await self._fetch(index)
+        for request in self._requests:
+            await self._fetch(request)
             self._hire(group)
         if self._waiting is not None:
             self._waiting.cancel()

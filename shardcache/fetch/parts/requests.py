@@ -106,7 +106,9 @@ class Requests:
             piece.begun(pausable_read)
             sums, is_first = await self._first_of_two(piece, pausable_read)
         self._scheduler.took(piece.claim, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
-        self._hedging.took(piece.claim.origin, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
+        self._hedging.took(
+            piece.claim.origin, piece.parts.size_bytes, pausable_read.worked.elapsed_s, piece.parts.count
+        )
         if not is_first:
             self._counters.hedged_bytes += pausable_read.received_bytes
         assert sums is not None
@@ -139,7 +141,9 @@ class Requests:
         self, piece: Piece, first: PausableRead, patience_s: float, end_first: Commit
     ) -> list[PartSums] | None:
         await self._is_late(piece, first, patience_s)
-        if self._scheduler.is_throttled(piece.claim.origin) or not self._hedging.spend(piece.claim.origin):
+        if self._scheduler.is_throttled(piece.claim.origin) or not self._hedging.spend(
+            piece.claim.origin, piece.parts.count
+        ):
             return None
         first_has_ended = False
 

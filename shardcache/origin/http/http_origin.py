@@ -45,7 +45,8 @@ class HttpOrigin(Origin):
         size_bytes = _size_bytes(answer, url)
         version = _version(answer.headers, size_bytes)
         guarded = not version.startswith("size=")
-        return RemoteObject(url, version, size_bytes, ranges=answer.status != 200, guarded=guarded)
+        ranges, joinable = answer.status != 200, "content-length" in answer.headers
+        return RemoteObject(url, version, size_bytes, ranges=ranges, guarded=guarded, joinable=joinable)
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None

@@ -57,13 +57,13 @@ class S3Origin(Origin):
         where = {"Bucket": bucket, "Key": key}
         async with self._sessions.use(url) as fs:
             try:
-                head = await self._direct.head(fs, where, url)
+                head, joinable = await self._direct.head(fs, where, url), True
             except RefusedError:
-                head = await _head_by_sdk(fs, where)
+                head, joinable = await _head_by_sdk(fs, where), False
                 self._direct.refused(url, bucket)
             version = _etag(head.get("etag"), url)
             checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
-            return RemoteObject(url, version, int(head["content-length"]), checksum)
+            return RemoteObject(url, version, int(head["content-length"]), checksum, joinable=joinable)
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None

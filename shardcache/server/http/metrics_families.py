@@ -174,8 +174,8 @@ def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
     yield _histogram("transfer_seconds", "Duration of a transfer, from its first request to publication.", whole)
     yield _histogram("transfer_stage_seconds", "Time that a transfer spent in each stage.", stages, ("stage",))
     first, last = _by_origin(measures.first_byte), _by_origin(measures.part)
-    yield _histogram("first_byte_seconds", "Time from requesting a part to its first byte.", first, _ORIGIN_LABELS)
-    yield _histogram("part_seconds", "Time from requesting a part to its last byte.", last, _ORIGIN_LABELS)
+    yield _histogram("first_byte_seconds", "Time from a request for parts to its first byte.", first, _ORIGIN_LABELS)
+    yield _histogram("part_seconds", "Time from a request for parts to its last byte.", last, _ORIGIN_LABELS)
     waits = [((), measures.wait)]
     yield _histogram("lease_wait_seconds", "Duration of each wait of a reader for data.", waits)
     given_up = _by_code(measures.given_up, OriginError)

@@ -97,6 +97,18 @@ async def test_a_part_that_may_be_damaged_is_fetched_past_the_tiers_cache(
     assert tiered.counters.tier_requests == tiered.gets(tiered.near) == PARTS + 1
 
 
+@pytest.mark.parametrize("web", [False, True])
+async def test_the_tier_is_asked_for_single_parts(tiered: TieredRig, *, web: bool) -> None:
+    """However fast it is: another node's requests, for other ranges, would not find what it caches for these."""
+    obj = await tiered.put(web=web)
+    tiered.downloader = tiered.make(shard_connections=1)
+    for _ in range(2):
+        tiered.forget()
+        tiered.near.seen.clear()
+        await tiered.download(obj)
+    assert tiered.gets(tiered.near) == PARTS
+
+
 @pytest.mark.parametrize("fault", [Fault.STALL, Fault.SILENCE])
 async def test_a_part_on_which_the_tier_stalls_comes_from_the_origin(fault: Fault, tiered: TieredRig) -> None:
     """Once the stall time-out has passed, which is counted anew for the origin."""

@@ -21,7 +21,8 @@ from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.parts.pausable_read import Coming
 from shardcache.observability.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
-from shardcache.store.partial import Partial
+from shardcache.store.folder.layout import shard_key
+from shardcache.store.partial import Partial, discard
 from shardcache.transport.flow import Flow
 from shardcache.transport.parts import Parts, PartSums, write_parts
 from shardcache.transport.workers import Commit
@@ -75,6 +76,59 @@ async def test_what_a_retry_mends_does_no_harm(fault: Fault, rig: Rig, faulty: F
     assert rig.counters.retries == 2
     assert rig.counters.origin_requests == 1 + 11 + 2
     assert rig.counters.origin_bytes >= len(DATA)
+
+
+async def fast(rig: Rig, faulty: FaultyS3) -> None:
+    """Let a downloader with two connections per shard see that the store answers at once."""
+    rig.downloader = rig.make(shard_connections=2)
+    obj = await rig.stat(faulty.put("seen.tar", DATA))
+    while not any(len(run) > 1 for run in asked(faulty)):
+        faulty.seen.clear()
+        discard(rig.layout, shard_key(obj.url, obj.version))
+        await rig.download(obj)
+    faulty.seen.clear()
+
+
+def asked(faulty: FaultyS3) -> list[range]:
+    """Return the parts that each request was for, in order."""
+    ends = [
+        [int(end) for end in (header or "").removeprefix("bytes=").split("-")]
+        for method, _, header, _ in faulty.seen
+        if method == "GET"
+    ]
+    return [range(first // PART, last // PART + 1) for first, last in sorted(ends)]
+
+
+async def test_a_fast_store_is_asked_for_several_parts_at_once(rig: Rig, faulty: FaultyS3) -> None:
+    """As many as leave no connection idle; a part that is there already is left out."""
+    await fast(rig, faulty)
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    write_parts(Partial.open(rig.layout, obj, PART).parts(4, 1), DATA[4 * PART : 5 * PART])
+    partial = await rig.download(obj)
+    assert partial.path.read_bytes() == DATA
+    assert partial.missing() == []
+    assert asked(faulty) == [range(0, 4), range(5, 9), range(9, 11)]
+    assert rig.progress[-1] == len(DATA)
+
+
+@pytest.mark.parametrize("fault", [Fault.RESET, Fault.TRUNCATE, Fault.SLOW_DOWN])
+async def test_after_a_failure_parts_are_asked_for_one_by_one(fault: Fault, rig: Rig, faulty: FaultyS3) -> None:
+    """Only those of the request that failed; nothing of its answer stays."""
+    await fast(rig, faulty)
+    obj = await rig.stat(faulty.put("a.tar", DATA))
+    faulty.fail("a.tar", fault, start=4 * PART)
+    assert (await rig.download(obj)).path.read_bytes() == DATA
+    assert rig.counters.retries == 1
+    assert asked(faulty) == [
+        range(0, 4), range(4, 5), range(4, 8), range(5, 6), range(6, 7), range(7, 8), range(8, 11)
+    ]  # fmt: skip
+
+
+async def test_a_waiting_reader_gets_part_by_part(rig: Rig, faulty: FaultyS3) -> None:
+    """However fast the store is: what is asked for together is recorded together."""
+    await fast(rig, faulty)
+    assert (await rig.download(await rig.stat(faulty.put("a.tar", DATA)), Priority(WAITING))).missing() == []
+    assert len(asked(faulty)) == 11
 
 
 async def test_an_answer_given_ahead_saves_one_request(rig: Rig, faulty: FaultyS3) -> None:

@@ -56,6 +56,7 @@ def test_a_part_is_compared_with_parts_of_its_size_and_store() -> None:
     """The small last part of a shard says nothing of the others, nor one store of another."""
     hedging = taught([1.0] * 100)
     assert hedging.patience_s(STORE, SIZE // 16) is None
+    assert hedging.patience_s(STORE, 16 * SIZE) is None
     assert hedging.patience_s("s3://other", SIZE) is None
     assert hedging.patience_s(STORE, SIZE + SIZE // 2) == 1.0
 
@@ -92,6 +93,25 @@ def test_a_few_of_a_hundred_requests_are_hedged_and_no_more() -> None:
     assert [hedging.spend(STORE) for _ in range(5)] == [True] * 4 + [False]
     rich = taught([1.0] * 100_000)
     assert sum(rich.spend(STORE) for _ in range(100)) == 8
+
+
+def test_requests_for_several_parts_are_first_compared_with_single_ones() -> None:
+    """They may take as many times as long, until enough of their own size are known."""
+    hedging = taught([1.0] * 100)
+    assert hedging.patience_s(STORE, 4 * SIZE) == 4.0
+    assert hedging.due_s(STORE, 4 * SIZE, 4.0, 3 * SIZE, []) == pytest.approx(12.0)
+    for _ in range(100):
+        hedging.took(STORE, 4 * SIZE, 2.0, parts=4)
+    assert hedging.patience_s(STORE, 4 * SIZE) == 2.0
+    assert hedging.patience_s(STORE, SIZE) == 1.0
+
+
+def test_a_request_for_several_parts_earns_and_costs_as_many_times_as_much() -> None:
+    """The share is one of bytes, and so is the memory that second requests take."""
+    hedging = Hedging(0.02)
+    for _ in range(50):
+        hedging.took(STORE, 4 * SIZE, 1.0, parts=4)
+    assert [hedging.spend(STORE, 4), hedging.spend(STORE, 1)] == [True, False]
 
 
 def test_without_a_share_nothing_is_hedged() -> None:
