@@ -225,7 +225,7 @@ class TokensError(ShardError):
 
 
 class MetadataError(ShardError):
-    """The member with a sample's metadata is no JSON object, or too large for the table of samples."""
+    """The member with a sample's metadata is not a JSON object, or too large for the table of samples."""
 
     code = "bad_metadata"
     default_remedy = (

@@ -8,7 +8,7 @@ from shardcache.errors import ConfigError
 
 
 def check_least(least: int, **numbers: int | None) -> None:
-    """Check that no number is below `least`; None is no number."""
+    """Check that no number is below `least`; None is ignored."""
     for name, number in numbers.items():
         if number is not None and number < least:
             raise ConfigError(f"{name} is {number}", remedy=f"give {least} or more")

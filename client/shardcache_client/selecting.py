@@ -156,7 +156,7 @@ def _select(manifest: Manifest, rows: Iterable[tuple[str, Row]], predicate: Call
         passed[shard] += len(entries)
     for number, ref in enumerate(manifest):
         if passed[number] != ref.samples:
-            raise ConfigError("the tables of samples lack this shard, or some of it", url=ref.url, remedy=_REMEDY)
+            raise ConfigError("the table of samples does not cover this shard completely", url=ref.url, remedy=_REMEDY)
     return tuple(_marked(marks[number], manifest.chosen(number)) for number in range(len(manifest)))
 
 

@@ -68,7 +68,7 @@ class Held:
     files: tuple[ScratchFile, ScratchFile]
 
 
-class Fetcher:
+class DirectFetcher:
     """Fetches shards into nameless files. Runs on one event loop."""
 
     def __init__(self, settings: Settings, scratch: Scratch) -> None:
@@ -87,7 +87,7 @@ class Fetcher:
         )
 
     def __repr__(self) -> str:
-        return f"<Fetcher {self._scratch!r} {self._downloader!r}>"
+        return f"<DirectFetcher {self._scratch!r} {self._downloader!r}>"
 
     async def close(self) -> None:
         """Close every connection."""

@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from typing import Any, ParamSpec, TypeVar
 
 from shardcache.config import Settings
-from shardcache.direct.fetching import Fetcher, Held, Wish
+from shardcache.direct.fetching import DirectFetcher, Held, Wish
 from shardcache.direct.loop import LoopThread, loop_here
 from shardcache.direct.scratch import Scratch
 from shardcache.errors import OriginUnavailableError
@@ -31,7 +31,7 @@ class Direct:
 
     def __init__(self) -> None:
         settings = Settings.load({})
-        self._fetcher = Fetcher(settings, Scratch(settings.min_free))
+        self._fetcher = DirectFetcher(settings, Scratch(settings.min_free))
         self._thread = loop_here()
         self._tasks = _Tasks()
         self._end = weakref.finalize(self, _end, self._thread, self._fetcher, self._tasks, os.getpid())
@@ -128,12 +128,12 @@ class _Tasks:
         await asyncio.gather(*running, return_exceptions=True)
 
 
-async def _close(fetcher: Fetcher, tasks: _Tasks) -> None:
+async def _close(fetcher: DirectFetcher, tasks: _Tasks) -> None:
     await tasks.cancel()  # returns their connections before those are closed
     await fetcher.close()
 
 
-def _end(thread: LoopThread, fetcher: Fetcher, tasks: _Tasks, pid: int) -> None:
+def _end(thread: LoopThread, fetcher: DirectFetcher, tasks: _Tasks, pid: int) -> None:
     if os.getpid() != pid:
         return  # a forked child has no such thread, and must not touch its loop
     closed = thread.run(_close, fetcher, tasks)

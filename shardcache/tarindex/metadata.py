@@ -1,4 +1,4 @@
-"""Metadata of samples: what select() is to know of their content, out of one small JSON member of each."""
+"""Metadata of samples: the fields that `select()` sees, from one small JSON member of each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MetadataMember:
     def __post_init__(self) -> None:
         """Raise ConfigError for an extension that no member has."""
         if not self.extension or self.extension.startswith("."):
-            raise ConfigError(f"{self.extension!r} is no extension of a member", remedy='write it as "json", no dot')
+            raise ConfigError(f"{self.extension!r} is not a member extension", remedy='write it as "json", no dot')
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -55,7 +55,7 @@ def read_metadata(tables: Tables, tar: Tar, member: MetadataMember, url: str) ->
         tar: the bytes of the tar, of which only these members are read.
         url: url for error messages.
 
-    Raises MetadataError for a member that is no JSON object, or too large.
+    Raises MetadataError for a member that is not a JSON object, or too large.
     """
     for sample, (start, end) in enumerate(member_spans(tables, member.extension)):
         if (start, end) == (0, 0):
@@ -81,4 +81,5 @@ def _check(size_bytes: int, most_bytes: int) -> None:
 
 
 def _unsuitable(reason: str, key: str, member: MetadataMember, url: str) -> MetadataError:
-    return MetadataError(f"the member {member.extension!r} of the sample {key!r} is no metadata: {reason}", url=url)
+    message = f"the member {member.extension!r} of the sample {key!r} holds no valid metadata: {reason}"
+    return MetadataError(message, url=url)

@@ -45,7 +45,7 @@ class TokenMember:
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"tokens of type {self.dtype!r}", remedy=f"choose one of {', '.join(DTYPES)}")
         if not self.extension or self.extension.startswith("."):
-            raise ConfigError(f"{self.extension!r} is no extension of a member", remedy='write it as "npy", no dot')
+            raise ConfigError(f"{self.extension!r} is not a member extension", remedy='write it as "npy", no dot')
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -116,7 +116,7 @@ def find_tokens(tables: Tables, tar: Tar, member: TokenMember, url: str) -> Toke
 def _count(size_bytes: int, dtype: str, key: str, url: str | None) -> int:
     tokens, surplus = divmod(size_bytes, DTYPES[dtype])
     if surplus:
-        reason = f"{size_bytes} bytes of tokens, which is no multiple of {DTYPES[dtype]}"
+        reason = f"{size_bytes} bytes of tokens, which is not a multiple of {DTYPES[dtype]}"
         raise _unsupported(f"the sample {key!r} has {reason}", url)
     return tokens
 

@@ -99,7 +99,7 @@ class _Conversion:
         self._failure: ShardcacheError | None = None
 
     async def run(self, setup: Setup, workers: int) -> Json:
-        """Write what is missing; return the summary. A shard that fails ends the run when the others at hand are done.
+        """Write what is missing; return the summary. After a failure, only the shards in progress are completed.
 
         Raises as `convert`.
         """

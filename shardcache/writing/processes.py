@@ -34,7 +34,7 @@ class WritingProcess:
             await self._process.wait()
 
     async def write(self, task: Task) -> Stored:
-        """Write one shard. Raises as `worker.write_shard`; CacheError if there is no process, or it ended."""
+        """Write one shard. Raises as `writer_process.write_shard`; CacheError if there is no process, or it ended."""
         process = self._process = self._process or await _start(self._setup)
         assert process.stdout is not None
         await _send(process, json.dumps(asdict(task)))

@@ -14,7 +14,7 @@ from shardcache_client.files.view import View
 
 @dataclass(frozen=True)
 class PipelineBySource(Pipeline):
-    """The pipelines of several sources; a sample tells by `__source__` which is its own. Has only stages besides.
+    """The pipelines of several sources; a sample's `__source__` chooses its own. Otherwise has only stages.
 
     Attributes:
         sources: by name, in the order of the manifest.

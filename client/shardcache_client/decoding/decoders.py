@@ -98,7 +98,7 @@ def decoder(spec: Spec) -> Decoder:
         return _TYPES[spec]
     if callable(spec):
         return spec
-    raise ConfigError(f"{spec!r} is no decoder", remedy="give a name, a function of the member's bytes, or a type")
+    raise ConfigError(f"{spec!r} is not a decoder", remedy="give a name, a function of the member's bytes, or a type")
 
 
 def _named(name: str) -> Decoder:
@@ -109,7 +109,7 @@ def _named(name: str) -> Decoder:
         return factories[name]()
     known = sorted({*_PLAIN, *factories})
     raise ConfigError(
-        f"there is no decoder {name!r}{did_you_mean(name, known)}",
+        f"unknown decoder {name!r}{did_you_mean(name, known)}",
         remedy=f"choose one of {', '.join(known)}; or pass a function of the member's bytes",
     )
 
@@ -121,7 +121,7 @@ def by_extension(name: str) -> Callable[[str], Decoder | None]:
     """
     if name not in _IMAGES:
         raise ConfigError(
-            f"decode is {name!r}, which is no decoder of images{did_you_mean(name, _IMAGES)}",
+            f"decode is {name!r}, which is not an image decoder{did_you_mean(name, _IMAGES)}",
             remedy=f"choose one of {', '.join(sorted(_IMAGES))}; or name the members, as in {{'json': 'json'}}",
         )
     return _ByExtension(_named(name))

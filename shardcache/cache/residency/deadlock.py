@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from shardcache.cache.transfers.transfers import Claim, PostponedError
+from shardcache.cache.transfers.transfers import KeyClaim, PostponedError
 from shardcache.cache.transfers.waiting import Holder
 from shardcache.errors import CapacityError
 from shardcache.store.shard import Shard
@@ -16,7 +16,7 @@ from shardcache.store.space import Space
 from shardcache.units import size
 
 
-def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[Shard], space: Space) -> None:
+def check_progress(claim: KeyClaim, others: Collection[KeyClaim], in_use: Collection[Shard], space: Space) -> None:
     """Raise if there is a deadlock and this claim is the one to give up.
 
     Args:
@@ -61,7 +61,7 @@ def check_progress(claim: Claim, others: Collection[Claim], in_use: Collection[S
     )
 
 
-def _readiness(claim: Claim) -> tuple[bool, bool, bool, float]:
+def _readiness(claim: KeyClaim) -> tuple[bool, bool, bool, float]:
     """Return a sort key; the claim with the largest is to give up.
 
     First claims that no reader waits for; then those of readers that hold shards, which frees space for others; then
@@ -72,7 +72,7 @@ def _readiness(claim: Claim) -> tuple[bool, bool, bool, float]:
     return not claim.waits, bool(stalled), keeps, claim.waits_since_s
 
 
-def _stuck_readers(blocked: Collection[Claim]) -> set[Holder]:
+def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
     """Return the readers that wait for blocked shards, and those that keep their own shards until these continue."""
     waiting = {wait.holder for claim in blocked for wait in claim.stalled if wait.holder is not None}
     return waiting.union(*(reader.kept_waiting() for reader in waiting))

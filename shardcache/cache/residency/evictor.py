@@ -16,7 +16,7 @@ from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.residency.inventory import LOOK_AGAIN_S, Inventory
 from shardcache.cache.residency.pins import Pins
 from shardcache.cache.signal import Signal
-from shardcache.cache.transfers.transfers import Claim, PostponedError
+from shardcache.cache.transfers.transfers import KeyClaim, PostponedError
 from shardcache.errors import CapacityError, DiskFullError
 from shardcache.observability.metrics import Counters
 from shardcache.store.shard import Shard
@@ -56,7 +56,7 @@ class Evictor:
         changed: Signal,
     ) -> None:
         self.changed = changed
-        self.claims: dict[str, Claim] = {}
+        self.claims: dict[str, KeyClaim] = {}
         self._store = store
         self._planner = planner
         self._inventory = inventory
@@ -68,7 +68,7 @@ class Evictor:
         self._evicted: dict[str, None] = {}
 
     async def reserve(
-        self, claim: Claim, size_bytes: int, needed_at_s: Callable[[], float], *, ahead_waits: bool = True
+        self, claim: KeyClaim, size_bytes: int, needed_at_s: Callable[[], float], *, ahead_waits: bool = True
     ) -> None:
         """Grow a claim's reservation by `size_bytes` as soon as there is space, evicting if necessary.
 
@@ -93,7 +93,7 @@ class Evictor:
                 if await self._try_reserve(claim, size_bytes, needed_at_s()):
                     return
 
-    async def _try_reserve(self, claim: Claim, size_bytes: int, needed_at_s: float) -> bool:
+    async def _try_reserve(self, claim: KeyClaim, size_bytes: int, needed_at_s: float) -> bool:
         assert claim.reservation is not None
         async with self._lock:
             self._inventory.look_again()
@@ -115,7 +115,7 @@ class Evictor:
             log.warning(f"--min-free {state}", short=size(shortfall))
         self.short_bytes = shortfall
 
-    async def change(self, claim: Claim) -> None:
+    async def change(self, claim: KeyClaim) -> None:
         """Wait until more may be evictable, or a short while: closing a file in another process notifies nobody.
 
         Raises as `check_progress` does for a waiting claim.

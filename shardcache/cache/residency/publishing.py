@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardcache.cache.catalog.history import History
 from shardcache.cache.residency.evictor import NOW, Evictor
-from shardcache.cache.transfers.transfers import Claim
+from shardcache.cache.transfers.transfers import KeyClaim
 from shardcache.config import OriginTable
 from shardcache.store.folder.layout import SIDECAR, TAR
 from shardcache.store.indexers import Indexers
@@ -29,9 +29,9 @@ class Ingester:
         self._evictor = evictor
         self._history = history
         self._indexers = indexers
-        self._inflating: Claim | None = None
+        self._inflating: KeyClaim | None = None
 
-    async def publish(self, partial: Partial, claim: Claim, rule: OriginTable) -> Shard:
+    async def publish(self, partial: Partial, claim: KeyClaim, rule: OriginTable) -> Shard:
         """Turn a complete partial into a published shard; this closes the claim's reservation.
 
         Raises ShardError if it is not a sound tar, CapacityError and DiskFullError if there is no space to inflate it,
@@ -50,7 +50,7 @@ class Ingester:
         self._evictor.arrived(shard)
         return shard
 
-    async def _plain_tar(self, partial: Partial, claim: Claim) -> tuple[Path, Facts]:
+    async def _plain_tar(self, partial: Partial, claim: KeyClaim) -> tuple[Path, Facts]:
         codec = partial.codec
         if codec is None:
             return partial.path, partial.facts()
@@ -64,7 +64,7 @@ class Ingester:
             return path, await asyncio.to_thread(partial.inflate, codec, path, reserve)
 
     @asynccontextmanager
-    async def _turn(self, claim: Claim) -> AsyncIterator[None]:
+    async def _turn(self, claim: KeyClaim) -> AsyncIterator[None]:
         """Inflate one shard at a time: two growing together could wait for each other's space."""
         while self._inflating is not None:
             with claim.waiting(behind=self._inflating):
@@ -76,12 +76,12 @@ class Ingester:
             self._inflating = None
             self._evictor.changed.notify()
 
-    async def _grow(self, claim: Claim, size_bytes: int) -> None:
+    async def _grow(self, claim: KeyClaim, size_bytes: int) -> None:
         await self._evictor.reserve(claim, size_bytes, lambda: NOW)
         assert claim.reservation is not None
         claim.reservation.written(size_bytes)
 
-    async def _index(self, request: Request, claim: Claim) -> int:
+    async def _index(self, request: Request, claim: KeyClaim) -> int:
         indexed = await self._indexers.index(request)
         if not indexed.written:  # an index this large, of many tiny samples, is rare enough to scan twice
             await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)

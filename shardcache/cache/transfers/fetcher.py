@@ -17,7 +17,7 @@ from shardcache.cache.residency.inventory import Inventory
 from shardcache.cache.residency.publishing import Ingester
 from shardcache.cache.transfers.arriving import Arrival
 from shardcache.cache.transfers.priorities import first_priority, priority
-from shardcache.cache.transfers.transfers import Claim, Class, PostponedError, Transfer
+from shardcache.cache.transfers.transfers import Class, KeyClaim, PostponedError, Transfer
 from shardcache.cache.transfers.waiting import Stage
 from shardcache.errors import (
     CorruptShardError,
@@ -126,9 +126,9 @@ class Fetcher:
             return await self._into(transfer, claim, origin, obj)
 
     @asynccontextmanager
-    async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[Claim]:
+    async def _claimed(self, key: str, transfer: Transfer) -> AsyncIterator[KeyClaim]:
         """Serialize transfers that lead to the same key: one plan may know the version, another only the url."""
-        claim = self._evictor.claims.setdefault(key, Claim())
+        claim = self._evictor.claims.setdefault(key, KeyClaim())
         claim.transfers.append(transfer)
         try:
             async with claim.lock:
@@ -138,7 +138,7 @@ class Fetcher:
             if not claim.transfers:
                 del self._evictor.claims[key]
 
-    async def _into(self, transfer: Transfer, claim: Claim, origin: Origin, obj: RemoteObject) -> Shard:
+    async def _into(self, transfer: Transfer, claim: KeyClaim, origin: Origin, obj: RemoteObject) -> Shard:
         key, reservation = shard_key(obj.url, obj.version), self._store.space.reserve()
         claim.reservation = reservation
         self._store.adopt(key, reservation)
@@ -175,12 +175,12 @@ class Fetcher:
         self._store.folder.check()  # if the disk was unmounted, this would fill the filesystem underneath
         return Partial.open(self._store.layout, obj, self._part_bytes)
 
-    async def _reserve(self, claim: Claim, transfer: Transfer, key: str, obj: RemoteObject) -> None:
+    async def _reserve(self, claim: KeyClaim, transfer: Transfer, key: str, obj: RemoteObject) -> None:
         transfer.stages.enter(Stage.SPACE)
         wanted_bytes = max(0, footprint_bytes(obj.size_bytes) - claim.reserved_bytes)
         await self._evictor.reserve(claim, wanted_bytes, lambda: self._needed_at_s(key), ahead_waits=False)
 
-    async def _download(self, claim: Claim, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
+    async def _download(self, claim: KeyClaim, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         begun_s = time.monotonic()
         transfer.stages.enter(Stage.NETWORK)
         if partial.codec is None and partial.obj.guarded and partial.obj.ranges:

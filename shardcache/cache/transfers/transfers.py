@@ -107,7 +107,7 @@ class Transfer:
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class KeyClaim:
     """All transfers that lead to one key. The holder of the lock does the work, with the highest urgency among them.
 
     Attributes:
@@ -122,7 +122,7 @@ class Claim:
     transfers: list[Transfer] = field(default_factory=list)
     reservation: Reservation | None = None
     wanted_bytes: int = 0
-    behind: Claim | None = None
+    behind: KeyClaim | None = None
     waits_since_s: float = 0.0
     checked_s: float = -math.inf
 
@@ -147,7 +147,7 @@ class Claim:
         return [wait for wait in self.waits if wait.since_s is not None]
 
     @contextmanager
-    def waiting(self, wanted_bytes: int = 0, behind: Claim | None = None) -> Iterator[None]:
+    def waiting(self, wanted_bytes: int = 0, behind: KeyClaim | None = None) -> Iterator[None]:
         """Mark the claim as waiting for space, or for another claim's turn to end."""
         former = [(transfer, transfer.stages.present) for transfer in self.transfers] if wanted_bytes else []
         self.wanted_bytes, self.behind, self.waits_since_s = wanted_bytes, behind, time.monotonic()

@@ -70,7 +70,7 @@ def tier_options(command: Command) -> Command:
 
 
 def _store_options(command: Command) -> Command:
-    """Add those of the object stores."""
+    """Add the options of the object stores."""
     stores = click.option(
         "--store",
         "stores",
@@ -117,7 +117,7 @@ def _store_options(command: Command) -> Command:
 
 
 def _address_options(command: Command) -> Command:
-    """Add those of nginx's own addresses."""
+    """Add the options of nginx's own addresses."""
     front = click.option(
         "--front",
         default="127.0.0.1:9080",
@@ -144,7 +144,7 @@ def _address_options(command: Command) -> Command:
 
 
 def _disk_options(command: Command) -> Command:
-    """Add those of the parts that a node caches."""
+    """Add the options of the parts that a node caches."""
     cache_dir = click.option(
         "--cache-dir",
         default="/var/cache/shardcache-tier",
@@ -186,7 +186,7 @@ def _disk_options(command: Command) -> Command:
 
 
 def _process_options(command: Command) -> Command:
-    """Add those of nginx's processes."""
+    """Add the options of nginx's processes."""
     user = click.option(
         "--user", metavar="NAME", callback=_user, help="User of nginx's workers if root starts it.  [default: nginx's]"
     )

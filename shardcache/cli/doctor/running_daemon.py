@@ -119,7 +119,7 @@ def health(context: Context) -> Finding | None:
     if error := disk.get("error"):
         return failed(error["message"], "cached shards are served, but nothing new is fetched", error["remedy"])
     if context.status.get("draining"):
-        cause = "it was told to stop, and is finishing running requests"
+        cause = "it is shutting down, and finishes running requests"
         return failed("the daemon is stopping", cause, "systemctl start shardcache   # once it has stopped")
     return ok("it is serving, and its disk is healthy")
 

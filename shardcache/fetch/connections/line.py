@@ -38,7 +38,7 @@ class Line:
 
     @property
     def connection_bytes_per_s(self) -> float | None:
-        """Rate of one connection beside the others in use; None while unknown."""
+        """Rate of one connection while the others are in use; None while unknown."""
         return median(self._newest_bytes_per_s) if self._newest_bytes_per_s else None
 
     def took(self, size_bytes: int, time_s: float, connections: float) -> None:

@@ -122,7 +122,7 @@ class Hedging:
         return None
 
     def spend(self, origin: str, parts: int = 1) -> bool:
-        """Return whether one more hedged request, for so many parts, is allowed, and count it."""
+        """Return whether one more hedged request of `parts` parts is allowed, and count it."""
         known = self._origins[origin]
         if known.credit < parts:
             return False

@@ -46,7 +46,7 @@ class Row:
 
 
 _DAEMON = (
-    Row(GAUGE, "draining", "draining", "1 once the daemon has been told to stop."),
+    Row(GAUGE, "draining", "draining", "1 while the daemon is shutting down."),
     Row(GAUGE, "tasks", "asyncio_tasks", "Tasks on the daemon's event loop."),
     Row(GAUGE, "threads", "threads", "Threads of the daemon."),
 )

@@ -18,7 +18,7 @@ class Drain:
     """The running requests and sessions of a server, and its shutdown.
 
     Attributes:
-        began: True once the daemon has been told to stop.
+        began: True once the daemon is shutting down.
         sessions: the connected readers' WebSockets.
     """
 

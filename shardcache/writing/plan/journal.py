@@ -44,7 +44,7 @@ def resume(text: bytes, settings: Mapping[str, Any], url: str) -> Journal:
     Raises ConfigError, naming the settings, if they or the input have changed: the new shards must not mix with the
     old.
     """
-    remedy = "delete what is in the destination, or choose another"
+    remedy = "empty the destination, or choose another"
     try:
         found = json.loads(text)
         then, shards = found["settings"], {name: Stored(*row) for name, row in found["shards"].items()}

@@ -67,7 +67,7 @@ def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
         raise InputError(
             "the file changed while shards were being written from it",
             url=path,
-            remedy="wait until nothing writes to it; then delete what is in the destination, and start again",
+            remedy="wait until nothing writes to it; then empty the destination, and start again",
         )
     return file
 

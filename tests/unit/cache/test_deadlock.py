@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from shardcache.cache.residency.deadlock import check_progress
-from shardcache.cache.transfers.transfers import Claim, Class, PostponedError, Transfer
+from shardcache.cache.transfers.transfers import Class, KeyClaim, PostponedError, Transfer
 from shardcache.cache.transfers.waiting import Wait
 from shardcache.errors import CapacityError
 from shardcache.protocol import ShardRef
@@ -45,16 +45,16 @@ def waiting(
     wanted_bytes: int = SHARD_BYTES,
     needed: bool = True,
     reserved_bytes: int = 0,
-    behind: Claim | None = None,
+    behind: KeyClaim | None = None,
     others: tuple[Keeper, ...] = (),
-) -> Claim:
+) -> KeyClaim:
     """Return a shard on its way that one reader waits for which has that many shards in hand; nobody where None."""
     transfer = Transfer("name", ShardRef("s3://bucket/a.tar"), Class.PLANNED)
     if in_hand is not None:
         transfer.waits.add(Wait("job", time.monotonic() if needed else None, holder=Keeper(in_hand, others)))
     reservation = Space(CAPACITY).reserve()
     reservation.grow(reserved_bytes)
-    return Claim(
+    return KeyClaim(
         transfers=[transfer],
         reservation=reservation,
         wanted_bytes=wanted_bytes,
@@ -63,7 +63,7 @@ def waiting(
     )
 
 
-def gives_up(claims: list[Claim], in_use: list[Shard], capacity: int) -> list[bool]:
+def gives_up(claims: list[KeyClaim], in_use: list[Shard], capacity: int) -> list[bool]:
     """Return for each claim whether it is the one that has to give up."""
     found = []
     for claim in claims:

@@ -60,7 +60,7 @@ def test_rows_keep_metadata_in_pieces(tmp_path: Path, member: str, kept: list[An
 )
 def test_what_is_no_metadata_is_an_error(tmp_path: Path, content: bytes, reason: str) -> None:
     """It names shard, member and sample, and the command that keeps less."""
-    with pytest.raises(MetadataError, match="the member 'json' of the sample '1' is no metadata") as caught:
+    with pytest.raises(MetadataError, match="the member 'json' of the sample '1' holds no valid metadata") as caught:
         read(tmp_path, [{"json": b"{}"}, {"json": content}])
     assert reason in caught.value.message
     assert caught.value.url == URL
@@ -87,5 +87,5 @@ def test_a_table_with_other_metadata_is_refused(tmp_path: Path, metadata: Any) -
 @pytest.mark.parametrize("text", ["", ".json", ":width"])
 def test_a_member_has_an_extension(text: str) -> None:
     """Without its dot."""
-    with pytest.raises(ConfigError, match="no extension of a member"):
+    with pytest.raises(ConfigError, match="not a member extension"):
         MetadataMember.parse(text)

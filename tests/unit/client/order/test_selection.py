@@ -178,5 +178,5 @@ def test_a_table_of_other_shards_is_refused(change: dict[str, object]) -> None:
     assert _select(manifest([9]), [("t", row)], bool) == (None,)
     with pytest.raises(ConfigError, match="table"):
         _select(manifest([9]), [("t", row | change)], bool)
-    with pytest.raises(ConfigError, match="lack this shard"):
+    with pytest.raises(ConfigError, match="does not cover this shard"):
         _select(manifest([9, 9]), [("t", row)], bool)

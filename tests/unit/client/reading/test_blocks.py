@@ -96,7 +96,7 @@ def test_what_is_no_array_of_tokens_is_an_error(tmp_path: Path, members: list[di
 def test_plain_arrays_of_odd_sizes_and_duplicate_members_are_errors(tmp_path: Path) -> None:
     """So that nothing is left out in silence."""
     odd = make_tar([{"__key__": "a", "tok": b"12"}, {"__key__": "b", "tok": b"123"}])
-    with pytest.raises(TokensError, match="'b' has 3 bytes of tokens, which is no multiple of 2"):
+    with pytest.raises(TokensError, match="'b' has 3 bytes of tokens, which is not a multiple of 2"):
         published(tmp_path, odd, TokenBlocks(2, member="tok", dtype="uint16"))
     twice = make_tar([{"__key__": "a", "npy": npy([1])}, {"__key__": "b", "npy": npy([1]), "NPY": npy([2])}])
     with pytest.raises(TokensError, match="'b' has two members with the extension 'npy'"):

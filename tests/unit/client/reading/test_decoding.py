@@ -105,14 +105,14 @@ def test_nothing_is_unpickled_unless_asked_for(name: str) -> None:
 
 def test_an_unknown_name_is_refused_when_the_dataset_is_made() -> None:
     """With the nearest known name, and the member that it is for."""
-    with pytest.raises(ConfigError, match="no decoder 'rbg8'; did you mean 'rgb8'") as caught:
+    with pytest.raises(ConfigError, match="unknown decoder 'rbg8'; did you mean 'rgb8'") as caught:
         Pipeline.of({"jpg": "rbg8"}, None, "error")
     assert "decode['jpg']" in str(caught.value)
-    with pytest.raises(ConfigError, match="'pill8', which is no decoder of images; did you mean 'pil"):
+    with pytest.raises(ConfigError, match="'pill8', which is not an image decoder; did you mean 'pil"):
         Pipeline.of("pill8", None, "error")
-    with pytest.raises(ConfigError, match="'json', which is no decoder of images"):
+    with pytest.raises(ConfigError, match="'json', which is not an image decoder"):
         Pipeline.of("json", None, "error")
-    with pytest.raises(ConfigError, match="is no decoder"):
+    with pytest.raises(ConfigError, match="is not a decoder"):
         Pipeline.of({"jpg": 3}, None, "error")  # type: ignore[dict-item]
 
 
