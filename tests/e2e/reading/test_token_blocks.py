@@ -209,7 +209,8 @@ def test_tokens_that_cannot_be_counted_are_errors(folder: Path, daemon: Daemon, 
     path = folder / "odd.tar"
     path.write_bytes(token_tar([[1, 2, 3]], extension="tok", dtype="uint8"))
     index = tmp_path / "index.json"
-    for option, reason in (("tok", "not a .npy file"), ("tok:uint16", "not a multiple of 2"), ("tok:bfloat16", "choose")):
+    reasons = {"tok": "not a .npy file", "tok:uint16": "not a multiple of 2", "tok:bfloat16": "choose"}
+    for option, reason in reasons.items():
         ran = shardcache("index", path, "-o", index, "--tokens", option, socket=daemon.socket)
         assert ran.code != 0
         assert reason in " ".join((ran.out + ran.err).split())
