@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -45,6 +46,12 @@ def samples_of(*numbers: int, seed: int = 0) -> dict[str, bytes]:
 def ranges(server: FaultyS3, key: str) -> list[str]:
     """Return the ranges asked for of an object, in order."""
     return [asked for method, name, asked, _ in server.seen if method == "GET" and name == key and asked]
+
+
+def parts_requested(server: FaultyS3) -> int:
+    """Return how many parts of any object were requested; one request may be for several."""
+    asked = [re.fullmatch(r"bytes=(\d+)-(\d+)", header) for _, _, header, _ in server.seen if header]
+    return sum(-(-(int(match[2]) + 1 - int(match[1])) // PART_BYTES) for match in asked if match)
 
 
 def journalled_parts(daemon: Daemon) -> int:
@@ -97,7 +104,7 @@ async def test_an_object_replaced_midway_is_read_whole_from_its_new_version(daem
     assert await asyncio.to_thread(read, daemon, url, partial_reads=False) == samples_of(0, seed=1)
 
 
-@pytest.mark.parametrize("after", [7, 33])
+@pytest.mark.parametrize("after", [1, 4, 30])
 async def test_killed_anywhere_nothing_wrong_is_served(daemon: Daemon, faulty: FaultyS3, after: int) -> None:
     """However far the fetching of six shards had come, a restart gives every sample, and every file checks out."""
     numbers = range(6)
@@ -105,7 +112,7 @@ async def test_killed_anywhere_nothing_wrong_is_served(daemon: Daemon, faulty: F
         faulty.put(f"{number}.tar", shard(number))
     urls = f"s3://{BUCKET}/{{0..5}}.tar"
     asking = asyncio.create_task(asyncio.to_thread(read, daemon, urls))
-    await asyncio.to_thread(eventually, lambda: len(faulty.seen) >= after)
+    await asyncio.to_thread(eventually, lambda: parts_requested(faulty) >= after)
     await asyncio.to_thread(daemon.restart)
     assert await asking == samples_of(*numbers)
     verdict = await asyncio.to_thread(daemon.request, "POST", "/v1/verify", {"prefix": ""})
