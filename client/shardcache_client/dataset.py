@@ -144,10 +144,10 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         loader = _loader()
         if loader is not None:
             keep_freed_memory()
-        if self._source.handover is not None:
+        if self._settings.handover is not None:
             _let_collate_pass_buffers()
             if loader is None:
-                self._source.handover.acks.receive_here()
+                self._settings.handover.acks.receive_here()
         return self._begin(loader)
 
     def _look_at_callers(self) -> None:
@@ -260,7 +260,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         if self._elastic:
             return
         self._dealing = replace(self._dealing, batch_size=batch_size)
-        self._source = replace(self._source, deal=self._dealing.deal(self.manifest))
+        self._settings = replace(self._settings, deal=self._dealing.deal(self.manifest))
 
     def rank_position(self, workers: int, *, batch_size: int, drop_last: bool, in_order: bool) -> RankPosition:
         """Return the position of this rank at the start of the next iteration, by a loader with these workers."""

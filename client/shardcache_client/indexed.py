@@ -20,7 +20,7 @@ from shardcache_client.files.slicing import Sample
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.order.selection import By, Choices, split, subset
 from shardcache_client.reading.leased_shard import LeasedShard
-from shardcache_client.reading.stream import Source
+from shardcache_client.reading.stream import StreamSettings
 from shardcache_client.typed import T_co
 
 
@@ -65,22 +65,22 @@ class IndexedShards(Generic[T_co]):
     Raises, for a sample: what reading it raises; `on_error` is not called. IndexError for a number out of range.
     """
 
-    def __init__(self, source: Source, reader: Reader, window: int) -> None:
-        if source.manifest.counts is None:
+    def __init__(self, settings: StreamSettings, reader: Reader, window: int) -> None:
+        if settings.manifest.counts is None:
             raise ConfigError(
-                f"samples have no numbers: {source.manifest.uncounted} of {len(source.manifest)} shards were never "
+                f"samples have no numbers: {settings.manifest.uncounted} of {len(settings.manifest)} shards were never "
                 "counted",
                 remedy="count them once: shardcache index URL... -o index.json, then use index.json as the url",
             )
-        if source.pipeline.filters or source.pipeline.missing == "skip":
+        if settings.pipeline.filters or settings.pipeline.missing == "skip":
             raise ConfigError(
                 "with a filter, or missing='skip', some numbers would have no sample",
                 remedy="omit it here; torch.utils.data.Subset takes the numbers of the samples that you want",
             )
-        self._source = source
+        self._settings = settings
         self._reader = reader
         self._window = window
-        self._counts = source.manifest.counts
+        self._counts = settings.manifest.counts
         self._ends = list(accumulate(self._counts))
         self._held: OrderedDict[int, _Held] = OrderedDict()  # by number of the shard, the last asked for at the end
         self._parents = self._held  # in a forked process, what the parent holds
@@ -88,7 +88,7 @@ class IndexedShards(Generic[T_co]):
         self._lock = Lock()  # on what is held: one thread must not close the shard that another reads
 
     def __repr__(self) -> str:
-        return f"IndexedShards({self._source.manifest!r}, held={sorted(self._held)})"
+        return f"IndexedShards({self._settings.manifest!r}, held={sorted(self._held)})"
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -114,8 +114,8 @@ class IndexedShards(Generic[T_co]):
         return [self._selected(choices) for choices in split(self._counts, fractions, seed, by)]
 
     def _selected(self, choices: Choices) -> IndexedShards[T_co]:
-        source = replace(self._source, manifest=self._source.manifest.select(choices))
-        return IndexedShards(source, self._reader, self._window)
+        settings = replace(self._settings, manifest=self._settings.manifest.select(choices))
+        return IndexedShards(settings, self._reader, self._window)
 
     def __iter__(self) -> Iterator[T_co]:
         return map(self.__getitem__, range(len(self)))
@@ -143,7 +143,7 @@ class IndexedShards(Generic[T_co]):
         return shard, place - (self._ends[shard - 1] if shard else 0)
 
     def _decoded(self, shard: int, number: int) -> T_co:
-        sample, pipeline = self._sample(shard, number), self._source.pipeline
+        sample, pipeline = self._sample(shard, number), self._settings.pipeline
         item: Any = pipeline(sample) if pipeline else sample
         assert item.__class__ is not Dropped
         return cast(T_co, item)
@@ -174,12 +174,12 @@ class IndexedShards(Generic[T_co]):
         return self._held[shard]
 
     def _open(self, shard: int) -> _Held:
-        manifest = self._source.manifest
-        session = self._source.sessions.open(self._reader)
+        manifest = self._settings.manifest
+        session = self._settings.sessions.open(self._reader)
         try:
             session.declare(plan_reading(manifest, 0, [shard], ()))
             leased_shard = LeasedShard(
-                session, session.lease(0), count=manifest[shard].samples, view=self._source.pipeline.view(shard)
+                session, session.lease(0), count=manifest[shard].samples, view=self._settings.pipeline.view(shard)
             )
             leased_shard.open()
             return _Held(session, leased_shard, manifest.chosen(shard))

@@ -18,7 +18,7 @@ from shardcache_client.order.selection import Choices
 from shardcache_client.order.share import Share
 from shardcache_client.order.state import Place, State, find_states
 from shardcache_client.reader import ShardReader
-from shardcache_client.reading.stream import EpochStream, Source
+from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.typed import T_co, U
 
 
@@ -46,7 +46,7 @@ class MixtureReader(ShardReader[T_co]):
         )
         samples = samples_per_epoch or sum(source.samples for source in mixed)
         self._schedule = Schedule.of(weights, mixed, samples)
-        self._group = self._ranks_of(first._group.explicit, list(sources), first._source.sessions.timeout_s)
+        self._group = self._ranks_of(first._group.explicit, list(sources), first._settings.sessions.timeout_s)
         manifest = Manifest.joined([source.manifest for source in mixed])
         dealing = MixtureAssignment(
             None,
@@ -59,17 +59,17 @@ class MixtureReader(ShardReader[T_co]):
             schedule=self._schedule,
         )
         shards = [len(source.manifest) for source in mixed[:-1]]
-        pipelines = {name: reader._source.pipeline for name, reader in sources.items()}
-        source = Source(
-            sessions=copy.copy(first._source.sessions),
+        pipelines = {name: reader._settings.pipeline for name, reader in sources.items()}
+        settings = StreamSettings(
+            sessions=copy.copy(first._settings.sessions),
             manifest=manifest,
             deal=dealing.deal(manifest),
             pipeline=PipelineBySource(sources=pipelines, firsts=tuple(accumulate(shards, initial=0))),
-            handover=first._source.handover,
-            epochs=first._source.epochs,
+            handover=first._settings.handover,
+            epochs=first._settings.epochs,
         )
         self._names = tuple(sources)
-        self._assemble(source, dealing, first.seed, first._on_error, first._job)
+        self._assemble(settings, dealing, first.seed, first._on_error, first._job)
 
     if TYPE_CHECKING:
 
@@ -173,16 +173,16 @@ def _check(name: str, reader: ShardReader[Any]) -> None:
 
 def _options(reader: ShardReader[Any]) -> dict[str, object]:
     """Return the options that the sources of a mixture share, by the names of the arguments."""
-    handover = reader._source.handover
+    handover = reader._settings.handover
     return {
         "rank and world_size": reader._group.explicit,
         "batch_size": reader._dealing.batch_size,
         "global_batch_size": reader._dealing.global_batch_size,
         "canonical_nodes": reader._dealing.spans if reader._elastic else None,
         "even": reader._dealing.even,
-        "epochs": reader._source.epochs,
+        "epochs": reader._settings.epochs,
         "on_error": reader._on_error,
         "job": reader._job,
         "zero_copy": handover and (handover.extensions or "all"),
-        "socket, timeout_s, partial_reads or fallback": reader._source.sessions.settings,
+        "socket, timeout_s, partial_reads or fallback": reader._settings.sessions.settings,
     }

@@ -34,7 +34,7 @@ from shardcache_client.order.state import Place, Resumption, State, find_states,
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.resharding import refuse_resharding
 from shardcache_client.reading.position import ReaderPosition
-from shardcache_client.reading.stream import EpochStream, Source
+from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.selecting import Selecting, row_of, tables_of
 from shardcache_client.sharing.bookmark import Bookmark, Loader
 from shardcache_client.sharing.shared_state import SharedState
@@ -121,7 +121,7 @@ class ShardReader(Selecting, Generic[T_co]):
             unit="" if tokens is None else repr(tokens),
         )
         partial_reads = bool(partial_reads and not zero_copy and tokens is None)
-        source = Source(
+        settings = StreamSettings(
             sessions=Sessions(where, Patience(timeout_s), partial_reads=partial_reads, fallback=fallback),
             manifest=manifest,
             deal=dealing.deal(manifest),
@@ -129,19 +129,19 @@ class ShardReader(Selecting, Generic[T_co]):
             handover=_handover(zero_copy),
             epochs=epochs,
         )
-        self._assemble(source, dealing, seed, on_error, job)
+        self._assemble(settings, dealing, seed, on_error, job)
 
-    def _assemble(self, source: Source, dealing: Assignment, seed: int, on_error: Handler, job: str) -> None:
+    def _assemble(self, settings: StreamSettings, dealing: Assignment, seed: int, on_error: Handler, job: str) -> None:
         """Set what an iteration needs, besides the ranks."""
         self.seed = seed
-        self.manifest = source.manifest
+        self.manifest = settings.manifest
         self._on_error = on_error
         self._job = job
         self._dealing = dealing
-        self._source = source
+        self._settings = settings
         self._reading: tuple[int, EpochStream] | None = None
         self._shared_state = self._new_shared_state()
-        self._bookmark = Bookmark(self._shared_state, dealing.identities(source.manifest))
+        self._bookmark = Bookmark(self._shared_state, dealing.identities(settings.manifest))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
@@ -158,7 +158,7 @@ class ShardReader(Selecting, Generic[T_co]):
         Raises TypeError, as Python expects of `__len__`, while the number is unknown.
         """
         samples = self._deal().rank_size(self.topology())
-        if self._source.pipeline.filters:
+        if self._settings.pipeline.filters:
             raise TypeError("the number of samples is not known: it is up to the filter")
         if samples is None:
             raise TypeError(f"the number of samples is not known: {self._why_not_counted()}")
@@ -173,7 +173,7 @@ class ShardReader(Selecting, Generic[T_co]):
         It has the same shards and order, begins with this one's epoch, and keeps epochs and states of its own. An
         exception of the function becomes a DecodeError, which goes to `on_error`.
         """
-        return cast(ShardReader[U], self._derived(pipeline=self._source.pipeline.then(function)))
+        return cast(ShardReader[U], self._derived(pipeline=self._settings.pipeline.then(function)))
 
     def filter(self, function: Callable[[T_co], object]) -> Self:
         """Return a dataset that yields the items of this one for which `function(item)` is true.
@@ -181,15 +181,15 @@ class ShardReader(Selecting, Generic[T_co]):
         Its length is unknown, and ranks get different numbers of items: with several ranks, the dataset needs
         `even=None`, and a state of all ranks to resume from. Otherwise as `map`.
         """
-        return self._derived(pipeline=self._source.pipeline.then(function, is_filter=True))
+        return self._derived(pipeline=self._settings.pipeline.then(function, is_filter=True))
 
     def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
-        if self._source.pipeline.blocks is not None:
+        if self._settings.pipeline.blocks is not None:
             raise ConfigError(
                 "select() chooses samples of the shards, not blocks of their tokens",
                 remedy="leave documents out when the shards are written; subset() and split() choose among blocks",
             )
-        socket, patience, partial_reads, fallback = self._source.sessions.settings
+        socket, patience, partial_reads, fallback = self._settings.sessions.settings
         options: dict[str, Any] = {"job": self._job, "rank": 0, "world_size": 1, "timeout_s": patience.limit_s}
         options |= {"socket": socket, "epochs": 1, "partial_reads": partial_reads, "fallback": fallback}
         yield from _Tables(tables_of(self._urls), decode=row_of, **options)
@@ -214,12 +214,12 @@ class ShardReader(Selecting, Generic[T_co]):
         Raises ConfigError if the samples are not counted, or if this dataset leaves samples out.
         """
         check_least(1, window=window)
-        return IndexedShards(self._source, Reader(self._job), window)
+        return IndexedShards(self._settings, Reader(self._job), window)
 
     def _derived(self, **changes: Any) -> Self:
-        """Return a copy with changes to its source, and epochs and states of its own."""
+        """Return a copy with changes to its settings, and epochs and states of its own."""
         derived = copy(self)
-        derived._source = replace(self._source, **changes)
+        derived._settings = replace(self._settings, **changes)
         derived._group = self._group.of_copy()
         derived._shared_state = self._new_shared_state(self._shared_state.read())
         derived._bookmark = Bookmark(derived._shared_state, self._bookmark.datasets)
@@ -244,12 +244,12 @@ class ShardReader(Selecting, Generic[T_co]):
         return stream.samples(self._look_at_callers, partial(self._bookmark.finish, epoch, loader))
 
     def _check_filters(self, topology: Topology) -> None:
-        if self._source.pipeline.filters and self._elastic:
+        if self._settings.pipeline.filters and self._elastic:
             raise ConfigError(
                 "a filter would change the global batches of each number of workers in its own way",
                 remedy="omit global_batch_size; or filter when shards are written",
             )
-        if self._source.pipeline.filters and topology.world_size > 1 and self._dealing.even is not None:
+        if self._settings.pipeline.filters and topology.world_size > 1 and self._dealing.even is not None:
             raise ConfigError(
                 f"a filter gives {topology.world_size} ranks different numbers of samples, and ranks that train "
                 "together would wait for each other",
@@ -269,24 +269,24 @@ class ShardReader(Selecting, Generic[T_co]):
         return epoch if self._dealing.even is None else self._group.agree(epoch, left)
 
     def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
-        source, start = replace(self._source, deal=self._deal()), Resumption(epoch)
+        settings, start = replace(self._settings, deal=self._deal()), Resumption(epoch)
         if states and states[0].epoch == epoch:
-            if states[0].counted != source.deal.counted:
-                source = replace(source, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
+            if states[0].counted != settings.deal.counted:
+                settings = replace(settings, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
             self._check_states(states, topology)
             if self._elastic:
                 start = resume_batches(states, self._cut(topology), topology)
             else:
-                start = resume(states, self._cut(topology), topology, source.deal.epoch_samples)
+                start = resume(states, self._cut(topology), topology, settings.deal.epoch_samples)
         reader = Reader(self._job, topology, self._loader_name(), self.batch_size)
-        return EpochStream(source, reader, start, ReaderPosition.at(start.place, self._on_error))
+        return EpochStream(settings, reader, start, ReaderPosition.at(start.place, self._on_error))
 
     def _check_states(self, states: Sequence[State], topology: Topology) -> None:
         """Raise ConfigError if the states do not tell how far other ranks are."""
         cut, known = states[0].cut, {state.reader for state in states}
         if known == set(range(cut.readers)):
             return
-        if self._source.pipeline.filters:
+        if self._settings.pipeline.filters:
             raise ConfigError(
                 "with a filter, one rank's state does not tell how far the others are",
                 remedy="load the states of all ranks",
@@ -303,7 +303,7 @@ class ShardReader(Selecting, Generic[T_co]):
 
     def _deal(self) -> Deal:
         """Return the deal of this dataset; by sample counts only if all ranks are sure to have the same counts."""
-        deal, ranks = self._source.deal, self._group.ranks
+        deal, ranks = self._settings.deal, self._group.ranks
         needed = self._dealing.needs_counts or self.manifest.choices is not None
         if not deal.counted or needed or ranks.world_size == 1:
             return deal
@@ -398,7 +398,7 @@ class ShardReader(Selecting, Generic[T_co]):
 
     def _is_read(self, states: Sequence[State]) -> bool:
         """Return True if states of this dataset show that nothing is left of their epoch."""
-        first, deal = states[0], self._source.deal
+        first, deal = states[0], self._settings.deal
         if not deal.counted or first.dataset != self._bookmark.datasets.get(True):
             return False
         if isinstance(deal, ElasticDeal):

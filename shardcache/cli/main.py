@@ -24,7 +24,7 @@ from shardcache.cli.commands.warm import warm
 from shardcache.cli.commands.write import write
 from shardcache.cli.common import INTERRUPTED, Family, report
 from shardcache.cli.installation.completion import completion
-from shardcache.cli.installation.config import config
+from shardcache.cli.installation.config_command import config
 from shardcache.cli.installation.install import install
 from shardcache.cli.installation.man import man
 from shardcache.errors import ShardcacheError

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from textwrap import indent
 
-from shardcache.cluster.nodes import Node
-from shardcache.cluster.stores import Store
+from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier import MIB, PEER_NAME, Tier
+from shardcache.cluster.upstreams import Upstream
 from shardcache.errors import ConfigError
 
 PEERS = "/.shardcache/peers"
@@ -150,19 +150,19 @@ def _mapped(tier: Tier, value: object) -> Iterable[str]:
         yield f'"{_host_pattern(store)}" {value(tier, store)};'
 
 
-def _host_pattern(store: Store) -> str:
+def _host_pattern(store: Upstream) -> str:
     host = re.escape(store.authority).replace("\\-", "-")
     below = "" if store.is_address else "([a-z0-9_-]+[.])*"
     return f"~*^{below}{host}$"
 
 
-def _store_url(tier: Tier, store: Store) -> str:
+def _store_url(tier: Tier, store: Upstream) -> str:
     if store.is_address or not tier.resolvers:
         return f"{store.scheme}://{_group(tier, store)}"
     return f"{store.scheme}://$http_host"
 
 
-def _group(tier: Tier, store: Store) -> str:
+def _group(tier: Tier, store: Upstream) -> str:
     return f"store-{tier.stores.index(store)}"
 
 

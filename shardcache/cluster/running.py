@@ -14,7 +14,7 @@ from threading import Event
 from shardcache.cluster import nginx_process
 from shardcache.cluster.figures import AccessLog, Figures, measure
 from shardcache.cluster.nginx import ACCESS_LOG, PID_FILE, STATUS_FILE, render
-from shardcache.cluster.nodes import Node
+from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier import Tier
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.store.disk.files import fsync_path

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from shardcache.cluster.nodes import Node
+from shardcache.cluster.node_list import Node
 from shardcache.cluster.ring import Ring
-from shardcache.cluster.stores import Store
+from shardcache.cluster.upstreams import Upstream
 from shardcache.errors import ConfigError
 
 MIB = 1024 * 1024
@@ -63,7 +63,7 @@ class Tier:
     """
 
     nodes: tuple[Node, ...]
-    stores: tuple[Store, ...]
+    stores: tuple[Upstream, ...]
     front: str = FRONT
     owner_port: int = OWNER_PORT
     listen: str | None = None

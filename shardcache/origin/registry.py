@@ -15,7 +15,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import CacheError, ConfigError, MissingPackageError
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, Uploads
 from shardcache.origin.redirect_guard import RedirectGuard, Unrestricted
-from shardcache.origin.tier_client import Route, Tier, Tiered
+from shardcache.origin.tier_client import Route, Tiered, TierState
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
@@ -41,7 +41,7 @@ class Origins:
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
         self._connections = _CONNECTIONS_A_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
-        self.tiers = {table.tier: Tier(table.tier) for table in tables if table.tier is not None}
+        self.tiers = {table.tier: TierState(table.tier) for table in tables if table.tier is not None}
         self._workers = Workers()
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Deferred:
         tier: the tier in front of it, if any.
     """
 
-    def __init__(self, setup: Setup, tier: Tier | None = None) -> None:
+    def __init__(self, setup: Setup, tier: TierState | None = None) -> None:
         self.tier = tier
         self._setup = setup
         self._loading = asyncio.Lock()

@@ -118,7 +118,7 @@ class Route:
         return _REFRESH if self.refreshes else {}
 
 
-class Tier:
+class TierState:
     """State of the tier at one address.
 
     Attributes:
@@ -131,7 +131,7 @@ class Tier:
         self._suspects: dict[tuple[str, str, int], None] = {}  # parts whose cached bytes may be damaged, oldest first
 
     def __repr__(self) -> str:
-        return f"<Tier {self.address} {self._breaker}>"
+        return f"<TierState {self.address} {self._breaker}>"
 
     def to_json(self) -> dict[str, Any]:
         """Return the state for the status page."""

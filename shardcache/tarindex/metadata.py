@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from shardcache.errors import ConfigError, MetadataError
-from shardcache.tarindex.tables import Tables, key_of, member_spans
+from shardcache.tarindex.tables import Tables, TarBytes, key_of, member_spans
 
 Metadata = dict[str, Any]
 
@@ -16,12 +16,6 @@ MOST_BYTES = 16 * 1024
 """Limit for the metadata of one sample, as JSON."""
 
 _MOST_MEMBER_BYTES = 1024 * 1024
-
-
-class Tar(Protocol):
-    """The bytes of a tar."""
-
-    def __getitem__(self, run: slice, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class MetadataMember:
         return cls(extension, tuple(filter(None, fields.split(","))))
 
 
-def read_metadata(tables: Tables, tar: Tar, member: MetadataMember, url: str) -> Iterator[Metadata | None]:
+def read_metadata(tables: Tables, tar: TarBytes, member: MetadataMember, url: str) -> Iterator[Metadata | None]:
     """Yield the metadata of each sample of a shard; None for samples that lack the member.
 
     Args:

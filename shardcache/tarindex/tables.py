@@ -32,6 +32,12 @@ class Fault(enum.IntEnum):
                 )
 
 
+class TarBytes(Protocol):
+    """The bytes of a tar, by range."""
+
+    def __getitem__(self, run: slice, /) -> bytes: ...
+
+
 class Tables(Protocol):
     """Read access to tables, still under construction (`Samples`) or from a sidecar (`TarIndex`)."""
 

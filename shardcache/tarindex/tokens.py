@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from array import array
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 from shardcache.errors import ConfigError, TokensError
-from shardcache.tarindex.tables import Tables, fault_of, key_of, member_spans
+from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of, member_spans
 
 DTYPES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int16": 2, "int32": 4, "int64": 8}
 """Sizes in bytes of the types that tokens may have; arrays are little-endian."""
@@ -20,12 +20,6 @@ _HEADER = re.compile(
 )
 _KINDS = {b"u": "uint", b"i": "int"}
 _MOST_HEADER_BYTES = 1024
-
-
-class Tar(Protocol):
-    """The bytes of a tar."""
-
-    def __getitem__(self, run: slice, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +80,7 @@ class TokenRuns:
         return self.ends[-1] if self.ends else 0
 
 
-def find_tokens(tables: Tables, tar: Tar, member: TokenMember, url: str) -> TokenRuns:
+def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) -> TokenRuns:
     """Return the tokens of a shard.
 
     Args:

@@ -30,7 +30,7 @@ Tell = Callable[[Json], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ShardSettings:
     """Settings that determine the bytes of the shards, together with the input.
 
     Attributes:
@@ -49,7 +49,7 @@ class Settings:
 async def convert(
     names: Sequence[str],
     destination: str,
-    settings: Settings,
+    settings: ShardSettings,
     *,
     workers: int,
     tables: Sequence[OriginTable] = (),
@@ -82,7 +82,7 @@ async def convert(
 class _Conversion:
     """One run: a task that plans shards, and one per process that writes them."""
 
-    def __init__(self, found: Input, target: Destination, settings: Settings, tell: Tell) -> None:
+    def __init__(self, found: Input, target: Destination, settings: ShardSettings, tell: Tell) -> None:
         self._input = found
         self._target = target
         self._settings = settings
@@ -211,7 +211,7 @@ class _Conversion:
         }
 
 
-def _told(found: Input, settings: Settings) -> Json:
+def _told(found: Input, settings: ShardSettings) -> Json:
     """Return everything that the bytes of the shards depend on, for the journal."""
     return {
         "input": f"{found.kind} {found.identity}",

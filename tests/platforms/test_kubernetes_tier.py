@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from shardcache.cluster.nodes import parse
+from shardcache.cluster.node_list import parse
 from shardcache.cluster.ring import Ring, key_of
 from shardcache.cluster.tier import OWNER_PORT, Tier
 from support.cluster import network

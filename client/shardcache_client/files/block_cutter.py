@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from shardcache.errors import ConfigError
 from shardcache.tarindex import Tables, TokenMember, find_tokens, key_of
-from shardcache.tarindex.tokens import DTYPES, Tar
+from shardcache.tarindex.tables import TarBytes
+from shardcache.tarindex.tokens import DTYPES
 from shardcache_client.files.blocks import TokenBlocks
 from shardcache_client.files.slicing import Sample
 
@@ -24,7 +25,7 @@ class BlockCutter:
     Raises TokensError for a shard that has no tokens of this kind, ConfigError if its type cannot have the end token.
     """
 
-    def __init__(self, blocks: TokenBlocks, index: Tables, tar: Tar, url: str) -> None:
+    def __init__(self, blocks: TokenBlocks, index: Tables, tar: TarBytes, url: str) -> None:
         runs = find_tokens(index, tar, TokenMember(blocks.member, blocks.dtype), url)
         if blocks.end is not None and blocks.end >> (8 * DTYPES[runs.dtype] - runs.dtype.startswith("i")):
             raise ConfigError(f"the end token {blocks.end} is too large for {runs.dtype}", url=url)

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from shardcache.errors import ConfigError
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.lengths.gathering import Buffer, Source, State
+from shardcache_client.lengths.gathering import SampleBuffer, Source, State
 from shardcache_client.lengths.rounds import Agreeing, Recipe, Rounds, find_state, state_of
 from shardcache_client.ranks.agreement import Agreement
 from shardcache_client.ranks.distributed import MeetingPlace
@@ -110,7 +110,7 @@ class LengthBatches(IterableDataset[Any]):
         if self._state is not None:
             return self._state
         reader, epoch = self._dataset.topology(), self._dataset.epoch
-        start = Buffer(0, self._dataset.state_dict(), self._dataset.position)
+        start = SampleBuffer(0, self._dataset.state_dict(), self._dataset.position)
         return find_state(self._loaded, reader, epoch) or state_of(reader, epoch, start)
 
     def load_state_dict(self, state: Any) -> None:

@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 @dataclass(slots=True)
-class Buffer:
+class SampleBuffer:
     """Consecutive samples of one reader.
 
     Attributes:
@@ -89,7 +89,7 @@ class Buffer:
         self.refused += 1
         self._pass(position)
 
-    def borrow(self, before: Buffer | None) -> None:
+    def borrow(self, before: SampleBuffer | None) -> None:
         """Take over the shortest sample of the previous buffer, to be repeated.
 
         Raises ConfigError if there is no previous buffer.
@@ -143,7 +143,7 @@ class Gatherer:
         self._over = False
         self.refused = 0
 
-    def fill(self, buffer: Buffer, size: int) -> None:
+    def fill(self, buffer: SampleBuffer, size: int) -> None:
         """Read on until the buffer has received `size` samples, or the dataset ends."""
         while len(buffer) < size and not self._over:
             sample = next(self._samples, _END)
@@ -152,7 +152,7 @@ class Gatherer:
             else:
                 self._sort_in(sample, buffer)
 
-    def _sort_in(self, sample: Any, buffer: Buffer) -> None:
+    def _sort_in(self, sample: Any, buffer: SampleBuffer) -> None:
         length, position = max(1, self._length(sample)), self._dataset.position - 1
         if length <= self._max_tokens:
             buffer.add(sample, length, position)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from shardcache_client.handlers import Handler
 from shardcache_client.lengths.buckets import batches, fewest
-from shardcache_client.lengths.gathering import Buffer, Gatherer, Source, State
+from shardcache_client.lengths.gathering import Gatherer, SampleBuffer, Source, State
 from shardcache_client.order.permute import permutation
 from shardcache_client.topology import Topology
 
@@ -83,14 +83,14 @@ class Rounds:
             buffer, before = following, buffer
         self._say_what_was_odd()
 
-    def _empty_buffer(self, number: int) -> Buffer:
-        return Buffer(number, self._dataset.state_dict(), self._dataset.position)
+    def _empty_buffer(self, number: int) -> SampleBuffer:
+        return SampleBuffer(number, self._dataset.state_dict(), self._dataset.position)
 
-    def _agreed(self, buffer: Buffer) -> int:
+    def _agreed(self, buffer: SampleBuffer) -> int:
         need = fewest(buffer.lengths, self._recipe.max_tokens)
         return self._agreement.greatest(f"epoch {self._epoch}, round {buffer.number}", need)
 
-    def _round(self, buffer: Buffer, count: int, following: Buffer) -> Iterator[tuple[Any, State]]:
+    def _round(self, buffer: SampleBuffer, count: int, following: SampleBuffer) -> Iterator[tuple[Any, State]]:
         made = batches(buffer.lengths, self._recipe.max_tokens, count)
         # The same on all ranks, so that they get batches of similar length at the same time.
         order = permutation(count, f"{self._dataset.seed}/{self._epoch}/{self._reader.worker}/{buffer.number}")
@@ -105,7 +105,7 @@ class Rounds:
             self._gatherer.fill(following, min(buffer.gone, self._recipe.sort_buffer))
         self._skip = 0
 
-    def _state(self, buffer: Buffer, given: int = 0) -> State:
+    def _state(self, buffer: SampleBuffer, given: int = 0) -> State:
         return state_of(self._reader, self._epoch, buffer, given)
 
     def _say_what_was_odd(self) -> None:
@@ -121,7 +121,7 @@ class Rounds:
             )
 
 
-def state_of(reader: Topology, epoch: int, buffer: Buffer, given: int = 0) -> State:
+def state_of(reader: Topology, epoch: int, buffer: SampleBuffer, given: int = 0) -> State:
     """Return the state of a reader that has yielded `given` batches of a buffer."""
     note = {"reader": list(astuple(reader)), "epoch": epoch, "round": buffer.number, "given": given}
     return {"batch_by_length": note, "dataset": buffer.start | {"beyond": buffer.beyond if given else ""}}

@@ -30,7 +30,7 @@ from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.state import Resumption
 from shardcache_client.ray.node_daemon import node_socket
 from shardcache_client.reading.position import ReaderPosition
-from shardcache_client.reading.stream import EpochStream, Source
+from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.topology import job_name
 
 _BLOCK_BYTES = 64 << 20
@@ -200,9 +200,9 @@ def _read(manifest: Manifest, options: ReadOptions) -> Iterator[pyarrow.Table]:
     """Yield tables of some 64 MiB with the samples of the shards, in the order of the files."""
     sessions = Sessions(node_socket(), Patience(options.timeout_s), partial_reads=True, fallback=options.fallback)
     # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is not replaced.
-    source = Source(sessions, manifest, Assignment(even=None).deal(manifest, counted=False), epochs=1)
+    settings = StreamSettings(sessions, manifest, Assignment(even=None).deal(manifest, counted=False), epochs=1)
     start = Resumption(0)
-    stream = EpochStream(source, Reader(job_name()), start, ReaderPosition.at(start.place, options.on_error))
+    stream = EpochStream(settings, Reader(job_name()), start, ReaderPosition.at(start.place, options.on_error))
     yield from map(_table, _batches(stream))
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Source:
+class StreamSettings:
     """Settings shared by the streams of a dataset.
 
     Attributes:
@@ -64,15 +64,17 @@ class EpochStream:
         read: True once the last sample has been yielded.
     """
 
-    def __init__(self, source: Source, reader: Reader, start: Resumption, reader_position: ReaderPosition) -> None:
+    def __init__(
+        self, settings: StreamSettings, reader: Reader, start: Resumption, reader_position: ReaderPosition
+    ) -> None:
         self.start = start
         self.read = False
         self.reader_position = reader_position
-        self._source = source
+        self._settings = settings
         self._reader = reader
         self._first = self._share(0)
         # Samples that a filter leaves out are not replaced: each of the others comes once.
-        self._quota = None if source.pipeline.filters else source.deal.quota(reader.topology, self._first)
+        self._quota = None if settings.pipeline.filters else settings.deal.quota(reader.topology, self._first)
 
     def __repr__(self) -> str:
         return f"EpochStream(epoch={self.start.epoch}, {self.reader_position.place!r}, quota={self._quota})"
@@ -89,12 +91,12 @@ class EpochStream:
             when_asked: called when the first sample is requested, with the requesting code on the call stack.
             when_read: called before the last sample is yielded, or when there are none left.
         """
-        reader_position, quota, pipeline = self.reader_position, self._quota, self._source.pipeline or None
+        reader_position, quota, pipeline = self.reader_position, self._quota, self._settings.pipeline or None
         when_asked()
         if quota == reader_position.given or not self._first.segments:
             self._end(when_read)
             return
-        with self._source.sessions.borrow(self._reader) as session:
+        with self._settings.sessions.borrow(self._reader) as session:
             try:
                 for sample in self._samples(session):
                     if sample is None:
@@ -133,12 +135,12 @@ class EpochStream:
     @property
     def deal(self) -> Deal:
         """The deal that determines the reader's share."""
-        return self._source.deal
+        return self._settings.deal
 
     @property
     def counted(self) -> bool:
         """True if samples are dealt, False if whole shards."""
-        return self._source.deal.counted
+        return self._settings.deal.counted
 
     @property
     def share(self) -> Share:
@@ -155,7 +157,7 @@ class EpochStream:
         return (self._first.behind(place).samples or 0) if self._quota is None else self._quota - place.given
 
     def _share(self, time: int) -> Share:
-        return self._source.deal.share(self.start.epoch, time, self._reader.topology, self.start.phases)
+        return self._settings.deal.share(self.start.epoch, time, self._reader.topology, self.start.phases)
 
     def _samples(self, session: ShardSource) -> Iterator[Sample | None]:
         """Yield the samples of the share, then replacements from other readers' shares for those that were skipped.
@@ -181,24 +183,24 @@ class EpochStream:
 
     def _shards_after(self) -> Sequence[int]:
         """Return the shards of the reader's next epoch; none after the last."""
-        after, epochs = self.start.epoch + 1, self._source.epochs
+        after, epochs = self.start.epoch + 1, self._settings.epochs
         if epochs is not None and after >= epochs:
             return ()
-        return self._source.deal.share(after, 0, self._reader.topology).shards()
+        return self._settings.deal.share(after, 0, self._reader.topology).shards()
 
     def _once(self, session: ShardSource, share: Share, after: Sequence[int]) -> Iterator[Sample | None]:
-        plan = plan_reading(self._source.manifest, self.start.epoch, share.shards(), after)
+        plan = plan_reading(self._settings.manifest, self.start.epoch, share.shards(), after)
         session.declare(plan)
-        drawn = self._source.manifest.choices is not None or any(segment.mixed for segment in share.segments)
+        drawn = self._settings.manifest.choices is not None or any(segment.mixed for segment in share.segments)
         shard_window = ShardWindow(
             session,
             plan.reads,
             partial=False if drawn else None,
-            handover=self._source.handover,
-            view_of=self._source.pipeline.view,
+            handover=self._settings.handover,
+            view_of=self._settings.pipeline.view,
         )
         try:
             for segment in share.segments:
-                yield from read(segment, self._source.counted, shard_window, self.reader_position)
+                yield from read(segment, self._settings.counted, shard_window, self.reader_position)
         finally:
             shard_window.empty()

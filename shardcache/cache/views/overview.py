@@ -18,7 +18,7 @@ from shardcache.cache.transfers.waiting import Stage
 from shardcache.errors import DiskError
 from shardcache.fetch.download import Downloader
 from shardcache.observability.metrics import Counters
-from shardcache.origin.tier_client import Tier
+from shardcache.origin.tier_client import TierState
 from shardcache.plan.schedule import Schedule
 from shardcache.redact import HIDDEN, redact
 from shardcache.store.disk.files import free_bytes
@@ -40,7 +40,7 @@ class Overview:
         readers: Readers,
         prefetcher: Prefetcher,
         downloader: Downloader,
-        tiers: Iterable[Tier],
+        tiers: Iterable[TierState],
         counters: Counters,
     ) -> None:
         self._store = store

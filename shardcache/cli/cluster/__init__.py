@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from shardcache.cli.cluster.certificates import certificates
+from shardcache.cli.cluster.cluster_status import status
 from shardcache.cli.cluster.render import render
 from shardcache.cli.cluster.run import run
-from shardcache.cli.cluster.status import status
 from shardcache.cli.common import Family
 
 

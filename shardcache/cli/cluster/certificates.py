@@ -38,7 +38,7 @@ def certificates(nodes: str | None, out: Path, shared: bool, days: int, as_json:
     if (nodes is None) is not shared:
         raise click.UsageError("name the nodes with --nodes, or give --shared")
     try:
-        from shardcache.cluster.certificates import issue_all, issue_shared
+        from shardcache.cluster.authority import issue_all, issue_shared
     except ModuleNotFoundError as exn:
         if exn.name is None or not exn.name.startswith("cryptography"):
             raise

@@ -15,7 +15,7 @@ from shardcache.cli.common import parse_size
 from shardcache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shardcache.cluster.nodes import Node
+    from shardcache.cluster.node_list import Node
     from shardcache.cluster.tier import Tier, Tls
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -248,7 +248,7 @@ def _resolver(text: str) -> str:
 
 def nodes_of(text: str) -> tuple[Node, ...]:
     """Return the nodes of `--nodes`. Raises ConfigError."""
-    from shardcache.cluster.nodes import parse
+    from shardcache.cluster.node_list import parse
 
     if text == "-":
         return parse(sys.stdin.read())
@@ -283,10 +283,10 @@ def tier_of(
     **options: Any,
 ) -> Tier:
     """Return the tier that the options describe. Raises ConfigError."""
-    from shardcache.cluster.stores import Store
     from shardcache.cluster.tier import Tier
+    from shardcache.cluster.upstreams import Upstream
 
-    found, parsed = nodes_of(nodes), tuple(map(Store.parse, stores))
+    found, parsed = nodes_of(nodes), tuple(map(Upstream.parse, stores))
     if resolvers is None:
         resolvers = () if all(store.is_address for store in parsed) else _system_resolvers()
     return Tier(

@@ -45,7 +45,7 @@ def top(
     """
     import asyncio
 
-    from shardcache.cli import live
+    from shardcache.cli import top_views as live
 
     if nodes and (once or not (as_json or sys.stdout.isatty())):
         print_nodes(nodes, token_file, interval_s, as_json=as_json, with_rates=True)

@@ -94,15 +94,17 @@ def write(
     import asyncio
 
     from shardcache.cli.display.output import ByteProgress, count, make_console
-    from shardcache.config import Settings as Config
+    from shardcache.config import Settings
     from shardcache.units import size
-    from shardcache.writing.conversion import Settings, convert
+    from shardcache.writing.conversion import ShardSettings, convert
     from shardcache.writing.plan.cutting import ShardNames
     from shardcache.writing.sources.opening import Reading
 
-    settings = Settings(shard_size, ShardNames(names), Reading(field, pack, columns, split, classes, shuffle), tokens)
+    settings = ShardSettings(
+        shard_size, ShardNames(names), Reading(field, pack, columns, split, classes, shuffle), tokens
+    )
     processes = workers or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
-    tables = Config.load({}, config).origin
+    tables = Settings.load({}, config).origin
     with ByteProgress(make_console(stderr=True), "writing") as bar:
         work = convert(sources, destination, settings, workers=processes, tables=tables, tell=bar.update)
         summary = asyncio.run(work)

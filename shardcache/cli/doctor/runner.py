@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error
-from shardcache.cli.doctor import cache, kernel, stores, tier
+from shardcache.cli.doctor import cache, kernel, stores
 from shardcache.cli.doctor import running_daemon as daemon
+from shardcache.cli.doctor import tier_owners as tier
 from shardcache.cli.doctor.context import Context
 from shardcache.cli.threads import in_thread
 from shardcache.errors import ShardcacheError

@@ -116,7 +116,7 @@ def tier(
     """
     from shardcache.cli.installation.systemd import this_program
     from shardcache.cli.installation.target import Target
-    from shardcache.cli.installation.tier import SERVICE, service_of
+    from shardcache.cli.installation.tier_service import SERVICE, service_of
 
     target = Target(root.absolute(), dry_run)
     _check_this_node(target.is_image or dry_run)

@@ -93,7 +93,7 @@ def every_sample(times: dict[str, int] | None = None) -> Counter[tuple[str, str]
 def dealt(mixture: Mixture, epoch: int) -> Read:
     """Return what the order says of a single reader's epoch."""
     names = [(name, number) for name, counts in COUNTS.items() for number in range(len(counts))]
-    shards = walk(mixture._source.deal.share(epoch, 0, mixture.topology()), [*COUNTS["web"], *COUNTS["code"]])
+    shards = walk(mixture._settings.deal.share(epoch, 0, mixture.topology()), [*COUNTS["web"], *COUNTS["code"]])
     return [
         (name, KEYS[name][sum(COUNTS[name][:number]) + sample])
         for (name, number), sample in ((names[shard], sample) for shard, sample in shards)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from shardcache.cli.installation.target import Target
-from shardcache.cluster.certificates import issue_all
-from shardcache.cluster.nodes import parse
+from shardcache.cluster.authority import issue_all
+from shardcache.cluster.node_list import parse
 from support.network.other_user import needs_root
 from support.programs.cli import Ran, shardcache
 

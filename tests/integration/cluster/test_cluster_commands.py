@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cluster.certificates import issue_all
-from shardcache.cluster.nodes import parse
-from shardcache.cluster.status import ask
+from shardcache.cluster.authority import issue_all
+from shardcache.cluster.node_list import parse
 from shardcache.cluster.tier import PEER_NAME, Tls
+from shardcache.cluster.tier_status import ask
 from support.cluster.tier_nodes import TierNodes, needs_nginx
 from support.programs.cli import shardcache
 

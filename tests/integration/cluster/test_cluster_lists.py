@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardcache.cluster.nodes import parse
+from shardcache.cluster.node_list import parse
 from shardcache.cluster.running import NodeTier
-from shardcache.cluster.stores import Store
 from shardcache.cluster.tier import Tier
+from shardcache.cluster.upstreams import Upstream
 from support.cluster.tier_nodes import needs_nginx
 from support.disks.mounted_files import MountedFiles
 from support.network.ports import free_port
@@ -82,7 +82,7 @@ def test_a_list_that_changes_during_the_start_is_followed(tmp_path: Path) -> Non
             nodes.write_text(TWO)
         return Tier(
             nodes=parse(listed),
-            stores=(Store.parse(STORE),),
+            stores=(Upstream.parse(STORE),),
             front=f"127.0.0.1:{front}",
             owner_port=port,
             cache_dir=str(tmp_path / "cache"),

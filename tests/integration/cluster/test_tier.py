@@ -14,7 +14,7 @@ from shardcache.config import OriginTable
 from shardcache.errors import CorruptShardError, ShardChangedError
 from shardcache.observability.metrics import Counters
 from shardcache.origin.base import RemoteObject
-from shardcache.origin.tier_client import Tier
+from shardcache.origin.tier_client import TierState
 from shardcache_client import ShardDataset
 from support.programs.daemon import Daemon
 from support.programs.downloads import PART, Rig
@@ -33,7 +33,7 @@ class TieredRig(Rig):
         address = near.endpoint_url.removeprefix("http://")
         super().__init__(root, *(OriginTable(match=match, tier=address) for match in ("s3://", "http://")))
         self.far, self.near = far, near
-        self.tier: Tier = self.origins.tiers[address]
+        self.tier: TierState = self.origins.tiers[address]
 
     async def put(self, key: str = "a.tar", *, web: bool = False) -> RemoteObject:
         """Store the data in both; return the object of the origin."""

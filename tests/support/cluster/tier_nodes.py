@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from shardcache.cluster.nginx import render
-from shardcache.cluster.nodes import Node, parse
-from shardcache.cluster.stores import Store
+from shardcache.cluster.node_list import Node, parse
 from shardcache.cluster.tier import Tier, Tls
+from shardcache.cluster.upstreams import Upstream
 from support.network.ports import free_port
 from support.programs.guard import GUARD_S
 
@@ -55,7 +55,7 @@ class TierNodes:
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="shardcache-tier-")))
         self.tier = Tier(
             nodes=parse(",".join(f"node{number}=127.0.0.{number + 1}" for number in range(1, count + 1))),
-            stores=tuple(map(Store.parse, stores)),
+            stores=tuple(map(Upstream.parse, stores)),
             owner_port=free_port(),
             cache_dir=str(self.folder / "{node}" / "cache"),
             run_dir=str(self.folder / "{node}" / "run"),

@@ -32,7 +32,7 @@ from shardcache_client.order.plan import Plan
 from shardcache_client.order.state import Resumption
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.position import ReaderPosition
-from shardcache_client.reading.stream import EpochStream, Source
+from shardcache_client.reading.stream import EpochStream, StreamSettings
 from support.network.peer import Json, Peer, Script, scripted
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, pack, random_samples
@@ -417,7 +417,7 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
 
     with scripted(socket, script):
         manifest = Manifest.of(PLAN.shards)
-        source = Source(Sessions(socket, Patience(), partial_reads=True), manifest, ShardDeal(len(manifest)))
+        source = StreamSettings(Sessions(socket, Patience(), partial_reads=True), manifest, ShardDeal(len(manifest)))
         stream = EpochStream(source, READER, Resumption(0), ReaderPosition(on_error))
         try:
             found += (sample["__key__"] for sample in stream)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from shardcache.cluster.nodes import Node
+from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier import PEER_NAME
 from shardcache.errors import ConfigError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardcache.cluster.nodes import parse
+from shardcache.cluster.node_list import parse
 from shardcache.cluster.ring import Ring, key_of
-from shardcache.cluster.stores import Store
+from shardcache.cluster.upstreams import Upstream
 from shardcache.errors import ConfigError
 
 
@@ -52,7 +52,7 @@ def test_a_list_that_cannot_be_used_says_why(text: str, reason: str) -> None:
 def test_a_store_is_an_endpoint(url: str) -> None:
     """A bucket, a path or a piece of nginx's syntax is refused."""
     with pytest.raises(ConfigError):
-        Store.parse(url)
+        Upstream.parse(url)
 
 
 def test_shares_are_those_of_the_keys() -> None:

@@ -1,6 +1,6 @@
 """Health probe of this node's nginx, with only the standard library: it runs every few seconds in a container.
 
-`python -m shardcache.cluster.probing 127.0.0.1:9080` exits 0 if the front at that address answers.
+`python -m shardcache.cluster.nginx_probe 127.0.0.1:9080` exits 0 if the front at that address answers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def answer_of(front: str, limit_s: float = _LIMIT_S) -> str:
 def main(args: list[str]) -> int:
     """Run the probe; print what it found and return the exit code."""
     if len(args) != 1:
-        print("usage: python -m shardcache.cluster.probing HOST:PORT", file=sys.stderr)
+        print("usage: python -m shardcache.cluster.nginx_probe HOST:PORT", file=sys.stderr)
         return _USAGE
     try:
         print(answer_of(args[0]))

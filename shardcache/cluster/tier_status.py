@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from shardcache.cluster.nginx import PEERS, STATUS
-from shardcache.cluster.nodes import Node
+from shardcache.cluster.node_list import Node
 from shardcache.cluster.ring import Ring
 from shardcache.cluster.tier import PEER_NAME, Tls
 from shardcache.errors import ConfigError

@@ -14,7 +14,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class Upstream:
     """One object store or web server.
 
     Attributes:
@@ -28,7 +28,7 @@ class Store:
     port: int | None
 
     @classmethod
-    def parse(cls, url: str) -> Store:
+    def parse(cls, url: str) -> Upstream:
         """Parse the url of an endpoint, such as https://s3.eu-central-1.amazonaws.com. Raises ConfigError."""
         parts = urlsplit(url)
         try:

@@ -10,7 +10,7 @@ from shardcache.cli.cluster.options import nodes_of, nodes_option, tls_of, tls_o
 from shardcache.cli.common import fail, json_option, print_json
 
 if TYPE_CHECKING:
-    from shardcache.cluster.status import NodeReport
+    from shardcache.cluster.tier_status import NodeReport
 
 
 @click.command(
@@ -29,7 +29,7 @@ def status(nodes: str, owner_port: int, plain: bool, ca: str, certificate: str, 
     """
     import asyncio
 
-    from shardcache.cluster.status import ask
+    from shardcache.cluster.tier_status import ask
 
     found = nodes_of(nodes)
     tls = tls_of(found, plain=plain, ca=ca, certificate=certificate, key=key)

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from shardcache.cluster.nginx import PEERS
-from shardcache.cluster.probing import _PATH, answer_of, main
+from shardcache.cluster.nginx_probe import _PATH, answer_of, main
 from support.cluster.tier_nodes import TierNodes, needs_nginx
 from support.programs.processes import children
 
@@ -40,7 +40,7 @@ def test_another_server_is_not_the_tier(capsys: pytest.CaptureFixture[str]) -> N
     """What is no HTTP, as what is no tier, fails the probe."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        command = [sys.executable, "-m", "shardcache.cluster.probing", address]
+        command = [sys.executable, "-m", "shardcache.cluster.nginx_probe", address]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as probe:
             with server.accept()[0] as connection:
                 connection.recv(4096)
@@ -52,6 +52,6 @@ def test_another_server_is_not_the_tier(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_it_loads_little_and_asks_where_nginx_answers() -> None:
     """It runs every few seconds on each node."""
-    code = f"import sys, shardcache.cluster.probing; print([name for name in {HEAVY} if name in sys.modules])"
+    code = f"import sys, shardcache.cluster.nginx_probe; print([name for name in {HEAVY} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
     assert _PATH == PEERS
