@@ -107,7 +107,7 @@ class Counters:
         retries: requests for parts repeated after a failure.
         hedges: hedged requests, sent because the first request for a part was late.
         hedged_bytes: bytes received by the losing request of a hedged pair; included in `origin_bytes`.
-        corrupt: shards found damaged, on arrival or by `verify`.
+        corrupt: shards found corrupt, on arrival or by `verify`.
         measures: histograms and labelled counters.
     """
 

@@ -25,15 +25,15 @@ class Space:
         capacity_bytes: maximum size of the cache.
         min_free_bytes: space that the filesystem must keep free.
         kept_bytes: published shards with their sidecars, idle partials and quarantine.
-        promised_bytes: open reservations, whether already on disk or not.
-        unwritten_bytes: the part of `promised_bytes` that the filesystem does not yet count as used.
+        reserved_bytes: open reservations, whether already on disk or not.
+        unwritten_bytes: the part of `reserved_bytes` that the filesystem does not yet count as used.
         pinned_bytes: the part of `kept_bytes` that is pinned.
     """
 
     capacity_bytes: int
     min_free_bytes: int = 0
     kept_bytes: int = 0
-    promised_bytes: int = 0
+    reserved_bytes: int = 0
     unwritten_bytes: int = 0
     pinned_bytes: int = 0
 
@@ -45,7 +45,7 @@ class Space:
     @property
     def used_bytes(self) -> int:
         """All bytes that count against the capacity."""
-        return self.kept_bytes + self.promised_bytes
+        return self.kept_bytes + self.reserved_bytes
 
     def shortfall_bytes(self, wanted_bytes: int, disk_free_bytes: int) -> int:
         """Return how many bytes must be evicted before `wanted_bytes` can be reserved; 0 if none."""
@@ -74,13 +74,13 @@ class Reservation:
         """Reserve more bytes; the caller has checked that the shortfall for them is 0."""
         self.size_bytes += size_bytes
         self.unwritten_bytes += size_bytes
-        self.space.promised_bytes += size_bytes
+        self.space.reserved_bytes += size_bytes
         self.space.unwritten_bytes += size_bytes
 
     def adopt(self, kept_bytes: int) -> None:
         """Take over bytes that are already on disk, such as those of an idle partial."""
         self.space.kept_bytes -= kept_bytes
-        self.space.promised_bytes += kept_bytes
+        self.space.reserved_bytes += kept_bytes
         self.size_bytes += kept_bytes
 
     def written(self, size_bytes: int) -> None:
@@ -90,7 +90,7 @@ class Reservation:
 
     def close(self, kept_bytes: int = 0) -> None:
         """Release the reservation, except `kept_bytes`, which stay on disk and count as kept."""
-        self.space.promised_bytes -= self.size_bytes
+        self.space.reserved_bytes -= self.size_bytes
         self.space.unwritten_bytes -= self.unwritten_bytes
         self.space.kept_bytes += kept_bytes
         self.size_bytes = self.unwritten_bytes = 0

@@ -251,7 +251,7 @@ class Store:
         return removed
 
     async def quarantine(self, shard: Shard) -> None:
-        """Take a damaged shard out of service and move it to quarantine, where it stays until its space is needed.
+        """Take a corrupt shard out of service and move it to quarantine, where it stays until its space is needed.
 
         Raises DiskError if it cannot be moved: it then stays in place, and counts as used, until `set_aside` succeeds.
         """
@@ -262,7 +262,7 @@ class Store:
         await self.set_aside()
 
     async def set_aside(self) -> None:
-        """Move all damaged shards to quarantine. Raises DiskError."""
+        """Move all corrupt shards to quarantine. Raises DiskError."""
         async with self._setting_aside:
             for key, shard in list(self._condemned.items()):
                 leftover = await asyncio.to_thread(self._quarantine, shard)

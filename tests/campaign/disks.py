@@ -137,7 +137,7 @@ def flipped(result: Result, rounds: int, folder: Path) -> Result:
             flip(tar, 4096 * number + 777)
             begun_s = time.monotonic()
             try:
-                eventually(lambda wanted=number + 1: rig.daemon.status()["scrub"]["damaged"] >= wanted)  # type: ignore[misc]
+                eventually(lambda wanted=number + 1: rig.daemon.status()["scrub"]["corrupt"] >= wanted)  # type: ignore[misc]
             except TimeoutError:
                 result.fail("hangs", f"{result.fault}: byte {4096 * number + 777} was not found")
                 break

@@ -157,8 +157,8 @@ class Evictor:
         """Raise CapacityError unless pinned, leased and arriving shards fit in the given capacity."""
         space, shards = self._store.space, self._store.shards.values()
         read_bytes = sum(shard.kept_bytes for shard in shards if shard.leases and not shard.pinned)
-        if read_bytes + space.pinned_bytes + space.promised_bytes > capacity_bytes:
-            sizes = (capacity_bytes, space.pinned_bytes, read_bytes, space.promised_bytes)
+        if read_bytes + space.pinned_bytes + space.reserved_bytes > capacity_bytes:
+            sizes = (capacity_bytes, space.pinned_bytes, read_bytes, space.reserved_bytes)
             wanted, pinned, read, arriving = map(size, sizes)
             raise CapacityError(
                 f"{wanted} cannot hold the shards that must stay: {pinned} pinned, {read} leased, {arriving} reserved "
@@ -243,7 +243,7 @@ class Evictor:
                 remedy="remove pins with `shardcache unpin`, or enlarge the cache with `shardcache set capacity`",
             )
         on_disk_bytes = space.used_bytes - space.unwritten_bytes - space.pinned_bytes
-        if self._store.shortfall_bytes(size_bytes) > on_disk_bytes + space.promised_bytes:
+        if self._store.shortfall_bytes(size_bytes) > on_disk_bytes + space.reserved_bytes:
             raise DiskFullError(
                 f"the filesystem of {self._store.layout.root} cannot provide {size(size_bytes)} and keep "
                 f"{size(space.min_free_bytes)} free, even with all unpinned shards evicted",

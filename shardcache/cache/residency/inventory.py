@@ -127,4 +127,4 @@ class Inventory:
             (now.held if shard.stays else now.freed)(shard.key)
 
     def _is_cached(self, shard: Shard) -> bool:
-        return self._store.shards.get(shard.key) is shard  # a damaged shard may be quarantined while leased
+        return self._store.shards.get(shard.key) is shard  # a corrupt shard may be quarantined while leased

@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 class Quarantine:
-    """Takes damaged shards out of service, unless the disk as a whole cannot be read."""
+    """Takes corrupt shards out of service, unless the disk as a whole cannot be read."""
 
     def __init__(self, store: Store, inventory: Inventory, health: Health, counters: Counters, changed: Signal) -> None:
         self._store = store
@@ -31,12 +31,12 @@ class Quarantine:
             return False
         shard.damage = exn
         if shard.leases:
-            log.error("damaged shard is in use", shard=exn.url, leases=shard.leases)
+            log.error("corrupt shard is in use", shard=exn.url, leases=shard.leases)
         await self.isolate(shard, exn)
         return True
 
     async def isolate(self, shard: Shard, exn: CorruptShardError) -> None:
-        """Take a damaged shard out of service; the next request re-fetches it."""
+        """Take a corrupt shard out of service; the next request re-fetches it."""
         if self._store.shards.get(shard.key) is not shard:
             return  # evicted or quarantined, and perhaps re-fetched, during the check
         log.error("cached shard is damaged; quarantined", shard=exn.url, cause=exn.message)
@@ -45,5 +45,5 @@ class Quarantine:
         try:
             await self._store.quarantine(shard)
         except DiskError as failure:  # it is out of service in any case
-            log.warning("cannot move the damaged shard to quarantine yet", shard=exn.url, cause=failure.message)
+            log.warning("cannot move the corrupt shard to quarantine yet", shard=exn.url, cause=failure.message)
         self._changed.notify()

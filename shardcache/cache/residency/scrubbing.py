@@ -77,7 +77,7 @@ class Scrubber:
         self._found = 0
 
     def __repr__(self) -> str:
-        return f"Scrubber({self._progress!r}, read_bytes={self._read_bytes}, damaged={self._found})"
+        return f"Scrubber({self._progress!r}, read_bytes={self._read_bytes}, corrupt={self._found})"
 
     def to_json(self) -> dict[str, Any]:
         """Return the rate, totals since the start, the round's progress and start, and the end of the last round."""
@@ -86,7 +86,7 @@ class Scrubber:
             "rate_bytes_per_s": self._rate_bytes_per_s,
             "scrubbed_bytes": self._read_bytes,
             "scrubbed_shards": self._shards,
-            "damaged": self._found,
+            "corrupt": self._found,
             "round_share": round(int(progress.key or "0", 16) / 16 ** len(progress.key), 4),
             "round_begun_at_s": progress.begun_s or None,
             "last_round_ended_at_s": progress.ended_s,

@@ -4,7 +4,7 @@ Offered only for origins that check the version on every read: a version checked
 Readers see the contiguous finished parts from the first byte on, and the beginning of the part after them. Each part is
 fetched with If-Match, and nothing of it is written before the answer's header proves to be the expected one. Whether
 the whole shard is sound is known only at the end, so a reader may learn then that the beginning it read belongs to a
-damaged shard.
+corrupt shard.
 """
 
 from __future__ import annotations

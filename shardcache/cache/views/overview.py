@@ -64,7 +64,7 @@ class Overview:
                 "free_bytes": self._free_bytes(),
                 "leased_bytes": self._leased_bytes(),
                 "leases": sum(shard.leases for shard in self._readers.inventory.leased),
-                "arriving_bytes": space.promised_bytes,
+                "reserved_bytes": space.reserved_bytes,
                 "shards": len(self._store.shards),
             },
             "counters": self._counters.to_json() | {"paused": self._downloader.pauses},
@@ -79,7 +79,7 @@ class Overview:
         stage, space = transfer.stages.present, self._store.space
         if stage is not Stage.SPACE:
             return stage.value
-        amounts = (space.capacity_bytes, self._leased_bytes(), space.pinned_bytes, space.promised_bytes)
+        amounts = (space.capacity_bytes, self._leased_bytes(), space.pinned_bytes, space.reserved_bytes)
         capacity, leased, pinned, arriving = map(size, amounts)
         pins = f", {pinned} pinned" if space.pinned_bytes else ""
         return (

@@ -18,7 +18,7 @@ from shardcache.cli.common import fail, json_option, print_lines, socket_option,
 def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
     """Read every cached shard and check it against its checksums.
 
-    With PREFIX, checks only the shards whose url starts with it. A damaged shard is quarantined, and re-fetched when it
+    With PREFIX, checks only the shards whose url starts with it. A corrupt shard is quarantined, and re-fetched when it
     is needed next. Exits 1 if one was found. With --json, prints one line of JSON per event.
     """
     if stream(socket, lambda daemon: daemon.verify(prefix), print_lines if as_json else _show_events):
@@ -41,5 +41,5 @@ def _show_events(events: Iterable[dict[str, Any]]) -> int:
                 case "done":
                     done = event
     failures.explain()
-    console.print(f"{count(done['shards'], 'shard')} verified ({size(done['bytes'])}), {done['corrupt']:,} damaged")
+    console.print(f"{count(done['shards'], 'shard')} verified ({size(done['bytes'])}), {done['corrupt']:,} corrupt")
     return len(failures)

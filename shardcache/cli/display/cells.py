@@ -21,10 +21,10 @@ Row = Mapping[str, Any]
 # A job that needs its next missing shard sooner than this is highlighted: it may have to wait.
 _SOON_S = 10.0
 
-_HELD = {"leased_bytes": "leased", "arriving_bytes": "arriving"}
+_HELD = {"leased_bytes": "leased", "reserved_bytes": "reserved"}
 # What matters most comes first: a narrow screen cuts the end.
 _COUNTERS = {
-    "corrupt": "damaged",
+    "corrupt": "corrupt",
     "evictions": "evictions",
     "refetches": "re-fetched",
     "retries": "retries",
@@ -75,14 +75,14 @@ def scrub(page: Row) -> str | None:
     state = page.get("scrub")
     if not state or not state["rate_bytes_per_s"]:
         return None
-    found = f", {state['damaged']:,} damaged" if state["damaged"] else ""
+    found = f", {state['corrupt']:,} corrupt" if state["corrupt"] else ""
     return f"{size(state['scrubbed_bytes'])} checked since start{found} · {state['round_share']:.0%} of this round"
 
 
 def troubles(counters: Row) -> str:
     """List the counters since start that may be worth a look, but for zeros."""
     counted = [f"{what} {counters[key]:,}" for key, what in _COUNTERS.items() if counters.get(key)]
-    return " · ".join(counted) or "nothing evicted, damaged or retried"
+    return " · ".join(counted) or "nothing evicted, corrupt or retried"
 
 
 def tier(page: Row) -> Text | None:

@@ -58,7 +58,7 @@ CHECKS = (
     Check("kernel.memory", "the kernel's limits", kernel.memory),
     Check("tier.bypass", "the cluster's tier", tier.bypasses),
     Check("tier.reach", "the cluster's tier", tier.reach),
-    Check("store.reach", "the object stores", stores.probe, measures=True),
+    Check("origin.reach", "the object stores", stores.probe, measures=True),
 )
 
 # Checks have their own, shorter network timeouts; past this limit a disk or a network filesystem's server hangs.

@@ -37,7 +37,7 @@ def _by_daemon(context: Context, version: str) -> list[Finding]:
     except ProtocolError:
         findings.append(skipped(f"the running daemon ({version}) cannot probe object stores"))
     except ShardcacheError as exn:
-        findings.append(of_error(exn, "the daemon refuses it").named("store.reach", exn.url or ""))
+        findings.append(of_error(exn, "the daemon refuses it").named("origin.reach", exn.url or ""))
     return findings
 
 

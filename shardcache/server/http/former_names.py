@@ -11,6 +11,8 @@ Json = dict[str, Any]
 
 METRICS = {
     "cache_leased_bytes": "cache_in_hand_bytes",
+    "cache_reserved_bytes": "cache_arriving_bytes",
+    "scrub_corrupt_shards": "scrub_damaged_shards",
     "refetches": "regrets",
     "origin_connections": "store_connections",
     "origin_connections_limit": "store_connections_limit",
@@ -21,10 +23,11 @@ METRICS = {
 
 def status(page: Json) -> Json:
     """Return a status page that has the former keys, too."""
-    cache, counters = page["cache"], page["counters"]
+    cache, counters, scrub = page["cache"], page["counters"], page["scrub"]
     return page | {
-        "cache": cache | {"pinned_bytes": cache["leased_bytes"]},
+        "cache": cache | {"pinned_bytes": cache["leased_bytes"], "arriving_bytes": cache["reserved_bytes"]},
         "counters": counters | {"regrets": counters["refetches"]},
+        "scrub": scrub | {"damaged": scrub["corrupt"]},
         "origins": [origin | {"busy": origin["throttled"]} for origin in page["origins"]],
     }
 

@@ -53,7 +53,7 @@ _DAEMON = (
 _CACHE = (
     Row(GAUGE, "capacity_bytes", "cache_capacity_bytes", "Maximum size of the cache."),
     Row(GAUGE, "used_bytes", "cache_used_bytes", "Space used by the cache, including space reserved for transfers."),
-    Row(GAUGE, "arriving_bytes", "cache_arriving_bytes", "Space reserved for transfers, part of the used space."),
+    Row(GAUGE, "reserved_bytes", "cache_reserved_bytes", "Space reserved for transfers, part of the used space."),
     Row(GAUGE, "leased_bytes", "cache_leased_bytes", "Size of the leased shards, which cannot be evicted."),
     Row(GAUGE, "free_bytes", "cache_disk_free_bytes", "Free space of the cache's filesystem."),
     Row(GAUGE, "shards", "cache_shards", "Published shards."),
@@ -64,7 +64,7 @@ _COUNTERS = (
     Row(COUNTER, "misses", "misses", "Leases that had to wait for a transfer."),
     Row(COUNTER, "evictions", "evictions", "Published shards evicted, to free space or by command."),
     Row(COUNTER, "refetches", "refetches", "Shards re-fetched after having been evicted to free space."),
-    Row(COUNTER, "corrupt", "corrupt_shards", "Shards found damaged: on arrival, by verify, or by the scrubber."),
+    Row(COUNTER, "corrupt", "corrupt_shards", "Shards found corrupt: on arrival, by verify, or by the scrubber."),
     Row(COUNTER, "origin_bytes", "origin_received_bytes", "Bytes received from origins, failed attempts included."),
     Row(COUNTER, "origin_requests", "origin_requests", "Requests sent to origins."),
     Row(COUNTER, "hit_bytes", "hit_bytes", "Size of the shards of leases granted from published shards."),
@@ -90,7 +90,7 @@ _PINS = (
 _SCRUB = (
     Row(COUNTER, "scrubbed_bytes", "scrubbed_bytes", "Bytes of cached shards read by the scrubber."),
     Row(COUNTER, "scrubbed_shards", "scrubbed_shards", "Cached shards that the scrubber found intact."),
-    Row(COUNTER, "damaged", "scrub_damaged_shards", "Cached shards that the scrubber found damaged."),
+    Row(COUNTER, "corrupt", "scrub_corrupt_shards", "Cached shards that the scrubber found corrupt."),
     Row(GAUGE, "round_share", "scrub_round_ratio", "Completed fraction of the current scrub round."),
     Row(GAUGE, "last_round_ended_at_s", "scrub_last_round_timestamp_seconds", "End of the last complete scrub round."),
 )

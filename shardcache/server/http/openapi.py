@@ -184,8 +184,8 @@ def _schemas() -> Json:
 
 def _status() -> Json:
     cache = {"dir": _TEXT, "free_bytes": _COUNT_OR_NULL}  # null if the folder is missing
-    cache |= dict.fromkeys(("capacity_bytes", "used_bytes", "leased_bytes", "arriving_bytes", "shards"), _COUNT)
-    scrub = dict.fromkeys(("rate_bytes_per_s", "scrubbed_bytes", "scrubbed_shards", "damaged"), _COUNT)
+    cache |= dict.fromkeys(("capacity_bytes", "used_bytes", "leased_bytes", "reserved_bytes", "shards"), _COUNT)
+    scrub = dict.fromkeys(("rate_bytes_per_s", "scrubbed_bytes", "scrubbed_shards", "corrupt"), _COUNT)
     scrub |= {"round_share": _NUMBER, "round_begun_at_s": _NUMBER_OR_NULL, "last_round_ended_at_s": _NUMBER_OR_NULL}
     origin = {"name": _TEXT, "connections": _COUNT, "limit": _COUNT, "throttled": _COUNT}
     transfer = {"url": _TEXT, "done_bytes": _COUNT, "total_bytes": _COUNT_OR_NULL, "rate_bytes_per_s": _COUNT}

@@ -67,8 +67,8 @@ def is_quiet(daemon: Daemon) -> bool:
     """True without sessions, transfers, promises and leases."""
     status = daemon.status()
     sessions = sum(job["sessions"] for job in status["jobs"])
-    arriving_bytes = status["cache"]["arriving_bytes"]
-    return not (sessions or status["transfers"] or arriving_bytes or status["cache"]["leased_bytes"])
+    reserved_bytes = status["cache"]["reserved_bytes"]
+    return not (sessions or status["transfers"] or reserved_bytes or status["cache"]["leased_bytes"])
 
 
 def on_disk_bytes(daemon: Daemon) -> int:

@@ -134,7 +134,7 @@ class Examiner:
         try:
             await store.check(shard)
         except CorruptShardError as exn:
-            return [f"a damaged shard is visible: {exn}"]
+            return [f"a corrupt shard is visible: {exn}"]
         right = store.layout.tar(shard.key).read_bytes() in self._tars
         return [] if right else [f"{shard.key} is visible with bytes that no shard has"]
 

@@ -131,7 +131,7 @@ def test_a_shard_that_was_replaced_is_opened_again(make: Make, store: GatedStore
 
 
 def test_a_shard_that_turns_out_damaged_is_an_error_of_its_remaining_samples(make: Make, store: GatedStore) -> None:
-    """Those read before stay given; a sample asked for later is never one of a damaged shard."""
+    """Those read before stay given; a sample asked for later is never one of a corrupt shard."""
     store.put("a.tar", BODY[: 12 * PART_BYTES])
     store.let("a.tar", FIVE_PARTS)
     samples = make()

@@ -121,14 +121,15 @@ def test_who_may_fetch_may_have_a_store_tried_and_learns_no_more(daemon: Daemon,
     assert warm(ALICE, daemon, server.url("/alice/a.tar")) == "fetched"
     everything = {"urls": [], "quick": False}
     for user, body, checks in (
-        (ALICE, hers, ["store.reach"]),
-        (ALICE, everything, ["store.reach"]),
+        (ALICE, hers, ["origin.reach"]),
+        (ALICE, everything, ["origin.reach"]),
         (MEMBER, everything, []),
     ):
         _, findings = user.ask(daemon.socket, "POST", "/v1/probe", body)
         assert [finding["check"] for finding in findings] == checks
     _, findings = OtherUser(0).ask(daemon.socket, "POST", "/v1/probe", hers)
-    assert [finding["check"] for finding in findings] == ["network.proxy", "store.clock", "store.reach", "store.speed"]
+    checks = ["network.proxy", "origin.clock", "origin.reach", "origin.speed"]
+    assert [finding["check"] for finding in findings] == checks
 
 
 def test_a_failed_trial_tells_the_way_to_a_store_only_to_who_runs_the_daemon(folder: Path) -> None:

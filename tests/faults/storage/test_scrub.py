@@ -149,7 +149,7 @@ async def test_a_round_goes_over_all_and_finds_the_damaged_ones(tmp_path: Path) 
         flip(store.layout.tar(shard.key), 700)
     told = (await one_round(store, notes)).to_json()
     assert sorted(notes.keys) == sorted([shards[1].key, shards[4].key])
-    assert (told["damaged"], told["scrubbed_shards"]) == (2, 4)
+    assert (told["corrupt"], told["scrubbed_shards"]) == (2, 4)
     store.close()
 
 

@@ -250,11 +250,11 @@ def test_verify_finds_a_flipped_bit_and_the_next_fetch_heals_it(warmed: Daemon, 
 
 
 def test_verify_explains_to_people(warmed: Daemon, shards: list[str], prefix: str) -> None:
-    """The damaged shard's url and the remedy are printed."""
+    """The corrupt shard's url and the remedy are printed."""
     flip_a_bit(warmed, shards[0])
     ran = shardcache("verify", prefix, socket=warmed.socket)
     assert ran.code == 1 and f"failed  {shards[0]}: " in ran.out and "What to do:" in ran.out
-    assert f"{SHARDS} shards verified" in ran.out and "1 damaged" in ran.out
+    assert f"{SHARDS} shards verified" in ran.out and "1 corrupt" in ran.out
 
 
 def test_status_tells_sizes_and_counters(tmp_path: Path, shards: list[str]) -> None:

@@ -61,8 +61,8 @@ def test_a_node_that_is_well(daemon: Daemon) -> None:
     assert found["daemon.version"]["state"] == "ok"
     assert str(daemon.cache_dir) in found["cache.folder"]["found"]
     assert found["disk.write"]["figures"]["bytes_per_s"] > 0 and found["disk.read"]["figures"]["bytes_per_s"] > 0
-    assert found["store.speed"]["subject"].startswith(f"file://{daemon.root}/")
-    assert found["store.speed"]["figures"]["read_bytes"] > 0
+    assert found["origin.speed"]["subject"].startswith(f"file://{daemon.root}/")
+    assert found["origin.speed"]["figures"]["read_bytes"] > 0
     assert not [path for path in daemon.cache_dir.iterdir() if path.name.startswith("doctor")]
 
 
@@ -184,7 +184,7 @@ async def test_options_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.Mo
         found["config.environment"].remedy
         == 'export SHARDCACHE_CAPACITY="$SHARDCACHE_CAPCITY"; unset SHARDCACHE_CAPCITY'
     )
-    assert found["store.reach"].state is State.SKIPPED
+    assert found["origin.reach"].state is State.SKIPPED
 
 
 @needs_root

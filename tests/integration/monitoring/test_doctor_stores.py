@@ -46,14 +46,14 @@ async def test_a_bucket_that_is_well(moto: Bucket, tmp_path: Path) -> None:
     """Where the credentials come from, in step with the clock, the time to the first byte and the rate."""
     url = moto.put("a-000000.tar", BODY)
     found = await look(tmp_path, url, quick=False)
-    checks = ("network.proxy", "store.clock", "store.credentials", "store.reach", "store.speed")
+    checks = ("network.proxy", "origin.clock", "origin.credentials", "origin.reach", "origin.speed")
     assert tuple(found) == checks and all(map(works, found.values())), found
-    assert found["store.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
-    assert "own, as no daemon answers" in found["store.credentials"].found
-    assert found["store.reach"].figures["size_bytes"] == len(BODY)
-    assert found["store.reach"].figures["first_byte_s"] > 0
-    assert found["store.speed"].figures["read_bytes"] == len(BODY)
-    assert abs(found["store.clock"].figures["skew_s"]) < 30
+    assert found["origin.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
+    assert "own, as no daemon answers" in found["origin.credentials"].found
+    assert found["origin.reach"].figures["size_bytes"] == len(BODY)
+    assert found["origin.reach"].figures["first_byte_s"] > 0
+    assert found["origin.speed"].figures["read_bytes"] == len(BODY)
+    assert abs(found["origin.clock"].figures["skew_s"]) < 30
 
 
 async def test_tables_say_what_to_try(moto: Bucket, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ async def test_tables_say_what_to_try(moto: Bucket, tmp_path: Path) -> None:
     moto.put("below/a.tar", BODY)
     tables = f'[[origin]]\nmatch = "{moto.url}/below/"\n[[origin]]\nmatch = "gs://"\n'
     found = await look(tmp_path, config=tables)
-    assert works(found["store.reach"]) and found["store.reach"].subject == f"{moto.url}/below/"
+    assert works(found["origin.reach"]) and found["origin.reach"].subject == f"{moto.url}/below/"
 
 
 async def test_keys_that_the_store_does_not_know(
@@ -71,10 +71,10 @@ async def test_keys_that_the_store_does_not_know(
     url = seaweedfs.put("a.tar", BODY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-of-mine")
     found = await look(tmp_path, url)
-    assert found["store.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
-    assert found["store.reach"].state is State.FAILED
-    assert "access_denied" in found["store.reach"].cause and "AWS_PROFILE" in found["store.reach"].remedy
-    assert found["store.reach"].remedy.startswith(f"aws s3 ls {seaweedfs.url}/   #")
+    assert found["origin.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
+    assert found["origin.reach"].state is State.FAILED
+    assert "access_denied" in found["origin.reach"].cause and "AWS_PROFILE" in found["origin.reach"].remedy
+    assert found["origin.reach"].remedy.startswith(f"aws s3 ls {seaweedfs.url}/   #")
     shown = json.dumps([finding.to_json() for finding in found.values()])
     assert "wrong-secret-of-mine" not in shown and os.environ["AWS_ACCESS_KEY_ID"] not in shown
 
@@ -90,8 +90,8 @@ async def test_a_daemons_stores_are_judged_by_its_own_credentials(
     with Daemon(tmp_path, env=seaweedfs.env() | {"AWS_SECRET_ACCESS_KEY": secrets[daemons]}):
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secrets[users])
         found = await look(tmp_path, url)
-    assert works(found["store.reach"]) is daemons_are_right
-    assert "the daemon's, run as" in found["store.credentials"].found
+    assert works(found["origin.reach"]) is daemons_are_right
+    assert "the daemon's, run as" in found["origin.credentials"].found
     shown = json.dumps([finding.to_json() for finding in found.values()])
     assert not any(secret in shown for secret in secrets.values())
 
@@ -101,27 +101,27 @@ async def test_a_daemon_knows_which_stores_to_try(moto: Bucket, tmp_path: Path) 
     cached, _ = moto.put("cached/a.tar", make_tar(random_samples(2))), moto.put("below/b.tar", BODY)
     (tmp_path / "daemon.toml").write_text(f'[[origin]]\nmatch = "{moto.url}/below/"\n')
     with Daemon(tmp_path, "--config", str(tmp_path / "daemon.toml")) as daemon:
-        assert (await look(tmp_path))["store.reach"].subject == f"{moto.url}/below/"
+        assert (await look(tmp_path))["origin.reach"].subject == f"{moto.url}/below/"
         daemon.request("POST", "/v1/warm", {"urls": [cached]})
         found = await look(tmp_path)
-    assert works(found["store.reach"]) and found["store.reach"].subject == cached
+    assert works(found["origin.reach"]) and found["origin.reach"].subject == cached
 
 
 async def test_no_credentials_at_all(moto: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The links of the chain that were asked are named; and so is a profile that nobody wrote."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     url = moto.put("a.tar", BODY)
-    found = (await look(tmp_path, url))["store.credentials"]
+    found = (await look(tmp_path, url))["origin.credentials"]
     assert found.state is State.FAILED and "nothing found in the whole chain" in found.cause
     assert "anon = true" in found.remedy
-    found = (await look(tmp_path, url, config='[[origin]]\nmatch = "s3://"\nprofile = "nobodys"\n'))["store.reach"]
+    found = (await look(tmp_path, url, config='[[origin]]\nmatch = "s3://"\nprofile = "nobodys"\n'))["origin.reach"]
     assert found.state is State.FAILED and "nobodys" in found.found and "create the profile" in found.remedy
 
 
 async def test_credentials_that_have_expired(faulty: FaultyS3, tmp_path: Path) -> None:
     """A store's answer to an expired token becomes the remedy to renew it."""
     faulty.access_key = "renewed"
-    found = (await look(tmp_path, faulty.put("a.tar", BODY)))["store.reach"]
+    found = (await look(tmp_path, faulty.put("a.tar", BODY)))["origin.reach"]
     assert found.state is State.FAILED
     assert "expired" in found.found and "renew the daemon's credentials" in found.remedy
 
@@ -134,20 +134,19 @@ async def test_a_store_that_is_down(tmp_path: Path) -> None:
             f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "http://127.0.0.1:{closed.getsockname()[1]}"\n'
         )
         found = await look(tmp_path, "s3://b/a.tar", config=table)
-    assert found["store.clock"].state is State.SKIPPED
-    assert found["store.credentials"].found == "none: the [[origin]] table sets anon"
-    assert (
-        found["store.reach"].state is State.FAILED and "the [[origin]] table for s3://b/" in found["store.reach"].cause
-    )
-    assert "network path" in found["store.reach"].remedy
+    assert found["origin.clock"].state is State.SKIPPED
+    assert found["origin.credentials"].found == "none: the [[origin]] table sets anon"
+    reach = found["origin.reach"]
+    assert reach.state is State.FAILED and "the [[origin]] table for s3://b/" in reach.cause
+    assert "network path" in reach.remedy
 
 
 async def test_what_is_not_there_and_what_is_not_allowed(moto: Bucket, tmp_path: Path) -> None:
     """Two urls of which one is misspelt and one outside the rules: each fails by itself."""
     missing, outside = f"{moto.url}/none.tar", "s3://other/a.tar"
-    found = (await look(tmp_path, missing))["store.reach"]
+    found = (await look(tmp_path, missing))["origin.reach"]
     assert found.state is State.FAILED and "not_found" in found.cause and "typos" in found.remedy
-    found = (await look(tmp_path, outside, allow=(f"{moto.url}/",)))["store.reach"]
+    found = (await look(tmp_path, outside, allow=(f"{moto.url}/",)))["origin.reach"]
     assert found.state is State.FAILED and "--allow" in found.remedy
 
 
@@ -170,10 +169,10 @@ async def late() -> AsyncIterator[str]:
 async def test_a_clock_that_s3_would_refuse(late: str, tmp_path: Path) -> None:
     """More than 15 minutes off fails where requests are signed, and is a warning where they are not."""
     table = f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "{late}"\n'
-    found = (await look(tmp_path, "s3://b/a.tar", config=table))["store.clock"]
+    found = (await look(tmp_path, "s3://b/a.tar", config=table))["origin.clock"]
     assert found.state is State.FAILED and "15 minutes" in found.cause and "timedatectl" in found.remedy
     assert 0.9 * _LATE_S < found.figures["skew_s"] < 1.1 * _LATE_S
-    assert (await look(tmp_path, f"{late}/a.tar"))["store.clock"].state is State.WARNING
+    assert (await look(tmp_path, f"{late}/a.tar"))["origin.clock"].state is State.WARNING
 
 
 async def test_a_proxy_on_the_way(faulty: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,10 +184,10 @@ async def test_a_proxy_on_the_way(faulty: FaultyS3, tmp_path: Path, monkeypatch:
     assert (
         "hush" not in found["network.proxy"].found and 'no_proxy="$no_proxy,127.0.0.1"' in found["network.proxy"].remedy
     )
-    assert found["store.reach"].state is State.FAILED
+    assert found["origin.reach"].state is State.FAILED
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     found = await look(tmp_path, faulty.http_url("a.tar"))
-    assert found["network.proxy"].state is State.OK and works(found["store.reach"])
+    assert found["network.proxy"].state is State.OK and works(found["origin.reach"])
 
 
 async def test_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None:
@@ -196,5 +195,5 @@ async def test_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None
     faulty.ranges = False
     faulty.put("a.tar", BODY)
     found = await look(tmp_path, faulty.http_url("a.tar"), quick=False)
-    assert found["store.reach"].state is State.WARNING and "range requests" in found["store.reach"].cause
-    assert found["store.speed"].figures["read_bytes"] == len(BODY)
+    assert found["origin.reach"].state is State.WARNING and "range requests" in found["origin.reach"].cause
+    assert found["origin.speed"].figures["read_bytes"] == len(BODY)

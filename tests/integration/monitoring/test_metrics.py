@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -84,6 +85,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             reader.plan([urls[0], f"file://{folder}/missing.tar"], [0, 1])
             assert reader.take(0)["type"] == "leased"
             assert reader.take(1)["type"] == "error"
+            daemon.request("POST", "/v1/pin", {"urls": urls[:1]})
             yield Scraped(daemon, port, folder, daemon.request("GET", "/metrics").decode())
 
 
@@ -101,6 +103,29 @@ def test_it_tells_what_status_tells(scraped: Scraped) -> None:
     assert scraped.value("shardcache_origin_received_bytes_total") == counters["origin_bytes"]
     assert scraped.value("shardcache_disk_healthy") == 1
     assert scraped.value("shardcache_origin_connections", **FILES) == 0
+
+
+def test_former_names_are_reported_with_the_new_ones(scraped: Scraped) -> None:
+    """As docs/upgrading.md lists them: in each place, both have one value."""
+    table = re.findall(r"^\| ([^|]+) \| (`[^|]+`) \| (`[^|]+`) \|$", (ROOT / "docs" / "upgrading.md").read_text(), re.M)
+    names = [(where, *pair) for where, old, new in table for pair in zip(*map(cells, (old, new)), strict=True)]
+    assert len(names) > 10
+    status, pins = scraped.daemon.status(), json.loads(scraped.daemon.request("GET", "/v1/pins").splitlines()[0])
+    for where, former, name in names:
+        if where == "metrics":
+            old, new = (scraped.families[each.removesuffix("_total")] for each in (former, name))
+            assert [each.value for each in old.samples] == [each.value for each in new.samples]
+        elif where.startswith("`/v1/pins`"):
+            assert pins[former] == pins[name]
+        else:
+            part = status[where.rpartition("`, `")[2].strip("`")]
+            for row in part if isinstance(part, list) else [part]:
+                assert row[former] == row[name]
+
+
+def cells(text: str) -> list[str]:
+    """Return the names in backticks in a cell of a table."""
+    return re.findall(r"`(\w+)`", text)
 
 
 def test_a_job_has_its_name_whatever_is_in_it(scraped: Scraped) -> None:

@@ -20,7 +20,7 @@ PAGE: dict[str, Any] = {
         "free_bytes": 10**12,
         "shards": 1000,
         "leased_bytes": 3 * 10**10,
-        "arriving_bytes": 0,
+        "reserved_bytes": 0,
     },
     "counters": {
         "origin_bytes": 3 * 10**12,
@@ -99,7 +99,7 @@ def test_page_tells_cache_and_counters() -> None:
     assert "1.0 TB of 2.0 TB · 1,000 shards · 30.0 GB leased · 1.0 TB free on disk" in page
     assert "3.0 TB in 400,000 requests" in page
     assert "90 hits (90%) · 10 misses" in page
-    assert "damaged 7 · evictions 5 · re-fetched 1 · retries 6 · parts paused 8" in page
+    assert "corrupt 7 · evictions 5 · re-fetched 1 · retries 6 · parts paused 8" in page
 
 
 def test_the_tier_is_shown_where_there_is_one() -> None:
@@ -127,8 +127,8 @@ def test_a_crowded_disk_is_shown() -> None:
 
 def test_the_scrub_is_shown() -> None:
     """Bytes verified again, damage found, progress of the round; nothing if it is turned off."""
-    scrub = {"rate_bytes_per_s": 10**7, "scrubbed_bytes": 10**12, "damaged": 1, "round_share": 0.25}
-    assert "1.0 TB checked since start, 1 damaged · 25% of this round" in shown(PAGE | {"scrub": scrub})
+    scrub = {"rate_bytes_per_s": 10**7, "scrubbed_bytes": 10**12, "corrupt": 1, "round_share": 0.25}
+    assert "1.0 TB checked since start, 1 corrupt · 25% of this round" in shown(PAGE | {"scrub": scrub})
     assert "checked since" not in shown(PAGE | {"scrub": scrub | {"rate_bytes_per_s": 0}})
 
 
@@ -183,4 +183,4 @@ def test_daemon_that_tells_less_is_shown_all_the_same() -> None:
     page = shown(older)
     assert line_with("resnet", page) == "resnet root 8 40 of 100 2.5 s"
     assert line_with("s3://b/a.tar", page).endswith("1.0 MB of 4.0 MB planned 2")
-    assert "damaged 7 · evictions 5 · retries 6" in page
+    assert "corrupt 7 · evictions 5 · retries 6" in page

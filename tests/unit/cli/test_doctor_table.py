@@ -9,7 +9,7 @@ from shardcache.cli.doctor.runner import CHECKS
 
 DOCS = Path(__file__).parents[3] / "docs" / "doctor.md"
 # Findings of checks that have several, after the first; the daemon's probe names those of the object stores.
-FURTHER = {"disk.read", "network.proxy", "store.clock", "store.credentials", "store.speed"}
+FURTHER = {"disk.read", "network.proxy", "origin.clock", "origin.credentials", "origin.speed"}
 
 
 def test_the_docs_list_every_check() -> None:

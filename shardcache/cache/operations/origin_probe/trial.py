@@ -58,14 +58,14 @@ class Trial:
             origin = self.origins.origin(shard)
             obj = await stat(origin, shard)
             reached = await reach(origin, obj)
-            yield reached.named("store.reach", url)
+            yield reached.named("origin.reach", url)
             if obj.size_bytes and reached.state is not State.FAILED and self.peer.is_trusted and not self.quick:
                 pull = Pull(self.settings.shard_connections, self.settings.part_size)
-                yield (await speed(origin, obj, pull)).named("store.speed", url)
+                yield (await speed(origin, obj, pull)).named("origin.speed", url)
         except ShardcacheError as exn:
             shown = table if self.peer.is_trusted else OriginTable.model_validate({"match": ""})
             why, command = _why(exn, target, shown), _command(exn, url, shown)
-            yield of_error(exn, why, command=command).named("store.reach", url)
+            yield of_error(exn, why, command=command).named("origin.reach", url)
 
     async def _before(self, url: str, table: OriginTable) -> AsyncIterator[tuple[str, Finding]]:
         """Yield the names and findings of the checks that need no access to the shards."""
@@ -74,7 +74,7 @@ class Trial:
             parts = urlsplit(url)
             server = f"{parts.scheme}://{parts.netloc}/"
             yield "network.proxy", _proxy(server, signs=False)
-            yield "store.clock", await clock(server, signs=False)
+            yield "origin.clock", await clock(server, signs=False)
         if protocol in S3.names:
             async for row in self._before_s3(url, table):
                 yield row
@@ -89,8 +89,8 @@ class Trial:
             async with sessions.use(url) as fs:
                 endpoint = str(fs.s3.meta.endpoint_url)
             yield "network.proxy", _proxy(endpoint, signs=True)
-            yield "store.clock", await clock(endpoint, signs=True)
-            yield "store.credentials", await credentials(sessions, table, url, self.owner)
+            yield "origin.clock", await clock(endpoint, signs=True)
+            yield "origin.credentials", await credentials(sessions, table, url, self.owner)
         finally:
             await sessions.close()
 

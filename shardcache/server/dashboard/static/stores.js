@@ -15,7 +15,7 @@ const COUNTERS = {
   refetches: "re-fetched",
   retries: "retries",
   hedges: "hedged",
-  corrupt: "damaged",
+  corrupt: "corrupt",
 };
 
 const SOURCES = { hit_bytes: "from the cache", tier_bytes: "from the tier", origin_bytes: "from origins" };

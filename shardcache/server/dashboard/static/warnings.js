@@ -28,7 +28,7 @@ const CHECKS = [
     ] : null),
   ({ counters }) => (counters.corrupt
     ? [
-      `${count(counters.corrupt, "damaged shard")} since the start.`,
+      `${count(counters.corrupt, "corrupt shard")} since the start.`,
       "Each was quarantined and is re-fetched when it is needed; the log names them.",
     ] : null),
   ({ loop_lag: lag }) => (lag.p99_s > LATE_S
