@@ -34,7 +34,7 @@ class Observer:
 
     def waited(self, wait: Wait, job: Job) -> None:
         """Record the wait of a reader that had nothing else to read."""
-        assert wait.since_s is not None  # set while a reader is stalled
+        assert wait.since_s is not None  # set while a reader waits
         self._measures.wait.observe(time.monotonic() - wait.since_s)
         if self._traces is not None:
             self._traces.record(_of_wait(wait, job, wait.since_s))

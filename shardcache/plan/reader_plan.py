@@ -28,7 +28,7 @@ class ReaderPlan:
         cursor: the latest position that the session has taken or waits for. Earlier positions are done as far as the
             plan is concerned, though their shards may still be in use.
         frontier: the first position that may be missing from the cache; all from the cursor to it are cached.
-        seconds_per_shard: smoothed time between taking two shards, without stalls.
+        seconds_per_shard: smoothed time between taking two shards, without waits.
         measures: number of measurements behind it; 0 while it is a guess.
         job: the session's job, whose sessions are assumed to have the same pace.
         start_s, pace_s: position p will be read at `start_s + pace_s * p`, as of the last `tick`; attributes rather
@@ -44,8 +44,8 @@ class ReaderPlan:
         "_reading",
         "_settled",
         "_since_s",
-        "_stalled_s",
         "_taken",
+        "_waited_s",
         "cursor",
         "frontier",
         "job",
@@ -67,9 +67,9 @@ class ReaderPlan:
         self._again: list[int] = []  # for each position, the next one of the same shard, or 0
         self._last: dict[str, int] = {}  # the last position of each shard that is read more than once
         self._since_s: float | None = now_s  # time of the last event; None while the session waits
-        self._stalled_s = 0.0  # total stall time of the session at that time
+        self._waited_s = 0.0  # total waiting time of the session at that time
         self._reading = False  # True if the shard at the cursor was taken at that time
-        self._begun: tuple[float, float] | None = None  # time of the first take, and total stall time then
+        self._begun: tuple[float, float] | None = None  # time of the first take, and total waiting time then
         self._taken = self._given = 0  # shards taken and released since then
         self._settled = False  # True once shards are taken as fast as they are read
         self.tick(now_s)
@@ -120,26 +120,26 @@ class ReaderPlan:
         """Return the next position of the shard at `position`, or None."""
         return self._again[position] or None
 
-    def waits(self, position: int, now_s: float, stalled_s: float) -> None:
+    def waits(self, position: int, now_s: float, waited_s: float) -> None:
         """Record that the session reads nothing until the shard at `position` arrives."""
-        self._measure(position, now_s, stalled_s)
+        self._measure(position, now_s, waited_s)
         self._since_s, self._reading = None, False
 
-    def reads(self, position: int, now_s: float, stalled_s: float) -> None:
+    def reads(self, position: int, now_s: float, waited_s: float) -> None:
         """Record that the session has taken the shard at `position` and reads it from now on."""
-        self._measure(position, now_s, stalled_s)
+        self._measure(position, now_s, waited_s)
         self._taken += 1
-        self._begun = self._begun or (now_s, stalled_s)
+        self._begun = self._begun or (now_s, waited_s)
         self._settled = self._settled or position < self.cursor  # the session was resumed after a daemon restart
         if position >= self.cursor or self._since_s is None:  # an older shard, taken again, does not show the pace
-            self._since_s, self._stalled_s, self._reading = now_s, stalled_s, position >= self.cursor
+            self._since_s, self._waited_s, self._reading = now_s, waited_s, position >= self.cursor
 
-    def done(self, position: int, now_s: float, stalled_s: float) -> None:
+    def done(self, position: int, now_s: float, waited_s: float) -> None:
         """Record that the session has released the shard at `position`."""
         if position == self.cursor:
-            self._measure(position + 1, now_s, stalled_s)
+            self._measure(position + 1, now_s, waited_s)
         if position >= 0 and not self._settled:  # a shard of a former plan does not show the pace of this one
-            self._settle(now_s, stalled_s)
+            self._settle(now_s, waited_s)
         if position == self.cursor:
             self._since_s, self._reading = now_s, False
 
@@ -147,21 +147,21 @@ class ReaderPlan:
         """Adopt the pace of another session of the job, instead of a guess."""
         self.seconds_per_shard, self.measures = seconds_per_shard, 1
 
-    def _settle(self, now_s: float, stalled_s: float) -> None:
+    def _settle(self, now_s: float, waited_s: float) -> None:
         """Estimate the pace from all shards so far, once the reading time suffices."""
         self._given += 1
         if self._begun is None:
             return
-        begun_s, stalled_before_s = self._begun
-        read_s = now_s - begun_s - (stalled_s - stalled_before_s)
+        begun_s, waited_before_s = self._begun
+        read_s = now_s - begun_s - (waited_s - waited_before_s)
         if read_s >= _ENOUGH_S:
             self._learn(read_s / (self._given + max(0, self._taken - self._given) / 2))
             self._settled = True
 
-    def _measure(self, position: int, now_s: float, stalled_s: float) -> None:
+    def _measure(self, position: int, now_s: float, waited_s: float) -> None:
         """Measure the shard at the cursor, if it was being read until now and the session moves on to `position`."""
         if self._settled and self._reading and self._since_s is not None and position > self.cursor:
-            self._learn(max(now_s - self._since_s - (stalled_s - self._stalled_s), _LEAST_S))
+            self._learn(max(now_s - self._since_s - (waited_s - self._waited_s), _LEAST_S))
 
     def _learn(self, took_s: float) -> None:
         self.measures += 1

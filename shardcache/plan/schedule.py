@@ -83,21 +83,21 @@ class Schedule:
         if reader_plan is not None:
             self._residents.forget(reader_plan)
 
-    def waits(self, session: Hashable, position: int, stalled_s: float = 0.0) -> None:
+    def waits(self, session: Hashable, position: int, waited_s: float = 0.0) -> None:
         """Record that a session has nothing to read until it gets the shard at `position`.
 
         Args:
-            stalled_s: its total stall time so far; also in `reads` and `done`.
+            waited_s: its total waiting time so far; also in `reads` and `done`.
         """
-        self._passed(self._timeline.waits(session, position, stalled_s))
+        self._passed(self._timeline.waits(session, position, waited_s))
 
-    def reads(self, session: Hashable, position: int, stalled_s: float = 0.0) -> None:
+    def reads(self, session: Hashable, position: int, waited_s: float = 0.0) -> None:
         """Record that a session takes the shard at `position`; it may keep others that it took before."""
-        self._passed(self._timeline.reads(session, position, stalled_s))
+        self._passed(self._timeline.reads(session, position, waited_s))
 
-    def done(self, session: Hashable, position: int, stalled_s: float = 0.0) -> None:
+    def done(self, session: Hashable, position: int, waited_s: float = 0.0) -> None:
         """Record that a session releases the shard at `position`."""
-        self._passed(self._timeline.done(session, position, stalled_s))
+        self._passed(self._timeline.done(session, position, waited_s))
 
     def _passed(self, names: Iterable[str]) -> None:
         for name in names:
@@ -170,7 +170,7 @@ class Schedule:
         return self._timeline.covered_until(session, cared_for, coming)
 
     def shards_per_s(self, session: Hashable) -> float:
-        """Return a session's pace, without stalls; 0 if it is unknown."""
+        """Return a session's pace, without waits; 0 if it is unknown."""
         reader_plan = self._timeline.reader_plan(session)
         return 1 / reader_plan.pace_s if reader_plan is not None and reader_plan.measures else 0.0
 

@@ -137,24 +137,24 @@ class Timeline:
         if reader_plan.cursor == len(reader_plan.names):
             self._ended.pop()
 
-    # `stalled_s` is the session's total stall time so far, which does not count as reading.
+    # `waited_s` is the session's total waiting time so far, which does not count as reading.
 
-    def waits(self, session: Hashable, position: int, stalled_s: float = 0.0) -> list[str]:
+    def waits(self, session: Hashable, position: int, waited_s: float = 0.0) -> list[str]:
         """Record that a session has nothing to read until it gets `position`; return the shards passed."""
         reader_plan = self._reader_plans[session]
-        reader_plan.waits(position, self.now_s, stalled_s)
+        reader_plan.waits(position, self.now_s, waited_s)
         return self._move(reader_plan, position)
 
-    def reads(self, session: Hashable, position: int, stalled_s: float = 0.0) -> list[str]:
+    def reads(self, session: Hashable, position: int, waited_s: float = 0.0) -> list[str]:
         """Record that a session takes `position`; return the shards passed."""
         reader_plan = self._reader_plans[session]
-        reader_plan.reads(position, self.now_s, stalled_s)
+        reader_plan.reads(position, self.now_s, waited_s)
         return self._move(reader_plan, position)
 
-    def done(self, session: Hashable, position: int, stalled_s: float = 0.0) -> list[str]:
+    def done(self, session: Hashable, position: int, waited_s: float = 0.0) -> list[str]:
         """Record that a session releases `position`; return the shards passed."""
         reader_plan = self._reader_plans[session]
-        reader_plan.done(position, self.now_s, stalled_s)
+        reader_plan.done(position, self.now_s, waited_s)
         return self._move(reader_plan, position + 1)
 
     def _move(self, reader_plan: ReaderPlan, position: int) -> list[str]:

@@ -43,7 +43,7 @@ class DirectSession:
 
     def __init__(self, reader: Reader, patience: Patience) -> None:
         self.reader = reader
-        self.meanwhile: Callable[[], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
         self._patience = patience
         self._direct: Direct | None = None
         self._plan: Plan | None = None
@@ -83,7 +83,7 @@ class DirectSession:
                 self._plan.shard(lease.position).url,
                 lambda until_s: fetch.wait(max(0.0, until_s - time.monotonic())),
                 fetch.explain,
-                self.meanwhile,
+                self.on_wait,
                 remedy="fix that cause, or raise timeout_s",
             )
         except ShardcacheError:

@@ -56,7 +56,7 @@ class FallbackSession:
         retry_s: float = _RETRY_S,
     ) -> None:
         self.reader = reader
-        self.meanwhile: Callable[[], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
         self._socket = socket
         self._grace_s = grace_s
         self._retry_s = self._pause_s = retry_s
@@ -64,8 +64,8 @@ class FallbackSession:
         self._session = Session(socket, reader, brief, partial_reads=partial_reads)
         self._direct = DirectSession(reader, patience)
         self._plan: Plan | None = None
-        self._session.meanwhile = self._look_up
-        self._direct.meanwhile = self._tell_meanwhile
+        self._session.on_wait = self._look_up
+        self._direct.on_wait = self._tell_on_wait
         self._met = False  # True once the daemon has accepted a plan from this session
         self._back_at_s: float | None = None  # when the daemon is tried again; None while it is in use
         self._asked_s = self._heard_s = 0.0  # during one wait: times of the last health request and the last answer
@@ -188,7 +188,7 @@ class FallbackSession:
 
     def _look_up(self) -> None:
         """Raise NoDaemonError if the daemon in use has not answered for `grace_s`, not even a health request."""
-        self._tell_meanwhile()
+        self._tell_on_wait()
         now_s = time.monotonic()
         if now_s - self._asked_s < self._grace_s / 2:
             return
@@ -199,9 +199,9 @@ class FallbackSession:
         elif self._asked_s - self._heard_s > self._grace_s:
             raise NoDaemonError(f"the daemon has not answered for {self._grace_s:g} s", url=str(self._socket))
 
-    def _tell_meanwhile(self) -> None:
-        if self.meanwhile is not None:
-            self.meanwhile()
+    def _tell_on_wait(self) -> None:
+        if self.on_wait is not None:
+            self.on_wait()
 
     def _report(self, epoch: int) -> None:
         if self._past:

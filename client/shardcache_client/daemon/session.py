@@ -29,7 +29,7 @@ _EXPLAIN_TIMEOUT_S = 5.0
 # A daemon that takes longer to accept a session is frozen or exiting: the next try may reach its successor.
 _OPEN_TIMEOUT_S = 10.0
 _LEAST_OPEN_S = 1.0
-# How often a waiting reader calls `meanwhile` and checks that its training process still runs.
+# How often a waiting reader calls `on_wait` and checks that its training process still runs.
 _LOOK_UP_S = 1.0
 
 
@@ -59,7 +59,7 @@ class Patience:
         url: str,
         poll: Callable[[float], T | None],
         explain: Callable[[], str],
-        meanwhile: Callable[[], None] | None,
+        on_wait: Callable[[], None] | None,
         *,
         remedy: str,
     ) -> T:
@@ -68,7 +68,7 @@ class Patience:
         Args:
             poll: returns the shard, or None if it has not arrived by the given time.
             explain: returns the reason of the wait.
-            meanwhile: called periodically.
+            on_wait: called periodically.
             remedy: of the ShardTimeoutError.
         """
         start_s = time.monotonic()
@@ -78,8 +78,8 @@ class Patience:
             if arrived is not None:
                 return arrived
             check_parent()
-            if meanwhile is not None:
-                meanwhile()
+            if on_wait is not None:
+                on_wait()
             if time.monotonic() < min(report_s, deadline_s):
                 continue
             reason = explain()
@@ -126,12 +126,12 @@ class Session:
         partial_reads: default for `lease`: True if a shard may be granted before it has arrived whole.
 
     Attributes:
-        meanwhile: called periodically while waiting for a shard.
+        on_wait: called periodically while waiting for a shard.
     """
 
     def __init__(self, socket: Path, reader: Reader, patience: Patience, *, partial_reads: bool = False) -> None:
         self.reader = reader
-        self.meanwhile: Callable[[], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
         self._socket = socket
         self._patience = patience
         self._partial_reads = partial_reads
@@ -227,7 +227,7 @@ class Session:
             self._plan.shard(lease.position).url,
             lambda until_s: through(deadline_s, partial(_answer, lease=lease, until_s=until_s)),
             lambda: through(deadline_s, partial(_explain, lease=lease)),
-            self.meanwhile,
+            self.on_wait,
             remedy="fix that cause (`shardcache status` shows the transfers), or raise timeout_s",
         )
         _tell_of_damage(answer)

@@ -15,10 +15,10 @@ class ShardSource(Protocol):
 
     Attributes:
         reader: the reader that the shards are for.
-        meanwhile: called periodically while waiting for a shard.
+        on_wait: called periodically while waiting for a shard.
     """
 
-    meanwhile: Callable[[], None] | None
+    on_wait: Callable[[], None] | None
 
     @property
     def reader(self) -> Reader: ...  # noqa: D102

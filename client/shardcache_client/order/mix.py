@@ -45,7 +45,7 @@ class Mix:
         """Number of beats until the last piece has left."""
         return len(self.pieces) + self._stay - 1 if self.pieces else 0
 
-    def in_hand(self, beat: int) -> range:
+    def pieces_at(self, beat: int) -> range:
         """Return the pieces that are in a beat."""
         return range(max(0, beat - self._stay + 1), min(beat + 1, len(self.pieces)))
 
@@ -55,10 +55,10 @@ class Mix:
         return numbers[start:stop]
 
     def interleaved(self, beat: int, sizes: Sequence[int]) -> list[int]:
-        """Return the piece of each sample of a beat, as indices into `in_hand(beat)`.
+        """Return the piece of each sample of a beat, as indices into `pieces_at(beat)`.
 
         Args:
-            sizes: sizes of the parts that come in the beat, in the order of `in_hand`.
+            sizes: sizes of the parts that come in the beat, in the order of `pieces_at`.
         """
         parts = [place for place, size in enumerate(sizes) for _ in range(size)]
         if len(sizes) <= 1:
@@ -94,6 +94,6 @@ class Mix:
 
     def _come(self, beat: int) -> int:
         """Return the number of samples up to the end of a beat: all of pieces that have left, parts of the others."""
-        pieces, starts = self.in_hand(beat), self._starts
+        pieces, starts = self.pieces_at(beat), self._starts
         parts = (self._part(starts[piece + 1] - starts[piece], beat - piece)[1] for piece in pieces)
         return starts[pieces.start] + sum(parts)

@@ -66,7 +66,7 @@ class Segment:
         begin, end = self.first[0], self.mix.beats - 1 if self.last is None else self.last[0]
         if begin > end:
             return range(0)
-        return range(self.mix.in_hand(begin).start, self.mix.in_hand(end).stop)
+        return range(self.mix.pieces_at(begin).start, self.mix.pieces_at(end).stop)
 
     def shards(self) -> list[int]:
         """Return the shards of these pieces, by their numbers in the manifest."""

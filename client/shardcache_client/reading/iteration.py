@@ -104,7 +104,7 @@ def drawn(draw: Draw, reader_position: Progress) -> Sample | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _InHand:
+class _HeldPiece:
     """A piece that the reader holds.
 
     Attributes:
@@ -130,10 +130,10 @@ class DrawnSegment:
         self._manifest = manifest
         self._shard_window = shard_window
         self._reader_position = reader_position
-        self._in_hand: dict[int, _InHand] = {}
+        self._held: dict[int, _HeldPiece] = {}
 
     def __repr__(self) -> str:
-        return f"DrawnSegment(in_hand={sorted(self._in_hand)}, {self._shard_window!r})"
+        return f"DrawnSegment(held={sorted(self._held)}, {self._shard_window!r})"
 
     def __iter__(self) -> Iterator[Sample | None]:
         reader_position = self._reader_position
@@ -165,13 +165,13 @@ class DrawnSegment:
 
     def _enter(self, beat: int) -> None:
         """Open the pieces of this beat that are not held yet, and request the next one ahead."""
-        new = [piece for piece in self._segment.mix.in_hand(beat) if piece not in self._in_hand]
+        new = [piece for piece in self._segment.mix.pieces_at(beat) if piece not in self._held]
         for waiting, piece in zip(range(len(new), 0, -1), new, strict=True):
             self._shard_window.ask(min(waiting, _AT_ONCE))
-            self._in_hand[piece] = self._open(piece)
+            self._held[piece] = self._open(piece)
         self._shard_window.ask(1)
 
-    def _open(self, number: int) -> _InHand:
+    def _open(self, number: int) -> _HeldPiece:
         piece = self._segment.mix.pieces[number]
         count = None if self._manifest is None else self._manifest[piece.shard].samples
         chosen = None if self._manifest is None else self._manifest.chosen(piece.shard)
@@ -186,24 +186,24 @@ class DrawnSegment:
         numbers = piece.numbers((count or 0) if chosen is None else len(chosen), permuted=self._segment.mixed)
         if chosen is not None:
             numbers = [chosen[number] for number in numbers]
-        return _InHand(leased_shard, array("I", numbers), cut)
+        return _HeldPiece(leased_shard, array("I", numbers), cut)
 
     def _draws(self, beat: int, first: int, last: int | None) -> Iterator[Draw]:
         mix = self._segment.mix
-        in_hand = [(piece, self._in_hand[piece]) for piece in mix.in_hand(beat)]
-        parts = [mix.part(piece, beat, held.numbers) for piece, held in in_hand]
+        held_pieces = [(piece, self._held[piece]) for piece in mix.pieces_at(beat)]
+        parts = [mix.part(piece, beat, held.numbers) for piece, held in held_pieces]
         order = mix.interleaved(beat, [len(part) for part in parts])
         passed = Counter(order[:first])
-        cuts = [held.cut for _, held in in_hand]
+        cuts = [held.cut for _, held in held_pieces]
         numbers = [iter(part[passed[place] :]) for place, part in enumerate(parts)]
         for place in order[first:last]:
             yield partial(cuts[place], next(numbers[place]))
 
     def _leave(self, beat: int) -> None:
         """Release the pieces that are in no later beat."""
-        staying = self._segment.mix.in_hand(beat + 1)
-        for piece in [piece for piece in self._in_hand if piece not in staying]:
-            self._shard_window.give_back(self._in_hand.pop(piece).leased_shard)
+        staying = self._segment.mix.pieces_at(beat + 1)
+        for piece in [piece for piece in self._held if piece not in staying]:
+            self._shard_window.give_back(self._held.pop(piece).leased_shard)
 
 
 def _cut_lost(_number: int) -> Sample:

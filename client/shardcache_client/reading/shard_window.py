@@ -48,7 +48,7 @@ class ShardWindow:
         self._asked = 0
         self._taken: list[LeasedShard] = []
         self._leaving: list[LeasedShard] = []
-        session.meanwhile = self.let_go  # while we wait, others may be waiting for space that this frees
+        session.on_wait = self.let_go  # while we wait, others may be waiting for space that this frees
 
     def __repr__(self) -> str:
         return f"ShardWindow(taken={len(self._taken)}, leaving={len(self._leaving)}, asked={self._asked}/{self._reads})"
@@ -94,7 +94,7 @@ class ShardWindow:
         for leased_shard in (*self._taken, *self._leaving):
             leased_shard.close()
         self._taken, self._leaving = [], []
-        self._session.meanwhile = None
+        self._session.on_wait = None
         while self._ahead:
             self._session.release(self._ahead.popleft())
 

@@ -1,4 +1,4 @@
-"""Per-job progress and stall statistics."""
+"""Per-job progress and waiting times."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Job:
         sessions: number of connected readers.
         shards_planned: shards in the epochs that its readers have begun.
         shards_done: shards read and released.
-        stall_s: total time that readers had nothing to read, summed over all readers.
-        waited_s: `stall_s` broken down by cause.
+        waited_s: total time that readers had nothing to read, summed over all readers.
+        waited_by_cause_s: `waited_s` broken down by cause.
     """
 
     name: str
@@ -53,8 +53,8 @@ class Job:
     sessions: int = 0
     shards_planned: int = 0
     shards_done: int = 0
-    stall_s: float = 0.0
-    waited_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CAUSES.values(), 0.0))
+    waited_s: float = 0.0
+    waited_by_cause_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_CAUSES.values(), 0.0))
 
     @property
     def key(self) -> JobKey:
@@ -69,29 +69,29 @@ class Job:
             "sessions": self.sessions,
             "shards_planned": self.shards_planned,
             "shards_done": self.shards_done,
-            "stall_s": round(self.stall_s, 3),
-            "waited": {cause: round(spent_s, 3) for cause, spent_s in self.waited_s.items()},
+            "waited_s": round(self.waited_s, 3),
+            "waited": {cause: round(spent_s, 3) for cause, spent_s in self.waited_by_cause_s.items()},
         }
 
 
 @dataclass(slots=True)
-class StallClock:
+class WaitClock:
     """Stopwatch that runs while one reader has nothing to read.
 
     Attributes:
         over: called with each wait that ends.
         waits: the reader's current waits, longest first; empty while it reads.
-        stalled_s: total time stalled.
+        waited_s: total time spent waiting.
     """
 
     job: Job
     over: Callable[[Wait, Job], None]
     waits: list[Wait] = field(default_factory=list)
-    stalled_s: float = 0.0
+    waited_s: float = 0.0
     _charged_until_s: float = 0.0
 
     def start(self, wait: Wait) -> None:
-        """Start the clock: from now on the reader is stalled by this wait."""
+        """Start the clock: from now on the reader waits."""
         self.charge()
         wait.since_s = self._charged_until_s
         self.waits.append(wait)
@@ -109,13 +109,13 @@ class StallClock:
         self._charged_until_s = now_s
         if not self.waits:
             return
-        self.stalled_s += now_s - since_s
-        self.job.stall_s += now_s - since_s
+        self.waited_s += now_s - since_s
+        self.job.waited_s += now_s - since_s
         stages, known_s = self.waits[0].stages, 0.0
         for stage, spent_s in stages.spent_s(since_s, now_s).items() if stages else ():
-            self.job.waited_s[_CAUSES[stage]] += spent_s
+            self.job.waited_by_cause_s[_CAUSES[stage]] += spent_s
             known_s += spent_s
-        self.job.waited_s[_CAUSES[Stage.ASKING]] += now_s - since_s - known_s
+        self.job.waited_by_cause_s[_CAUSES[Stage.ASKING]] += now_s - since_s - known_s
 
 
 class Jobs:

@@ -13,7 +13,7 @@ from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.catalog.interning import Planned, PlannedShards
 from shardcache.cache.loop_turns import Turns
 from shardcache.cache.planner import Planner
-from shardcache.cache.readers.jobs import Job, JobKey, Jobs, Loader, StallClock
+from shardcache.cache.readers.jobs import Job, JobKey, Jobs, Loader, WaitClock
 from shardcache.cache.readers.leasing import Leasing, Published
 from shardcache.cache.residency.inventory import Inventory
 from shardcache.cache.signal import Signal
@@ -44,7 +44,7 @@ _STILL_S = 3.0
 class State(enum.Enum):
     """State of a lease.
 
-    A lease granted ahead of need is only an early answer: the plan protects the shard, unless a stalled reader needs
+    A lease granted ahead of need is only an early answer: the plan protects the shard, unless a waiting reader needs
     the space. The reader then finds no file and asks again.
     """
 
@@ -99,11 +99,11 @@ class Reader:
     _shards: list[Planned] = field(default_factory=list)  # the shards that the plan names
     _order: array[int] = field(default_factory=lambda: array("I"))  # for each position, an index into `_shards`
     _leases: dict[int, Lease] = field(default_factory=dict)
-    _clock: StallClock = field(init=False)
+    _clock: WaitClock = field(init=False)
     _moved_s: float = field(default_factory=time.monotonic)  # when it last took or released a shard
 
     def __post_init__(self) -> None:
-        self._clock = StallClock(self.job, self.owner.waited)
+        self._clock = WaitClock(self.job, self.owner.waited)
 
     # The plan
 
@@ -172,7 +172,7 @@ class Reader:
             lease.state = State.GRANTED
 
     def need(self, number: int) -> None:
-        """Use the shard of a lease from now on; if the lease is not granted yet, count the reader as stalled.
+        """Use the shard of a lease from now on; if the lease is not granted yet, count the reader as waiting.
 
         No-op if the request has failed since.
         """
@@ -184,7 +184,7 @@ class Reader:
         elif lease.state is State.REQUESTED:
             lease.state = State.AWAITED
             self._stand_still(lease.wait, self.transfer(lease.position))
-            self.owner.planner.now.waits(self, lease.position, self._clock.stalled_s)
+            self.owner.planner.now.waits(self, lease.position, self._clock.waited_s)
             self.owner.changed.notify()
 
     def _use(self, lease: Lease) -> None:
@@ -193,10 +193,10 @@ class Reader:
             found = self.owner.inventory.retain_cached(found.key)
         if found is None:
             lease.state = State.EVICTED
-            now.waits(self, lease.position, self._clock.stalled_s)
+            now.waits(self, lease.position, self._clock.waited_s)
         else:
             lease.state, lease.granted = State.IN_USE, found
-            now.reads(self, lease.position, self._clock.stalled_s)
+            now.reads(self, lease.position, self._clock.waited_s)
         self.owner.changed.notify()
 
     def _stand_still(self, wait: Wait, transfer: Transfer | None) -> None:
@@ -244,7 +244,7 @@ class Reader:
             return
         if lease.retained is not None or (read and lease.state is not State.GRANTED):
             self.job.shards_done += 1
-            self.owner.planner.now.done(self, lease.position, self._clock.stalled_s)
+            self.owner.planner.now.done(self, lease.position, self._clock.waited_s)
         await self._let_go(lease)
 
     async def close(self) -> None:
@@ -287,7 +287,7 @@ class Reader:
 
     # State
 
-    def in_hand(self) -> int:
+    def leased_shards(self) -> int:
         """Return the number of shards retained for the reader."""
         return len(self._retained())
 
@@ -318,7 +318,7 @@ class Reader:
         return self.owner.transfers.get(AliasTable.of(self.ref(position)))
 
     def charge(self) -> None:
-        """Bring its job's stall statistics up to date."""
+        """Bring its job's waiting times up to date."""
         self._clock.charge()
 
     @property

@@ -30,7 +30,7 @@ def check_progress(claim: KeyClaim, others: Collection[KeyClaim], in_use: Collec
         CapacityError: a reader waits for it.
     """
     blocked = [each for each in others if each.is_blocked]
-    waits = [wait for each in blocked for wait in each.stalled]
+    waits = [wait for each in blocked for wait in each.reader_waits]
     if not waits or not claim.is_blocked:
         return
     readers = _stuck_readers(blocked)
@@ -39,7 +39,7 @@ def check_progress(claim: KeyClaim, others: Collection[KeyClaim], in_use: Collec
     staying_bytes = space.pinned_bytes + held_bytes + reserved_bytes
     # Everything else resolves itself: shards without leases can be evicted, and running downloads finish.
     least_bytes = min(each.wanted_bytes for each in blocked if each.wanted_bytes)
-    may_be_given_back = sum(shard.leases for shard in in_use) != sum(reader.in_hand() for reader in readers)
+    may_be_given_back = sum(shard.leases for shard in in_use) != sum(reader.leased_shards() for reader in readers)
     if staying_bytes + least_bytes <= space.capacity_bytes or may_be_given_back:
         return
     if claim is not max(blocked, key=_readiness):
@@ -67,12 +67,11 @@ def _readiness(claim: KeyClaim) -> tuple[bool, bool, bool, float]:
     First claims that no reader waits for; then those of readers that hold shards, which frees space for others; then
     the most recent, so that the others continue as soon as its reader disconnects.
     """
-    stalled = claim.stalled
-    keeps = any(reader.in_hand() for reader in _stuck_readers([claim]))
-    return not claim.waits, bool(stalled), keeps, claim.waits_since_s
+    keeps = any(reader.leased_shards() for reader in _stuck_readers([claim]))
+    return not claim.waits, bool(claim.reader_waits), keeps, claim.waits_since_s
 
 
 def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
     """Return the readers that wait for blocked shards, and those that keep their own shards until these continue."""
-    waiting = {wait.holder for claim in blocked for wait in claim.stalled if wait.holder is not None}
+    waiting = {wait.holder for claim in blocked for wait in claim.reader_waits if wait.holder is not None}
     return waiting.union(*(reader.kept_waiting() for reader in waiting))

@@ -10,7 +10,7 @@ import structlog
 from shardcache.cache.residency.evictor import Evictor
 from shardcache.cache.residency.inventory import Inventory
 from shardcache.cache.residency.pins import Pins
-from shardcache.store.folder.reconcile import FolderDiff, take_stock
+from shardcache.store.folder.reconcile import FolderDiff, compare_folder
 from shardcache.store.store import Store
 
 log = structlog.get_logger()
@@ -51,7 +51,7 @@ class Reconciler:
     async def _take_stock(self) -> None:
         store = self._store
         await store.set_aside()
-        stock = await asyncio.to_thread(take_stock, store.layout, store.known(), tuple(store.leftovers.values()))
+        stock = await asyncio.to_thread(compare_folder, store.layout, store.known(), tuple(store.leftovers.values()))
         gone = [key for key in stock.gone if self._forget(key)]
         back = self._welcome(stock)
         self._pins.note()  # their file may have been lost with the folder

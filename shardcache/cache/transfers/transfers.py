@@ -74,9 +74,9 @@ class Transfer:
         return Class.WAITING if any(wait.since_s is not None for wait in self.waits) else self.wanted
 
     def longest_wait(self) -> Wait | None:
-        """Return the wait of the reader stalled for longest, if any reader is stalled."""
-        stalled = [wait for wait in self.waits if wait.since_s is not None]
-        return min(stalled, key=lambda wait: wait.since_s or 0.0, default=None)
+        """Return the wait of the reader that has waited longest, if any reader waits."""
+        waiting = [wait for wait in self.waits if wait.since_s is not None]
+        return min(waiting, key=lambda wait: wait.since_s or 0.0, default=None)
 
     def set_done(self, done_bytes: int) -> None:
         """Record the download's progress."""
@@ -142,8 +142,8 @@ class KeyClaim:
         return [wait for transfer in self.transfers for wait in transfer.waits]
 
     @property
-    def stalled(self) -> list[Wait]:
-        """The waits of stalled readers."""
+    def reader_waits(self) -> list[Wait]:
+        """The waits of readers that have nothing to read."""
         return [wait for wait in self.waits if wait.since_s is not None]
 
     @contextmanager
@@ -239,7 +239,7 @@ class Transfers:
         return transfer
 
     def hurry(self, transfer: Transfer) -> None:
-        """Re-evaluate priorities now: a reader is stalled waiting for this shard."""
+        """Re-evaluate priorities now: a reader waits for this shard."""
         transfer.moved.notify()
         self._hurry()
 

@@ -67,7 +67,7 @@ class Stages:
 class Holder(Protocol):
     """A reader, as the owner of holds on shards."""
 
-    def in_hand(self) -> int:
+    def leased_shards(self) -> int:
         """Return the number of shards held for the reader."""
 
     def kept_waiting(self) -> Collection[Holder]:
@@ -80,7 +80,7 @@ class Wait:
 
     Attributes:
         party: the reader's job; None outside a job.
-        since_s: when the reader stalled; None while it still has something to read.
+        since_s: when the reader began to wait; None while it still has something to read.
         partial: True if the caller accepts a shard that is still arriving.
         stages: the stages of the transfer being waited for, once there is one.
         holder: the waiting reader; None if the caller is not a reader.

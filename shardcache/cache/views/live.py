@@ -84,7 +84,7 @@ class LiveView:
         return await self._shard_map.changes(mark, sight)
 
     def _waits(self, sight: Sight) -> Iterator[Json]:
-        """Yield, for each shard and job, the number of readers stalled by it, for how long and why."""
+        """Yield, for each shard and job, the number of readers that wait for it, for how long and why."""
         for transfer in self._transfers.all():
             readers: Counter[Hashable] = Counter()
             since_s: dict[Hashable, float] = {}

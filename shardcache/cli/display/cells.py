@@ -160,7 +160,7 @@ def waited(job: Row) -> str:
     """Describe how long a job's readers waited, and for what: `2.5 s: network 2.0 s, disk 500 ms`."""
     causes = {cause.removesuffix("_s"): seconds for cause, seconds in job.get("waited", {}).items() if seconds > 0}
     parts = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes.items())
-    return f"{duration(job['stall_s'])}{': ' if parts else ''}{parts}"
+    return f"{duration(job['waited_s'])}{': ' if parts else ''}{parts}"
 
 
 def waiting_now(job: Row) -> str:

@@ -69,11 +69,11 @@ def job_key(job: Mapping[str, Any]) -> JobKey:
 
 
 def _waiting_shares(former: Page, page: Page, interval_s: float) -> dict[JobKey, float]:
-    before_s = {job_key(job): job["stall_s"] for job in former["jobs"]}
+    before_s = {job_key(job): job["waited_s"] for job in former["jobs"]}
     shares = {}
     for job in page["jobs"]:
         if job["sessions"]:
-            waited_s = job["stall_s"] - before_s.get(job_key(job), 0.0)
+            waited_s = job["waited_s"] - before_s.get(job_key(job), 0.0)
             # Readers that joined or left in between make the sum inexact: keep the share between 0 and 1.
             shares[job_key(job)] = min(1.0, max(0.0, waited_s / (interval_s * job["sessions"])))
     return shares

@@ -27,6 +27,7 @@ def status(page: Json) -> Json:
     return page | {
         "cache": cache | {"pinned_bytes": cache["leased_bytes"], "arriving_bytes": cache["reserved_bytes"]},
         "counters": counters | {"regrets": counters["refetches"]},
+        "jobs": [job | {"stall_s": job["waited_s"]} for job in page["jobs"]],
         "scrub": scrub | {"damaged": scrub["corrupt"]},
         "origins": [origin | {"busy": origin["throttled"]} for origin in page["origins"]],
     }

@@ -30,7 +30,7 @@ class FolderDiff:
     parts: list[Leftover]
 
 
-def take_stock(layout: Layout, shards: Collection[str], leftovers: Collection[Leftover]) -> FolderDiff:
+def compare_folder(layout: Layout, shards: Collection[str], leftovers: Collection[Leftover]) -> FolderDiff:
     """Compare the known shards and leftovers with the folder's contents. Blocks. Raises DiskError."""
     with disk_errors(layout.root):
         here = {tar.stem: tar for bucket in layout.shards.iterdir() if bucket.is_dir() for tar in _whole(bucket)}

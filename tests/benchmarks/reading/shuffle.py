@@ -55,7 +55,7 @@ def _mixed(mix: Mix, shard_samples: int) -> Iterator[int]:
         return [first + number for number in mix.pieces[piece].numbers(shard_samples, permuted=True)]
 
     for beat in range(mix.beats):
-        parts = [mix.part(piece, beat, samples(piece)) for piece in mix.in_hand(beat)]
+        parts = [mix.part(piece, beat, samples(piece)) for piece in mix.pieces_at(beat)]
         come = [iter(part) for part in parts]
         yield from (next(come[place]) for place in mix.interleaved(beat, [len(part) for part in parts]))
 

@@ -143,6 +143,6 @@ def test_a_worker_with_few_batches_left_is_waited_for(tmp_path: Path, plain: lis
         waiting.plan(plain, [1])
         held = slow.take(0)
         hold_and_want(daemon, waiting, 0, 0)
-        eventually(lambda: daemon.status()["jobs"][0]["stall_s"] > LONG_S)
+        eventually(lambda: daemon.status()["jobs"][0]["waited_s"] > LONG_S)
         slow.send(type="release", lease=held["lease"])
         assert waiting.receive()["url"] == plain[1]

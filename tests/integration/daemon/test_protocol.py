@@ -324,10 +324,10 @@ def test_stall_is_counted_only_while_nothing_can_be_read(daemon: Daemon, urls: l
     with Session(daemon, job="steady") as session:
         session.plan(urls, [0])
         session.take(0)
-        waited_s = next(job for job in daemon.status()["jobs"] if job["name"] == "steady")["stall_s"]
+        waited_s = next(job for job in daemon.status()["jobs"] if job["name"] == "steady")["waited_s"]
         missing = urls[0].replace("000000", "999999")
         session.plan([urls[0], missing], [0, 1])
         session.ask("lease", position=1)
         job = next(job for job in daemon.status()["jobs"] if job["name"] == "steady")
-    assert job["stall_s"] == waited_s
+    assert job["waited_s"] == waited_s
     assert (job["sessions"], job["shards_planned"]) == (1, 3)

@@ -62,13 +62,13 @@ def test_a_job_that_waits_for_the_network(tmp_path: Path, store: GatedStore) -> 
         (transfer,) = daemon.status()["transfers"]
         assert (transfer["class"], transfer["needed_in_s"], transfer["waiters"]) == ("waiting", 0.0, 1)
         eventually(lambda: [row["connections"] for row in daemon.status()["origins"]] == [8])
-        assert job(daemon, "thirsty")["stall_s"] > waiting["stall_s"], "it counts while it goes on"
+        assert job(daemon, "thirsty")["waited_s"] > waiting["waited_s"], "it counts while it goes on"
         store.let("a.tar")
         thread.join()
         done = job(daemon, "thirsty")
         assert (done["waiting"], done["ahead_s"], done["shards_done"]) == (0, None, 1)
         assert done["waited"]["network_s"] > 0
-        assert sum(done["waited"].values()) == pytest.approx(done["stall_s"], abs=0.01)
+        assert sum(done["waited"].values()) == pytest.approx(done["waited_s"], abs=0.01)
 
 
 def test_evicted_shards_that_are_fetched_again_are_counted(tmp_path: Path) -> None:

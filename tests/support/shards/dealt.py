@@ -36,7 +36,7 @@ def _walk(part: Part, counts: Sequence[int]) -> list[Place]:
 def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
     mix, places = segment.mix, []
     for beat, first, last in segment.beats():
-        pieces = mix.in_hand(beat)
+        pieces = mix.pieces_at(beat)
         parts = []
         for piece in pieces:
             held = mix.pieces[piece]

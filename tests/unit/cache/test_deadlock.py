@@ -32,7 +32,7 @@ class Keeper:
     shards: int
     others: tuple[Keeper, ...] = ()
 
-    def in_hand(self) -> int:  # noqa: D102
+    def leased_shards(self) -> int:  # noqa: D102
         return self.shards
 
     def kept_waiting(self) -> tuple[Keeper, ...]:  # noqa: D102

@@ -39,7 +39,7 @@ def job(name: str = "resnet", **facts: object) -> Page:
         "shards_done": 40,
         "shards_per_s": 2.0,
         "ahead_s": 60.0,
-        "stall_s": 0.0,
+        "waited_s": 0.0,
         "waited": {"network_s": 0.0, "disk_s": 0.0, "space_s": 0.0},
         "waiting": 0,
         "waiting_for": None,
@@ -105,15 +105,15 @@ def test_rates_are_differences_over_the_daemons_own_time() -> None:
 @pytest.mark.parametrize(
     ("former", "share"),
     [
-        ([job(stall_s=4.0)], 0.25),  # two readers, each waited half a second of two
+        ([job(waited_s=4.0)], 0.25),  # two readers, each waited half a second of two
         ([], 1.0),  # all five seconds are new: no more than the whole
-        ([job(stall_s=9.0)], 0.0),
-        ([job(stall_s=4.0, uid=1000)], 1.0),  # another user's job of that name
+        ([job(waited_s=9.0)], 0.0),
+        ([job(waited_s=4.0, uid=1000)], 1.0),  # another user's job of that name
     ],
 )
 def test_waiting_share_is_of_all_readers_time(former: list[Page], share: float) -> None:
     """The part of the interval in which a job's readers waited, 0 to 1 whatever joins and leaves."""
-    rates = rates_between(page(10.0, jobs=former), page(12.0, jobs=[job(stall_s=5.0)]))
+    rates = rates_between(page(10.0, jobs=former), page(12.0, jobs=[job(waited_s=5.0)]))
     assert rates is not None and rates.waiting_share == {("resnet", 0): share}
 
 
@@ -131,7 +131,7 @@ def test_pages_of_two_daemons_have_no_rates(former: Page | None) -> None:
 
 def test_json_is_the_page_with_its_rates() -> None:
     """A script finds the whole page, the rates beside it, and a job by name and uid."""
-    now = page(12.0, jobs=[job(stall_s=1.0)], counters={"hits": 20})
+    now = page(12.0, jobs=[job(waited_s=1.0)], counters={"hits": 20})
     line = Moment(now, rates_between(page(10.0, jobs=[job()]), now)).to_json()
     assert {key: line[key] for key in now} == now
     assert line["rates"] == {
@@ -171,14 +171,14 @@ def test_job_row_shows_progress_pace_and_waiting() -> None:
     """Shards read of planned, shards per second, ahead of need, share of waiting, its causes, who waits now."""
     waiting = job(
         ahead_s=0.0,
-        stall_s=3.0,
+        waited_s=3.0,
         waited={"network_s": 2.5, "disk_s": 0.5, "space_s": 0.0},
         waiting=1,
         waiting_for="downloading from the object store",
     )
     now = page(100.0, jobs=[waiting])
     [row] = [
-        row for row in lines(Moment(now, rates_between(page(98.0, jobs=[job(stall_s=2.0)]), now))) if "resnet" in row
+        row for row in lines(Moment(now, rates_between(page(98.0, jobs=[job(waited_s=2.0)]), now))) if "resnet" in row
     ]
     assert row.startswith("resnet root 2 ━") and " 40 of 100 2 0 s 25% " in row
     assert row.endswith(" 3.0 s: network 2.5 s, disk 500 ms 1 reader: downloading from the object store")
@@ -235,7 +235,7 @@ NAMES = ("resnet50-imagenet21k-482113", "a-name-of-the-scheduler-" * 4, "eval")
 def test_names_of_jobs_are_whole_in_any_width(width: int) -> None:
     """A usual name on its line, one too long for any column folded; no line is wider than the screen."""
     waiting = {"ahead_s": 0.0, "waiting": 1, "waiting_for": "downloading from the object store"}
-    jobs = [job(name, stall_s=3600.0, shards_planned=10**6, **waiting) for name in NAMES]
+    jobs = [job(name, waited_s=3600.0, shards_planned=10**6, **waiting) for name in NAMES]
     console = Console(file=io.StringIO(), width=width)
     console.print(frame(Moment(page(jobs=jobs)), width, 40))
     assert isinstance(console.file, io.StringIO)

@@ -64,7 +64,7 @@ PAGE: dict[str, Any] = {
             "shards_done": 40,
             "shards_per_s": 2.125,
             "ahead_s": 12.0,
-            "stall_s": 2.5,
+            "waited_s": 2.5,
             "waited": {"network_s": 2.0, "disk_s": 0.5, "space_s": 0.0},
             "waiting": 3,
             "waiting_for": "downloading from the object store",
@@ -148,7 +148,7 @@ def test_jobs_show_how_far_they_are_and_how_long_they_waited() -> None:
 
 def test_job_without_waiting_readers_shows_none() -> None:
     """A job that has all it planned and never waited."""
-    calm = job(ahead_s=None, stall_s=0.0, waited={"network_s": 0.0, "disk_s": 0.0}, waiting=0, waiting_for=None)
+    calm = job(ahead_s=None, waited_s=0.0, waited={"network_s": 0.0, "disk_s": 0.0}, waiting=0, waiting_for=None)
     assert line_with("resnet", shown(calm)) == "resnet root 8 40 of 100 2.1 all cached 0 ms"
 
 
@@ -173,7 +173,7 @@ def test_idle_daemon_shows_no_empty_tables() -> None:
 
 def test_daemon_that_tells_less_is_shown_all_the_same() -> None:
     """The node's daemon may be older than the command: what it does not tell is left blank."""
-    told = {"name", "uid", "sessions", "shards_planned", "shards_done", "stall_s"}
+    told = {"name", "uid", "sessions", "shards_planned", "shards_done", "waited_s"}
     older = PAGE | {"jobs": [{key: value for key, value in PAGE["jobs"][0].items() if key in told}]}
     older["transfers"] = [
         {key: value for key, value in row.items() if key not in ("rate_bytes_per_s", "needed_in_s")}

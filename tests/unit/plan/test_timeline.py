@@ -120,7 +120,7 @@ def test_the_pace_is_that_of_reading_and_not_of_waiting() -> None:
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
     timeline.reads(0, 0)
     timeline.tick(8.0)
-    timeline.done(0, 0, stalled_s=4.0)
+    timeline.done(0, 0, waited_s=4.0)
     assert use_s(timeline, "d") == pytest.approx(8.0 + 2 * 4.0)
 
 
@@ -223,15 +223,15 @@ def test_the_pace_of_who_has_several_in_hand_is_that_of_taking_them() -> None:
 def test_standing_still_between_two_shards_is_no_reading() -> None:
     """Of five seconds from one to the next, four were spent waiting for bytes: the pace is one."""
     timeline = timeline_of([([*"abcdefgh"], 0, 100.0)])
-    timeline.reads(0, 0, stalled_s=7.0)
+    timeline.reads(0, 0, waited_s=7.0)
     timeline.tick(5.0)
-    timeline.done(0, 0, stalled_s=11.0)
-    timeline.reads(0, 1, stalled_s=11.0)
+    timeline.done(0, 0, waited_s=11.0)
+    timeline.reads(0, 1, waited_s=11.0)
     assert use_s(timeline, "d") == pytest.approx(5.0 + 2 * 1.0)
     timeline.tick(6.0)
-    timeline.waits(0, 2, stalled_s=11.0)
+    timeline.waits(0, 2, waited_s=11.0)
     timeline.tick(50.0)
-    timeline.reads(0, 2, stalled_s=55.0)
+    timeline.reads(0, 2, waited_s=55.0)
     assert use_s(timeline, "d") == pytest.approx(50.0 + 1.0)
 
 

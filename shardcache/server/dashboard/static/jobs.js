@@ -54,7 +54,7 @@ function fillNow(cell, { job, wait }) {
 function fillWaited(cell, { job }) {
   const causes = Object.entries(job.waited).filter(([, seconds]) => seconds >= 0.05);
   const most = causes.sort(([, a], [, b]) => b - a)[0];
-  lines(cell, duration(job.stall_s), most ? `mostly ${most[0].replace(/_s$/, "")}` : "");
+  lines(cell, duration(job.waited_s), most ? `mostly ${most[0].replace(/_s$/, "")}` : "");
   cell.title = causes.map(([cause, seconds]) => `${cause.replace(/_s$/, "")}: ${duration(seconds)}`).join(", ");
 }
 
@@ -105,7 +105,7 @@ function showPast(jobs) {
   say(summary, `${count(jobs.length, "ended job")}`);
   sync(list, jobs, jobKey, () => make("li"), (item, job) => {
     const read = `${number(job.shards_done)} of ${number(job.shards_planned)} shards`;
-    say(item, `${job.name} (user ${job.uid}): read ${read}, waited ${duration(job.stall_s)}`);
+    say(item, `${job.name} (user ${job.uid}): read ${read}, waited ${duration(job.waited_s)}`);
   });
 }
 

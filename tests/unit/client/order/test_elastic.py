@@ -134,7 +134,7 @@ def opened(part: Part) -> Iterator[tuple[list[int], bool]]:
     if isinstance(part, Segment):
         known: set[int] = set()
         for beat, first, last in part.beats():
-            held = part.mix.in_hand(beat)
+            held = part.mix.pieces_at(beat)
             new = [piece for piece in held if piece not in known]
             known.update(new)
             size = sum(

@@ -26,7 +26,7 @@ def numbers_of(mix: Mix, piece: int) -> list[int]:
 
 def beat_of(mix: Mix, beat: int) -> list[tuple[int, int]]:
     """Return a beat's samples in order: piece, and number in the shard."""
-    pieces = mix.in_hand(beat)
+    pieces = mix.pieces_at(beat)
     parts = [mix.part(piece, beat, numbers_of(mix, piece)) for piece in pieces]
     draws = [iter(part) for part in parts]
     return [(pieces[place], next(draws[place])) for place in mix.interleaved(beat, [len(part) for part in parts])]
@@ -63,7 +63,7 @@ def test_shards_enter_one_by_one_and_leave_after_a_window(sizes: list[int], wind
     mix = mix_of(sizes, window)
     for beat in range(mix.beats):
         present = {piece for piece, _ in beat_of(mix, beat)}
-        assert present <= set(mix.in_hand(beat)) <= set(range(beat - max(1, window) + 1, beat + 1))
+        assert present <= set(mix.pieces_at(beat)) <= set(range(beat - max(1, window) + 1, beat + 1))
 
 
 def test_the_first_sample_needs_the_first_shard_alone() -> None:

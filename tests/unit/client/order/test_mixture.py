@@ -180,7 +180,7 @@ def needed(part: Segment | Interleaved) -> Iterator[list[int]]:
     opened: set[int] = set()
     numbers = [[*piece.numbers(99, permuted=False)] for piece in part.mix.pieces]
     for beat, first, last in part.beats():
-        held = part.mix.in_hand(beat)
+        held = part.mix.pieces_at(beat)
         new = [piece for piece in held if piece not in opened]
         opened.update(new)
         size = sum(len(part.mix.part(piece, beat, numbers[piece])) for piece in held)
