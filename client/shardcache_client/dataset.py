@@ -16,14 +16,14 @@ from shardcache_client.dataloader.callers import batch_size_of_loader_asking_len
 from shardcache_client.dataloader.malloc import keep_freed_memory
 from shardcache_client.order.lanes.elastic import in_batches
 from shardcache_client.order.partition import taken_in_turns
-from shardcache_client.order.state import State
+from shardcache_client.order.state import ReaderState
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import in_worker
 from shardcache_client.ranks.torch_group import TorchRankGroup
 from shardcache_client.reader import ShardReader
 from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
-from shardcache_client.sharing.bookmark import Loader
+from shardcache_client.sharing.bookmark import WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology
 from shardcache_client.typed import B_co, T_co, U
@@ -275,7 +275,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             in_order=in_order,
         )
 
-    def reader_state(self) -> State:
+    def reader_state(self) -> ReaderState:
         """Return the state of the reader of this process, a worker of a `ShardLoader`, after its last sample."""
         return self._own_state(alone=False)
 
@@ -307,17 +307,17 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         each = [self._state(*reader, over=over) for reader in zip(streams, places, strict=True)]
         return {"workers": [state.to_json() for state in (in_batches(each) if self._elastic else each)]}
 
-    def _streams_of_rank(self, epoch: int, workers: int, states: Sequence[State]) -> list[EpochStream]:
+    def _streams_of_rank(self, epoch: int, workers: int, states: Sequence[ReaderState]) -> list[EpochStream]:
         """Return the streams of all workers of this rank at the start of an iteration."""
         ranks = self._group.ranks
         crew = [Topology(ranks.rank, ranks.world_size, worker, workers) for worker in range(workers)]
         return [self._stream_of(epoch, reader, states) for reader in crew]
 
 
-def _loader() -> Loader | None:
+def _loader() -> WorkerPlace | None:
     """Return this process's place among the workers of a DataLoader; None if it is not a worker."""
     info = get_worker_info()
-    return None if info is None else Loader(info.seed - info.id, info.id, info.num_workers)
+    return None if info is None else WorkerPlace(info.seed - info.id, info.id, info.num_workers)
 
 
 def _loader_name() -> str:

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, Generic, Self, SupportsIndex, cast
 
 from shardcache.errors import ConfigError, SampleError
-from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.source import ShardSource
 from shardcache_client.decoding.pipeline import Dropped
 from shardcache_client.files.slicing import Sample
@@ -65,7 +65,7 @@ class IndexedShards(Generic[T_co]):
     Raises, for a sample: what reading it raises; `on_error` is not called. IndexError for a number out of range.
     """
 
-    def __init__(self, settings: StreamSettings, reader: Reader, window: int) -> None:
+    def __init__(self, settings: StreamSettings, reader: ReaderIdentity, window: int) -> None:
         if settings.manifest.counts is None:
             raise ConfigError(
                 f"samples have no numbers: {settings.manifest.uncounted} of {len(settings.manifest)} shards were never "

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from shardcache.errors import ConfigError, MissingMemberError
-from shardcache_client.order.state import State
+from shardcache_client.order.state import ReaderState
 from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
 from shardcache_client.typed import B_co
@@ -57,7 +57,7 @@ class Batched(Protocol):
     def ranks_end_together(self, stream: EpochStream) -> bool:
         """Return True if the epoch ends after the same number of batches on all ranks."""
 
-    def reader_state(self) -> State:
+    def reader_state(self) -> ReaderState:
         """Return the state of the reader of this process after its last sample."""
 
 
@@ -136,7 +136,7 @@ class ShardLoader(Generic[B_co]):
         self._begun = None
         try:
             for batch, state in batches:
-                position.note(State.from_json(state))
+                position.note(ReaderState.from_json(state))
                 yield batch
         except GeneratorExit:
             raise

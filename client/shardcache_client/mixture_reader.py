@@ -12,11 +12,11 @@ from shardcache.errors import ConfigError
 from shardcache_client.arguments import check_least
 from shardcache_client.decoding.by_source import PipelineBySource
 from shardcache_client.order.lanes.interleaving import Interleaved
-from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, Schedule, Weights
+from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, SourceQuotas, Weights
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.selection import Choices
 from shardcache_client.order.share import Share
-from shardcache_client.order.state import Place, State, find_states
+from shardcache_client.order.state import Place, ReaderState, find_states
 from shardcache_client.reader import ShardReader
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.typed import T_co, U
@@ -45,7 +45,7 @@ class MixtureReader(ShardReader[T_co]):
             for name, reader in sources.items()
         )
         samples = samples_per_epoch or sum(source.samples for source in mixed)
-        self._schedule = Schedule.of(weights, mixed, samples)
+        self._schedule = SourceQuotas.of(weights, mixed, samples)
         self._group = self._ranks_of(first._group.explicit, list(sources), first._settings.sessions.timeout_s)
         manifest = Manifest.joined([source.manifest for source in mixed])
         dealing = MixtureAssignment(
@@ -101,7 +101,7 @@ class MixtureReader(ShardReader[T_co]):
             self._check_schedule(saved)
         super().load_state_dict(state)
 
-    def _check_schedule(self, saved: State) -> None:
+    def _check_schedule(self, saved: ReaderState) -> None:
         for name, numbers in self._schedule_of(saved.epoch).items():
             told = saved.sources.get(name, {})
             if any(told.get(key) != number for key, number in numbers.items()):
@@ -116,7 +116,7 @@ class MixtureReader(ShardReader[T_co]):
         each = zip(self._names, self._schedule.starts(epoch), self._schedule.samples(epoch), strict=True)
         return {name: {"start": start, "samples": samples} for name, start, samples in each}
 
-    def _state(self, stream: EpochStream, place: Place, *, over: bool) -> State:
+    def _state(self, stream: EpochStream, place: Place, *, over: bool) -> ReaderState:
         state = super()._state(stream, place, over=over)
         sources = self._schedule_of(state.epoch)
         if not self._elastic:  # with global batches, the number of them is the position in all sources

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from shardcache.protocol import patterns_from_here, socket_path
-from shardcache_client.daemon.connection import Reader, resolve
-from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.daemon.connection import ReaderIdentity, resolve
+from shardcache_client.daemon.session import Patience, ReaderSession
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.reading.shard_window import ShardWindow
 from shardcache_client.topology import job_name
@@ -49,10 +49,10 @@ def cached_paths(
         ShardTimeoutError: a shard did not arrive in time.
         CacheDirError: this process cannot read the cache folder.
     """
-    where, reader = socket_path(socket), Reader(job or job_name())
+    where, reader = socket_path(socket), ReaderIdentity(job or job_name())
     patterns = patterns_from_here(urls)
     manifest = resolve(where, reader, patterns, timeout_s)
-    session = Session(where, reader, Patience(timeout_s))
+    session = ReaderSession(where, reader, Patience(timeout_s))
     window = ShardWindow(session, len(manifest), partial=False, handover=None)
     try:
         session.declare(plan_reading(manifest, 0, range(len(manifest)), ()))

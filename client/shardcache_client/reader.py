@@ -14,9 +14,9 @@ from shardcache.errors import ConfigError
 from shardcache.protocol import patterns_from_here, socket_path
 from shardcache.tarindex import Row
 from shardcache_client.arguments import check_choice, check_global_batches, check_least
-from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Patience
-from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
+from shardcache_client.daemon.sessions import Fallback, SessionPool, resolver
 from shardcache_client.decoding.decoders import Spec
 from shardcache_client.decoding.pipeline import Missing, Pipeline
 from shardcache_client.files.blocks import TokenBlocks
@@ -26,17 +26,17 @@ from shardcache_client.indexed import IndexedShards
 from shardcache_client.order.deal import Assignment, Deal, check
 from shardcache_client.order.lanes.elastic import ElasticDeal, batches_before, in_batches, resume_batches
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.partition import Cut, Even
+from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.selection import Choices
 from shardcache_client.order.span_deal import SpanDeal
-from shardcache_client.order.state import Place, Resumption, State, find_states, is_read, resume
+from shardcache_client.order.state import Place, ReaderState, Resumption, find_states, is_read, resume
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.resharding import refuse_resharding
 from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.selecting import Selecting, row_of, tables_of
-from shardcache_client.sharing.bookmark import Bookmark, Loader
+from shardcache_client.sharing.bookmark import Bookmark, WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name
 from shardcache_client.typed import T_co, U
@@ -106,7 +106,7 @@ class ShardReader(Selecting, Generic[T_co]):
         resolve, job = resolver(fallback), job or job_name()
 
         def manifest_of_samples() -> Manifest:
-            found = resolve(where, Reader(job), patterns, timeout_s)
+            found = resolve(where, ReaderIdentity(job), patterns, timeout_s)
             return found if tokens is None else found.of_blocks(tokens.count)
 
         manifest = self._group.settle(manifest_of_samples)
@@ -122,7 +122,7 @@ class ShardReader(Selecting, Generic[T_co]):
         )
         partial_reads = bool(partial_reads and not zero_copy and tokens is None)
         settings = StreamSettings(
-            sessions=Sessions(where, Patience(timeout_s), partial_reads=partial_reads, fallback=fallback),
+            sessions=SessionPool(where, Patience(timeout_s), partial_reads=partial_reads, fallback=fallback),
             manifest=manifest,
             deal=dealing.deal(manifest),
             pipeline=Pipeline.of(decode, members, missing, tokens),
@@ -214,7 +214,7 @@ class ShardReader(Selecting, Generic[T_co]):
         Raises ConfigError if the samples are not counted, or if this dataset leaves samples out.
         """
         check_least(1, window=window)
-        return IndexedShards(self._settings, Reader(self._job), window)
+        return IndexedShards(self._settings, ReaderIdentity(self._job), window)
 
     def _derived(self, **changes: Any) -> Self:
         """Return a copy with changes to its settings, and epochs and states of its own."""
@@ -226,7 +226,7 @@ class ShardReader(Selecting, Generic[T_co]):
         derived._reading = None
         return derived
 
-    def _begin(self, loader: Loader | None) -> Iterator[Any]:
+    def _begin(self, loader: WorkerPlace | None) -> Iterator[Any]:
         """Begin an iteration, as a worker of a DataLoader or alone, and return its samples."""
         self._refuse_resharding()
         topology = self.topology()
@@ -268,7 +268,7 @@ class ShardReader(Selecting, Generic[T_co]):
         # With even=None, ranks need not be in step: each one counts for itself.
         return epoch if self._dealing.even is None else self._group.agree(epoch, left)
 
-    def _stream_of(self, epoch: int, topology: Topology, states: Sequence[State]) -> EpochStream:
+    def _stream_of(self, epoch: int, topology: Topology, states: Sequence[ReaderState]) -> EpochStream:
         settings, start = replace(self._settings, deal=self._deal()), Resumption(epoch)
         if states and states[0].epoch == epoch:
             if states[0].counted != settings.deal.counted:
@@ -278,10 +278,10 @@ class ShardReader(Selecting, Generic[T_co]):
                 start = resume_batches(states, self._cut(topology), topology)
             else:
                 start = resume(states, self._cut(topology), topology, settings.deal.epoch_samples)
-        reader = Reader(self._job, topology, self._loader_name(), self.batch_size)
+        reader = ReaderIdentity(self._job, topology, self._loader_name(), self.batch_size)
         return EpochStream(settings, reader, start, ReaderPosition.at(start.place, self._on_error))
 
-    def _check_states(self, states: Sequence[State], topology: Topology) -> None:
+    def _check_states(self, states: Sequence[ReaderState], topology: Topology) -> None:
         """Raise ConfigError if the states do not tell how far other ranks are."""
         cut, known = states[0].cut, {state.reader for state in states}
         if known == set(range(cut.readers)):
@@ -359,7 +359,7 @@ class ShardReader(Selecting, Generic[T_co]):
         """
         return self._own_state(alone=True).to_json()
 
-    def _own_state(self, *, alone: bool) -> State:
+    def _own_state(self, *, alone: bool) -> ReaderState:
         """Return the state of this reader; `alone` if no loader keeps account of the end of the epoch."""
         stream = self._stream or self._stream_of(self.epoch, self.topology(), self._bookmark.states)
         over = self._is_over(stream) and self.ranks_end_together(stream)
@@ -396,7 +396,7 @@ class ShardReader(Selecting, Generic[T_co]):
         self._bookmark.load(state, worker=self._in_worker)
         self._reading = None
 
-    def _is_read(self, states: Sequence[State]) -> bool:
+    def _is_read(self, states: Sequence[ReaderState]) -> bool:
         """Return True if states of this dataset show that nothing is left of their epoch."""
         first, deal = states[0], self._settings.deal
         if not deal.counted or first.dataset != self._bookmark.datasets.get(True):
@@ -419,11 +419,11 @@ class ShardReader(Selecting, Generic[T_co]):
             self._cut(stream.topology), stream.start.phases, drop_last=drop_last
         )
 
-    def _state(self, stream: EpochStream, place: Place, *, over: bool) -> State:
+    def _state(self, stream: EpochStream, place: Place, *, over: bool) -> ReaderState:
         """Return a reader's state; at the end of an epoch, samples that the loader drops count as taken."""
         if over and stream.counted:
             place = stream.reader_position.place.after(stream.samples_left)
-        return State(
+        return ReaderState(
             dataset=self._bookmark.datasets[stream.counted],
             epoch=stream.start.epoch,
             cut=self._cut(stream.topology),
@@ -445,8 +445,8 @@ class ShardReader(Selecting, Generic[T_co]):
         """True in a DataLoader worker."""
         return False
 
-    def _cut(self, topology: Topology) -> Cut:
-        return Cut.of(topology, self._dealing.even, self._dealing.batch_size_of(topology.world_size))
+    def _cut(self, topology: Topology) -> Partition:
+        return Partition.of(topology, self._dealing.even, self._dealing.batch_size_of(topology.world_size))
 
     @property
     def batch_size(self) -> int:

@@ -9,7 +9,7 @@ import enum
 from typing import NamedTuple
 
 
-class Kind(enum.Enum):
+class PlaceKind(enum.Enum):
     """Kind of place that the urls of a protocol name."""
 
     STORE = "network service at an address fixed by its provider, accessed with credentials given to the daemon"
@@ -30,7 +30,7 @@ class UrlProtocol(NamedTuple):
     """
 
     names: tuple[str, ...]
-    kind: Kind
+    kind: PlaceKind
     origin: str = "shardcache.origin.fsspec:FsspecOrigin"
     package: str = ""
 
@@ -39,39 +39,39 @@ _WRAPPERS = (
     *("asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"),
     *("generic", "libarchive", "reference", "simplecache", "tar", "zip"),
 )
-S3 = UrlProtocol(("s3", "s3a"), Kind.STORE, "shardcache.origin.s3.s3_origin:S3Origin", "s3fs")
+S3 = UrlProtocol(("s3", "s3a"), PlaceKind.STORE, "shardcache.origin.s3.s3_origin:S3Origin", "s3fs")
 _TABLE = (
     S3,
-    UrlProtocol(("http",), Kind.WEB, "shardcache.origin.http.http_origin:HttpOrigin"),
-    UrlProtocol(("https",), Kind.WEB, "shardcache.origin.http.http_origin:HttpOrigin"),
-    UrlProtocol(("file", "local"), Kind.LOCAL, "shardcache.origin.local:LocalOrigin"),
+    UrlProtocol(("http",), PlaceKind.WEB, "shardcache.origin.http.http_origin:HttpOrigin"),
+    UrlProtocol(("https",), PlaceKind.WEB, "shardcache.origin.http.http_origin:HttpOrigin"),
+    UrlProtocol(("file", "local"), PlaceKind.LOCAL, "shardcache.origin.local:LocalOrigin"),
     # gs and gcs, like az and abfs, stay apart: a rule that allows one does not allow the other.
-    UrlProtocol(("gs",), Kind.STORE, package="gcsfs"),
-    UrlProtocol(("gcs",), Kind.STORE, package="gcsfs"),
-    UrlProtocol(("az",), Kind.STORE, package="adlfs"),
-    UrlProtocol(("abfs",), Kind.STORE, package="adlfs"),
-    UrlProtocol(("abfss",), Kind.STORE, package="adlfs"),
-    UrlProtocol(("adl",), Kind.STORE, package="adlfs"),
-    UrlProtocol(("hf",), Kind.STORE, package="huggingface_hub"),
-    UrlProtocol(("oss",), Kind.STORE, package="ossfs"),
-    UrlProtocol(("oci",), Kind.STORE, package="ocifs"),
-    UrlProtocol(("ocilake",), Kind.STORE, package="ocifs"),
-    UrlProtocol(("tos",), Kind.STORE, package="tosfs"),
-    UrlProtocol(("tosfs",), Kind.STORE, package="tosfs"),
-    UrlProtocol(("lakefs",), Kind.STORE, package="lakefs-spec"),
-    UrlProtocol(("smb",), Kind.OTHER, package="smbprotocol"),
-    *(UrlProtocol((name,), Kind.WRAPPER) for name in _WRAPPERS),
+    UrlProtocol(("gs",), PlaceKind.STORE, package="gcsfs"),
+    UrlProtocol(("gcs",), PlaceKind.STORE, package="gcsfs"),
+    UrlProtocol(("az",), PlaceKind.STORE, package="adlfs"),
+    UrlProtocol(("abfs",), PlaceKind.STORE, package="adlfs"),
+    UrlProtocol(("abfss",), PlaceKind.STORE, package="adlfs"),
+    UrlProtocol(("adl",), PlaceKind.STORE, package="adlfs"),
+    UrlProtocol(("hf",), PlaceKind.STORE, package="huggingface_hub"),
+    UrlProtocol(("oss",), PlaceKind.STORE, package="ossfs"),
+    UrlProtocol(("oci",), PlaceKind.STORE, package="ocifs"),
+    UrlProtocol(("ocilake",), PlaceKind.STORE, package="ocifs"),
+    UrlProtocol(("tos",), PlaceKind.STORE, package="tosfs"),
+    UrlProtocol(("tosfs",), PlaceKind.STORE, package="tosfs"),
+    UrlProtocol(("lakefs",), PlaceKind.STORE, package="lakefs-spec"),
+    UrlProtocol(("smb",), PlaceKind.OTHER, package="smbprotocol"),
+    *(UrlProtocol((name,), PlaceKind.WRAPPER) for name in _WRAPPERS),
 )
 _ROWS = {name: row for row in _TABLE for name in row.names}
 
 
 def row_of(protocol: str) -> UrlProtocol:
     """Return the row of a protocol, given in lower case."""
-    return _ROWS.get(protocol) or UrlProtocol((protocol,), Kind.OTHER)
+    return _ROWS.get(protocol) or UrlProtocol((protocol,), PlaceKind.OTHER)
 
 
-def _all(kind: Kind) -> frozenset[str]:
+def _all(kind: PlaceKind) -> frozenset[str]:
     return frozenset(name for name, row in _ROWS.items() if row.kind is kind)
 
 
-STORES, WEB, LOCAL, WRAPPERS = map(_all, (Kind.STORE, Kind.WEB, Kind.LOCAL, Kind.WRAPPER))
+STORES, WEB, LOCAL, WRAPPERS = map(_all, (PlaceKind.STORE, PlaceKind.WEB, PlaceKind.LOCAL, PlaceKind.WRAPPER))

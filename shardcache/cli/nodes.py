@@ -22,7 +22,7 @@ _ANSWER_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DaemonNode:
     """One node.
 
     Attributes:
@@ -34,7 +34,7 @@ class Node:
     url: str
 
     @classmethod
-    def parse(cls, text: str) -> Node:
+    def parse(cls, text: str) -> DaemonNode:
         """Parse `HOST`, `HOST:PORT` or `https://HOST:PORT`. Raises ConfigError."""
         parts = urlsplit(text if "://" in text else f"http://{text}")
         try:
@@ -57,7 +57,7 @@ class NodeState:
         error: the reason that it does not answer; None while it does.
     """
 
-    node: Node
+    node: DaemonNode
     page: Page | None = None
     rates: Rates | None = None
     error: ShardcacheError | None = None
@@ -101,7 +101,7 @@ class Nodes:
         states: the latest answers, in the order in which the nodes were given.
     """
 
-    def __init__(self, nodes: Sequence[Node], token: str | None, interval_s: float) -> None:
+    def __init__(self, nodes: Sequence[DaemonNode], token: str | None, interval_s: float) -> None:
         self.states = [NodeState(node) for node in nodes]
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._interval_s = interval_s
@@ -132,7 +132,7 @@ class Nodes:
                 state.failed(exn)
             await asyncio.sleep(self._interval_s)
 
-    async def _status(self, node: Node) -> Page:
+    async def _status(self, node: DaemonNode) -> Page:
         try:
             # A redirect would send the token elsewhere.
             async with self._http.get(f"{node.url}/v1/status", allow_redirects=False) as answer:
@@ -152,7 +152,7 @@ class Nodes:
         return page
 
 
-def _refusal(node: Node, error: Exception) -> Exception:
+def _refusal(node: DaemonNode, error: Exception) -> Exception:
     if isinstance(error, NotAllowedError):
         return NotAllowedError(error.message, url=node.url, remedy="give the daemons' token with --http-token-file")
     return error

@@ -12,8 +12,8 @@ from typing import IO, Any
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef, socket_path
 from shardcache.tarindex import MetadataMember, read_metadata, rows_of
-from shardcache_client.daemon.connection import Reader, resolve
-from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.daemon.connection import ReaderIdentity, resolve
+from shardcache_client.daemon.session import Patience, ReaderSession
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.reading.shard_window import ShardWindow
 
@@ -37,10 +37,10 @@ def write_table(
         metadata: the member to keep in the table.
         tell: called for each shard, with `done_shards` and `shards`, `done_bytes` and `total_bytes`.
     """
-    where, reader = socket_path(socket), Reader(_JOB)
+    where, reader = socket_path(socket), ReaderIdentity(_JOB)
     listed = {ref.url: ref for ref in resolve(where, reader, urls, _TIMEOUT_S)}
     plan = plan_reading([ShardRef(url) for url in listed], 0, range(len(listed)), ())
-    session = Session(where, reader, Patience(_TIMEOUT_S))
+    session = ReaderSession(where, reader, Patience(_TIMEOUT_S))
     window = ShardWindow(session, plan.reads, partial=False, handover=None)
     sizes = [ref.size_bytes for ref in listed.values()]
     total_bytes = None if None in sizes else sum(filter(None, sizes))

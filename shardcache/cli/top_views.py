@@ -19,7 +19,7 @@ from shardcache.cli.display.keys import on_key
 from shardcache.cli.display.nodes_frame import nodes_frame, nodes_json
 from shardcache.cli.display.output import make_console
 from shardcache.cli.display.rates import rates_between
-from shardcache.cli.nodes import Node, Nodes, NodeState, read_token
+from shardcache.cli.nodes import DaemonNode, Nodes, NodeState, read_token
 from shardcache.cli.threads import in_thread
 from shardcache.errors import DaemonError
 
@@ -86,7 +86,7 @@ async def show_nodes(names: tuple[str, ...], token_file: Path | None, interval_s
     """Show several nodes until q is pressed, or print a line of JSON per interval. Raises ConfigError."""
     console = make_console()
     async with (
-        Nodes(list(map(Node.parse, names)), read_token(token_file), interval_s) as nodes,
+        Nodes(list(map(DaemonNode.parse, names)), read_token(token_file), interval_s) as nodes,
         aclosing(_every(interval_s, nodes)) as moments,
     ):
         if as_json:

@@ -19,7 +19,7 @@ from shardcache.observability.metrics import Counters
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
 from shardcache.protocol import Leased, ShardRef
-from shardcache.store.indexing import Request, index_shard
+from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.store.shard import Facts
 
 # A node has many reading processes, each with its own: hence few, and half the daemon's memory for parts.
@@ -138,7 +138,7 @@ class DirectFetcher:
         with self._scratch.errors(sink.obj.url):
             tar, facts = self._plain_tar(sink)
             sidecar = self._scratch.file()
-            indexed = index_shard(Request.of(tar.path, facts, sidecar.path, rule, _NO_LIMIT))
+            indexed = index_shard(IndexRequest.of(tar.path, facts, sidecar.path, rule, _NO_LIMIT))
         leased = Leased(
             type="leased", id=0, lease=0, url=facts.url, version=facts.version, path=str(tar.path),
             index_path=str(sidecar.path), size_bytes=facts.size_bytes, samples=indexed.samples,

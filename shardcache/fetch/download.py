@@ -20,7 +20,7 @@ from shardcache.fetch.parts.hedging import HEDGED_SHARE, Hedging
 from shardcache.fetch.parts.part_workers import PartWorkers
 from shardcache.fetch.parts.pausable_read import Coming
 from shardcache.fetch.parts.request_size import parts_per_request
-from shardcache.fetch.parts.requests import Piece, Requests
+from shardcache.fetch.parts.requests import Requests, RequestSpan
 from shardcache.fetch.parts.stall_timeout import StallTimeout
 from shardcache.fetch.retry import BACKOFF, Backoff, Retry
 from shardcache.fetch.sink import Sink
@@ -213,7 +213,7 @@ class Downloader:
             download.record(finished)
             parts = parts[len(finished) :]
 
-    async def _attempt(self, download: _Download, piece: Piece) -> list[PartSums]:
+    async def _attempt(self, download: _Download, piece: RequestSpan) -> list[PartSums]:
         while True:
             try:
                 return await self._requests.fetch(piece)
@@ -244,10 +244,10 @@ class _Download:
         """Return a claim that ranks after those of earlier parts."""
         return Claim(self.priority, store_of(self.obj.url))
 
-    def piece(self, claim: Claim, first: int, count: int) -> Piece:
+    def piece(self, claim: Claim, first: int, count: int) -> RequestSpan:
         """Return consecutive parts as one request."""
         parts = replace(self.sink.parts(first, count), algorithm=self.part_checksums.algorithm)
-        return Piece(self.origin, self.obj, parts, claim, partial(self.coming.begin, first))
+        return RequestSpan(self.origin, self.obj, parts, claim, partial(self.coming.begin, first))
 
     def start(self, missing: list[int] | range) -> None:
         """Count the bytes that are already on disk."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from shardcache.access.protocols import S3, Kind, row_of
+from shardcache.access.protocols import S3, PlaceKind, row_of
 from shardcache.access.urls import protocol_of
 from shardcache.config import OriginTable
 from shardcache.errors import OriginUnavailableError, ShardChangedError
@@ -41,7 +41,7 @@ def reason_to_bypass(table: OriginTable) -> str:
     if row is S3:
         unsupported = sorted(set(table.storage_options) - PRESIGNED_OPTIONS)
         return f"storage_options has {', '.join(unsupported)}, which only the SDK supports" if unsupported else ""
-    return "" if row.kind is Kind.WEB else f"only S3 and web servers can have a tier, not {protocol}://"
+    return "" if row.kind is PlaceKind.WEB else f"only S3 and web servers can have a tier, not {protocol}://"
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, from_json
-from shardcache.store.indexing import Indexed, Request, TokensRequest
+from shardcache.store.indexing import Indexed, IndexRequest, TokensRequest
 
 log = structlog.get_logger()
 
@@ -31,7 +31,7 @@ class Indexers:
         self._slots = asyncio.Semaphore(processes)
         self._idle: list[Process] = []
 
-    async def index(self, request: Request) -> Indexed:
+    async def index(self, request: IndexRequest) -> Indexed:
         """Run `index_shard` in a process; return its result or raise its error.
 
         Raises CacheError if the process is killed twice, as the OOM killer does.
@@ -43,7 +43,7 @@ class Indexers:
         tokens: int = (await self._run(request))["tokens"]
         return tokens
 
-    async def _run(self, request: Request | TokensRequest) -> dict[str, Any]:
+    async def _run(self, request: IndexRequest | TokensRequest) -> dict[str, Any]:
         async with self._slots:
             for _ in range(_TRIES):
                 process = await self._process(request.url)

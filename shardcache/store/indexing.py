@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class IndexRequest:
     """A request to index a tar.
 
     Attributes:
@@ -121,7 +121,7 @@ class _File:
         return os.pread(self.fd, run.stop - run.start, run.start)
 
 
-def index_shard(request: Request) -> Indexed:
+def index_shard(request: IndexRequest) -> Indexed:
     """Walk a tar to its end and write its sidecar. Blocks.
 
     Raises ShardError if the tar cannot be served, DiskFullError or CacheDirError if the cache's disk fails.
@@ -153,7 +153,7 @@ def end_with_parent(parent: int) -> None:
 def _answer(fields: dict[str, Any]) -> dict[str, Any]:
     if "member" in fields:
         return {"tokens": count_tokens(TokensRequest(**fields))}
-    return asdict(index_shard(Request(**fields)))
+    return asdict(index_shard(IndexRequest(**fields)))
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk.file_checksums import first_damaged_piece
 from shardcache.store.disk.files import disk_errors, free_bytes, fsync_path, total_bytes, unlink_quietly
 from shardcache.store.disk.open_files import is_open_elsewhere
-from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.store.folder.recovery import Leftover, find_leftovers, find_shards, quarantined
 from shardcache.store.pinfile import Pin, read_pins
@@ -38,7 +38,7 @@ _AT_ONCE = 256
 class Store:
     """One cache folder, locked exclusively. `shards` is ordered from least to most recently used."""
 
-    def __init__(self, layout: Layout, space: Space, catalogue: Catalogue, folder: Folder) -> None:
+    def __init__(self, layout: Layout, space: Space, catalogue: Catalogue, folder: CacheFolder) -> None:
         self.layout = layout
         self.folder = folder
         self.space = space
@@ -62,7 +62,7 @@ class Store:
         release wrote it.
         """
         layout = Layout(root.absolute())
-        folder = Folder.take(layout, group)
+        folder = CacheFolder.take(layout, group)
         with disk_errors(root):
             for parent in (layout.shards, layout.root):
                 # A power loss must not remove a bucket with its shards; a failing disk can still be served from.

@@ -44,7 +44,7 @@ class Server(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Connection:
+class HttpConnection:
     """One connection, one request at a time.
 
     Attributes:
@@ -86,11 +86,11 @@ class Pool:
         self._tell = tell
         self._silence_s, self._idle_s = silence_s, idle_s
         self._answered_s = 0.0  # time of the latest answer over a reused connection
-        self._idle: defaultdict[Server, list[Connection]] = defaultdict(list)
+        self._idle: defaultdict[Server, list[HttpConnection]] = defaultdict(list)
         self._trusted_from_s = 0.0
         self._lock = threading.Lock()
 
-    def take(self, server: Server) -> Connection | None:
+    def take(self, server: Server) -> HttpConnection | None:
         """Return an idle connection that may still work, or None."""
         while True:
             with self._lock:
@@ -103,7 +103,7 @@ class Pool:
                 continue
             return connection
 
-    def keep(self, server: Server, connection: Connection) -> None:
+    def keep(self, server: Server, connection: HttpConnection) -> None:
         """Keep a connection for the next request."""
         connection.heard_s = time.monotonic()
         with self._lock:
@@ -163,7 +163,7 @@ def host_header(url: SplitResult) -> str:
     return url.netloc.rpartition("@")[2].removesuffix(f":{_PORTS[url.scheme]}")
 
 
-def open_connection(server: Server) -> Connection:
+def open_connection(server: Server) -> HttpConnection:
     """Return a new connection. Raises OSError, http.client.HTTPException, NearHostError."""
     url = urlsplit(f"{server.scheme}://{server.netloc}")
     host, port = url.hostname or "", url.port or _PORTS[url.scheme]
@@ -181,7 +181,7 @@ def open_connection(server: Server) -> Connection:
     except BaseException:
         sock.close()
         raise
-    return Connection(sock)
+    return HttpConnection(sock)
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:

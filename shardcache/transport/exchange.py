@@ -14,7 +14,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from shardcache.transport.connections import (
-    Connection,
+    HttpConnection,
     Pool,
     ProxyError,
     host_header,
@@ -89,7 +89,7 @@ class Exchange:
             raise
         return self._ask(pool, connection)
 
-    def _ask(self, pool: Pool, connection: Connection) -> Answer:
+    def _ask(self, pool: Pool, connection: HttpConnection) -> Answer:
         try:
             with self._cancellable(connection.socket):
                 answer, reusable = self._answer(pool, connection)
@@ -113,7 +113,7 @@ class Exchange:
         finally:
             self._gate.connected(None)
 
-    def _answer(self, pool: Pool, connection: Connection) -> tuple[Answer, bool]:
+    def _answer(self, pool: Pool, connection: HttpConnection) -> tuple[Answer, bool]:
         """Return the answer, and whether the connection can take another request."""
         with closing(self._response(pool, connection)) as response:  # else it keeps the socket open
             headers = {name.lower(): ", ".join(response.headers.get_all(name, [])) for name in response.headers}
@@ -138,7 +138,7 @@ class Exchange:
         sock.settimeout(None)
         return True
 
-    def _response(self, pool: Pool, connection: Connection) -> http.client.HTTPResponse:
+    def _response(self, pool: Pool, connection: HttpConnection) -> http.client.HTTPResponse:
         """Send the request and read the answer's head. Raises StaleError if a reused connection fails."""
         if connection.heard_s is None:
             return self._asked(connection, None)
@@ -157,7 +157,7 @@ class Exchange:
         pool.answered()
         return response
 
-    def _asked(self, connection: Connection, patience_s: float | None) -> http.client.HTTPResponse:
+    def _asked(self, connection: HttpConnection, patience_s: float | None) -> http.client.HTTPResponse:
         response = http.client.HTTPResponse(connection.socket, method=self._request.method)
         try:
             connection.socket.sendall(_head(self._request))

@@ -19,7 +19,7 @@ from shardcache.writing.plan.journal import JOURNAL, Journal, resume
 from shardcache.writing.plan.samples import as_json
 from shardcache.writing.processes import WritingProcess
 from shardcache.writing.sources.opening import Input, Reading, recognize
-from shardcache.writing.writer_process import Setup, Task
+from shardcache.writing.writer_process import Task, WriterSetup
 
 CLASSES = "classes.json"
 """Name of the list of classes in the destination."""
@@ -75,7 +75,9 @@ async def convert(
             found = await asyncio.to_thread(recognize, names, settings.reading, Path(scratch))
             conversion = _Conversion(found, target, settings, tell)
             tokens = None if settings.tokens is None else str(settings.tokens)
-            setup = Setup(found.kind, found.arguments, target.url, [table.model_dump() for table in tables], tokens)
+            setup = WriterSetup(
+                found.kind, found.arguments, target.url, [table.model_dump() for table in tables], tokens
+            )
             return await conversion.run(setup, workers)
 
 
@@ -98,7 +100,7 @@ class _Conversion:
         self._unsaved = 0
         self._failure: ShardcacheError | None = None
 
-    async def run(self, setup: Setup, workers: int) -> Json:
+    async def run(self, setup: WriterSetup, workers: int) -> Json:
         """Write what is missing; return the summary. After a failure, only the shards in progress are completed.
 
         Raises as `convert`.
@@ -141,7 +143,7 @@ class _Conversion:
             self._failure = self._failure or exn
         self._end(workers)
 
-    async def _write(self, setup: Setup, workers: int) -> None:
+    async def _write(self, setup: WriterSetup, workers: int) -> None:
         async with WritingProcess(setup) as process:
             while (planned := await self._queue.get()) is not None and self._failure is None:
                 name, shard = planned

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, from_json
 from shardcache.writing.plan.journal import Stored
-from shardcache.writing.writer_process import Setup, Task
+from shardcache.writing.writer_process import Task, WriterSetup
 
 _LINE_BYTES = 1024**2  # of an answer, which may be an error
 
@@ -20,7 +20,7 @@ _LINE_BYTES = 1024**2  # of an answer, which may be an error
 class WritingProcess:
     """One process of `writer_process.py`, started for its first shard; a context manager that ends it."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: WriterSetup) -> None:
         self._setup = setup
         self._process: Process | None = None
 
@@ -52,7 +52,7 @@ class WritingProcess:
         return Stored(*found)
 
 
-async def _start(setup: Setup) -> Process:
+async def _start(setup: WriterSetup) -> Process:
     # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
     command = (sys.executable, "-P", "-m", "shardcache.writing.writer_process", str(os.getpid()))
     try:

@@ -1,7 +1,7 @@
 """The program that writes shards: one of several processes of `shardcache write`.
 
-Reads JSON from standard input, one value per line: first a `Setup`, then one `Task` after another; writes one answer
-per line. Ends with its input, hence with the command, however that ends.
+Reads JSON from standard input, one value per line: first a `WriterSetup`, then one `Task` after another; writes one
+answer per line. Ends with its input, hence with the command, however that ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardcache.writing.sources.source import Json, Position, Source
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class WriterSetup:
     """Settings of a run, the same for all of its shards.
 
     Attributes:
@@ -66,7 +66,7 @@ async def write_shard(source: Source, destination: Destination, task: Task, toke
     return Stored(stored.size_bytes, stored.version, shard.samples, shard.tokens)
 
 
-async def _serve(setup: Setup) -> None:
+async def _serve(setup: WriterSetup) -> None:
     source: Source | None = None
     tables = [OriginTable.model_validate(table) for table in setup.tables]
     tokens = None if setup.tokens is None else TokenMember.parse(setup.tokens)
@@ -86,7 +86,7 @@ def main() -> None:
     When the command is killed, so is this process: the next run may write the same shard.
     """
     end_with_parent(int(sys.argv[1]))
-    asyncio.run(_serve(Setup(**json.loads(sys.stdin.readline()))))
+    asyncio.run(_serve(WriterSetup(**json.loads(sys.stdin.readline()))))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 from campaign.result import Result
 from shardcache.direct.service import Direct
 from shardcache.errors import ShardcacheError
-from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.fallback import FallbackSession
 from shardcache_client.daemon.session import Patience
 from shardcache_client.order.plan import Plan
@@ -71,7 +71,7 @@ def _epoch(result: Result, daemon: Daemon, trouble: Trouble, plan: Plan, away: i
     """Read an epoch; the daemon is in trouble between two of its samples."""
     how = f"{trouble.name}: order {plan.order}, between samples {away} and {back}"
     shard_source = FallbackSession(
-        daemon.socket, Reader("job"), Patience(LIMIT_S), partial_reads=True, grace_s=GRACE_S, retry_s=GRACE_S
+        daemon.socket, ReaderIdentity("job"), Patience(LIMIT_S), partial_reads=True, grace_s=GRACE_S, retry_s=GRACE_S
     )
     samples = _samples(shard_source, plan)
     read = list(islice(samples, away + 1))

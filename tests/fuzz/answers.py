@@ -19,7 +19,7 @@ from typing import Any
 from fuzz.sessions import frame
 from shardcache.errors import ShardcacheError
 from shardcache.protocol import REQUESTS, ShardRef
-from shardcache_client.daemon.connection import Connection, Reader
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 
 LIMIT_S = 10.0
 
@@ -48,7 +48,7 @@ def frame_of(text: bytes) -> bytes:
 
 def _ask_all(path: Path, deadline_s: float) -> None:
     kinds = [kind for kind in dict.fromkeys([*_FIRST, *REQUESTS]) if "id" in REQUESTS[kind].fields]
-    connection = Connection(path, Reader("fuzz"))
+    connection = DaemonConnection(path, ReaderIdentity("fuzz"))
     try:
         for kind, request in [(kind, connection.request(kind)) for kind in kinds]:
             _use(kind, connection.answer(request, deadline_s))

@@ -49,7 +49,7 @@ _OPEN_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ReaderIdentity:
     """A reading process, as shown in the daemon's list of jobs.
 
     Attributes:
@@ -82,7 +82,7 @@ class Reader:
         }
 
 
-class Connection:
+class DaemonConnection:
     """An open session: the daemon has answered `hello` with `welcome`.
 
     Raises NoDaemonError if nothing listens on the socket or the connection breaks; its subclass StoppingError if the
@@ -91,7 +91,7 @@ class Connection:
     `time.monotonic`.
     """
 
-    def __init__(self, socket: Path, reader: Reader, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
+    def __init__(self, socket: Path, reader: ReaderIdentity, timeout_s: float = _OPEN_TIMEOUT_S) -> None:
         self._path = socket
         self._requests = 0
         self._kinds: dict[int, str] = {}  # by id, for requests that are not answered yet
@@ -105,9 +105,9 @@ class Connection:
             raise
 
     def __repr__(self) -> str:
-        return f"Connection({str(self._path)!r}, {self._websocket!r})"
+        return f"DaemonConnection({str(self._path)!r}, {self._websocket!r})"
 
-    def _greet(self, reader: Reader, timeout_s: float) -> None:
+    def _greet(self, reader: ReaderIdentity, timeout_s: float) -> None:
         self.tell("hello", **reader.message())
         welcome = self._receive(time.monotonic() + timeout_s)
         if welcome is None:
@@ -216,20 +216,20 @@ def _refusal(exn: HandshakeError, where: str) -> ShardcacheError:
 
 
 def resolve(
-    socket: Path, reader: Reader, urls: Iterable[str], timeout_s: float, *, away_s: float = math.inf
+    socket: Path, reader: ReaderIdentity, urls: Iterable[str], timeout_s: float, *, away_s: float = math.inf
 ) -> Manifest:
     """Have the daemon resolve urls, patterns and prefixes to shards, over a separate connection.
 
     If the daemon is stopping, or is lost before it has answered, waits up to `away_s` for it to come back. If there is
-    no daemon to begin with, raises NoDaemonError immediately. Otherwise raises what `Connection` raises, NotFoundError,
-    and any other error of the origin.
+    no daemon to begin with, raises NoDaemonError immediately. Otherwise raises what `DaemonConnection` raises,
+    NotFoundError, and any other error of the origin.
     """
     deadline_s, patterns = time.monotonic() + timeout_s, list(urls)
     outage: Outage | None = None
     while True:
-        connection: Connection | None = None
+        connection: DaemonConnection | None = None
         try:
-            connection = Connection(socket, reader)
+            connection = DaemonConnection(socket, reader)
             answer = connection.call("resolve", deadline_s, urls=patterns)
             return Manifest.from_answer(answer)
         except NoDaemonError as exn:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shardcache.errors import ConfigError, ShardcacheError
-from shardcache_client.daemon.connection import Reader
-from shardcache_client.daemon.session import Grant, Lease, Patience
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.session import Grant, LeaseRequest, Patience
 from shardcache_client.order.plan import Plan
 
 if TYPE_CHECKING:
@@ -41,31 +41,31 @@ class DirectSession:
     A shard leased ahead is fetched ahead: the disk holds as many shards as there are leases. Shards are granted whole.
     """
 
-    def __init__(self, reader: Reader, patience: Patience) -> None:
+    def __init__(self, reader: ReaderIdentity, patience: Patience) -> None:
         self.reader = reader
         self.on_wait: Callable[[], None] | None = None
         self._patience = patience
         self._direct: Direct | None = None
         self._plan: Plan | None = None
-        self._fetches: dict[Lease, Fetch] = {}
+        self._fetches: dict[LeaseRequest, Fetch] = {}
 
     def __repr__(self) -> str:
         return f"DirectSession({self.reader!r}, leases={len(self._fetches)}, {self._direct!r})"
 
-    def __contains__(self, lease: Lease) -> bool:
+    def __contains__(self, lease: LeaseRequest) -> bool:
         return lease in self._fetches
 
     def declare(self, plan: Plan) -> None:
         """As `Session.declare`."""
         self._plan = plan
 
-    def lease(self, position: int) -> Lease:
+    def lease(self, position: int) -> LeaseRequest:
         """As `Session.lease`."""
-        lease = Lease(position, partial=False)
+        lease = LeaseRequest(position, partial=False)
         self.take_over(lease)
         return lease
 
-    def take_over(self, lease: Lease) -> None:
+    def take_over(self, lease: LeaseRequest) -> None:
         """Begin to fetch the shard of a lease that another session made."""
         assert self._plan is not None
         if self._direct is None:
@@ -73,7 +73,7 @@ class DirectSession:
         lease.grant = None
         self._fetches[lease] = self._direct.fetch(self._plan.shard(lease.position))
 
-    def wait(self, lease: Lease) -> Grant:
+    def wait(self, lease: LeaseRequest) -> Grant:
         """As `Session.wait`; raises errors of the origin, the shard and the scratch folder."""
         assert self._plan is not None
         fetch = self._fetches[lease]
@@ -91,11 +91,11 @@ class DirectSession:
             raise
         return lease.grant
 
-    def more(self, lease: Lease, beyond: int) -> Grant | None:
+    def more(self, lease: LeaseRequest, beyond: int) -> Grant | None:
         """As `Session.more`; the shard is always whole."""
         return lease.grant
 
-    def release(self, lease: Lease) -> None:
+    def release(self, lease: LeaseRequest) -> None:
         """As `Session.release`."""
         fetch = self._fetches.pop(lease, None)
         if fetch is not None:

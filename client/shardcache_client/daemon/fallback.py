@@ -11,10 +11,10 @@ from pathlib import Path
 
 from shardcache.errors import CacheDirError, CacheError, NoDaemonError, ShardcacheError, VersionMismatchError
 from shardcache_client.daemon import connection
-from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.direct import DirectSession, load
 from shardcache_client.daemon.health import health, listens
-from shardcache_client.daemon.session import Grant, Lease, Patience, Session
+from shardcache_client.daemon.session import Grant, LeaseRequest, Patience, ReaderSession
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.plan import Plan
 
@@ -39,7 +39,7 @@ class FallbackSession:
     cache cause a switch: errors of the origin and refusals by the daemon reach the reader as usual.
 
     Args:
-        partial_reads: as for `Session`.
+        partial_reads: as for `ReaderSession`.
         grace_s: how long to wait for a daemon that went away or does not answer. A new session that finds no daemon
             does not wait.
         retry_s: delay before the daemon is tried again.
@@ -48,7 +48,7 @@ class FallbackSession:
     def __init__(
         self,
         socket: Path,
-        reader: Reader,
+        reader: ReaderIdentity,
         patience: Patience,
         *,
         partial_reads: bool = False,
@@ -61,7 +61,7 @@ class FallbackSession:
         self._grace_s = grace_s
         self._retry_s = self._pause_s = retry_s
         brief = replace(patience, away_s=grace_s)
-        self._session = Session(socket, reader, brief, partial_reads=partial_reads)
+        self._session = ReaderSession(socket, reader, brief, partial_reads=partial_reads)
         self._direct = DirectSession(reader, patience)
         self._plan: Plan | None = None
         self._session.on_wait = self._look_up
@@ -76,7 +76,7 @@ class FallbackSession:
         return f"FallbackSession({self._session!r}, {self._direct!r}, direct={self._back_at_s is not None})"
 
     def declare(self, plan: Plan) -> None:
-        """As `Session.declare`, to the current source."""
+        """As `ReaderSession.declare`, to the current source."""
         self._plan, self._unreadable = plan, (-1, 0)
         self._direct.declare(plan)
         if self._back_at_s is None or self._is_well_again():
@@ -93,12 +93,12 @@ class FallbackSession:
             self._leave(exn)
 
     def extend(self) -> None:
-        """As `Session.extend`."""
+        """As `ReaderSession.extend`."""
         if self._back_at_s is None:
             self._session.extend()
 
-    def lease(self, position: int, *, partial: bool | None = None) -> Lease:
-        """As `Session.lease`, from the source to be used from now on."""
+    def lease(self, position: int, *, partial: bool | None = None) -> LeaseRequest:
+        """As `ReaderSession.lease`, from the source to be used from now on."""
         assert self._plan is not None
         if self._unreadable == (position, _UNREADABLE):
             self._leave(
@@ -116,8 +116,8 @@ class FallbackSession:
             self._direct.take_over(lease)
         return lease
 
-    def wait(self, lease: Lease) -> Grant:
-        """As `Session.wait`; raises errors of the origin, and errors of this process's own disk."""
+    def wait(self, lease: LeaseRequest) -> Grant:
+        """As `ReaderSession.wait`; raises errors of the origin, and errors of this process's own disk."""
         if lease.grant is not None:
             return lease.grant
         if lease in self._session:
@@ -131,14 +131,14 @@ class FallbackSession:
         self._past += 1
         return grant
 
-    def _wait(self, lease: Lease) -> Grant:
+    def _wait(self, lease: LeaseRequest) -> Grant:
         self._asked_s = self._heard_s = time.monotonic()
         grant = self._session.wait(lease)
         self._pause_s = self._retry_s
         return grant
 
-    def more(self, lease: Lease, beyond: int) -> Grant | None:
-        """As `Session.more`."""
+    def more(self, lease: LeaseRequest, beyond: int) -> Grant | None:
+        """As `ReaderSession.more`."""
         if lease in self._direct:
             return self._direct.more(lease, beyond)
         if lease in self._session:
@@ -150,8 +150,8 @@ class FallbackSession:
         self._direct.take_over(lease)
         return None
 
-    def release(self, lease: Lease, *, read: bool = True) -> None:
-        """As `Session.release`, to the source of the lease."""
+    def release(self, lease: LeaseRequest, *, read: bool = True) -> None:
+        """As `ReaderSession.release`, to the source of the lease."""
         if lease in self._direct:
             self._direct.release(lease)
             if self._back_at_s is None:
@@ -165,7 +165,7 @@ class FallbackSession:
             self._report(self._plan.epoch)
 
     def close(self) -> None:
-        """As `Session.close`."""
+        """As `ReaderSession.close`."""
         self._plan = None
         self._session.close()
         self._direct.close()
@@ -209,7 +209,7 @@ class FallbackSession:
         self._past = 0
 
 
-def resolve_past(socket: Path, reader: Reader, urls: Sequence[str], timeout_s: float) -> Manifest:
+def resolve_past(socket: Path, reader: ReaderIdentity, urls: Sequence[str], timeout_s: float) -> Manifest:
     """As `connection.resolve`, but list the shards from the origin if the daemon cannot; raises the errors of both."""
     try:
         return connection.resolve(socket, reader, urls, timeout_s, away_s=_GRACE_S)

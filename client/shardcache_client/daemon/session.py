@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 
 from shardcache.errors import DaemonError, NoDaemonError, ShardcacheError, ShardTimeoutError, from_json
 from shardcache.protocol import Arriving, Json, Leased
-from shardcache_client.daemon.connection import Connection, Reader
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.outage import Outage
 from shardcache_client.order.plan import Plan
 
@@ -90,7 +90,7 @@ class Patience:
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
+class LeaseRequest:
     """A request for one shard, and the daemon's grant of it.
 
     Attributes:
@@ -113,10 +113,10 @@ class Lease:
 class _Through(Protocol):
     """A way to send a request: with reconnects until a daemon answers, or on the current connection only."""
 
-    def __call__(self, deadline_s: float, ask: Callable[[Connection], T]) -> T: ...
+    def __call__(self, deadline_s: float, ask: Callable[[DaemonConnection], T]) -> T: ...
 
 
-class Session:
+class ReaderSession:
     """One reader's plan and leases at the daemon; after a broken connection, declared again to the next daemon.
 
     Every method that needs an answer raises NoDaemonError if no daemon gives one within the session's patience, and
@@ -129,24 +129,26 @@ class Session:
         on_wait: called periodically while waiting for a shard.
     """
 
-    def __init__(self, socket: Path, reader: Reader, patience: Patience, *, partial_reads: bool = False) -> None:
+    def __init__(
+        self, socket: Path, reader: ReaderIdentity, patience: Patience, *, partial_reads: bool = False
+    ) -> None:
         self.reader = reader
         self.on_wait: Callable[[], None] | None = None
         self._socket = socket
         self._patience = patience
         self._partial_reads = partial_reads
-        self._connection: Connection | None = None
+        self._connection: DaemonConnection | None = None
         self._outage: Outage | None = None  # since the last connection was lost, until a daemon answers
         self._plan: Plan | None = None
         self._declared: Plan | None = None  # the plan declared on the current connection
         self._start = 0  # the daemon's position 0: a plan declared again begins at the reader's position
         self._untold: Iterator[tuple[str, Json]] = iter(())  # messages of the plan still to be sent on this connection
-        self._leases: list[Lease] = []
+        self._leases: list[LeaseRequest] = []
 
     def __repr__(self) -> str:
-        return f"Session({self.reader!r}, leases={len(self._leases)}, {self._connection!r})"
+        return f"ReaderSession({self.reader!r}, leases={len(self._leases)}, {self._connection!r})"
 
-    def __contains__(self, lease: Lease) -> bool:
+    def __contains__(self, lease: LeaseRequest) -> bool:
         """Return True if the lease was made by this session and has not ended."""
         return lease in self._leases
 
@@ -166,18 +168,18 @@ class Session:
         """
         self._try(self._extend)
 
-    def lease(self, position: int, *, partial: bool | None = None) -> Lease:
+    def lease(self, position: int, *, partial: bool | None = None) -> LeaseRequest:
         """Request the shard at a position of the plan, without waiting for it or marking it as needed yet.
 
         Args:
             partial: True if its beginning will do; None: the session's default.
         """
-        lease = Lease(position, self._partial_reads if partial is None else partial)
+        lease = LeaseRequest(position, self._partial_reads if partial is None else partial)
         self._leases.append(lease)
         self._try(lambda connection: self._ask(connection, lease))
         return lease
 
-    def wait(self, lease: Lease) -> Grant:
+    def wait(self, lease: LeaseRequest) -> Grant:
         """Wait for the shard, or for its beginning, and return its grant. The reader then holds it.
 
         The shard stays cached until `release`, as do all others that were waited for; but one granted ahead may have
@@ -193,7 +195,7 @@ class Session:
             lease.number = lease.grant["lease"]
         return lease.grant
 
-    def more(self, lease: Lease, beyond: int) -> Grant | None:
+    def more(self, lease: LeaseRequest, beyond: int) -> Grant | None:
         """Return an updated grant of an arriving shard, once more than its first `beyond` bytes, or all, have arrived.
 
         Waits as `wait` does. Returns None if the connection broke: the earlier grant has ended and must not be read any
@@ -208,7 +210,7 @@ class Session:
             self._lost(exn)
         return lease.grant
 
-    def _settle(self, lease: Lease, through: _Through) -> Grant:
+    def _settle(self, lease: LeaseRequest, through: _Through) -> Grant:
         """Wait for the answer to a lease's last request; any error except a lost connection ends the lease."""
         try:
             return self._wait(lease, through)
@@ -220,7 +222,7 @@ class Session:
                 self._lose()  # a pending lease cannot be cancelled; a new connection requests the others again
             raise
 
-    def _wait(self, lease: Lease, through: _Through) -> Grant:
+    def _wait(self, lease: LeaseRequest, through: _Through) -> Grant:
         assert self._plan is not None
         deadline_s = time.monotonic() + self._patience.limit_s
         answer = self._patience.wait(
@@ -233,7 +235,7 @@ class Session:
         _tell_of_damage(answer)
         return cast(Grant, answer)
 
-    def release(self, lease: Lease, *, read: bool = True) -> None:
+    def release(self, lease: LeaseRequest, *, read: bool = True) -> None:
         """Release a shard, or withdraw the request for it. No-op for a lease that an error has ended.
 
         Args:
@@ -260,7 +262,7 @@ class Session:
         self._outage = self._outage or Outage(exn)
         return self._outage
 
-    def _try(self, say: Callable[[Connection], object]) -> None:
+    def _try(self, say: Callable[[DaemonConnection], object]) -> None:
         """Send a message; if the connection is broken, `_ready` makes up for it later."""
         if self._connection is not None:
             try:
@@ -268,7 +270,7 @@ class Session:
             except NoDaemonError as exn:
                 self._lost(exn)
 
-    def _insist(self, deadline_s: float, ask: Callable[[Connection], T]) -> T:
+    def _insist(self, deadline_s: float, ask: Callable[[DaemonConnection], T]) -> T:
         """Send a request, reconnecting until a daemon answers; raise NoDaemonError if none has by the deadline."""
         while True:
             try:
@@ -282,23 +284,23 @@ class Session:
                 return answer
             check_parent()
 
-    def _once(self, deadline_s: float, ask: Callable[[Connection], T]) -> T:
+    def _once(self, deadline_s: float, ask: Callable[[DaemonConnection], T]) -> T:
         """Send a request on the current connection only; raise NoDaemonError if it is lost."""
         if self._connection is None:
             raise NoDaemonError("the connection to the daemon is lost", url=str(self._socket))
         return ask(self._connection)
 
-    def _ready(self, deadline_s: float) -> Connection:
+    def _ready(self, deadline_s: float) -> DaemonConnection:
         """Return a connection on which the plan is declared and every lease requested."""
         if self._connection is None:
             timeout_s = max(_LEAST_OPEN_S, min(_OPEN_TIMEOUT_S, deadline_s - time.monotonic()))
-            self._connection, self._declared = Connection(self._socket, self.reader, timeout_s), None
+            self._connection, self._declared = DaemonConnection(self._socket, self.reader, timeout_s), None
         if self._plan is not None and self._declared is not self._plan:
             self._tell(self._connection, self._plan, deadline_s)
             self._declared = self._plan
         return self._connection
 
-    def _tell(self, connection: Connection, plan: Plan, deadline_s: float) -> None:
+    def _tell(self, connection: DaemonConnection, plan: Plan, deadline_s: float) -> None:
         """Declare the plan from the first lease to the last, and request each of these leases again."""
         # Newest first: earlier positions then count as read, and the burst of requests does not distort the pace.
         leases = sorted(self._leases, key=attrgetter("position"), reverse=True)
@@ -312,7 +314,7 @@ class Session:
         for lease in leases:
             self._ask(connection, lease)
 
-    def _extend(self, connection: Connection) -> None:
+    def _extend(self, connection: DaemonConnection) -> None:
         for kind, fields in islice(self._untold, 1):
             connection.call(kind, self._silence_ends_s(), **fields)
 
@@ -320,7 +322,7 @@ class Session:
         """Return the deadline after which a daemon that has not accepted a piece of the plan counts as lost."""
         return time.monotonic() + min(self._patience.limit_s, max(self._patience.away_limit_s, _OPEN_TIMEOUT_S))
 
-    def _ask(self, connection: Connection, lease: Lease) -> None:
+    def _ask(self, connection: DaemonConnection, lease: LeaseRequest) -> None:
         lease.grant = None  # a grant from another daemon has ended
         place = lease.position - self._start
         lease.number = lease.request = connection.request("lease", position=place, partial=lease.partial)
@@ -335,16 +337,16 @@ def check_parent() -> None:
         raise DaemonError("the training process that this worker reads for has ended")
 
 
-def _release(connection: Connection, lease: Lease, fields: Json) -> None:
+def _release(connection: DaemonConnection, lease: LeaseRequest, fields: Json) -> None:
     connection.forget(lease.request)
     connection.tell("release", lease=lease.number, **fields)
 
 
-def _ask_more(connection: Connection, lease: Lease, beyond: int) -> None:
+def _ask_more(connection: DaemonConnection, lease: LeaseRequest, beyond: int) -> None:
     lease.request = connection.request("more", lease=lease.number, beyond=beyond)
 
 
-def _answer(connection: Connection, lease: Lease, until_s: float) -> Json | None:
+def _answer(connection: DaemonConnection, lease: LeaseRequest, until_s: float) -> Json | None:
     return connection.answer(lease.request, until_s)
 
 
@@ -358,7 +360,7 @@ def _tell_of_damage(answer: Json) -> None:
         )
 
 
-def _explain(connection: Connection, lease: Lease) -> str:
+def _explain(connection: DaemonConnection, lease: LeaseRequest) -> str:
     request = connection.request("explain", of=lease.request)
     answer = connection.answer(request, time.monotonic() + _EXPLAIN_TIMEOUT_S)
     if answer is None:

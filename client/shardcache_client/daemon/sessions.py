@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from shardcache_client.daemon import connection
-from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.direct import load
 from shardcache_client.daemon.fallback import FallbackSession, resolve_past
-from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.daemon.session import Patience, ReaderSession
 from shardcache_client.daemon.source import ShardSource
 from shardcache_client.order.manifest import Manifest
 
 Fallback: TypeAlias = Literal["error", "direct"]
 
 
-class Sessions:
+class SessionPool:
     """Lends a session to each iterator, and keeps one from epoch to epoch.
 
     The plan of the kept session still names the next epoch's shards, so the daemon prefetches them between epochs.
@@ -35,7 +35,7 @@ class Sessions:
         self._kept: list[ShardSource] = []  # at most one
 
     @contextmanager
-    def borrow(self, reader: Reader) -> Iterator[ShardSource]:
+    def borrow(self, reader: ReaderIdentity) -> Iterator[ShardSource]:
         """Lend a session to an iterator. It is closed, and its plan dropped, if the iterator stops before its end."""
         session = self._take(reader)
         _lent.add(session)
@@ -49,7 +49,7 @@ class Sessions:
         else:
             self._kept.append(session)
 
-    def _take(self, reader: Reader) -> ShardSource:
+    def _take(self, reader: ReaderIdentity) -> ShardSource:
         while self._kept:
             session = self._kept.pop()
             if session.reader == reader:
@@ -57,9 +57,9 @@ class Sessions:
             session.close()  # this process was forked, or its rank has changed
         return self.open(reader)
 
-    def open(self, reader: Reader) -> ShardSource:
+    def open(self, reader: ReaderIdentity) -> ShardSource:
         """Return a session of its own, to be closed by the caller."""
-        kind = FallbackSession if self._fallback == "direct" else Session
+        kind = FallbackSession if self._fallback == "direct" else ReaderSession
         return kind(self._socket, reader, self._patience, partial_reads=self._partial_reads)
 
     @property
@@ -73,7 +73,7 @@ class Sessions:
         return self._patience.limit_s
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(Sessions, partial_reads=self._partial_reads, fallback=self._fallback)
+        make = partial(SessionPool, partial_reads=self._partial_reads, fallback=self._fallback)
         return make, (self._socket, self._patience)
 
 
@@ -87,7 +87,7 @@ def _close_lent() -> None:
         session.close()
 
 
-def resolver(fallback: Fallback) -> Callable[[Path, Reader, Sequence[str], float], Manifest]:
+def resolver(fallback: Fallback) -> Callable[[Path, ReaderIdentity, Sequence[str], float], Manifest]:
     """Return the function that resolves urls to shards: `connection.resolve`, or its version with a fallback.
 
     Raises ConfigError if packages that the fallback needs are not installed.

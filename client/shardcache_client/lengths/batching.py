@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from shardcache.errors import ConfigError
 from shardcache_client.handlers import Handler, reraise
-from shardcache_client.lengths.gathering import SampleBuffer, Source, State
+from shardcache_client.lengths.gathering import BatchableDataset, SampleBuffer, State
 from shardcache_client.lengths.rounds import Agreeing, Recipe, Rounds, find_state, state_of
 from shardcache_client.ranks.agreement import Agreement
 from shardcache_client.ranks.distributed import MeetingPlace
@@ -21,7 +21,7 @@ _made: Counter[str] = Counter()
 
 
 def batch_by_length(
-    dataset: Source,
+    dataset: BatchableDataset,
     max_tokens: int,
     length: Callable[[Any], int],
     *,
@@ -83,7 +83,7 @@ class Agreements:
 class LengthBatches(IterableDataset[Any]):
     """The batches of `batch_by_length`, for use with `DataLoader(..., batch_size=None)`."""
 
-    def __init__(self, dataset: Source, recipe: Recipe, agreements: Callable[[Topology], Agreeing]) -> None:
+    def __init__(self, dataset: BatchableDataset, recipe: Recipe, agreements: Callable[[Topology], Agreeing]) -> None:
         self._dataset = dataset
         self._recipe = recipe
         self._agreements = agreements

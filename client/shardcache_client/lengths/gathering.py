@@ -15,7 +15,7 @@ State = dict[str, Any]
 _END = object()
 
 
-class Source(Protocol):
+class BatchableDataset(Protocol):
     """Interface of a dataset that can be batched by length, such as `ShardDataset`."""
 
     @property
@@ -134,7 +134,9 @@ class Gatherer:
     Samples longer than `max_tokens` go to `on_error` as SampleError and are counted in `refused`.
     """
 
-    def __init__(self, dataset: Source, length: Callable[[Any], int], max_tokens: int, on_error: Handler) -> None:
+    def __init__(
+        self, dataset: BatchableDataset, length: Callable[[Any], int], max_tokens: int, on_error: Handler
+    ) -> None:
         self._dataset = dataset
         self._samples = iter(dataset)
         self._length = length

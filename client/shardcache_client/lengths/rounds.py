@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from shardcache_client.handlers import Handler
 from shardcache_client.lengths.buckets import batches, fewest
-from shardcache_client.lengths.gathering import Gatherer, SampleBuffer, Source, State
+from shardcache_client.lengths.gathering import BatchableDataset, Gatherer, SampleBuffer, State
 from shardcache_client.order.permute import permutation
 from shardcache_client.topology import Topology
 
@@ -57,7 +57,7 @@ class Rounds:
     Raises what the agreement raises, and ConfigError if this reader has no sample but others do.
     """
 
-    def __init__(self, dataset: Source, recipe: Recipe, agreement: Agreeing, loaded: Any = None) -> None:
+    def __init__(self, dataset: BatchableDataset, recipe: Recipe, agreement: Agreeing, loaded: Any = None) -> None:
         self._dataset = dataset
         self._recipe = recipe
         self._agreement = agreement

@@ -14,7 +14,7 @@ from shardcache_client.order.lanes.elastic import ElasticDeal, batch_size_of_ran
 from shardcache_client.order.lanes.interleaving import Lane
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.mix import Mix
-from shardcache_client.order.partition import Cut, Even
+from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Order, Piece, Shuffle, round_key, shard_order
 from shardcache_client.order.share import Segment, Share
@@ -102,7 +102,7 @@ class ShardDeal:
         """Return a reader's shards of the epoch, in a different order each time; without counts, `phases` is empty."""
         key = round_key(self.shuffle, epoch, time)
         order = shard_order([1] * self.shards, self.shuffle, key)
-        start, stop = Cut.of(topology, None, 1).span(self.shards, (topology.reader + time) % topology.readers)
+        start, stop = Partition.of(topology, None, 1).span(self.shards, (topology.reader + time) % topology.readers)
         mine = order[start:stop]
         if not mine and self.samples_per_epoch is not None:
             mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same shard
@@ -113,14 +113,14 @@ class ShardDeal:
         """Return the reader's part of `samples_per_epoch`."""
         if self.samples_per_epoch is None:
             return None
-        start, stop = Cut.of(topology, self.even, self.batch_size).span(self.samples_per_epoch, topology.reader)
+        start, stop = Partition.of(topology, self.even, self.batch_size).span(self.samples_per_epoch, topology.reader)
         return stop - start
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the rank's part of `samples_per_epoch`."""
         if self.samples_per_epoch is None:
             return None
-        return Cut.of(topology, self.even, self.batch_size).rank_size(self.samples_per_epoch, topology.rank)
+        return Partition.of(topology, self.even, self.batch_size).rank_size(self.samples_per_epoch, topology.rank)
 
 
 @dataclass(frozen=True, slots=True)

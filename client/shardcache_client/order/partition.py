@@ -15,7 +15,7 @@ PyTorch's DistributedSampler does; "drop" leaves out at most as many; None gives
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Partition:
     """Division of a sequence among the readers of a job: consecutive spans, rank by rank and worker by worker.
 
     Attributes:
@@ -29,7 +29,7 @@ class Cut:
     batch_size: int = 1
 
     @classmethod
-    def of(cls, topology: Topology, even: Even, batch_size: int) -> Cut:
+    def of(cls, topology: Topology, even: Even, batch_size: int) -> Partition:
         """Build for the job that a reader belongs to."""
         return cls(topology.world_size, topology.workers, even, batch_size)
 

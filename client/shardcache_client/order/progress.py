@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from shardcache_client.order.partition import Cut
+from shardcache_client.order.partition import Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Phase:
             n-th sample. Empty if there are none.
     """
 
-    cut: Cut
+    cut: Partition
     taken: tuple[int, ...]
     beyond: tuple[str, ...] = ()
 
@@ -44,7 +44,7 @@ class Stretch:
         return self.stop - self.start
 
 
-def what_is_left(samples: int, phases: Sequence[Phase], cut: Cut) -> Rest:
+def what_is_left(samples: int, phases: Sequence[Phase], cut: Partition) -> Rest:
     """Return the rest of an epoch of `samples` samples after the finished phases, to be cut by `cut`."""
     rest = Rest(_spans(samples, phases[0].cut if phases else cut))
     for phase in phases:
@@ -52,13 +52,13 @@ def what_is_left(samples: int, phases: Sequence[Phase], cut: Cut) -> Rest:
     return rest
 
 
-def first_span(samples: int, cut: Cut, reader: int) -> tuple[int, int]:
+def first_span(samples: int, cut: Partition, reader: int) -> tuple[int, int]:
     """Return start and stop of a reader's span of the epoch in the first phase, without padding."""
     start, stop = cut.span(samples, reader)
     return min(start, samples), min(stop, samples)
 
 
-def _spans(samples: int, cut: Cut) -> Iterator[Stretch]:
+def _spans(samples: int, cut: Partition) -> Iterator[Stretch]:
     for reader in range(cut.readers):
         start, stop = first_span(samples, cut, reader)
         yield Stretch(reader, 0, stop - start)
@@ -99,7 +99,7 @@ class Rest:
         return self._ends[-1] if self._ends else 0
 
     def between(self, start: int, stop: int) -> Iterator[Stretch]:
-        """Yield the stretches between two places, as from `Cut.span`; past the end it wraps around, as padding."""
+        """Yield the stretches between two places, as from `Partition.span`; wraps around past the end, as padding."""
         while start < stop and self._parts:
             begin = start % len(self)
             at = bisect_right(self._ends, begin)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from shardcache_client.order.lanes.interleaving import Lane, between
-from shardcache_client.order.partition import Cut, Even
+from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.progress import Phase, first_span, what_is_left
 from shardcache_client.order.share import Share
 from shardcache_client.topology import Topology
@@ -35,7 +35,7 @@ class SpanDeal(ABC):
 
     def share(self, epoch: int, time: int, topology: Topology, phases: Sequence[Phase] = ()) -> Share:
         """Return the share of this reader or, for `time` above 0, of the reader `time` places further on."""
-        cut = Cut.of(topology, self.even, self.batch_size)
+        cut = Partition.of(topology, self.even, self.batch_size)
         first = phases[0].cut if phases else cut
         rest = _what_is_left(self.epoch_samples, tuple(phases), cut)
         span = cut.span(len(rest), (topology.reader + time) % cut.readers)
@@ -49,11 +49,11 @@ class SpanDeal(ABC):
         """Return the share's size: skipped samples must be replaced, or the ranks would get unequal numbers."""
         return None if self.even is None else share.samples
 
-    def ends_together(self, cut: Cut, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
+    def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
         """Return True if all ranks make the same number of batches of the samples left after the phases."""
         left = len(_what_is_left(self.epoch_samples, tuple(phases), cut))
         return len({cut.batches(left, rank, drop_last=drop_last) for rank in range(cut.world_size)}) == 1
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the number of samples of the rank's share."""
-        return Cut.of(topology, self.even, self.batch_size).rank_size(self.epoch_samples, topology.rank)
+        return Partition.of(topology, self.even, self.batch_size).rank_size(self.epoch_samples, topology.rank)

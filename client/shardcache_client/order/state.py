@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.partition import Cut
+from shardcache_client.order.partition import Partition
 from shardcache_client.order.progress import Phase, what_is_left
 from shardcache_client.topology import Topology
 
@@ -42,7 +42,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ReaderState:
     """The position of one reader of a job.
 
     Attributes:
@@ -63,7 +63,7 @@ class State:
 
     dataset: str
     epoch: int
-    cut: Cut
+    cut: Partition
     counted: bool = True
     phases: tuple[Phase, ...] = ()
     reader: int = 0
@@ -83,7 +83,7 @@ class State:
         return {_MARK: _FORMAT, **fields}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> State:
+    def from_json(cls, data: Mapping[str, Any]) -> ReaderState:
         """Build from the dict of `to_json`. Raises ConfigError for anything else."""
         if data.get(_MARK) != _FORMAT:
             raise ConfigError(f"the state has format {data.get(_MARK)!r}; this version supports {_FORMAT}")
@@ -136,8 +136,8 @@ def _bits(value: object) -> str:
     return _text(value)
 
 
-def _cut(data: Mapping[str, Any]) -> Cut:
-    cut = Cut(**data)
+def _cut(data: Mapping[str, Any]) -> Partition:
+    cut = Partition(**data)
     if cut.even not in ("pad", "drop", None):
         raise ValueError("unknown value of even")
     for value in (cut.world_size, cut.workers, cut.batch_size):
@@ -154,13 +154,13 @@ def _phase(data: Mapping[str, Any]) -> Phase:
     return phase
 
 
-def find_states(data: object) -> list[State]:
+def find_states(data: object) -> list[ReaderState]:
     """Return all states found anywhere in nested dicts and lists, such as a StatefulDataLoader's state.
 
     Raises ConfigError if there is none, or if they are not from the same moment of the same epoch.
     """
     try:
-        states = [State.from_json(each) for each in _search(data)]
+        states = [ReaderState.from_json(each) for each in _search(data)]
     except RecursionError as exn:
         raise ConfigError("the state to load is nested too deeply") from exn
     if not states:
@@ -213,7 +213,7 @@ class Resumption:
     place: Place = Place()
 
 
-def resume(states: Sequence[State], cut: Cut, topology: Topology, samples: int | None) -> Resumption:
+def resume(states: Sequence[ReaderState], cut: Partition, topology: Topology, samples: int | None) -> Resumption:
     """Return the point from which a reader resumes, given the states of some readers of a job, perhaps cut differently.
 
     If samples are counted, the place of a reader without a state follows from the batches that another rank has taken,
@@ -243,7 +243,7 @@ def resume(states: Sequence[State], cut: Cut, topology: Topology, samples: int |
     return Resumption(first.epoch, (*first.phases, Phase(first.cut, tuple(taken), beyond if any(beyond) else ())))
 
 
-def is_read(states: Sequence[State], samples: int) -> bool:
+def is_read(states: Sequence[ReaderState], samples: int) -> bool:
     """Return True if the states show that no reader of their job has anything left of an epoch of `samples` samples.
 
     Samples must be counted. A loader's states say so with `over`; those of a dataset's readers, each of which knows
@@ -258,7 +258,7 @@ def is_read(states: Sequence[State], samples: int) -> bool:
         return False
 
 
-def _passed(place: Place, cut: Cut) -> int:
+def _passed(place: Place, cut: Partition) -> int:
     # Unless even is None, a reader goes on until it has yielded as many samples as its share has.
     return place.taken if cut.even is None else place.given
 
@@ -277,7 +277,7 @@ def _unknown_without_counts(same_cut: bool, topology: Topology) -> ConfigError:
     )
 
 
-_worker_sizes = lru_cache(maxsize=64)(Cut.worker_sizes)  # called for each worker of a rank, rank by rank
+_worker_sizes = lru_cache(maxsize=64)(Partition.worker_sizes)  # called for each worker of a rank, rank by rank
 
 
 class _Places:
@@ -287,7 +287,7 @@ class _Places:
     size and any worker's turn: after an earlier resume, the loader may have begun again with worker 0.
     """
 
-    def __init__(self, states: Sequence[State], samples: int) -> None:
+    def __init__(self, states: Sequence[ReaderState], samples: int) -> None:
         self._cut = states[0].cut
         self._left = len(what_is_left(samples, states[0].phases, self._cut))
         self._known: dict[int, dict[int, Place]] = {}

@@ -21,9 +21,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from shardcache.errors import NoDaemonError
 from shardcache.protocol import patterns_from_here
 from shardcache.unix_socket import cached_urls
-from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Patience
-from shardcache_client.daemon.sessions import Fallback, Sessions, resolver
+from shardcache_client.daemon.sessions import Fallback, SessionPool, resolver
 from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Manifest
@@ -193,16 +193,16 @@ def _cached_here() -> Collection[str]:
 
 
 def _resolve_here(patterns: list[str], fallback: Fallback, timeout_s: float) -> Manifest:
-    return resolver(fallback)(node_socket(), Reader(job_name()), patterns, timeout_s)
+    return resolver(fallback)(node_socket(), ReaderIdentity(job_name()), patterns, timeout_s)
 
 
 def _read(manifest: Manifest, options: ReadOptions) -> Iterator[pyarrow.Table]:
     """Yield tables of some 64 MiB with the samples of the shards, in the order of the files."""
-    sessions = Sessions(node_socket(), Patience(options.timeout_s), partial_reads=True, fallback=options.fallback)
+    sessions = SessionPool(node_socket(), Patience(options.timeout_s), partial_reads=True, fallback=options.fallback)
     # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is not replaced.
     settings = StreamSettings(sessions, manifest, Assignment(even=None).deal(manifest, counted=False), epochs=1)
     start = Resumption(0)
-    stream = EpochStream(settings, Reader(job_name()), start, ReaderPosition.at(start.place, options.on_error))
+    stream = EpochStream(settings, ReaderIdentity(job_name()), start, ReaderPosition.at(start.place, options.on_error))
     yield from map(_table, _batches(stream))
 
 

@@ -23,7 +23,7 @@ from shardcache_client.files.slicing import Sample
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.share import Segment
 from shardcache_client.reading.leased_shard import LeasedShard
-from shardcache_client.reading.position import Progress
+from shardcache_client.reading.position import ReadingProgress
 from shardcache_client.reading.shard_window import ShardWindow
 
 # Errors of a single shard. Any other would affect the next shard as well, so the handler is not called.
@@ -31,7 +31,7 @@ _SHARD_ERRORS = (OriginError, ShardError, CapacityError, DiskFullError, ShardTim
 
 
 def read_segment(
-    segment: Segment, manifest: Manifest | None, shard_window: ShardWindow, reader_position: Progress
+    segment: Segment, manifest: Manifest | None, shard_window: ShardWindow, reader_position: ReadingProgress
 ) -> Iterator[Sample | None]:
     """Yield the samples of a segment; errors go to the position's handler.
 
@@ -44,7 +44,7 @@ def read_segment(
 
 
 def read_in_order(
-    segment: Segment, manifest: Manifest | None, shard_window: ShardWindow, reader_position: Progress
+    segment: Segment, manifest: Manifest | None, shard_window: ShardWindow, reader_position: ReadingProgress
 ) -> Iterator[Sample | None]:
     """Read a segment whose pieces come one after another in file order; also from files that are still arriving."""
     for beat, first, last in segment.beats():
@@ -67,7 +67,7 @@ def read_in_order(
             shard_window.give_back(leased_shard)
 
 
-def _samples(leased_shard: LeasedShard, reader_position: Progress) -> Iterator[Sample | None]:
+def _samples(leased_shard: LeasedShard, reader_position: ReadingProgress) -> Iterator[Sample | None]:
     while True:
         try:
             for sample in leased_shard.samples():
@@ -91,7 +91,7 @@ class _LostError(Exception):
     """The sample's shard could not be opened, and the handler has been called for it."""
 
 
-def drawn(draw: Draw, reader_position: Progress) -> Sample | None:
+def drawn(draw: Draw, reader_position: ReadingProgress) -> Sample | None:
     """Return a sample, or None if the handler skips it."""
     reader_position.taken += 1
     try:
@@ -124,7 +124,7 @@ class DrawnSegment:
     """
 
     def __init__(
-        self, segment: Segment, manifest: Manifest | None, shard_window: ShardWindow, reader_position: Progress
+        self, segment: Segment, manifest: Manifest | None, shard_window: ShardWindow, reader_position: ReadingProgress
     ) -> None:
         self._segment = segment
         self._manifest = manifest

@@ -13,14 +13,14 @@ from shardcache_client.order.lanes.interleaving import Interleaved
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.share import Part, Segment
 from shardcache_client.reading.iteration import Draw, DrawnSegment, drawn, read_segment
-from shardcache_client.reading.position import Progress
+from shardcache_client.reading.position import ReadingProgress
 from shardcache_client.reading.shard_window import ShardWindow
 
 T = TypeVar("T")
 
 
 def read(
-    part: Part, manifest: Manifest | None, shard_window: ShardWindow, reader_position: Progress
+    part: Part, manifest: Manifest | None, shard_window: ShardWindow, reader_position: ReadingProgress
 ) -> Iterator[Sample | None]:
     """Yield the sample of each place of a part of a reader's share, None in place of one that the handler skipped.
 
@@ -43,7 +43,7 @@ class _Reading:
         self._manifest = manifest
         self._shard_window = shard_window
 
-    def places(self, part: Part, position: Progress) -> Generator[Sample | None]:
+    def places(self, part: Part, position: ReadingProgress) -> Generator[Sample | None]:
         """Yield the sample of each place, None in place of a skipped one."""
         if isinstance(part, Segment):
             yield from read_segment(part, self._manifest, self._shard_window, position)
@@ -63,7 +63,7 @@ class _Reading:
                 for lane, sample in turns:
                     yield sample if sample is None else _named(sample, part, lane)
 
-    def draws(self, part: Part, position: Progress) -> Generator[Draw]:
+    def draws(self, part: Part, position: ReadingProgress) -> Generator[Draw]:
         """Yield each sample as a function that returns it."""
         if isinstance(part, Segment):
             yield from DrawnSegment(part, self._manifest, self._shard_window, position).draws()
@@ -99,7 +99,7 @@ def _named(sample: Sample, part: Interleaved, lane: int) -> Sample:
 class _LanePosition:
     """The reader's position as a lane moves it on: beats of a lane are not beats of the reader."""
 
-    def __init__(self, position: Progress) -> None:
+    def __init__(self, position: ReadingProgress) -> None:
         self._position = position
 
     @property

@@ -20,7 +20,7 @@ from shardcache.errors import (
 )
 from shardcache.protocol import Arriving, Leased
 from shardcache.tarindex import TarIndex
-from shardcache_client.daemon.session import Grant, Lease
+from shardcache_client.daemon.session import Grant, LeaseRequest
 from shardcache_client.daemon.source import ShardSource
 from shardcache_client.files.slicing import Sample
 from shardcache_client.files.view import WHOLE, View
@@ -55,7 +55,7 @@ class LeasedShard:
     def __init__(
         self,
         session: ShardSource,
-        lease: Lease,
+        lease: LeaseRequest,
         *,
         count: int | None = None,
         span: tuple[int, int | None] | None = None,

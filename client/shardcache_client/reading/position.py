@@ -17,7 +17,7 @@ class StoppedError(Exception):
     """A handler has ended the epoch."""
 
 
-class Progress(Protocol):
+class ReadingProgress(Protocol):
     """The interface by which reading moves a position on.
 
     Attributes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardcache_client.order.state import Place, State
+from shardcache_client.order.state import Place, ReaderState
 from shardcache_client.reading.stream import EpochStream
 
 Streams = Callable[[int], Sequence[EpochStream]]
@@ -32,7 +32,7 @@ class RankPosition:
     def __init__(
         self,
         streams: Streams,
-        state_of: Callable[[EpochStream, Place], State],
+        state_of: Callable[[EpochStream, Place], ReaderState],
         *,
         epoch: int,
         turn: int,
@@ -58,7 +58,7 @@ class RankPosition:
         self._streams = self._make(epoch)
         self._states = [self._state_of(stream, stream.reader_position.place) for stream in self._streams]
 
-    def note(self, state: State) -> None:
+    def note(self, state: ReaderState) -> None:
         """Note the state of the worker that has made the batch just taken."""
         if state.epoch != self.epoch:
             self._begin(state.epoch)
@@ -81,7 +81,7 @@ class RankPosition:
         states = [replace(state, over=over, in_step=in_step) for state in self._states]
         return {"workers": [state.to_json() for state in states], "turn": 0 if over else self._next_worker}
 
-    def _is_read(self, stream: EpochStream, state: State) -> bool:
+    def _is_read(self, stream: EpochStream, state: ReaderState) -> bool:
         """Return True if a worker is known to make no more batches."""
         if not stream.counted:
             return False

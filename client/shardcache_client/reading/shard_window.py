@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shardcache_client.daemon.session import Lease
+from shardcache_client.daemon.session import LeaseRequest
 from shardcache_client.daemon.source import ShardSource
 from shardcache_client.files.view import WHOLE, View
 from shardcache_client.reading.leased_shard import LeasedShard
@@ -44,7 +44,7 @@ class ShardWindow:
         self._partial = partial
         self._handover = handover
         self._view_of = view_of
-        self._ahead: deque[Lease] = deque()
+        self._ahead: deque[LeaseRequest] = deque()
         self._asked = 0
         self._taken: list[LeasedShard] = []
         self._leaving: list[LeasedShard] = []

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shardcache.errors import SampleError, ShardError
-from shardcache_client.daemon.connection import Reader
-from shardcache_client.daemon.sessions import Sessions
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.sessions import SessionPool
 from shardcache_client.daemon.source import ShardSource
 from shardcache_client.decoding.pipeline import Dropped, Pipeline
 from shardcache_client.files.slicing import Sample
@@ -36,7 +36,7 @@ class StreamSettings:
         epochs: number of epochs in the training run; None for no limit.
     """
 
-    sessions: Sessions
+    sessions: SessionPool
     manifest: Manifest
     deal: Deal
     pipeline: Pipeline = field(default_factory=Pipeline)
@@ -65,7 +65,7 @@ class EpochStream:
     """
 
     def __init__(
-        self, settings: StreamSettings, reader: Reader, start: Resumption, reader_position: ReaderPosition
+        self, settings: StreamSettings, reader: ReaderIdentity, start: Resumption, reader_position: ReaderPosition
     ) -> None:
         self.start = start
         self.read = False

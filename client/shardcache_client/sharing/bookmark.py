@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.state import State, find_states, find_turn
-from shardcache_client.sharing.epoch import Agree, Epochs, by_own_count
+from shardcache_client.order.state import ReaderState, find_states, find_turn
+from shardcache_client.sharing.epoch import Agree, EpochCounter, by_own_count
 from shardcache_client.sharing.shared_state import SharedState
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
+class WorkerPlace:
     """The place of a process among the workers of a DataLoader.
 
     Attributes:
@@ -38,10 +38,10 @@ class Bookmark:
     def __init__(self, shared_state: SharedState, datasets: Mapping[bool, str]) -> None:
         self.datasets = datasets
         self._shared_state = shared_state
-        self._epochs = Epochs(shared_state)
-        self._loaded_here: Sequence[State] = ()  # loaded by this worker, for its next iteration
+        self._epochs = EpochCounter(shared_state)
+        self._loaded_here: Sequence[ReaderState] = ()  # loaded by this worker, for its next iteration
         # Pid, and the states from which that process began its current iteration; a forked child has begun none.
-        self._begun: tuple[int, Sequence[State]] | None = None
+        self._begun: tuple[int, Sequence[ReaderState]] | None = None
         self._turn = 0
         self._iterations = 0  # number begun by this worker
 
@@ -74,12 +74,12 @@ class Bookmark:
             raise ConfigError(f"epoch {epoch} is negative")
         self._epochs.set(operator.index(epoch))
 
-    def begin(self, loader: Loader | None, agree: Agree = by_own_count) -> int:
+    def begin(self, loader: WorkerPlace | None, agree: Agree = by_own_count) -> int:
         """Begin an iteration in this process and return its epoch.
 
         Args:
             loader: this process's place in its loader; None if it is not a worker.
-            agree: as for `Epochs`.
+            agree: as for `EpochCounter`.
         """
         own, self._loaded_here = self._loaded_here, ()
         self._iterations += loader is not None
@@ -112,7 +112,7 @@ class Bookmark:
         """Number of the worker that has the first turn in the iteration that this process has begun."""
         return self._turn
 
-    def finish(self, epoch: int, loader: Loader | None) -> None:
+    def finish(self, epoch: int, loader: WorkerPlace | None) -> None:
         """Note that this process has yielded the last sample of its part of the iteration."""
         self._epochs.finish(epoch, *((loader.number, loader.worker) if loader else ()))
 
@@ -132,7 +132,7 @@ class Bookmark:
         """Resume from a state at the next iteration.
 
         Args:
-            data: a result of `State.to_json`, or any structure that contains such states of several workers or ranks.
+            data: a result of `ReaderState.to_json`, or any structure with such states of several workers or ranks.
             worker: True in a DataLoader worker, which loads for itself only; otherwise for all future readers.
 
         Raises ConfigError if it contains no state, or one of another dataset.
@@ -157,14 +157,14 @@ class Bookmark:
             notes |= {"workers": 0, "begun_epoch": next_epoch, "loaded": loaded}
 
     @property
-    def states(self) -> Sequence[State]:
+    def states(self) -> Sequence[ReaderState]:
         """States from which this process reads the epoch that it has begun, or else would read the next one."""
         if self._begun is not None and self._begun[0] == os.getpid():
             return self._begun[1]
         return self._loaded_here or self.states_of_workers
 
     @property
-    def states_of_workers(self) -> Sequence[State]:
+    def states_of_workers(self) -> Sequence[ReaderState]:
         """States from which the loader's workers read the epoch that they have begun, or would read the next one."""
         notes = self._shared_state.read()
         loaded = notes.get("loaded")
@@ -172,7 +172,7 @@ class Bookmark:
             return ()
         return find_states(loaded["states"])
 
-    def next_states(self) -> tuple[Sequence[State], int]:
+    def next_states(self) -> tuple[Sequence[ReaderState], int]:
         """Return the states that the next iteration resumes from, if any, and the worker that has its first turn."""
         notes = self._shared_state.read()
         loaded = notes.get("loaded")
@@ -181,7 +181,7 @@ class Bookmark:
         return find_states(loaded["states"]), loaded["turn"]
 
 
-def _take(notes: dict[str, Any], epoch: int, loader: Loader | None) -> Sequence[State]:
+def _take(notes: dict[str, Any], epoch: int, loader: WorkerPlace | None) -> Sequence[ReaderState]:
     """Return the states loaded for an epoch, once: for its first iteration, to each worker of that."""
     loaded = notes.get("loaded")
     if loaded is None or loaded["epoch"] != epoch:

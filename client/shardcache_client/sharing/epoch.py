@@ -21,7 +21,7 @@ def by_own_count(epoch: int, _left: int | None) -> int:
     return epoch
 
 
-class Epochs:
+class EpochCounter:
     """Counts the iterations over a dataset, until `set` fixes the epoch.
 
     Args:
@@ -33,7 +33,7 @@ class Epochs:
         self._set_by = 0  # pid of the process that has set an epoch last, as far as this process knows
 
     def __repr__(self) -> str:
-        return f"Epochs(next={self.next})"
+        return f"EpochCounter(next={self.next})"
 
     @property
     def next(self) -> int:

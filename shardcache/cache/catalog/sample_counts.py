@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.catalog.history import History
-from shardcache.cache.operations.rounds import Outcome, Round, Tell, ask_all
+from shardcache.cache.operations.rounds import Round, ShardOutcome, Tell, ask_all
 from shardcache.cache.readers.leasing import Leasing, Published
 from shardcache.cache.transfers.transfers import Class, Transfers
 from shardcache.cache.transfers.waiting import Wait
@@ -63,7 +63,7 @@ class Counting:
         numbers = {ref.url: number for number, ref in enumerate(present)}
         samples = 0
 
-        async def visit(ref: ShardRef) -> Outcome:
+        async def visit(ref: ShardRef) -> ShardOutcome:
             nonlocal samples
             counted, hit = await (self._counted(ref) if member is None else self._tokens_counted(ref, member))
             assert counted.samples is not None and counted.size_bytes is not None
@@ -75,8 +75,8 @@ class Counting:
                 "samples": counted.samples,
             } | ({} if counted.tokens is None else {"tokens": counted.tokens})
             if hit:
-                return Outcome("known", counted.size_bytes, details=details)
-            return Outcome("fetched", counted.size_bytes, counted.size_bytes, details)
+                return ShardOutcome("known", counted.size_bytes, details=details)
+            return ShardOutcome("fetched", counted.size_bytes, counted.size_bytes, details)
 
         sums = await Round(present, ("fetched", "known"), self._transfers, tell).run(visit, self._max_transfers)
         await tell({"event": "done", **sums, "samples": samples})

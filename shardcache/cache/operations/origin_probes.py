@@ -11,7 +11,7 @@ from contextlib import aclosing
 from shardcache.access.rules import AllowList, Peer
 from shardcache.cache.catalog.manifests import Manifests
 from shardcache.cache.operations.maintenance import Maintenance
-from shardcache.cache.operations.origin_probe.targets import Target, targets
+from shardcache.cache.operations.origin_probe.targets import ProbeTarget, targets
 from shardcache.cache.operations.origin_probe.trial import Trial
 from shardcache.cache.operations.rounds import Tell
 from shardcache.config import Settings
@@ -53,7 +53,7 @@ class Probing:
                     async for finding in findings:
                         await tell(finding.to_json())
 
-    async def _targets(self, urls: Sequence[str], peer: Peer) -> list[Target]:
+    async def _targets(self, urls: Sequence[str], peer: Peer) -> list[ProbeTarget]:
         if urls:
             return targets(urls, ())
         cached: list[str] = []

@@ -25,7 +25,7 @@ _FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ShardOutcome:
     """Result for one shard.
 
     Attributes:
@@ -41,7 +41,7 @@ class Outcome:
     details: Event = field(default_factory=dict)
 
 
-Visit = Callable[[ShardRef], Awaitable[Outcome]]
+Visit = Callable[[ShardRef], Awaitable[ShardOutcome]]
 
 
 class Round:
@@ -91,7 +91,7 @@ class Round:
                 self._arriving.discard(name)
             await asyncio.sleep(0)  # a hundred thousand cached shards would block the event loop
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: ShardOutcome) -> None:
         self._counts[outcome.state] += 1
         self._done_bytes += outcome.size_bytes
         self._origin_bytes += outcome.origin_bytes

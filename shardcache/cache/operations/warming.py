@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
-from shardcache.cache.operations.rounds import Event, Outcome, Round, Tell, ask_all
+from shardcache.cache.operations.rounds import Event, Round, ShardOutcome, Tell, ask_all
 from shardcache.cache.readers.leasing import Leasing, Published
 from shardcache.cache.transfers.transfers import Class, Transfers
 from shardcache.cache.transfers.waiting import Wait
@@ -56,20 +56,20 @@ class Warming:
     async def fetch(self, refs: Sequence[ShardRef], tell: Tell, use: Use = _no_use) -> Event:
         """Fetch the shards, reporting every event but the last; return its totals. `use` gets each shard, retained."""
 
-        async def visit(ref: ShardRef) -> Outcome:
+        async def visit(ref: ShardRef) -> ShardOutcome:
             return await self._fetch(ref, use)
 
         return await Round(refs, ("fetched", "cached"), self._transfers, tell).run(visit, self._max_transfers)
 
-    async def _fetch(self, ref: ShardRef, use: Use) -> Outcome:
+    async def _fetch(self, ref: ShardRef, use: Use) -> ShardOutcome:
         found = await self._leasing.acquire(ref, Class.WARM, Wait())
         assert isinstance(found, Published)  # this wait does not accept a partial shard
         async with self._leasing.using(found.shard):
             await use(found)
         size_bytes, details = found.facts.origin_bytes, {"size_bytes": found.facts.size_bytes}
         if found.hit:
-            return Outcome("cached", size_bytes, details=details)
-        return Outcome("fetched", size_bytes, size_bytes, details)
+            return ShardOutcome("cached", size_bytes, details=details)
+        return ShardOutcome("fetched", size_bytes, size_bytes, details)
 
     async def ask(self, refs: Iterable[ShardRef], *, versions: bool = False) -> list[ShardRef]:
         """Return each ref once, with sizes that its pattern did not give: a progress bar needs the total.

@@ -41,7 +41,7 @@ _BATCHES_AHEAD = 4
 _STILL_S = 3.0
 
 
-class State(enum.Enum):
+class LeaseState(enum.Enum):
     """State of a lease.
 
     A lease granted ahead of need is only an early answer: the plan protects the shard, unless a waiting reader needs
@@ -70,7 +70,7 @@ class Lease:
     number: int
     position: int
     wait: Wait
-    state: State = State.REQUESTED
+    state: LeaseState = LeaseState.REQUESTED
     granted: Shard | Arrival | None = None
     task: asyncio.Task[None] | None = field(default_factory=asyncio.current_task, repr=False)
 
@@ -82,7 +82,7 @@ class Lease:
     @property
     def retained(self) -> Shard | None:
         """The shard, if it is retained for the reader."""
-        return self.shard if self.state is State.IN_USE else None
+        return self.shard if self.state is LeaseState.IN_USE else None
 
 
 @dataclass(slots=True, eq=False)
@@ -166,10 +166,10 @@ class Reader:
         self.owner.count(found)
         self._moved_s = time.monotonic()
         lease.granted = found.shard if isinstance(found, Published) else found
-        if lease.state is State.AWAITED:
+        if lease.state is LeaseState.AWAITED:
             self._use(lease)
         else:
-            lease.state = State.GRANTED
+            lease.state = LeaseState.GRANTED
 
     def need(self, number: int) -> None:
         """Use the shard of a lease from now on; if the lease is not granted yet, count the reader as waiting.
@@ -179,10 +179,10 @@ class Reader:
         lease = self._leases.get(number)
         if lease is None:
             return
-        if lease.state is State.GRANTED:
+        if lease.state is LeaseState.GRANTED:
             self._use(lease)
-        elif lease.state is State.REQUESTED:
-            lease.state = State.AWAITED
+        elif lease.state is LeaseState.REQUESTED:
+            lease.state = LeaseState.AWAITED
             self._stand_still(lease.wait, self.transfer(lease.position))
             self.owner.planner.now.waits(self, lease.position, self._clock.waited_s)
             self.owner.changed.notify()
@@ -192,10 +192,10 @@ class Reader:
         if isinstance(found, Shard):  # it may have been evicted, and perhaps re-fetched, since the grant
             found = self.owner.inventory.retain_cached(found.key)
         if found is None:
-            lease.state = State.EVICTED
+            lease.state = LeaseState.EVICTED
             now.waits(self, lease.position, self._clock.waited_s)
         else:
-            lease.state, lease.granted = State.IN_USE, found
+            lease.state, lease.granted = LeaseState.IN_USE, found
             now.reads(self, lease.position, self._clock.waited_s)
         self.owner.changed.notify()
 
@@ -242,7 +242,7 @@ class Reader:
             if lease.task is not None:
                 lease.task.cancel()
             return
-        if lease.retained is not None or (read and lease.state is not State.GRANTED):
+        if lease.retained is not None or (read and lease.state is not LeaseState.GRANTED):
             self.job.shards_done += 1
             self.owner.planner.now.done(self, lease.position, self._clock.waited_s)
         await self._let_go(lease)

@@ -12,7 +12,7 @@ import structlog
 
 from shardcache.cache.signal import Signal
 from shardcache.errors import DiskError, DiskFullError
-from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.folder.cache_folder import CacheFolder
 
 log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ class Health:
         error: the present problem; None while healthy. With an error, cached shards are served but none is fetched.
     """
 
-    def __init__(self, folder: Folder, changed: Signal) -> None:
+    def __init__(self, folder: CacheFolder, changed: Signal) -> None:
         self.error: DiskError | None = None
         self._folder = folder
         self._changed = changed

@@ -14,7 +14,7 @@ from shardcache.cache.transfers.transfers import KeyClaim
 from shardcache.config import OriginTable
 from shardcache.store.folder.layout import SIDECAR, TAR
 from shardcache.store.indexers import Indexers
-from shardcache.store.indexing import Request
+from shardcache.store.indexing import IndexRequest
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import footprint_bytes
@@ -40,7 +40,7 @@ class Ingester:
         tar, facts = await self._plain_tar(partial, claim)
         sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
         allowed_bytes = footprint_bytes(partial.obj.size_bytes) - partial.obj.size_bytes
-        samples = await self._index(Request.of(tar, facts, sidecar, rule, allowed_bytes), claim)
+        samples = await self._index(IndexRequest.of(tar, facts, sidecar, rule, allowed_bytes), claim)
         facts = replace(facts, samples=samples)
         await self._history.remember(facts)
         shard = await self._store.publish(partial.key, tar, sidecar, facts)
@@ -81,7 +81,7 @@ class Ingester:
         assert claim.reservation is not None
         claim.reservation.written(size_bytes)
 
-    async def _index(self, request: Request, claim: KeyClaim) -> int:
+    async def _index(self, request: IndexRequest, claim: KeyClaim) -> int:
         indexed = await self._indexers.index(request)
         if not indexed.written:  # an index this large, of many tiny samples, is rare enough to scan twice
             await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)

@@ -25,7 +25,7 @@ _LEAST_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
-class Progress:
+class ScrubProgress:
     """Progress of the round. Shards are checked in the order of their keys, which are hashes.
 
     Attributes:
@@ -70,7 +70,7 @@ class Scrubber:
         self._changed = changed
         self._rate_bytes_per_s = rate_bytes_per_s
         self._pause_s = pause_s
-        self._progress = Progress()
+        self._progress = ScrubProgress()
         self._remembered_s = time.monotonic()
         self._read_bytes = 0
         self._shards = 0
@@ -96,7 +96,7 @@ class Scrubber:
         """Scrub in rounds until cancelled."""
         if not self._rate_bytes_per_s:
             return
-        self._progress = Progress.from_row(await self._store.catalogue.get(_KIND))
+        self._progress = ScrubProgress.from_row(await self._store.catalogue.get(_KIND))
         while True:
             await asyncio.sleep(self._rest_s())
             keys = sorted(self._store.shards)
@@ -123,7 +123,7 @@ class Scrubber:
             progress.key = key
             if time.monotonic() - self._remembered_s > _REMEMBER_S:
                 await self._remember(progress)
-        ended = Progress(ended_s=time.time())
+        ended = ScrubProgress(ended_s=time.time())
         await self._remember(ended)
         self._progress = ended  # shown only once saved: a restart must not repeat a round already reported as complete
 
@@ -150,6 +150,6 @@ class Scrubber:
             ahead_s = scrub.read_bytes / self._rate_bytes_per_s - (time.monotonic() - begun_s)
             await asyncio.sleep(max(0.0, ahead_s))
 
-    async def _remember(self, progress: Progress) -> None:
+    async def _remember(self, progress: ScrubProgress) -> None:
         self._remembered_s = time.monotonic()
         await self._store.catalogue.put([progress.key, progress.begun_s, progress.ended_s], _KIND)

@@ -62,8 +62,8 @@ def print_nodes(
 async def _states(
     names: tuple[str, ...], token_file: Path | None, interval_s: float, *, with_rates: bool
 ) -> list[NodeState]:
-    from shardcache.cli.nodes import Node, Nodes, read_token
+    from shardcache.cli.nodes import DaemonNode, Nodes, read_token
 
-    async with Nodes(list(map(Node.parse, names)), read_token(token_file), interval_s) as nodes:
+    async with Nodes(list(map(DaemonNode.parse, names)), read_token(token_file), interval_s) as nodes:
         await nodes.known(with_rates=with_rates)
         return nodes.states

@@ -9,14 +9,14 @@ from typing import Any
 
 from shardcache.cli.demo import images, world
 from shardcache.cli.demo.outcome import Dataset, Epoch, Outcome, epochs_of
-from shardcache.cli.demo.world import Node, Run
+from shardcache.cli.demo.world import DemoNode, Run
 
 _INDEX = "index.json"
 
 
 async def run(folder: Path, say: Callable[[str], None]) -> Outcome:
     """Run the demo in a folder, and describe each step; return its outcome."""
-    node = world.Node(folder)
+    node = world.DemoNode(folder)
     uneven = images.IMAGES_OF_SHARDS
     say(f"creating {len(uneven)} tar shards of {min(uneven)} to {max(uneven)} JPEG images, {sum(uneven)} in total")
     shards = list(images.draw_shards())
@@ -36,7 +36,7 @@ async def run(folder: Path, say: Callable[[str], None]) -> Outcome:
     return Outcome(dataset, tuple(epochs), page["counters"]["origin_bytes"])
 
 
-async def _train(node: Node, urls: str) -> list[Epoch]:
+async def _train(node: DemoNode, urls: str) -> list[Epoch]:
     # Different seeds, so different orders: one download still serves both.
     runs = {
         "first": [Run("first", "first", seed=0)],
@@ -50,5 +50,5 @@ async def _train(node: Node, urls: str) -> list[Epoch]:
     return [epoch for job, reports in jobs.items() for epoch in epochs_of(job, reports.result())]
 
 
-async def _in_turn(node: Node, urls: str, runs: Sequence[Run]) -> list[list[Any]]:
+async def _in_turn(node: DemoNode, urls: str, runs: Sequence[Run]) -> list[list[Any]]:
     return [await node.train(urls, run) for run in runs]

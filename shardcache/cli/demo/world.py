@@ -88,7 +88,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DemoNode:
     """The demo's node: the folder of its daemon's socket, cache and logs."""
 
     folder: Path

@@ -17,7 +17,7 @@ from shardcache.config import unknown_variables
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import SOCKET_ENV, SPOKEN, SYSTEM_SOCKET, socket_path
 from shardcache.units import duration
-from shardcache_client.daemon.connection import Connection, Reader
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 
 _MOST_SOCKET_BYTES = 107
 _SILENT_S = 10.0
@@ -98,7 +98,7 @@ def version(context: Context) -> Finding:
     if context.status is None and isinstance(context.daemon_error, NoDaemonError):
         return skipped("no daemon answers")
     try:
-        Connection(context.socket, Reader(_JOB)).close()
+        DaemonConnection(context.socket, ReaderIdentity(_JOB)).close()
     except DaemonError as exn:
         if context.status is None and exn.code == "daemon":
             return skipped("you may not use the socket")

@@ -26,7 +26,7 @@ _LOOK_AGAIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RequestSpan:
     """Bytes fetched by one request: a part, or the whole of an object without ranges.
 
     Attributes:
@@ -53,35 +53,35 @@ class Requests:
         self._counters = counters
         self._stall_timeout_s = stall_timeout_s
 
-    async def fetch(self, piece: Piece) -> list[PartSums]:
-        """Fetch a piece and return its parts' checksums once it is written.
+    async def fetch(self, span: RequestSpan) -> list[PartSums]:
+        """Fetch the bytes and return its parts' checksums once it is written.
 
         The tier is requested first, if there is one; whatever fails there, the origin is requested next. That request
         is hedged if late; the one to the tier is not: it would wait for the same node.
 
         Raises what the origin raises for the first request, and PartFileError.
         """
-        async with self._scheduler.hold(piece.claim):
-            if (sums := await self._from_tier(piece)) is not None:
+        async with self._scheduler.hold(span.claim):
+            if (sums := await self._from_tier(span)) is not None:
                 return sums
-            return await self._from_origin(piece)
+            return await self._from_origin(span)
 
-    async def _from_tier(self, piece: Piece) -> list[PartSums] | None:
+    async def _from_tier(self, span: RequestSpan) -> list[PartSums] | None:
         """Return None if the origin has to be requested.
 
         A part that stops short is requested once more, past the tier's cache: the file there may be damaged.
         """
-        origin, obj, parts = piece.origin, piece.obj, piece.parts
+        origin, obj, parts = span.origin, span.obj, span.parts
         if not isinstance(origin, Deferred) or (tier := origin.tier) is None:
             return None
         while (route := tier.route(obj, parts)) is not None:
-            with self._pausable_read(piece, piece.claim, self._count_from_tier) as pausable_read:
-                piece.begun(pausable_read)
+            with self._pausable_read(span, span.claim, self._count_from_tier) as pausable_read:
+                span.begun(pausable_read)
                 try:
                     async with pausable_read.limit():
                         sums = await origin.fetch_from_tier(route, obj, parts, pausable_read)
                 except OriginError as exn:
-                    if piece.claim.paused and isinstance(exn, OriginUnavailableError):
+                    if span.claim.paused and isinstance(exn, OriginUnavailableError):
                         raise  # nginx may close a paused connection; that is not a failure
                     self._counters.tier_requests += 1
                     self._counters.tier_failures += 1
@@ -97,29 +97,27 @@ class Requests:
             self._counters.tier_requests += 1
             tier.served(obj, parts)
             self._observe(tier.address, pausable_read)
-            self._scheduler.took(piece.claim, parts.size_bytes, pausable_read.worked.elapsed_s)
+            self._scheduler.took(span.claim, parts.size_bytes, pausable_read.worked.elapsed_s)
             return sums
         return None
 
-    async def _from_origin(self, piece: Piece) -> list[PartSums]:
-        with self._pausable_read(piece, piece.claim, self._count) as pausable_read:
-            piece.begun(pausable_read)
-            sums, is_first = await self._first_of_two(piece, pausable_read)
-        self._scheduler.took(piece.claim, piece.parts.size_bytes, pausable_read.worked.elapsed_s)
-        self._hedging.took(
-            piece.claim.origin, piece.parts.size_bytes, pausable_read.worked.elapsed_s, piece.parts.count
-        )
+    async def _from_origin(self, span: RequestSpan) -> list[PartSums]:
+        with self._pausable_read(span, span.claim, self._count) as pausable_read:
+            span.begun(pausable_read)
+            sums, is_first = await self._first_of_two(span, pausable_read)
+        self._scheduler.took(span.claim, span.parts.size_bytes, pausable_read.worked.elapsed_s)
+        self._hedging.took(span.claim.origin, span.parts.size_bytes, pausable_read.worked.elapsed_s, span.parts.count)
         if not is_first:
             self._counters.hedged_bytes += pausable_read.received_bytes
         assert sums is not None
         return sums
 
     @contextmanager
-    def _pausable_read(self, piece: Piece, claim: Claim, count: Received) -> Iterator[PausableRead]:
+    def _pausable_read(self, span: RequestSpan, claim: Claim, count: Received) -> Iterator[PausableRead]:
         """Provide the pausable read of one request; during the block its claim can be paused."""
-        stall_timeout = StallTimeout(self._stall_timeout_s, piece.obj.url, count, LEAST_BYTES_PER_S)
+        stall_timeout = StallTimeout(self._stall_timeout_s, span.obj.url, count, LEAST_BYTES_PER_S)
         grant, prompt = partial(self._bandwidth.grant, claim), claim.priority().alone
-        pausable_read = claim.work = PausableRead(stall_timeout, piece.parts.size_bytes, grant, prompt=prompt)
+        pausable_read = claim.work = PausableRead(stall_timeout, span.parts.size_bytes, grant, prompt=prompt)
         self._pausable_reads[claim.origin].add(pausable_read)
         try:
             yield pausable_read
@@ -128,21 +126,21 @@ class Requests:
             self._pausable_reads[claim.origin].discard(pausable_read)
             self._bandwidth.settle(pausable_read.leave_bytes)
 
-    async def _first_of_two(self, piece: Piece, pausable_read: PausableRead) -> tuple[list[PartSums] | None, bool]:
+    async def _first_of_two(self, span: RequestSpan, pausable_read: PausableRead) -> tuple[list[PartSums] | None, bool]:
         """Return the checksums of the answer that was written, and True if it is the first request's."""
-        size_bytes = piece.parts.size_bytes
-        patience_s = self._hedging.patience_s(piece.claim.origin, size_bytes) if piece.obj.ranges else None
-        reading = self._read(piece, pausable_read, None)
+        size_bytes = span.parts.size_bytes
+        patience_s = self._hedging.patience_s(span.claim.origin, size_bytes) if span.obj.ranges else None
+        reading = self._read(span, pausable_read, None)
         if patience_s is not None:
-            return await race(reading, patience_s, partial(self._second, piece, pausable_read, patience_s))
+            return await race(reading, patience_s, partial(self._second, span, pausable_read, patience_s))
         return await reading, True
 
     async def _second(
-        self, piece: Piece, first: PausableRead, patience_s: float, end_first: Commit
+        self, span: RequestSpan, first: PausableRead, patience_s: float, end_first: Commit
     ) -> list[PartSums] | None:
-        await self._is_late(piece, first, patience_s)
-        if self._scheduler.is_throttled(piece.claim.origin) or not self._hedging.spend(
-            piece.claim.origin, piece.parts.count
+        await self._is_late(span, first, patience_s)
+        if self._scheduler.is_throttled(span.claim.origin) or not self._hedging.spend(
+            span.claim.origin, span.parts.count
         ):
             return None
         first_has_ended = False
@@ -152,45 +150,47 @@ class Requests:
             first_has_ended = await end_first()
             return first_has_ended
 
-        claim = piece.claim.again()
+        claim = span.claim.again()
         try:
             async with self._scheduler.hold(claim):
-                return await self._read_in_time(piece, claim, commit)
+                return await self._read_in_time(span, claim, commit)
         except OriginError:
             if first_has_ended:
                 raise
         return None  # the first may still arrive; its outcome counts
 
-    async def _is_late(self, piece: Piece, first: PausableRead, patience_s: float) -> None:
-        """Return once a second request is likely to bring a piece sooner than the first."""
+    async def _is_late(self, span: RequestSpan, first: PausableRead, patience_s: float) -> None:
+        """Return once a second request is likely to bring the bytes sooner than the first."""
         await first.worked.reaches(patience_s)
-        while (due_s := self._due_s(piece, first, patience_s)) > (elapsed_s := first.worked.elapsed_s):
+        while (due_s := self._due_s(span, first, patience_s)) > (elapsed_s := first.worked.elapsed_s):
             await first.worked.reaches(max(due_s, _LOOK_AGAIN * elapsed_s))
 
-    def _due_s(self, piece: Piece, first: PausableRead, patience_s: float) -> float:
-        origin = piece.claim.origin
+    def _due_s(self, span: RequestSpan, first: PausableRead, patience_s: float) -> float:
+        origin = span.claim.origin
         rates = [
             pausable_read.rate_bytes_per_s
             for pausable_read in self._pausable_reads[origin]
             if pausable_read is not first and pausable_read.received_bytes
         ]
-        return self._hedging.due_s(origin, piece.parts.size_bytes, patience_s, first.received_bytes, rates)
+        return self._hedging.due_s(origin, span.parts.size_bytes, patience_s, first.received_bytes, rates)
 
-    async def _read_in_time(self, piece: Piece, claim: Claim, end_first: Commit) -> list[PartSums] | None:
+    async def _read_in_time(self, span: RequestSpan, claim: Claim, end_first: Commit) -> list[PartSums] | None:
         self._counters.hedges += 1
         sums = None
-        with self._pausable_read(piece, claim, self._count) as pausable_read:
+        with self._pausable_read(span, claim, self._count) as pausable_read:
             try:
-                sums = await self._read(piece, pausable_read, end_first)
+                sums = await self._read(span, pausable_read, end_first)
             finally:
                 self._counters.hedged_bytes += pausable_read.received_bytes if sums is None else 0
         return sums
 
-    async def _read(self, piece: Piece, pausable_read: PausableRead, commit: Commit | None) -> list[PartSums] | None:
+    async def _read(
+        self, span: RequestSpan, pausable_read: PausableRead, commit: Commit | None
+    ) -> list[PartSums] | None:
         self._counters.origin_requests += 1
         async with pausable_read.limit():
-            sums = await piece.origin.fetch(piece.obj, piece.parts, pausable_read, commit)
-        self._observe(piece.claim.origin, pausable_read)
+            sums = await span.origin.fetch(span.obj, span.parts, pausable_read, commit)
+        self._observe(span.claim.origin, pausable_read)
         return sums
 
     def _observe(self, place: str, pausable_read: PausableRead) -> None:

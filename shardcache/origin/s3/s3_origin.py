@@ -16,7 +16,7 @@ from shardcache.origin.base import MD5, Checksum, Origin, RemoteObject, Setup
 from shardcache.origin.buffers import Buffers
 from shardcache.origin.http.ranges import check_range, fill, no_version, range_header
 from shardcache.origin.s3.direct import DirectRequests, RefusedError
-from shardcache.origin.s3.sdk_sessions import Sessions
+from shardcache.origin.s3.sdk_sessions import SdkSessions
 from shardcache.origin.tier_client import Route
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
@@ -39,8 +39,8 @@ class S3Origin(Origin):
 
     def __init__(self, setup: Setup) -> None:
         # The downloader retries, counts its retries, and notices stalls; uploads leave all that to the SDK.
-        self._sessions = Sessions(setup.table, setup.max_connections)
-        self._uploading = Sessions(
+        self._sessions = SdkSessions(setup.table, setup.max_connections)
+        self._uploading = SdkSessions(
             setup.table, setup.max_connections, attempts=_UPLOAD_ATTEMPTS, read_timeout_s=_UPLOAD_SILENCE_S
         )
         self._direct = DirectRequests(setup.table, setup.workers)

@@ -30,7 +30,7 @@ class _Session:
     retired: bool = False
 
 
-class Sessions:
+class SdkSessions:
     """Provides the current filesystem, and closes retired ones when their last user is done.
 
     botocore renews the credentials of roles and tokens by itself. Those that it reads only once, such as keys in a

@@ -22,7 +22,7 @@ _MODE = 0o2750  # set-group-id: files inherit the group that may read the cache
 _PROBE_BYTES = 4096
 
 
-class Folder:
+class CacheFolder:
     """One cache folder, locked until `close`."""
 
     def __init__(self, layout: Layout, group: str | None, fd: int) -> None:
@@ -32,7 +32,7 @@ class Folder:
         self._mount = _mount_point(layout.root)
 
     def __repr__(self) -> str:
-        return f"Folder({str(self._layout.root)!r}, on {str(self._mount)!r})"
+        return f"CacheFolder({str(self._layout.root)!r}, on {str(self._mount)!r})"
 
     @classmethod
     def take(cls, layout: Layout, group: str | None) -> Self:

@@ -35,7 +35,7 @@ _MAGIC: tuple[tuple[int, bytes, str], ...] = (
 _TYPICAL_NUMBER_BYTES = 8
 
 
-class Kind(enum.Enum):
+class ColumnKind(enum.Enum):
     """Kind of a column's values, which decides how they are written."""
 
     FILE = "file: bytes, or the path of a file, as in the features Image, Audio and Video of Hugging Face's datasets"
@@ -45,7 +45,7 @@ class Kind(enum.Enum):
     JSON = "anything else"
 
 
-_EXTENSIONS = {Kind.TEXT: "txt", Kind.NUMBER: "cls", Kind.JSON: "json"}
+_EXTENSIONS = {ColumnKind.TEXT: "txt", ColumnKind.NUMBER: "cls", ColumnKind.JSON: "json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +58,19 @@ class Column:
     """
 
     name: str
-    kind: Kind
+    kind: ColumnKind
     extension: str | None
     dtype: str | None = None
 
     def member(self, key: str, value: Any) -> tuple[str, bytes]:
         """Return extension and content. Raises SampleError."""
-        if self.kind is Kind.FILE:
+        if self.kind is ColumnKind.FILE:
             value = _file_content(value)
         if self.extension is None:
             return f"{self.name}.{_by_magic(value)}", value
-        if self.kind is Kind.JSON and self.extension.rpartition(".")[2] == "json":
+        if self.kind is ColumnKind.JSON and self.extension.rpartition(".")[2] == "json":
             return self.extension, as_json(value)
-        if self.kind is Kind.TEXT:  # JSON in a column of texts is JSON already
+        if self.kind is ColumnKind.TEXT:  # JSON in a column of texts is JSON already
             return self.extension, value.encode("utf-8", "surrogateescape")
         if self.dtype is not None and self.extension.rpartition(".")[2] == "npy":
             import numpy  # only users of arrays need it
@@ -127,13 +127,13 @@ def sizes(rows: Rows, columns: Sequence[Column]) -> Iterator[int]:
         yield sum(member_bytes(name, size) for name, size in zip(names, row, strict=True) if size is not None)
 
 
-def _kind(type_: pa.DataType) -> Kind:
+def _kind(type_: pa.DataType) -> ColumnKind:
     if pa.types.is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}:
-        return Kind.FILE
+        return ColumnKind.FILE
     for kind, checks in _TYPES.items():
         if any(is_(type_) for is_ in checks):
             return kind
-    return Kind.JSON
+    return ColumnKind.JSON
 
 
 def _dtype(type_: pa.DataType) -> str | None:
@@ -141,24 +141,24 @@ def _dtype(type_: pa.DataType) -> str | None:
     return str(type_.value_type) if is_list and pa.types.is_integer(type_.value_type) else None
 
 
-_TYPES: Mapping[Kind, tuple[Callable[[pa.DataType], bool], ...]] = {
-    Kind.BYTES: (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary),
-    Kind.TEXT: (pa.types.is_string, pa.types.is_large_string),
-    Kind.NUMBER: (pa.types.is_integer,),
+_TYPES: Mapping[ColumnKind, tuple[Callable[[pa.DataType], bool], ...]] = {
+    ColumnKind.BYTES: (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary),
+    ColumnKind.TEXT: (pa.types.is_string, pa.types.is_large_string),
+    ColumnKind.NUMBER: (pa.types.is_integer,),
 }
 
 
-def _lengths(column: pa.ChunkedArray, kind: Kind) -> list[int | None]:
+def _lengths(column: pa.ChunkedArray, kind: ColumnKind) -> list[int | None]:
     """Return the length of each value as a member, or None for a null."""
-    if kind in (Kind.BYTES, Kind.TEXT):
+    if kind in (ColumnKind.BYTES, ColumnKind.TEXT):
         return pc.binary_length(column).to_pylist()  # type: ignore[no-any-return]
-    if kind is Kind.FILE:
+    if kind is ColumnKind.FILE:
         inline = pc.binary_length(pc.struct_field(column, "bytes")).to_pylist()
         if None not in inline:
             return inline  # type: ignore[no-any-return]
         paths = pc.struct_field(column, "path").to_pylist()
         return [_file_size(path) if size is None else size for size, path in zip(inline, paths, strict=True)]
-    mean = _TYPICAL_NUMBER_BYTES if kind is Kind.NUMBER else column.nbytes // max(1, len(column))
+    mean = _TYPICAL_NUMBER_BYTES if kind is ColumnKind.NUMBER else column.nbytes // max(1, len(column))
     return [None if null else mean for null in column.is_null().to_pylist()]
 
 

@@ -23,7 +23,7 @@ _OFFSETS = "offsets"
 _SIZES = "sizes"
 
 
-class Folder:
+class FolderSource:
     """The samples of folders, in the order of a listing that `list_folders` has made; a position is a number.
 
     Args:
@@ -53,7 +53,7 @@ class Folder:
 
 
 def list_folders(roots: Sequence[Path], scratch: Path, *, seed: int | None, classes: bool) -> Json:
-    """List the files of folders, sorted, or shuffled by a seed; return the arguments of `Folder` and facts.
+    """List the files of folders, sorted, or shuffled by a seed; return the arguments of `FolderSource` and facts.
 
     A file belongs to the sample of its path below the folder up to the first dot of its name; the paths of several
     folders begin with the folder's name. Files without such a key, as readers split names, are left out and counted;

@@ -128,9 +128,9 @@ def _dataset(paths: Sequence[str], reading: Reading) -> Input:
 def open_source(kind: str, arguments: Mapping[str, Any]) -> Source:
     """Return the source of an input of this kind. Raises as `Input.open`."""
     if kind == "folder":
-        from shardcache.writing.sources.folder import Folder
+        from shardcache.writing.sources.folder import FolderSource
 
-        return Folder(**arguments)
+        return FolderSource(**arguments)
     if kind == "jsonl":
         return JsonLines(**arguments)
     if kind == "parquet":

@@ -19,8 +19,8 @@ from botocore.config import Config
 from campaign.result import Result
 from shardcache.errors import ShardcacheError, ShardTimeoutError
 from shardcache.protocol import ShardRef
-from shardcache_client.daemon.connection import Reader, resolve
-from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.daemon.connection import ReaderIdentity, resolve
+from shardcache_client.daemon.session import Patience, ReaderSession
 from shardcache_client.order.plan import Plan
 from support.network.certificates import Authority
 from support.network.lead import Lead
@@ -219,7 +219,7 @@ class StorePlace:
     def list(self, result: Result) -> bool:
         """Ask the daemon for all shards by their prefix, and return whether they came."""
         try:
-            found = resolve(self.daemon.socket, Reader("campaign"), [f"s3://{_BUCKET}/"], HANG_S)
+            found = resolve(self.daemon.socket, ReaderIdentity("campaign"), [f"s3://{_BUCKET}/"], HANG_S)
         except ShardcacheError as exn:
             if type(exn) is ShardcacheError or exn.url is None:
                 result.fail("untyped", f"{result.fault}: {exn!r}")
@@ -229,7 +229,7 @@ class StorePlace:
         return True
 
     def _read(self, result: Result, numbers: Sequence[int]) -> list[Failure]:
-        session = Session(self.daemon.socket, Reader("campaign"), Patience(HANG_S))
+        session = ReaderSession(self.daemon.socket, ReaderIdentity("campaign"), Patience(HANG_S))
         try:
             shards = tuple(ShardRef(self.urls[number]) for number in numbers)
             session.declare(Plan(0, shards, tuple(range(len(shards))), len(shards)))
@@ -238,7 +238,7 @@ class StorePlace:
         finally:
             session.close()
 
-    def _compare(self, result: Result, session: Session, position: int, number: int) -> Failure | None:
+    def _compare(self, result: Result, session: ReaderSession, position: int, number: int) -> Failure | None:
         lease = session.lease(position)
         try:
             grant = session.wait(lease)

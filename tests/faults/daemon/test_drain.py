@@ -15,7 +15,7 @@ import pytest
 
 from shardcache.errors import StoppingError, from_json
 from shardcache_client import ShardDataset
-from shardcache_client.daemon.connection import Connection, Reader
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 from shardcache_client.daemon.websocket import FarewellError
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import Daemon, eventually
@@ -163,7 +163,7 @@ async def test_meanwhile_it_says_so_and_takes_on_nothing(daemon: Daemon, faulty:
     refused = json.loads(await aside(daemon.request, "POST", "/v1/warm", {"urls": ["s3://faulty/a.tar"]}))
     assert isinstance(from_json(refused["error"]), StoppingError) and refused["error"]["remedy"]
     with pytest.raises(StoppingError, match="stopping"):
-        await aside(Connection, daemon.socket, Reader("late"))
+        await aside(DaemonConnection, daemon.socket, ReaderIdentity("late"))
     assert await aside(daemon.wait) == 0
     assert (await warming).code == 3
 

@@ -24,8 +24,8 @@ from shardcache.origin.globs import glob_regex
 from shardcache.origin.listing import expand_braces
 from shardcache.store.folder.layout import JOURNAL, Layout
 from shardcache.store.partial import Partial
-from shardcache_client.order.partition import Cut
-from shardcache_client.order.state import State, find_states, resume
+from shardcache_client.order.partition import Partition
+from shardcache_client.order.state import ReaderState, find_states, resume
 from shardcache_client.topology import Topology
 from support.programs.daemon import Daemon
 from support.shards.tars import write_shards
@@ -171,8 +171,8 @@ def test_any_checkpoint_is_a_state_or_a_typed_error(data: Any) -> None:
     """An accepted state goes through JSON unchanged, and a reader can go on from it or is told why not."""
     try:
         states = find_states(data)
-        assert [State.from_json(json.loads(json.dumps(state.to_json()))) for state in states] == states
-        resume(states, Cut(1, 1), Topology(0, 1, 0, 1), 1000)
+        assert [ReaderState.from_json(json.loads(json.dumps(state.to_json()))) for state in states] == states
+        resume(states, Partition(1, 1), Topology(0, 1, 0, 1), 1000)
     except ConfigError as exn:
         assert exn.message
 

@@ -14,7 +14,7 @@ import pytest
 from campaign import restarts
 from shardcache.errors import CapacityError, NoDaemonError, NotAllowedError, StoppingError
 from shardcache_client import ShardDataset
-from shardcache_client.daemon.connection import Reader, resolve
+from shardcache_client.daemon.connection import ReaderIdentity, resolve
 from shardcache_client.daemon.outage import Outage
 from support.network.peer import Peer, scripted
 from support.programs.daemon import Daemon
@@ -126,7 +126,7 @@ def test_a_job_that_starts_during_a_restart_waits_for_it(tmp_path: Path) -> None
         peer.stay()
 
     with scripted(tmp_path / "s.sock", stopping, dies, answers):
-        (shard,) = resolve(tmp_path / "s.sock", Reader("job"), ["s3://bucket/"], 60)
+        (shard,) = resolve(tmp_path / "s.sock", ReaderIdentity("job"), ["s3://bucket/"], 60)
     assert shard.url == "s3://bucket/0.tar"
 
 
@@ -140,5 +140,5 @@ def test_where_there_never_was_a_daemon_nobody_waits(tmp_path: Path) -> None:
 
 def _resolve_nowhere(folder: Path) -> None:
     with pytest.raises(NoDaemonError, match="no daemon listens") as caught:
-        resolve(folder / "s.sock", Reader("job"), ["s3://bucket/"], 1e6)
+        resolve(folder / "s.sock", ReaderIdentity("job"), ["s3://bucket/"], 1e6)
     assert not isinstance(caught.value, StoppingError)

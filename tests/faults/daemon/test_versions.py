@@ -13,8 +13,8 @@ from shardcache import __version__
 from shardcache.errors import NoDaemonError, ShardcacheError, StoppingError, VersionMismatchError, from_json
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, Release, ShardRef, Spoken, agree
 from shardcache_client import ShardDataset
-from shardcache_client.daemon.connection import Connection, Reader
-from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
+from shardcache_client.daemon.session import Patience, ReaderSession
 from shardcache_client.order.plan import Plan
 from support.network.peer import WELCOME, Peer, scripted
 from support.programs.daemon import Daemon
@@ -23,7 +23,7 @@ from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards
 
 SAMPLES = 4
-READER = Reader("job")
+READER = ReaderIdentity("job")
 LATER = {"news": {"of": ["a", "later"]}, "release": 1}
 
 
@@ -97,7 +97,7 @@ def test_a_daemon_that_welcomes_in_another_version(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script), pytest.raises(VersionMismatchError, match=r"0\.0\.9") as caught:
-        Connection(path, READER)
+        DaemonConnection(path, READER)
     assert f"shardcache {__version__} on the node" in caught.value.remedy
 
 
@@ -138,7 +138,7 @@ def test_what_a_later_daemon_adds_is_passed_over(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script):
-        session = Session(path, READER, Patience(limit_s=GUARD_S))
+        session = ReaderSession(path, READER, Patience(limit_s=GUARD_S))
         session.declare(Plan(epoch=0, shards=(ShardRef("s3://bucket/0.tar"),), order=(0,), reads=1))
         assert session.wait(session.lease(0))["url"] == "s3://bucket/0.tar"
         session.close()

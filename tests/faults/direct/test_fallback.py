@@ -23,7 +23,7 @@ from shardcache.errors import (
     VersionMismatchError,
 )
 from shardcache.protocol import ShardRef
-from shardcache_client.daemon.connection import Reader
+from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.fallback import FallbackSession
 from shardcache_client.daemon.health import health
 from shardcache_client.daemon.session import Patience
@@ -60,7 +60,7 @@ def session(
 ) -> FallbackSession:
     """A session that waits for no daemon, and by itself asks none again."""
     return FallbackSession(
-        socket, Reader("job"), Patience(limit_s), partial_reads=True, grace_s=grace_s, retry_s=retry_s
+        socket, ReaderIdentity("job"), Patience(limit_s), partial_reads=True, grace_s=grace_s, retry_s=retry_s
     )
 
 

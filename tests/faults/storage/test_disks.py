@@ -20,7 +20,7 @@ from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.signal import Signal
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
 from shardcache.store.disk.files import disk_errors
-from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
 from shardcache.tarindex import Samples, write
 from support.disks.cache_rig import CacheRig
@@ -192,7 +192,7 @@ def test_a_daemon_starts_on_a_bad_disk_and_serves_what_it_holds(tmp_path: Path, 
 def test_a_folder_is_never_made_on_the_filesystem_below(tmp_path: Path) -> None:
     """Unmounted, the cache would fill what lies below: that is refused, and the remedy names the mount point."""
     with Tmpfs(tmp_path / "disk", size_bytes=8_000_000), Bind(tmp_path / "disk", tmp_path / "mnt") as mount:
-        folder = Folder.take(Layout(tmp_path / "mnt" / "cache"), None)
+        folder = CacheFolder.take(Layout(tmp_path / "mnt" / "cache"), None)
         assert not folder.probe()
         mount.detach()
         with pytest.raises(CacheDirError, match="its path now leads") as caught:
@@ -221,7 +221,7 @@ class SlowKeeper:
 
 async def test_a_look_that_began_before_the_failure_says_nothing_of_it(tmp_path: Path) -> None:
     """The disk fails while it is being looked at: whoever asks then is told what the next look finds."""
-    folder, keeper = Folder.take(Layout(tmp_path / "cache"), None), SlowKeeper()
+    folder, keeper = CacheFolder.take(Layout(tmp_path / "cache"), None), SlowKeeper()
     health = Health(folder, Signal())
     async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
         watching = group.create_task(health.run(keeper))
@@ -239,14 +239,14 @@ async def test_a_look_that_began_before_the_failure_says_nothing_of_it(tmp_path:
 def test_a_folder_that_was_deleted_is_made_and_held_again(tmp_path: Path) -> None:
     """The new one is as exclusive as the old one was."""
     layout = Layout(tmp_path / "cache")
-    folder = Folder.take(layout, None)
+    folder = CacheFolder.take(layout, None)
     layout.root.rename(tmp_path / "aside")
     with pytest.raises(CacheDirError, match="deleted or replaced"):
         folder.check()
     assert folder.probe()
     folder.check()
     with pytest.raises(CacheDirError, match="another daemon holds"):
-        Folder.take(layout, None)
+        CacheFolder.take(layout, None)
     folder.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 from campaign.disks import flip
 from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.residency.quarantine import Quarantine
-from shardcache.cache.residency.scrubbing import Progress, Scrubber
+from shardcache.cache.residency.scrubbing import Scrubber, ScrubProgress
 from shardcache.cache.signal import Signal
 from shardcache.errors import CorruptShardError
 from shardcache.store.disk.page_cache import let_go
@@ -199,4 +199,4 @@ def test_who_reads_a_damaged_shard_is_told(tmp_path: Path, caplog: pytest.LogCap
 @pytest.mark.parametrize("row", [None, [], ["x", 1, 2], ["", "1", None], [0, 0, 0], {"a": 1}, "row"])
 def test_a_row_that_makes_no_sense_begins_a_new_round(row: object) -> None:
     """Whatever lies in the catalogue, the scrub starts."""
-    assert Progress.from_row(row) == Progress()
+    assert ScrubProgress.from_row(row) == ScrubProgress()

@@ -12,7 +12,7 @@ import pytest
 
 from shardcache.errors import NotATarError
 from shardcache.store.indexers import Indexers
-from shardcache.store.indexing import Request
+from shardcache.store.indexing import IndexRequest
 from shardcache.tarindex import TarIndex
 from support.programs.daemon import Daemon, eventually
 from support.programs.processes import children
@@ -27,10 +27,10 @@ async def indexers() -> AsyncIterator[Indexers]:
     await running.close()
 
 
-def request_for(tar: Path, allowed_bytes: int = 10**6) -> Request:
+def request_for(tar: Path, allowed_bytes: int = 10**6) -> IndexRequest:
     """Return the request to index a file."""
     header = {"size_bytes": tar.stat().st_size}
-    return Request(str(tar), str(tar.with_suffix(".idx")), header, f"file://{tar}", True, allowed_bytes)
+    return IndexRequest(str(tar), str(tar.with_suffix(".idx")), header, f"file://{tar}", True, allowed_bytes)
 
 
 async def test_a_sidecar_is_written_elsewhere(indexers: Indexers, tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shardcache.cache.operations.origin_probe.findings import Finding, State
+from shardcache.cache.operations.origin_probe.findings import Finding, Severity
 from shardcache.cli.doctor import runner
 from shardcache.cli.doctor.context import Context, gather
 from shardcache.cli.main import app
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION
-from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.layout import Layout
 from support.disks.mounts import Tmpfs, may_mount
 from support.network.other_user import OtherUser, needs_root, open_folder
@@ -81,7 +81,7 @@ async def test_a_socket_that_a_killed_daemon_left(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "s.sock"))
     found = (await look(socket=tmp_path / "s.sock"))["socket.daemon"]
-    assert found.state is State.WARNING and "killed" in found.cause and "shardcache serve" in found.remedy
+    assert found.state is Severity.WARNING and "killed" in found.cause and "shardcache serve" in found.remedy
 
 
 async def test_a_socket_where_clients_do_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ async def test_a_socket_where_clients_do_not_look(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("SHARDCACHE_SOCKET")
     (tmp_path / "conf.toml").write_text(f'socket = "{tmp_path}/s.sock"\n')
     found = (await look(tmp_path / "conf.toml"))["socket.path"]
-    assert found.state is State.WARNING
+    assert found.state is Severity.WARNING
     assert f"export SHARDCACHE_SOCKET={tmp_path}/s.sock" in found.remedy
 
 
@@ -147,7 +147,7 @@ async def test_a_daemon_of_another_protocol(tmp_path: Path) -> None:
 
     with scripted(tmp_path / "s.sock", old):
         found = (await look(socket=tmp_path / "s.sock"))["daemon.version"]
-    assert found.state is State.FAILED
+    assert found.state is Severity.FAILED
     assert "0.0.9" in found.found and "install shardcache" in found.remedy
 
 
@@ -157,10 +157,10 @@ async def test_a_daemon_with_few_open_files(daemon: Daemon) -> None:
     try:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (100, before[1]))
         found = (await look(socket=daemon.socket))["kernel.open_files"]
-        assert found.state is State.FAILED and found.figures == {"limit": 100}
+        assert found.state is Severity.FAILED and found.figures == {"limit": 100}
         assert f"prlimit --pid {daemon.pid} --nofile=" in found.remedy
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (300, before[1]))
-        assert (await look(socket=daemon.socket))["kernel.open_files"].state is State.WARNING
+        assert (await look(socket=daemon.socket))["kernel.open_files"].state is Severity.WARNING
     finally:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
 
@@ -179,12 +179,12 @@ async def test_options_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SHARDCACHE_CAPCITY", "1TB")
     monkeypatch.setenv("SHARDCACHE_SERVICE_HOST", "10.0.0.1")
     found = await look(tmp_path / "conf.toml", socket=tmp_path / "s.sock")
-    assert found["config.file"].state is State.FAILED and "capacity" in found["config.file"].found
+    assert found["config.file"].state is Severity.FAILED and "capacity" in found["config.file"].found
     assert (
         found["config.environment"].remedy
         == 'export SHARDCACHE_CAPACITY="$SHARDCACHE_CAPCITY"; unset SHARDCACHE_CAPCITY'
     )
-    assert found["origin.reach"].state is State.SKIPPED
+    assert found["origin.reach"].state is Severity.SKIPPED
 
 
 @needs_root
@@ -208,18 +208,18 @@ async def test_a_disk_that_is_small_full_without_inodes_or_read_only(tmp_path: P
     cache, flags = tmp_path / "disk" / "cache", {"socket": tmp_path / "s.sock"}
     with Tmpfs(tmp_path / "disk", size_bytes=8_000_000, inodes=1000) as disk:
         found = await look(cache_dir=cache, capacity="1GB", **flags)
-        assert found["cache.filesystem"].state is State.WARNING and "memory" in found["cache.filesystem"].cause
-        assert found["cache.space"].state is State.WARNING and "--capacity 7MB" in found["cache.space"].remedy
+        assert found["cache.filesystem"].state is Severity.WARNING and "memory" in found["cache.filesystem"].cause
+        assert found["cache.space"].state is Severity.WARNING and "--capacity 7MB" in found["cache.space"].remedy
         disk.fill(leave_bytes=100_000)
         found = await look(cache_dir=cache, **flags)
         assert (
-            found["cache.space"].state is State.FAILED
+            found["cache.space"].state is Severity.FAILED
             and f"du -xh --max-depth=2 {disk.folder}" in found["cache.space"].remedy
         )
         disk.relieve()
         disk.use_up_inodes()
         found = await look(cache_dir=cache, **flags)
-        assert found["cache.inodes"].state is State.FAILED and "mkfs" in found["cache.inodes"].remedy
+        assert found["cache.inodes"].state is Severity.FAILED and "mkfs" in found["cache.inodes"].remedy
         disk.relieve()
         assert disk.turn_read_only()
         found = await look(cache_dir=cache, **flags)
@@ -228,28 +228,28 @@ async def test_a_disk_that_is_small_full_without_inodes_or_read_only(tmp_path: P
 
 async def test_a_folder_that_another_daemon_holds(tmp_path: Path) -> None:
     """One that listens elsewhere would keep this one from starting: its process is named."""
-    held = Folder.take(Layout(tmp_path / "cache"), None)
+    held = CacheFolder.take(Layout(tmp_path / "cache"), None)
     try:
         found = (await look(cache_dir=tmp_path / "cache", socket=tmp_path / "s.sock"))["cache.holder"]
     finally:
         held.close()
-    assert found.state is State.FAILED and f"ps -fp {os.getpid()}" in found.remedy
+    assert found.state is Severity.FAILED and f"ps -fp {os.getpid()}" in found.remedy
 
 
 async def test_a_folder_of_a_newer_release(tmp_path: Path) -> None:
     """The daemon would not start over it: that is told beforehand."""
     (tmp_path / "format").write_text("99\n")
     found = (await look(cache_dir=tmp_path, socket=tmp_path / "s.sock"))["cache.format"]
-    assert found.state is State.FAILED and "format 99" in found.found and "--cache-dir" in found.remedy
+    assert found.state is Severity.FAILED and "format 99" in found.found and "--cache-dir" in found.remedy
 
 
 @needs_root
 async def test_a_folder_that_another_user_made(tmp_path: Path) -> None:
     """Files of two users in one cache end in a daemon that may not remove its own."""
-    Folder.take(Layout(tmp_path / "cache"), None).close()
+    CacheFolder.take(Layout(tmp_path / "cache"), None).close()
     os.chown(tmp_path / "cache" / "partial", STRANGER.uid, -1)
     found = (await look(cache_dir=tmp_path / "cache", socket=tmp_path / "s.sock"))["cache.folder"]
-    assert found.state is State.WARNING
+    assert found.state is Severity.WARNING
     assert f"{tmp_path}/cache/partial belongs to {STRANGER.uid}" in found.cause and "chown -R root" in found.remedy
 
 
@@ -263,7 +263,7 @@ async def test_a_disk_that_hangs(tmp_path: Path) -> None:
     context = gather({"socket": str(tmp_path / "s.sock")}, None)
     check = runner.Check("disk.hung", "the disk", never)
     [found] = await runner.examine(context, lambda _thing: None, [check], limit_s=0.01)
-    assert found.state is State.FAILED and "hangs" in found.cause and found.check == "doctor.disk"
+    assert found.state is Severity.FAILED and "hangs" in found.cause and found.check == "doctor.disk"
     hangs.set()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from shardcache.cache.operations.origin_probe.findings import Finding, State
+from shardcache.cache.operations.origin_probe.findings import Finding, Severity
 from shardcache.cli.doctor import runner
 from shardcache.cli.doctor.context import gather
 from support.programs.daemon import Daemon
@@ -39,7 +39,7 @@ async def look(
 
 def works(finding: Finding) -> bool:
     """Tell whether it was found to work; how fast depends on who else uses this machine."""
-    return finding.state in (State.OK, State.WARNING)
+    return finding.state in (Severity.OK, Severity.WARNING)
 
 
 async def test_a_bucket_that_is_well(moto: Bucket, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ async def test_keys_that_the_store_does_not_know(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-of-mine")
     found = await look(tmp_path, url)
     assert found["origin.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
-    assert found["origin.reach"].state is State.FAILED
+    assert found["origin.reach"].state is Severity.FAILED
     assert "access_denied" in found["origin.reach"].cause and "AWS_PROFILE" in found["origin.reach"].remedy
     assert found["origin.reach"].remedy.startswith(f"aws s3 ls {seaweedfs.url}/   #")
     shown = json.dumps([finding.to_json() for finding in found.values()])
@@ -112,17 +112,17 @@ async def test_no_credentials_at_all(moto: Bucket, tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     url = moto.put("a.tar", BODY)
     found = (await look(tmp_path, url))["origin.credentials"]
-    assert found.state is State.FAILED and "nothing found in the whole chain" in found.cause
+    assert found.state is Severity.FAILED and "nothing found in the whole chain" in found.cause
     assert "anon = true" in found.remedy
     found = (await look(tmp_path, url, config='[[origin]]\nmatch = "s3://"\nprofile = "nobodys"\n'))["origin.reach"]
-    assert found.state is State.FAILED and "nobodys" in found.found and "create the profile" in found.remedy
+    assert found.state is Severity.FAILED and "nobodys" in found.found and "create the profile" in found.remedy
 
 
 async def test_credentials_that_have_expired(faulty: FaultyS3, tmp_path: Path) -> None:
     """A store's answer to an expired token becomes the remedy to renew it."""
     faulty.access_key = "renewed"
     found = (await look(tmp_path, faulty.put("a.tar", BODY)))["origin.reach"]
-    assert found.state is State.FAILED
+    assert found.state is Severity.FAILED
     assert "expired" in found.found and "renew the daemon's credentials" in found.remedy
 
 
@@ -134,10 +134,10 @@ async def test_a_store_that_is_down(tmp_path: Path) -> None:
             f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "http://127.0.0.1:{closed.getsockname()[1]}"\n'
         )
         found = await look(tmp_path, "s3://b/a.tar", config=table)
-    assert found["origin.clock"].state is State.SKIPPED
+    assert found["origin.clock"].state is Severity.SKIPPED
     assert found["origin.credentials"].found == "none: the [[origin]] table sets anon"
     reach = found["origin.reach"]
-    assert reach.state is State.FAILED and "the [[origin]] table for s3://b/" in reach.cause
+    assert reach.state is Severity.FAILED and "the [[origin]] table for s3://b/" in reach.cause
     assert "network path" in reach.remedy
 
 
@@ -145,9 +145,9 @@ async def test_what_is_not_there_and_what_is_not_allowed(moto: Bucket, tmp_path:
     """Two urls of which one is misspelt and one outside the rules: each fails by itself."""
     missing, outside = f"{moto.url}/none.tar", "s3://other/a.tar"
     found = (await look(tmp_path, missing))["origin.reach"]
-    assert found.state is State.FAILED and "not_found" in found.cause and "typos" in found.remedy
+    assert found.state is Severity.FAILED and "not_found" in found.cause and "typos" in found.remedy
     found = (await look(tmp_path, outside, allow=(f"{moto.url}/",)))["origin.reach"]
-    assert found.state is State.FAILED and "--allow" in found.remedy
+    assert found.state is Severity.FAILED and "--allow" in found.remedy
 
 
 @pytest.fixture
@@ -170,9 +170,9 @@ async def test_a_clock_that_s3_would_refuse(late: str, tmp_path: Path) -> None:
     """More than 15 minutes off fails where requests are signed, and is a warning where they are not."""
     table = f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "{late}"\n'
     found = (await look(tmp_path, "s3://b/a.tar", config=table))["origin.clock"]
-    assert found.state is State.FAILED and "15 minutes" in found.cause and "timedatectl" in found.remedy
+    assert found.state is Severity.FAILED and "15 minutes" in found.cause and "timedatectl" in found.remedy
     assert 0.9 * _LATE_S < found.figures["skew_s"] < 1.1 * _LATE_S
-    assert (await look(tmp_path, f"{late}/a.tar"))["origin.clock"].state is State.WARNING
+    assert (await look(tmp_path, f"{late}/a.tar"))["origin.clock"].state is Severity.WARNING
 
 
 async def test_a_proxy_on_the_way(faulty: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,14 +180,14 @@ async def test_a_proxy_on_the_way(faulty: FaultyS3, tmp_path: Path, monkeypatch:
     faulty.put("a.tar", BODY)
     monkeypatch.setenv("http_proxy", "http://me:hush@127.0.0.1:1")
     found = await look(tmp_path, faulty.http_url("a.tar"))
-    assert found["network.proxy"].state is State.WARNING
+    assert found["network.proxy"].state is Severity.WARNING
     assert (
         "hush" not in found["network.proxy"].found and 'no_proxy="$no_proxy,127.0.0.1"' in found["network.proxy"].remedy
     )
-    assert found["origin.reach"].state is State.FAILED
+    assert found["origin.reach"].state is Severity.FAILED
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     found = await look(tmp_path, faulty.http_url("a.tar"))
-    assert found["network.proxy"].state is State.OK and works(found["origin.reach"])
+    assert found["network.proxy"].state is Severity.OK and works(found["origin.reach"])
 
 
 async def test_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None:
@@ -195,5 +195,5 @@ async def test_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None
     faulty.ranges = False
     faulty.put("a.tar", BODY)
     found = await look(tmp_path, faulty.http_url("a.tar"), quick=False)
-    assert found["origin.reach"].state is State.WARNING and "range requests" in found["origin.reach"].cause
+    assert found["origin.reach"].state is Severity.WARNING and "range requests" in found["origin.reach"].cause
     assert found["origin.speed"].figures["read_bytes"] == len(BODY)

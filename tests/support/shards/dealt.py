@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.lanes.elastic import Combed
-from shardcache_client.order.partition import Cut
+from shardcache_client.order.partition import Partition
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.share import Part, Segment, Share
 from shardcache_client.order.span_deal import SpanDeal
@@ -48,7 +48,7 @@ def _walk_segment(segment: Segment, counts: Sequence[int]) -> list[Place]:
     return places
 
 
-def crew(cut: Cut) -> list[Topology]:
+def crew(cut: Partition) -> list[Topology]:
     """Return all readers of a job."""
     return [
         Topology(rank, cut.world_size, worker, cut.workers)
@@ -57,13 +57,13 @@ def crew(cut: Cut) -> list[Topology]:
     ]
 
 
-def everybody(deal: SampleDeal, epoch: int, cut: Cut, phases: Sequence[Phase] = ()) -> list[list[Place]]:
+def everybody(deal: SampleDeal, epoch: int, cut: Partition, phases: Sequence[Phase] = ()) -> list[list[Place]]:
     """Return for each reader of a job what it reads of an epoch, in order."""
     return shares(deal, deal.counts, epoch, cut, phases)
 
 
 def shares(
-    deal: SpanDeal, counts: Sequence[int], epoch: int, cut: Cut, phases: Sequence[Phase] = ()
+    deal: SpanDeal, counts: Sequence[int], epoch: int, cut: Partition, phases: Sequence[Phase] = ()
 ) -> list[list[Place]]:
     """Return what each reader of a job reads of an epoch of any deal, with so many samples in each shard."""
     return [walk(deal.share(epoch, 0, reader, phases), counts) for reader in crew(cut)]

@@ -9,7 +9,7 @@ from awscrt import checksums
 
 from shardcache.config import Amount
 from shardcache.store.folder.layout import SIDECAR, TAR, shard_key
-from shardcache.store.indexing import Request, index_shard
+from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 from support.shards.tars import make_tar, random_samples
@@ -30,7 +30,7 @@ async def publish(store: Store, url: str, *, version: str = '"1"', samples: int 
     tar.write_bytes(data)
     crcs = tuple(checksums.crc32c(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES))
     facts = Facts(url, version, len(data), len(data), PIECE_BYTES, crcs, samples=0)
-    indexed = index_shard(Request(str(tar), str(sidecar), facts.to_json(), url, True, allowed_bytes=len(data)))
+    indexed = index_shard(IndexRequest(str(tar), str(sidecar), facts.to_json(), url, True, allowed_bytes=len(data)))
     shard = await store.publish(key, tar, sidecar, replace(facts, samples=indexed.samples))
     store.space.kept_bytes += shard.kept_bytes
     return shard

@@ -9,13 +9,13 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from shardcache.cli.display.nodes_frame import nodes_frame
-from shardcache.cli.nodes import Node, NodeState
+from shardcache.cli.nodes import DaemonNode, NodeState
 from shardcache.errors import NoDaemonError
 
 
 def node(number: int, *, waiting: int = 0, short_bytes: int = 0) -> NodeState:
     """Return a node that is up, with a job on it that all nodes have."""
-    state = NodeState(Node.parse(f"gpu-node-{number:04d}"))
+    state = NodeState(DaemonNode.parse(f"gpu-node-{number:04d}"))
     job = {"name": "train", "uid": 0, "sessions": 8, "waiting": waiting}
     state.answered(
         {
@@ -32,7 +32,7 @@ def node(number: int, *, waiting: int = 0, short_bytes: int = 0) -> NodeState:
 
 def down(number: int) -> NodeState:
     """Return a node that does not answer."""
-    state = NodeState(Node.parse(f"gpu-node-{number:04d}"))
+    state = NodeState(DaemonNode.parse(f"gpu-node-{number:04d}"))
     state.failed(NoDaemonError("no answer within 5 s"))
     return state
 
@@ -69,7 +69,7 @@ def test_the_tier_is_a_line_below_the_nodes() -> None:
 
 def test_what_is_wrong_with_a_node_is_shown() -> None:
     """A disk that others fill is a line; a node that was never asked is neither up nor down."""
-    rows = lines([node(1, short_bytes=10**9), NodeState(Node.parse("new"))])
+    rows = lines([node(1, short_bytes=10**9), NodeState(DaemonNode.parse("new"))])
     assert any(row.startswith("gpu-node-0001 degraded ") for row in rows) and "new asking" in rows
     assert rows[-1].startswith("gpu-node-0001: free space is 1.0 GB below --min-free")
 

@@ -12,7 +12,7 @@ from shardcache.fetch.connections.bandwidth import Bandwidth
 from shardcache.fetch.connections.priority import Priority
 from shardcache.fetch.connections.scheduler import Claim, Scheduler
 from shardcache.fetch.parts.hedging import Hedging
-from shardcache.fetch.parts.requests import Piece, Requests
+from shardcache.fetch.parts.requests import Requests, RequestSpan
 from shardcache.observability.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow, Received
@@ -100,7 +100,7 @@ class Desk:
     async def fetch(self) -> int:
         """Fetch the only part, and return the number of the request that wrote it."""
         claim = Claim(lambda: Priority(2), STORE)
-        (sums,) = await self.requests.fetch(Piece(self.origin, OBJ, PARTS, claim, lambda pausable_read: None))
+        (sums,) = await self.requests.fetch(RequestSpan(self.origin, OBJ, PARTS, claim, lambda pausable_read: None))
         return sums.crc32c
 
 

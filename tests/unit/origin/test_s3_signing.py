@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from shardcache.config import OriginTable
-from shardcache.origin.s3.sdk_sessions import Sessions
+from shardcache.origin.s3.sdk_sessions import SdkSessions
 from shardcache.origin.s3.signing import SIGNED_FOR_S, Signer
 
 _KEYS = {"key": "AK/ID", "secret": "SECRET", "client_kwargs": {"region_name": "eu-west-3"}}
@@ -43,7 +43,7 @@ def _parts(url: str) -> tuple[str, dict[str, list[str]]]:
 @pytest.mark.parametrize(("bucket", "options"), PLAIN)
 async def test_urls_are_those_of_the_sdk(bucket: str, options: dict[str, Any], operation: str) -> None:
     """Whatever the object's name; and from the second on the SDK is not asked for them."""
-    sessions, signer, asked = Sessions(OriginTable(match="s3://*", storage_options=options), 4), Signer(), []
+    sessions, signer, asked = SdkSessions(OriginTable(match="s3://*", storage_options=options), 4), Signer(), []
     async with sessions.use("s3://bucket/a.tar") as fs:
         await signer.url(fs, operation, {"Bucket": bucket, "Key": "first.tar"}, {})
         for key in OBJECTS:
@@ -59,7 +59,7 @@ async def test_each_filesystem_signs_for_itself() -> None:
     """Credentials that a store takes no longer are not signed with any more."""
     signer = Signer()
     for access_key in ("first", "second"):
-        sessions = Sessions(OriginTable(match="s3://*", storage_options={**_KEYS, "key": access_key}), 4)
+        sessions = SdkSessions(OriginTable(match="s3://*", storage_options={**_KEYS, "key": access_key}), 4)
         async with sessions.use("s3://bucket/a.tar") as fs:
             for key in OBJECTS[:2]:
                 url = await signer.url(fs, "get_object", {"Bucket": "bucket", "Key": key}, {})
@@ -70,7 +70,7 @@ async def test_each_filesystem_signs_for_itself() -> None:
 async def test_what_is_not_plain_is_left_to_the_sdk() -> None:
     """An access point of all regions is signed for another way, each time by the SDK."""
     arn = "arn:aws:s3::123456789012:accesspoint/abc.mrap"
-    sessions, signer = Sessions(OriginTable(match="s3://*", storage_options=_KEYS), 4), Signer()
+    sessions, signer = SdkSessions(OriginTable(match="s3://*", storage_options=_KEYS), 4), Signer()
     async with sessions.use("s3://bucket/a.tar") as fs:
         for key in OBJECTS[:2]:
             url = await signer.url(fs, "get_object", {"Bucket": arn, "Key": key}, {})

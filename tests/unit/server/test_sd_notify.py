@@ -13,7 +13,7 @@ from shardcache.cache.signal import Signal
 from shardcache.config import Amount
 from shardcache.server.process.liveness import Liveness, liveness
 from shardcache.server.process.sd_notify import ServiceNotifier
-from shardcache.store.folder.cache_folder import Folder
+from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.store import Store
 from support.platforms.manager import ServiceManager
 from support.programs.daemon import eventually
@@ -64,7 +64,7 @@ async def test_a_long_start_asks_for_time(tmp_path: Path) -> None:
             await manager.have_patience("Searching.", lambda: 1 // 0)
 
 
-class Hanging(Folder):
+class Hanging(CacheFolder):
     """A folder on a disk that does not answer until it is told to."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from shardcache.errors import (
     UnsupportedShardError,
 )
 from shardcache.store.disk.file_checksums import first_damaged_piece
-from shardcache.store.indexing import Request, index_shard
+from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.store.inflate import Codec, codec_of, inflate
 from support.shards.tars import make_tar, random_samples
 from support.shards.windows import with_window
@@ -76,7 +76,7 @@ def run(compressed: bytes, dst: Path, codec: Codec, reserve: Callable[[int], Non
 def index(tar: Path) -> None:
     """Index a file."""
     header = {"size_bytes": tar.stat().st_size}
-    index_shard(Request(str(tar), str(tar.with_suffix(".idx")), header, URL, True, 1 << 20))
+    index_shard(IndexRequest(str(tar), str(tar.with_suffix(".idx")), header, URL, True, 1 << 20))
 
 
 @pytest.mark.parametrize("codec", Codec)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CorruptShardError, NotATarError
-from shardcache.store.indexing import Request, index_shard
+from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.tarindex import Fault, Samples, TarIndex, index_tar, read_header, write
 from support.shards.tars import make_tar, pack, random_samples
 
@@ -161,7 +161,7 @@ def test_indexing_a_shard_completes_the_header(tmp_path: Path) -> None:
     tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
     tar.write_bytes(make_tar(random_samples(5), format=tarfile.PAX_FORMAT))
     header = {"size_bytes": tar.stat().st_size, "samples": 0}
-    indexed = index_shard(Request(str(tar), str(sidecar), header, URL, True, 1 << 20))
+    indexed = index_shard(IndexRequest(str(tar), str(sidecar), header, URL, True, 1 << 20))
     assert read_header(sidecar) == {"size_bytes": tar.stat().st_size, "samples": indexed.samples}
     assert (indexed.written, indexed.sidecar_bytes) == (True, sidecar.stat().st_size)
     assert len(TarIndex.open(sidecar)) == 5
@@ -171,7 +171,7 @@ def test_a_sidecar_larger_than_allowed_is_not_written(tmp_path: Path) -> None:
     """The worker says how large it would be instead, and exactly that much is enough."""
     tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
     tar.write_bytes(make_tar(random_samples(5)))
-    request = Request(str(tar), str(sidecar), {"size_bytes": tar.stat().st_size}, URL, True, 100)
+    request = IndexRequest(str(tar), str(sidecar), {"size_bytes": tar.stat().st_size}, URL, True, 100)
     refused = index_shard(request)
     assert not refused.written
     assert not sidecar.exists()
@@ -184,5 +184,5 @@ def test_no_sidecar_is_written_for_what_is_no_tar(tmp_path: Path) -> None:
     tar, sidecar = tmp_path / "shard.tar", tmp_path / "shard.idx"
     tar.write_bytes(b"<html>" * 200)
     with pytest.raises(NotATarError):
-        index_shard(Request(str(tar), str(sidecar), {"size_bytes": 1200}, URL, True, 1 << 20))
+        index_shard(IndexRequest(str(tar), str(sidecar), {"size_bytes": 1200}, URL, True, 1 << 20))
     assert not sidecar.exists()

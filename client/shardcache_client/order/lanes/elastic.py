@@ -17,11 +17,11 @@ from typing import ClassVar
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.lanes.interleaving import Interleaving, Lane, between
-from shardcache_client.order.partition import Cut, Even
+from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.share import Part, Share, Slice
 from shardcache_client.order.span_deal import SpanDeal
-from shardcache_client.order.state import Place, Resumption, State
+from shardcache_client.order.state import Place, ReaderState, Resumption
 from shardcache_client.topology import Topology
 
 
@@ -155,7 +155,7 @@ class ElasticDeal(SpanDeal):
         interleaving = Interleaving(Blocks(tuple(comb.width for comb in combs)), tuple(combs))
         return Share((interleaving.between(0, batches * size),), batches * size)
 
-    def ends_together(self, cut: Cut, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
+    def ends_together(self, cut: Partition, phases: Sequence[Phase], *, drop_last: bool = False) -> bool:
         """Return True: all ranks have a part of every global batch."""
         return True
 
@@ -183,7 +183,7 @@ def batches_before(phases: Sequence[Phase]) -> int:
     return sum(taken // phase.cut.batch_size for phase in phases for taken in phase.taken)
 
 
-def in_batches(states: Sequence[State]) -> list[State]:
+def in_batches(states: Sequence[ReaderState]) -> list[ReaderState]:
     """Return states of the same moment that any readers continue with the next global batch, beginning with worker 0.
 
     States from within a batch stay as they are, for the same readers to continue with the next sample.
@@ -195,7 +195,7 @@ def in_batches(states: Sequence[State]) -> list[State]:
     return [replace(done, reader=worker) for worker in range(first.cut.workers)]
 
 
-def _phase(states: Sequence[State]) -> Phase:
+def _phase(states: Sequence[ReaderState]) -> Phase:
     cut = states[0].cut
     given = {state.reader % cut.workers: state.place.given for state in states}  # ranks are in step
     if len(given) < cut.workers:
@@ -205,7 +205,7 @@ def _phase(states: Sequence[State]) -> Phase:
     return Phase(cut, tuple(given[worker] for worker in range(cut.workers)))
 
 
-def resume_batches(states: Sequence[State], cut: Cut, topology: Topology) -> Resumption:
+def resume_batches(states: Sequence[ReaderState], cut: Partition, topology: Topology) -> Resumption:
     """Return the point from which a reader resumes, given the states of some readers of a job.
 
     Raises ConfigError if the states of some workers are missing.

@@ -1,7 +1,7 @@
 """Several lanes read as one sequence, in turns: the samples of several sources, or of several spans. Pure.
 
-A lane is a mix of shards, or an interleaving in turn. Which lane has a place of the sequence is determined by `Turns`
-alone, so any part of it can be found without what comes before, and the order in which the shards of all lanes are
+A lane is a mix of shards, or an interleaving in turn. `LaneTurns` alone determines which lane has a place of the
+sequence, so any part of it can be found without what comes before, and the order in which the shards of all lanes are
 needed is known in advance.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from shardcache_client.order.lanes.proportions import Turns
+from shardcache_client.order.lanes.proportions import LaneTurns
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.share import Part, Segment, Slice
 
@@ -32,7 +32,7 @@ class Interleaving:
         names: name of each lane, given to its samples; empty for none.
     """
 
-    turns: Turns
+    turns: LaneTurns
     lanes: tuple[Lane, ...]
     start: int = 0
     names: tuple[str, ...] = ()

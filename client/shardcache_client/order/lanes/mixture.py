@@ -57,7 +57,7 @@ class MixedSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class SourceQuotas:
     """The number of samples that each epoch takes of each source.
 
     Attributes:
@@ -67,7 +67,7 @@ class Schedule:
     steps: tuple[tuple[int, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, weights: Weights | None, sources: Sequence[MixedSource], samples: int) -> Schedule:
+    def of(cls, weights: Weights | None, sources: Sequence[MixedSource], samples: int) -> SourceQuotas:
         """Build from weights, for epochs of `samples` samples; None for weights proportional to the sources' sizes.
 
         Raises ConfigError for weights that are incomplete, negative or all 0, or for a source without samples.
@@ -142,7 +142,7 @@ class MixtureDeal(SpanDeal):
     """
 
     sources: tuple[MixedSource, ...]
-    schedule: Schedule
+    schedule: SourceQuotas
     even: Even = "pad"
     batch_size: int = 1
 
@@ -178,7 +178,7 @@ class MixtureAssignment(Assignment):
     """Options of a mixture for its deal; `shuffle` is that of each source, and `samples_per_epoch` always given."""
 
     sources: tuple[MixedSource, ...] = ()
-    schedule: Schedule = Schedule(())
+    schedule: SourceQuotas = SourceQuotas(())
 
     def options(self) -> dict[str, object]:
         """Return the options that must be the same on all ranks; see `Assignment`."""

@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import Protocol
 
 
-class Turns(Protocol):
+class LaneTurns(Protocol):
     """A sequence of places, each of which belongs to one of several lanes."""
 
     def lane(self, place: int) -> int:

@@ -9,7 +9,7 @@ from botocore.credentials import Credentials
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok
 from shardcache.config import OriginTable
 from shardcache.errors import ShardcacheError
-from shardcache.origin.s3.sdk_sessions import Sessions
+from shardcache.origin.s3.sdk_sessions import SdkSessions
 from shardcache.redact import redact
 
 _CHAIN = (
@@ -35,7 +35,7 @@ _SOURCES = {
 }
 
 
-async def credentials(sessions: Sessions, table: OriginTable, url: str, owner: str) -> Finding:
+async def credentials(sessions: SdkSessions, table: OriginTable, url: str, owner: str) -> Finding:
     """Walk the credential chain as a fetch does, renewing where possible; `owner` names the credentials' owner."""
     if table.anon or table.storage_options.get("anon"):
         return ok("none: the [[origin]] table sets anon")

@@ -15,7 +15,7 @@ Figures = Mapping[str, float]
 _NOTHING: Figures = MappingProxyType({})
 
 
-class State(enum.StrEnum):
+class Severity(enum.StrEnum):
     """Severity of a finding; only FAILED makes the command fail."""
 
     OK = "ok"
@@ -39,7 +39,7 @@ class Finding:
     """
 
     check: str
-    state: State
+    state: Severity
     found: str
     cause: str = ""
     remedy: str = ""
@@ -53,7 +53,7 @@ class Finding:
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
         """Build a finding from the output of `to_json`."""
-        return cls(**{**row, "state": State(row["state"])})
+        return cls(**{**row, "state": Severity(row["state"])})
 
     def named(self, check: str, subject: str = "") -> Self:
         """Return the finding with the names of its check and its url; those that it already has stay."""
@@ -62,22 +62,22 @@ class Finding:
 
 def ok(found: str, *, figures: Figures = _NOTHING) -> Finding:
     """Return a finding that nothing is wrong."""
-    return _finding(State.OK, found, figures=figures)
+    return _finding(Severity.OK, found, figures=figures)
 
 
 def skipped(why: str) -> Finding:
     """Return a finding that the check was skipped, with the reason."""
-    return _finding(State.SKIPPED, why)
+    return _finding(Severity.SKIPPED, why)
 
 
 def warning(found: str, cause: str, remedy: str, *, figures: Figures = _NOTHING) -> Finding:
     """Return a finding of something that works, but poorly or not for long."""
-    return _finding(State.WARNING, found, cause, remedy, figures)
+    return _finding(Severity.WARNING, found, cause, remedy, figures)
 
 
 def failed(found: str, cause: str, remedy: str, *, figures: Figures = _NOTHING) -> Finding:
     """Return a finding of something that keeps shards from being fetched, kept or read."""
-    return _finding(State.FAILED, found, cause, remedy, figures)
+    return _finding(Severity.FAILED, found, cause, remedy, figures)
 
 
 def of_error(error: ShardcacheError, cause: str = "", *, command: str = "") -> Finding:
@@ -85,6 +85,6 @@ def of_error(error: ShardcacheError, cause: str = "", *, command: str = "") -> F
     return failed(error.message, cause, f"{command}   # {error.remedy}" if command else error.remedy)
 
 
-def _finding(state: State, found: str, cause: str = "", remedy: str = "", figures: Figures = _NOTHING) -> Finding:
+def _finding(state: Severity, found: str, cause: str = "", remedy: str = "", figures: Figures = _NOTHING) -> Finding:
     found, cause, remedy = (printable(redact(text)) for text in (found, cause, remedy))
     return Finding("", state, found, cause, remedy, figures=dict(figures))

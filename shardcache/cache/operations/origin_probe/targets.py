@@ -18,14 +18,14 @@ _LISTING_LIMIT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ProbeTarget:
     """A shard or a pattern for shards, and where its url comes from."""
 
     url: str
     source: str
 
 
-def targets(urls: Sequence[str], tables: Sequence[OriginTable], cached: Iterable[str] = ()) -> list[Target]:
+def targets(urls: Sequence[str], tables: Sequence[OriginTable], cached: Iterable[str] = ()) -> list[ProbeTarget]:
     """Return the given urls in order, else one target per origin. Sends no request.
 
     Args:
@@ -34,12 +34,12 @@ def targets(urls: Sequence[str], tables: Sequence[OriginTable], cached: Iterable
         cached: urls of cached shards.
     """
     if urls:
-        return [Target(url, "given on the command line") for url in urls]
-    found = [Target(place, "the `match` of a table") for table in tables if (place := _place(table.match))]
+        return [ProbeTarget(url, "given on the command line") for url in urls]
+    found = [ProbeTarget(place, "the `match` of a table") for table in tables if (place := _place(table.match))]
     by_store = {store_of(target.url): target for target in reversed(found)}
     for url in cached:
         if _can_be_asked(url):
-            by_store[store_of(url)] = Target(url, "cached by the daemon")
+            by_store[store_of(url)] = ProbeTarget(url, "cached by the daemon")
     return list(by_store.values())[::-1]
 
 
@@ -56,7 +56,7 @@ def _place(match: str) -> str | None:
     return match + "/" if "/" not in path else match[: match.rindex("/") + 1]
 
 
-async def shard_of(target: Target, origins: Origins) -> str:
+async def shard_of(target: ProbeTarget, origins: Origins) -> str:
     """Return the url of one shard that the target matches. Raises as `expand` does."""
     listed = 0
 

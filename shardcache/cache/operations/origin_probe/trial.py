@@ -12,9 +12,9 @@ from shardcache.access.protocols import S3, WEB
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import protocol_of
 from shardcache.cache.operations.origin_probe.clock import clock
-from shardcache.cache.operations.origin_probe.findings import Finding, State, of_error, ok, warning
+from shardcache.cache.operations.origin_probe.findings import Finding, Severity, of_error, ok, warning
 from shardcache.cache.operations.origin_probe.reach import Pull, reach, speed, stat
-from shardcache.cache.operations.origin_probe.targets import Target, shard_of
+from shardcache.cache.operations.origin_probe.targets import ProbeTarget, shard_of
 from shardcache.config import OriginTable, Settings
 from shardcache.errors import NotAllowedError, ShardcacheError
 from shardcache.origin.proxy import proxy_of
@@ -45,7 +45,7 @@ class Trial:
     owner: str
     quick: bool
 
-    async def findings(self, target: Target) -> AsyncGenerator[Finding, None]:
+    async def findings(self, target: ProbeTarget) -> AsyncGenerator[Finding, None]:
         """Yield the findings for one target, up to the first failure that makes further checks pointless."""
         url, table = target.url, self.origins.rule(target.url)
         try:
@@ -59,7 +59,7 @@ class Trial:
             obj = await stat(origin, shard)
             reached = await reach(origin, obj)
             yield reached.named("origin.reach", url)
-            if obj.size_bytes and reached.state is not State.FAILED and self.peer.is_trusted and not self.quick:
+            if obj.size_bytes and reached.state is not Severity.FAILED and self.peer.is_trusted and not self.quick:
                 pull = Pull(self.settings.shard_connections, self.settings.part_size)
                 yield (await speed(origin, obj, pull)).named("origin.speed", url)
         except ShardcacheError as exn:
@@ -82,9 +82,9 @@ class Trial:
     async def _before_s3(self, url: str, table: OriginTable) -> AsyncIterator[tuple[str, Finding]]:
         # Importing an SDK takes a second.
         from shardcache.cache.operations.origin_probe.credentials import credentials
-        from shardcache.origin.s3.sdk_sessions import Sessions
+        from shardcache.origin.s3.sdk_sessions import SdkSessions
 
-        sessions = Sessions(table, _FEW_CONNECTIONS)
+        sessions = SdkSessions(table, _FEW_CONNECTIONS)
         try:
             async with sessions.use(url) as fs:
                 endpoint = str(fs.s3.meta.endpoint_url)
@@ -95,7 +95,7 @@ class Trial:
             await sessions.close()
 
 
-def _why(error: ShardcacheError, target: Target, table: OriginTable) -> str:
+def _why(error: ShardcacheError, target: ProbeTarget, table: OriginTable) -> str:
     way = f", accessed through the [[origin]] table for {table.match}" if table.match else ""
     return f"{error.code}: the url is {target.source}{way}"
 

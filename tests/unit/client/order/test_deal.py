@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError
 from shardcache_client.order import state
 from shardcache_client.order.deal import SampleDeal, ShardDeal, check
-from shardcache_client.order.partition import Cut, Even
+from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.topology import Topology
@@ -43,7 +43,7 @@ def places(counts: Sequence[int]) -> Counter[Place]:
     return Counter((shard, number) for shard, count in enumerate(counts) for number in range(count))
 
 
-def rank_sizes(read: list[list[Place]], cut: Cut) -> list[int]:
+def rank_sizes(read: list[list[Place]], cut: Partition) -> list[int]:
     """Return how many samples each rank reads."""
     return [sum(map(len, read[rank * cut.workers :][: cut.workers])) for rank in range(cut.world_size)]
 
@@ -54,7 +54,7 @@ def test_every_sample_once_whatever_the_topology(
     counts: list[int], shuffle: Shuffle | None, even: Even, size: tuple[int, int], batch_size: int, epoch: int
 ) -> None:
     """One shard for a thousand readers, empty shards, fewer samples than ranks: nothing lost or repeated."""
-    cut = Cut(*size, even, batch_size)
+    cut = Partition(*size, even, batch_size)
     read = everybody(deals(counts, shuffle, even, batch_size), epoch, cut)
     count, every = Counter(place for reader in read for place in reader), places(counts)
     ranks = rank_sizes(read, cut)
@@ -76,7 +76,7 @@ def test_the_rest_of_an_epoch_is_read_once_by_any_other_topology(
     count: Counter[Place] = Counter()
     phases: list[Phase] = []
     for nth, (size, batch_size) in enumerate(crews):
-        cut = Cut(*size, None, batch_size)
+        cut = Partition(*size, None, batch_size)
         read = everybody(deals(counts, shuffle, None, batch_size), 1, cut, phases)
         last = nth == len(crews) - 1
         taken = [len(reader) if last else step * (i + 7) % (len(reader) + 1) for i, reader in enumerate(read)]
@@ -91,7 +91,7 @@ def test_epochs_of_any_length_follow_each_other(
     counts: list[int], shuffle: Shuffle | None, size: tuple[int, int], samples: int
 ) -> None:
     """With samples_per_epoch each sample comes again only when all have come: the epochs cut an endless sequence."""
-    cut = Cut(*size, None)
+    cut = Partition(*size, None)
     deal = SampleDeal(counts, shuffle, None, 1, samples)
     whole = sum(counts)
     rounds = -(-3 * samples // whole)
@@ -104,9 +104,9 @@ def test_epochs_of_any_length_follow_each_other(
 def test_two_epochs_differ_and_one_repeats() -> None:
     """Another order of shards and of samples in each epoch, the same one each time for the same seed."""
     deal = deals([30] * 10, Shuffle(seed=3), "pad", 1)
-    read = [everybody(deal, epoch, Cut(2, 2)) for epoch in (0, 1, 0)]
+    read = [everybody(deal, epoch, Partition(2, 2)) for epoch in (0, 1, 0)]
     assert read[0] == read[2] != read[1]
-    assert everybody(deals([30] * 10, Shuffle(seed=4), "pad", 1), 0, Cut(2, 2)) != read[0]
+    assert everybody(deals([30] * 10, Shuffle(seed=4), "pad", 1), 0, Partition(2, 2)) != read[0]
 
 
 _ORDER = """
@@ -135,7 +135,7 @@ def test_the_order_is_pinned(hash_seed: str) -> None:
 
 def test_without_shuffle_the_manifests_own_order() -> None:
     """Spans end to end are the manifest, sample for sample."""
-    read = everybody(deals([3, 0, 4], None, "pad", 1), 2, Cut(1, 2))
+    read = everybody(deals([3, 0, 4], None, "pad", 1), 2, Partition(1, 2))
     assert [place for reader in read for place in reader] == sorted(places([3, 0, 4]))
 
 
@@ -143,20 +143,20 @@ def test_nodes_keep_their_shards() -> None:
     """With as many canonical nodes as nodes, a node meets almost only shards that it has met in every epoch."""
     counts = [40 + shard % 7 for shard in range(64)]
     deal = deals(counts, Shuffle(seed=1, groups=4), "pad", 1)
-    met = [[{shard for shard, _ in reader} for reader in everybody(deal, epoch, Cut(4, 1))] for epoch in range(5)]
+    met = [[{shard for shard, _ in reader} for reader in everybody(deal, epoch, Partition(4, 1))] for epoch in range(5)]
     for node in range(4):
         always = set.intersection(*(met[epoch][node] for epoch in range(5)))
         ever = set.union(*(met[epoch][node] for epoch in range(5)))
         assert len(always) >= 13
         assert len(ever) <= 22
     free = deals(counts, Shuffle(seed=1), "pad", 1)
-    assert len(set.union(*({s for s, _ in everybody(free, epoch, Cut(4, 1))[0]} for epoch in range(5)))) > 40
+    assert len(set.union(*({s for s, _ in everybody(free, epoch, Partition(4, 1))[0]} for epoch in range(5)))) > 40
 
 
 def test_a_reader_needs_only_its_own_part_of_the_epoch() -> None:
     """Mixing does not reach beyond a reader's span: it has at most one shard more than its samples fill."""
     deal = deals([100] * 32, Shuffle(seed=2), "pad", 1)
-    for reader in everybody(deal, 0, Cut(4, 2)):
+    for reader in everybody(deal, 0, Partition(4, 2)):
         assert len({shard for shard, _ in reader}) <= 5
 
 

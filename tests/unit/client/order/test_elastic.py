@@ -16,14 +16,14 @@ from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment, SampleDeal
 from shardcache_client.order.lanes.elastic import Blocks, Combed, ElasticDeal, in_batches, resume_batches
 from shardcache_client.order.lanes.interleaving import Interleaved
-from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, Schedule
+from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, SourceQuotas
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.partition import Cut, Even
+from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.share import Part, Segment
 from shardcache_client.order.span_deal import SpanDeal
 from shardcache_client.order.state import Place as Reached
-from shardcache_client.order.state import State
+from shardcache_client.order.state import ReaderState
 from shardcache_client.topology import Topology
 from support.shards.dealt import Place, crew, walk
 
@@ -59,7 +59,7 @@ class Elastic:
             for batch in range(number)
         ]
 
-    def read(self, epoch: int, cut: Cut, taken: int = 0) -> Batches:
+    def read(self, epoch: int, cut: Partition, taken: int = 0) -> Batches:
         """Return the global batches of a job, after so many: each rank takes batches from its workers in turn."""
         size = 12 // cut.world_size
         phases = in_batches([self.state(epoch, cut, taken)])[0].phases if taken else ()
@@ -71,10 +71,10 @@ class Elastic:
         assert not any(list(reader) for reader in shares)
         return batches
 
-    def state(self, epoch: int, cut: Cut, taken: int) -> State:
+    def state(self, epoch: int, cut: Partition, taken: int) -> ReaderState:
         """Return the state of a single reader after so many batches."""
-        one = Cut(1, 1, cut.even, 12)
-        return State("", epoch, one, place=Reached(taken=12 * taken, given=12 * taken))
+        one = Partition(1, 1, cut.even, 12)
+        return ReaderState("", epoch, one, place=Reached(taken=12 * taken, given=12 * taken))
 
 
 def _walk_all(spans: SpanDeal, epoch: int, span: tuple[int, int], counts: list[int]) -> list[Place]:
@@ -99,7 +99,7 @@ def elastics(draw: st.DrawFn) -> Elastic:
         for name, numbers, shuffle in zip("ab", counts, [draw(shuffles), draw(shuffles)], strict=True)
     )
     weights = {"a": draw(st.integers(1, 5)), "b": draw(st.integers(0, 5))}
-    schedule = Schedule.of(weights, sources, draw(st.integers(1, 90)))
+    schedule = SourceQuotas.of(weights, sources, draw(st.integers(1, 90)))
     return Elastic(MixtureDeal(sources, schedule, even), [*counts[0], *counts[1]], count)
 
 
@@ -107,7 +107,7 @@ def elastics(draw: st.DrawFn) -> Elastic:
 @given(elastics(), jobs, st.integers(0, 2))
 def test_global_batches_are_the_same_for_any_job(elastic: Elastic, job: tuple[int, int], epoch: int) -> None:
     """Sample by sample, whatever the ranks and workers: those cut from the spans."""
-    assert elastic.read(epoch, Cut(*job, elastic.deal.even)) == elastic.batches(epoch)
+    assert elastic.read(epoch, Partition(*job, elastic.deal.even)) == elastic.batches(epoch)
 
 
 @settings(max_examples=100, deadline=None)
@@ -115,7 +115,7 @@ def test_global_batches_are_the_same_for_any_job(elastic: Elastic, job: tuple[in
 def test_global_batches_go_on_after_any_number(elastic: Elastic, job: tuple[int, int], taken: int) -> None:
     """With other ranks and workers, the rest is the rest of the sequence."""
     taken %= elastic.deal.batches + 1
-    assert elastic.read(1, Cut(*job, elastic.deal.even), taken) == elastic.batches(1)[taken:]
+    assert elastic.read(1, Partition(*job, elastic.deal.even), taken) == elastic.batches(1)[taken:]
 
 
 @settings(max_examples=100, deadline=None)
@@ -162,7 +162,7 @@ def opened(part: Part) -> Iterator[tuple[list[int], bool]]:
 @given(elastics(), jobs, st.integers(0, 100))
 def test_the_plan_of_global_batches_is_the_order_of_need(elastic: Elastic, job: tuple[int, int], taken: int) -> None:
     """For each reader: the shards in the order in which passing over their samples opens them."""
-    for reader in crew(Cut(*job)):
+    for reader in crew(Partition(*job)):
         share = elastic.deal.share(0, 0, reader)
         rest = share.behind(Reached(taken=min(taken, share.samples or 0)))
         assert rest.shards() == [shard for part in rest.segments for shards, _ in opened(part) for shard in shards]
@@ -180,16 +180,16 @@ def test_blocks_are_counted_as_they_come(widths: list[int]) -> None:
         counts[lane] += 1
 
 
-def state(reader: int, given: int, cut: Cut) -> State:
+def state(reader: int, given: int, cut: Partition) -> ReaderState:
     """Return the state of a reader that has yielded so many samples."""
-    return State("", 0, cut, reader=reader, place=Reached(taken=given + 1, given=given))
+    return ReaderState("", 0, cut, reader=reader, place=Reached(taken=given + 1, given=given))
 
 
 def test_states_are_counted_in_batches() -> None:
     """Of a rank's workers, which are in step with all others; samples that were skipped are no batches."""
-    cut = Cut(2, 2, "pad", 6)
+    cut = Partition(2, 2, "pad", 6)
     states = [state(2, 18, cut), state(3, 12, cut)]
-    start = resume_batches(in_batches(states), Cut(1, 1, "pad", 12), Topology())
+    start = resume_batches(in_batches(states), Partition(1, 1, "pad", 12), Topology())
     assert (start.place, start.phases[0].taken) == (Reached(), (18, 12))
     assert ElasticDeal(SampleDeal([120]), 12).share(0, 0, Topology(), start.phases).samples == 120 - 5 * 12
     assert resume_batches(states, cut, Topology(0, 2, 1, 2)).place == Reached(taken=12, given=12)
@@ -199,10 +199,10 @@ def test_states_are_counted_in_batches() -> None:
 
 def test_a_state_within_a_batch_goes_on_with_the_next_sample_or_with_the_batch() -> None:
     """The same readers read on where they were; others begin the batch again."""
-    cut = Cut(1, 1, "pad", 12)
+    cut = Partition(1, 1, "pad", 12)
     states = in_batches([state(0, 30, cut)])
     assert resume_batches(states, cut, Topology()).place.given == 30
-    others = resume_batches(states, Cut(2, 1, "pad", 6), Topology(1, 2))
+    others = resume_batches(states, Partition(2, 1, "pad", 6), Topology(1, 2))
     assert ElasticDeal(SampleDeal([120]), 12).share(0, 0, Topology(1, 2), others.phases).samples == 48
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.lanes.interleaving import Interleaved
-from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, Schedule, Weights, apportioned
+from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights, apportioned
 from shardcache_client.order.manifest import Manifest
-from shardcache_client.order.partition import Cut, Even
+from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Order, Shuffle
 from shardcache_client.order.share import Segment
@@ -58,7 +58,7 @@ class Mixed:
             epoch: {each.name: weight for each, weight in zip(sources, weights, strict=True)}
             for epoch, weights in enumerate(self.weights)
         }
-        return MixtureDeal(sources, Schedule.of(by_epoch, sources, self.samples), even, batch_size)
+        return MixtureDeal(sources, SourceQuotas.of(by_epoch, sources, self.samples), even, batch_size)
 
     @property
     def shards(self) -> list[int]:
@@ -114,7 +114,7 @@ def test_a_mixture_has_each_sources_next_samples_once(
     mixed: Mixed, even: Even, size: tuple[int, int], batch_size: int, epoch: int
 ) -> None:
     """Over all ranks and workers: exactly the numbers of the weights, whether a source is repeated or cut short."""
-    cut = Cut(*size, even, batch_size)
+    cut = Partition(*size, even, batch_size)
     read = shares(mixed.deal(even, batch_size), mixed.shards, epoch, cut)
     count, due = Counter(chain.from_iterable(read)), mixed.epoch(epoch)
     ranks = [sum(map(len, read[rank * cut.workers :][: cut.workers])) for rank in range(cut.world_size)]
@@ -135,7 +135,7 @@ def test_every_window_of_a_reader_has_the_proportions(
     """Of any consecutive samples of a reader, with an error below 4 samples, and of at most 1 with two sources."""
     deal = mixed.deal(None, batch_size)
     numbers = deal.schedule.samples(epoch)
-    for places in shares(deal, mixed.shards, epoch, Cut(*size, None, batch_size)):
+    for places in shares(deal, mixed.shards, epoch, Partition(*size, None, batch_size)):
         for number, samples in enumerate(numbers):
             own = (each == number for each in mixed.sources_of(places))
             counts = list(accumulate(own, initial=0))
@@ -152,7 +152,7 @@ def test_the_rest_of_a_mixture_is_read_once_by_any_other_topology(
     count: Counter[Place] = Counter()
     phases: list[Phase] = []
     for nth, (size, batch_size) in enumerate(crews):
-        cut = Cut(*size, None, batch_size)
+        cut = Partition(*size, None, batch_size)
         read = shares(mixed.deal(None, batch_size), mixed.shards, 1, cut, phases)
         last = nth == len(crews) - 1
         taken = [len(reader) if last else step * (i + 7) % (len(reader) + 1) for i, reader in enumerate(read)]
@@ -207,18 +207,18 @@ def test_a_mixture_of_one_is_read_like_the_dataset() -> None:
     counts, shuffle = [7, 0, 31, 12, 5], Shuffle(11, 3, 2)
     alone = SampleDeal(counts, shuffle, "pad", 4, 40)
     sources = (source("a", counts, shuffle),)
-    mixture = MixtureDeal(sources, Schedule.of(None, sources, 40), "pad", 4)
-    cut = Cut(2, 2, "pad", 4)
+    mixture = MixtureDeal(sources, SourceQuotas.of(None, sources, 40), "pad", 4)
+    cut = Partition(2, 2, "pad", 4)
     assert shares(mixture, counts, 3, cut) == shares(alone, counts, 3, cut)
 
 
 def test_without_weights_an_epoch_is_each_sample_once() -> None:
     """Sources are weighted by their sizes."""
     sources = (source("a", [5, 20]), source("b", [3]))
-    deal = MixtureDeal(sources, Schedule.of(None, sources, 28), None)
+    deal = MixtureDeal(sources, SourceQuotas.of(None, sources, 28), None)
     for epoch in range(3):
-        read = Counter(shares(deal, [5, 20, 3], epoch, Cut(2, 1, None))[0])
-        read.update(shares(deal, [5, 20, 3], epoch, Cut(2, 1, None))[1])
+        read = Counter(shares(deal, [5, 20, 3], epoch, Partition(2, 1, None))[0])
+        read.update(shares(deal, [5, 20, 3], epoch, Partition(2, 1, None))[1])
         assert len(read) == read.total() == 28
 
 
@@ -234,7 +234,7 @@ def test_numbers_are_those_of_the_weights(samples: int, weights: list[Fraction])
 def test_weights_hold_from_their_epoch_on() -> None:
     """An epoch far away is found as quickly as the first; each source starts where all earlier epochs end."""
     sources = (source("a", [10]), source("b", [10]))
-    schedule = Schedule.of({0: {"a": 9, "b": 1}, 5: {"b": 1, "a": 0}, 3: {"a": 1, "b": 1}}, sources, 20)
+    schedule = SourceQuotas.of({0: {"a": 9, "b": 1}, 5: {"b": 1, "a": 0}, 3: {"a": 1, "b": 1}}, sources, 20)
     assert [schedule.samples(epoch) for epoch in range(7)] == [(18, 2)] * 3 + [(10, 10)] * 2 + [(0, 20)] * 2
     starts = [(0, 0)]
     for epoch in range(9):
@@ -260,12 +260,12 @@ def test_weights_hold_from_their_epoch_on() -> None:
 def test_weights_that_say_nothing_are_refused(weights: Weights, said: str) -> None:
     """With what to write in their place."""
     with pytest.raises(ConfigError) as caught:
-        Schedule.of(weights, (source("a", [1]), source("b", [1])), 10)
+        SourceQuotas.of(weights, (source("a", [1]), source("b", [1])), 10)
     assert said in str(caught.value.remedy)
 
 
 def test_the_order_of_a_mixture_is_pinned() -> None:
     """It stays so in later releases."""
     mixed = Mixed([[7, 0, 31], [12, 5], [4]], [Shuffle(11, 3), None, Shuffle(2, 1)], [[5, 3, 1]], 50)
-    read = shares(mixed.deal("pad", 4), mixed.shards, 5, Cut(2, 2, "pad", 4))
+    read = shares(mixed.deal("pad", 4), mixed.shards, 5, Partition(2, 2, "pad", 4))
     assert hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16] == "43bdf9c8d33c5bde"

@@ -7,11 +7,11 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardcache_client.order.partition import Cut, Even
+from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.progress import Phase, first_span, what_is_left
 
 cuts = st.builds(
-    Cut,
+    Partition,
     world_size=st.integers(1, 64),
     workers=st.integers(1, 16),
     even=st.sampled_from(["pad", "drop", None]),
@@ -20,7 +20,7 @@ cuts = st.builds(
 epochs = st.integers(0, 3000)
 
 
-def all_places(samples: int, phases: list[Phase], cut: Cut) -> list[list[int]]:
+def all_places(samples: int, phases: list[Phase], cut: Partition) -> list[list[int]]:
     """Return for each reader the places of the epoch that it reads, in order, if nobody mixes anything."""
     first = phases[0].cut if phases else cut
     starts = [first_span(samples, first, reader)[0] for reader in range(first.readers)]
@@ -33,12 +33,12 @@ def all_places(samples: int, phases: list[Phase], cut: Cut) -> list[list[int]]:
     return spans
 
 
-def dropped_or_padded(samples: int, cut: Cut) -> int:
+def dropped_or_padded(samples: int, cut: Partition) -> int:
     """Return the number of samples that DistributedSampler would repeat (positive) or leave out (negative)."""
     return {"pad": -samples % cut.world_size, "drop": -(samples % cut.world_size), None: 0}[cut.even]
 
 
-def check_epoch(samples: int, spans: list[list[int]], cut: Cut, expected: set[int]) -> None:
+def check_epoch(samples: int, spans: list[list[int]], cut: Partition, expected: set[int]) -> None:
     """Every expected place once, ranks equal, and no more padding or dropping than was said."""
     count = Counter(place for span in spans for place in span)
     ranks = [sum(map(len, spans[rank * cut.workers :][: cut.workers])) for rank in range(cut.world_size)]
@@ -52,7 +52,7 @@ def check_epoch(samples: int, spans: list[list[int]], cut: Cut, expected: set[in
 
 
 @given(epochs, cuts)
-def test_every_sample_once_and_ranks_equal(samples: int, cut: Cut) -> None:
+def test_every_sample_once_and_ranks_equal(samples: int, cut: Partition) -> None:
     """For every number of samples, ranks and workers: one sample for 1024 readers, too."""
     spans = all_places(samples, [], cut)
     check_epoch(samples, spans, cut, set(range(samples)))
@@ -61,13 +61,13 @@ def test_every_sample_once_and_ranks_equal(samples: int, cut: Cut) -> None:
     ]
 
 
-def rank_size(spans: list[list[int]], cut: Cut, rank: int) -> int:
+def rank_size(spans: list[list[int]], cut: Partition, rank: int) -> int:
     """Return how many places a rank reads."""
     return sum(map(len, spans[rank * cut.workers :][: cut.workers]))
 
 
 @given(st.integers(1, 500), cuts)
-def test_workers_get_whole_batches(samples: int, cut: Cut) -> None:
+def test_workers_get_whole_batches(samples: int, cut: Partition) -> None:
     """So that only one batch of a rank is short, and a loader's length is right."""
     spans = all_places(samples, [], cut)
     for rank in range(cut.world_size):
@@ -78,7 +78,9 @@ def test_workers_get_whole_batches(samples: int, cut: Cut) -> None:
 
 @settings(max_examples=60)
 @given(epochs, st.lists(cuts, min_size=2, max_size=4), st.integers(0, 2**16))
-def test_a_run_that_goes_on_with_other_readers_sees_the_rest_once(samples: int, crews: list[Cut], step: int) -> None:
+def test_a_run_that_goes_on_with_other_readers_sees_the_rest_once(
+    samples: int, crews: list[Partition], step: int
+) -> None:
     """From any step of any phase onto any other topology what is left is read once, whatever each reader had taken.
 
     A sample that was read as padding of a span still has its own turn.
@@ -97,4 +99,4 @@ def test_a_run_that_goes_on_with_other_readers_sees_the_rest_once(samples: int, 
 def test_even_is_checked_by_type() -> None:
     """The three ways to be even are these."""
     modes: list[Even] = ["pad", "drop", None]
-    assert [Cut(4, 1, even).rank_size(10, 3) for even in modes] == [3, 2, 3]
+    assert [Partition(4, 1, even).rank_size(10, 3) for even in modes] == [3, 2, 3]

@@ -14,20 +14,24 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.partition import Cut, Even, taken_in_turns
+from shardcache_client.order.partition import Even, Partition, taken_in_turns
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.order.state import Place, Resumption, State, find_states, resume
+from shardcache_client.order.state import Place, ReaderState, Resumption, find_states, resume
 from shardcache_client.topology import Topology
 from support.shards.dealt import crew, walk
 
 numbers = st.integers(0, 2**40)
 cuts = st.builds(
-    Cut, st.integers(1, 64), st.integers(1, 16), st.sampled_from(["pad", "drop", None]), batch_size=st.integers(1, 512)
+    Partition,
+    st.integers(1, 64),
+    st.integers(1, 16),
+    st.sampled_from(["pad", "drop", None]),
+    batch_size=st.integers(1, 512),
 )
 phases = cuts.flatmap(lambda cut: st.builds(Phase, st.just(cut), st.tuples(*[numbers] * cut.workers), st.just(())))
 states = st.builds(
-    State,
+    ReaderState,
     dataset=st.text("0123456789abcdef", min_size=16, max_size=16),
     epoch=numbers,
     cut=cuts,
@@ -36,16 +40,16 @@ states = st.builds(
     reader=st.integers(0, 1023),
     place=st.builds(Place, numbers, numbers, numbers, numbers, numbers),
 )
-TWO_BY_TWO = Cut(2, 2, batch_size=4)
+TWO_BY_TWO = Partition(2, 2, batch_size=4)
 SAMPLES = 100
 
 
-def state_of(reader: int, cut: Cut = TWO_BY_TWO, **fields: Any) -> State:
+def state_of(reader: int, cut: Partition = TWO_BY_TWO, **fields: Any) -> ReaderState:
     """Return the state of one reader of a job."""
-    return State(**{"dataset": "train", "epoch": 3, "cut": cut, "reader": reader} | fields)
+    return ReaderState(**{"dataset": "train", "epoch": 3, "cut": cut, "reader": reader} | fields)
 
 
-def saved_loader(*states: State, steps_since_snapshot: int = 0) -> dict[str, Any]:
+def saved_loader(*states: ReaderState, steps_since_snapshot: int = 0) -> dict[str, Any]:
     """Return what a StatefulDataLoader (torchdata 0.11) with one worker for each state saves."""
     workers = {
         f"worker_{number}": {
@@ -68,15 +72,15 @@ def saved_loader(*states: State, steps_since_snapshot: int = 0) -> dict[str, Any
 
 
 @given(states)
-def test_a_state_goes_through_json(state: State) -> None:
+def test_a_state_goes_through_json(state: ReaderState) -> None:
     """As through any checkpoint: equal after it, whatever the numbers."""
-    assert State.from_json(json.loads(json.dumps(state.to_json()))) == state
+    assert ReaderState.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
 def test_a_state_is_small() -> None:
     """Of a reader of a job that has been cut anew four times, the last time from a thousand readers."""
     phases = (Phase(TWO_BY_TWO, (10_000,) * 4),) * 3
-    assert len(json.dumps(state_of(1023, Cut(64, 16), phases=phases).to_json())) < 1_000
+    assert len(json.dumps(state_of(1023, Partition(64, 16), phases=phases).to_json())) < 1_000
 
 
 @pytest.mark.parametrize(
@@ -94,23 +98,23 @@ def test_a_state_is_small() -> None:
 def test_what_is_no_state_is_refused(change: dict[str, Any]) -> None:
     """One of a later release, or one that was damaged, is an error that says so."""
     with pytest.raises(ConfigError, match="the state"):
-        State.from_json(state_of(0).to_json() | change)
+        ReaderState.from_json(state_of(0).to_json() | change)
 
 
 def test_a_state_that_lacks_something_is_refused() -> None:
     """Each of its parts is needed, but for `over`, which older states lack."""
     whole = state_of(0).to_json()
     assert whole.pop("over") is False
-    assert State.from_json(whole) == state_of(0)
+    assert ReaderState.from_json(whole) == state_of(0)
     for name in whole:
         with pytest.raises(ConfigError, match="the state"):
-            State.from_json({other: value for other, value in whole.items() if other != name})
+            ReaderState.from_json({other: value for other, value in whole.items() if other != name})
 
 
 @pytest.mark.parametrize("beyond", [["-1"] * 4, ["0x"] * 4, ["1_0"] * 4, ["1"] * 2, ["1"] * 5])
 def test_a_phase_that_says_what_no_reader_wrote_is_refused(beyond: list[str]) -> None:
     """When it is loaded, and not as some other exception when the epoch goes on."""
-    data = json.loads(json.dumps(State("d", 0, TWO_BY_TWO, phases=(Phase(TWO_BY_TWO, (1, 1)),)).to_json()))
+    data = json.loads(json.dumps(ReaderState("d", 0, TWO_BY_TWO, phases=(Phase(TWO_BY_TWO, (1, 1)),)).to_json()))
     assert find_states(data)[0].phases
     data["phases"][0]["beyond"] = beyond
     with pytest.raises(ConfigError, match="the state is invalid"):
@@ -134,7 +138,9 @@ def test_nothing_found_is_an_error() -> None:
             find_states(nothing)
 
 
-@pytest.mark.parametrize("other", [{"epoch": 4}, {"cut": Cut(3, 1)}, {"counted": False}, {"dataset": "validation"}])
+@pytest.mark.parametrize(
+    "other", [{"epoch": 4}, {"cut": Partition(3, 1)}, {"counted": False}, {"dataset": "validation"}]
+)
 def test_states_of_several_moments_are_refused(other: dict[str, Any]) -> None:
     """Nobody could say what is left of the epoch."""
     with pytest.raises(ConfigError, match="not from one moment"):
@@ -166,14 +172,14 @@ def test_one_ranks_state_is_believed_for_the_others() -> None:
     crew = [state_of(0, place=Place(taken=13, given=12, beat=4, nth=1)), state_of(1, place=Place(taken=8, given=8))]
     places = [resume(crew, TWO_BY_TWO, Topology(1, 2, worker, 2), SAMPLES).place for worker in range(2)]
     assert [(place.taken, place.given) for place in places] == [(12, 12), (8, 8)]
-    (phase,) = resume(crew, Cut(1, 1), Topology(), SAMPLES).phases
+    (phase,) = resume(crew, Partition(1, 1), Topology(), SAMPLES).phases
     assert phase == Phase(TWO_BY_TWO, (13, 8, 12, 8))
 
 
 def test_a_worker_whose_state_is_missing() -> None:
     """Without it nobody knows what is left, and the error says what to load."""
     with pytest.raises(ConfigError, match=r"worker 1[\s\S]*whole state"):
-        resume([state_of(0), state_of(2)], Cut(3, 1), Topology(0, 3), SAMPLES)
+        resume([state_of(0), state_of(2)], Partition(3, 1), Topology(0, 3), SAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +189,7 @@ def test_a_worker_whose_state_is_missing() -> None:
 def test_shards_that_were_not_counted_stay_with_their_readers(topology: Topology, said: str) -> None:
     """One dataset's progress says nothing about another's, nor about how to cut them anew."""
     crew = [state_of(0, counted=False), state_of(1, counted=False)]
-    cut = Cut(topology.world_size, topology.workers, batch_size=4)
+    cut = Partition(topology.world_size, topology.workers, batch_size=4)
     with pytest.raises(ConfigError, match=said):
         resume(crew, cut, topology, None)
     assert resume(crew, TWO_BY_TWO, Topology(0, 2, 1, 2), None) == Resumption(3)
@@ -191,8 +197,11 @@ def test_shards_that_were_not_counted_stay_with_their_readers(topology: Topology
 
 def test_who_has_read_all_and_repeats_for_others_has_nothing_left() -> None:
     """Samples that make up for bad ones are no part of the epoch: with other readers they are not read on."""
-    crew = [state_of(0, Cut(1, 2), place=Place(time=1, taken=2, given=7)), state_of(1, Cut(1, 2), place=Place(taken=4))]
-    (start,) = {resume(crew, Cut(2, 1), Topology(rank, 2), 20) for rank in range(2)}
+    crew = [
+        state_of(0, Partition(1, 2), place=Place(time=1, taken=2, given=7)),
+        state_of(1, Partition(1, 2), place=Place(taken=4)),
+    ]
+    (start,) = {resume(crew, Partition(2, 1), Topology(rank, 2), 20) for rank in range(2)}
     left = [walk(SampleDeal([20]).share(3, 0, Topology(rank, 2), start.phases), [20]) for rank in range(2)]
     assert sorted(place for reader in left for place in reader) == [(0, number) for number in range(14, 20)]
 
@@ -201,11 +210,11 @@ def test_who_has_read_all_and_repeats_for_others_has_nothing_left() -> None:
 @given(
     st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any),
     st.lists(
-        st.builds(Cut, st.integers(1, 5), st.integers(1, 3), st.none(), st.integers(1, 4)), min_size=2, max_size=4
+        st.builds(Partition, st.integers(1, 5), st.integers(1, 3), st.none(), st.integers(1, 4)), min_size=2, max_size=4
     ),
     st.integers(0, 10**6),
 )
-def test_any_job_goes_on_from_the_states_of_another(counts: list[int], cuts: list[Cut], step: int) -> None:
+def test_any_job_goes_on_from_the_states_of_another(counts: list[int], cuts: list[Partition], step: int) -> None:
     """Through JSON, any number of times, whoever saved them: together each sample is read once."""
     deal, count, saved = SampleDeal(counts, Shuffle(1, 3), None), Counter[tuple[int, int]](), None
     for nth, cut in enumerate(cuts):
@@ -226,13 +235,13 @@ def _rest(deal: SampleDeal, topology: Topology, start: Resumption, batch_size: i
     return walk(share.behind(start.place), deal.counts)
 
 
-def given_in_step(cut: Cut, samples: int, batches: int, loader_batch: int) -> list[list[int]]:
+def given_in_step(cut: Partition, samples: int, batches: int, loader_batch: int) -> list[list[int]]:
     """Return by rank how many samples each worker has given once each rank has been asked for so many batches."""
     sizes = [cut.worker_sizes(samples, rank) for rank in range(cut.world_size)]
     return [taken_in_turns(each, loader_batch, batches) for each in sizes]
 
 
-def check_states_of_one_rank(cut: Cut, samples: int, loader_batch: int) -> int:
+def check_states_of_one_rank(cut: Partition, samples: int, loader_batch: int) -> int:
     """Compare what each rank's states tell, after any number of batches, with what was given; return how many tell."""
     told = 0
     most = -(-samples // loader_batch) + cut.workers
@@ -244,7 +253,7 @@ def check_states_of_one_rank(cut: Cut, samples: int, loader_batch: int) -> int:
                 for worker, count in enumerate(mine)
             ]
             try:
-                (phase,) = resume(crew, Cut(1, 1), Topology(), samples).phases
+                (phase,) = resume(crew, Partition(1, 1), Topology(), samples).phases
             except ConfigError as exn:
                 assert "states of all ranks" in exn.remedy
                 sizes = cut.worker_sizes(samples, rank)
@@ -265,9 +274,9 @@ def check_states_of_one_rank(cut: Cut, samples: int, loader_batch: int) -> int:
 def test_one_ranks_states_tell_where_all_are_or_are_refused(even: Even) -> None:
     """For each small job, after each number of batches and by the states of each rank; also where the dataset was not
     told the loader's batch size."""
-    told = check_states_of_one_rank(Cut(4, 3, even, 8), 257, 8)
+    told = check_states_of_one_rank(Partition(4, 3, even, 8), 257, 8)
     for samples in range(1, 41 if even is None else 15):
-        for cut in (Cut(w, k, even, b) for w in (2, 3, 4) for k in (1, 2, 3) for b in (1, 3, 8)):
+        for cut in (Partition(w, k, even, b) for w in (2, 3, 4) for k in (1, 2, 3) for b in (1, 3, 8)):
             told += check_states_of_one_rank(cut, samples, cut.batch_size)
             if cut.batch_size == 1:
                 told += check_states_of_one_rank(cut, samples, 4)
@@ -276,7 +285,7 @@ def test_one_ranks_states_tell_where_all_are_or_are_refused(even: Even) -> None:
 
 def test_samples_that_were_skipped_are_not_taken_for_batches() -> None:
     """A worker that skipped samples came to its end sooner, and the loader then asked the others more often."""
-    cut = Cut(2, 2, None, 4)
+    cut = Partition(2, 2, None, 4)
     ended = [state_of(0, cut, place=Place(taken=8, given=5)), state_of(1, cut, place=Place(taken=8, given=8))]
     with pytest.raises(ConfigError, match="states of all ranks"):
         resume(ended, cut, Topology(1, 2, 0, 2), 32)
@@ -286,7 +295,7 @@ def test_samples_that_were_skipped_are_not_taken_for_batches() -> None:
 
 def test_one_workers_state_tells_nothing_of_ranks_that_have_another_share() -> None:
     """A StatefulDataLoader gives each worker its own state alone; with equal shares that is enough."""
-    cut = Cut(2, 2, None, 4)
+    cut = Partition(2, 2, None, 4)
     state = state_of(1, cut, place=Place(taken=4, given=4))
     assert resume([state], cut, Topology(1, 2, 1, 2), 32).place == state.place
     with pytest.raises(ConfigError, match="states of all ranks"):
@@ -307,7 +316,7 @@ def test_any_job_goes_on_from_one_ranks_states(
 
     Where one rank's states do not tell, those of all ranks do.
     """
-    cuts = [Cut(world, workers, even, batch) for world, workers, batch in sizes]
+    cuts = [Partition(world, workers, even, batch) for world, workers, batch in sizes]
     deal, count, saved, chosen = SampleDeal(counts, Shuffle(1, 3), even), Counter[tuple[int, int]](), [], []
     for cut, (batches, rank) in zip([*cuts, cuts[-1]], [*moments[: len(cuts)], (1000, 0)], strict=True):
         starts = [_start(chosen, saved, cut, topology, sum(counts)) for topology in crew(cut)]
@@ -330,7 +339,9 @@ def test_any_job_goes_on_from_one_ranks_states(
     assert even == "pad" or max(count.values(), default=1) == 1
 
 
-def _start(chosen: list[State], saved: list[State], cut: Cut, topology: Topology, samples: int) -> Resumption:
+def _start(
+    chosen: list[ReaderState], saved: list[ReaderState], cut: Partition, topology: Topology, samples: int
+) -> Resumption:
     if not chosen:
         return Resumption(3)
     try:

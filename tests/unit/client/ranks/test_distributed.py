@@ -18,7 +18,7 @@ from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError, RanksError, RankTimeoutError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.deal import Assignment
-from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, Schedule
+from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, SourceQuotas
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.ranks import distributed
@@ -286,7 +286,9 @@ def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> 
     sources = tuple(MixedSource(name, manifest()) for name in ("web", "code"))
     copies = [group.of_copy() for group in groups]
     for rank, weights in enumerate([{"web": 1, "code": 1}] * 2 + [{"web": 3, "code": 1}]):
-        mixture = MixtureAssignment(samples_per_epoch=20, sources=sources, schedule=Schedule.of(weights, sources, 20))
+        mixture = MixtureAssignment(
+            samples_per_epoch=20, sources=sources, schedule=SourceQuotas.of(weights, sources, 20)
+        )
         if rank < 2:
             copies[rank].compare_options(mixture.options(), Topology(rank, WORLD))
             continue

@@ -22,9 +22,9 @@ from shardcache.errors import (
 )
 from shardcache.protocol import ShardRef
 from shardcache.tarindex import index_tar, write
-from shardcache_client.daemon.connection import Reader
-from shardcache_client.daemon.session import Patience, Session
-from shardcache_client.daemon.sessions import Sessions
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.session import Patience, ReaderSession
+from shardcache_client.daemon.sessions import SessionPool
 from shardcache_client.handlers import ignore_and_continue, reraise
 from shardcache_client.order.deal import ShardDeal
 from shardcache_client.order.manifest import Manifest
@@ -37,7 +37,7 @@ from support.network.peer import Json, Peer, Script, scripted
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, pack, random_samples
 
-READER = Reader("job")
+READER = ReaderIdentity("job")
 URLS = tuple(f"s3://bucket/{number}.tar" for number in range(2))
 PLAN = Plan(epoch=0, shards=tuple(map(ShardRef, URLS)), order=(0, 1), reads=2)
 TAR = make_tar(random_samples(6, {"bin": 1000}))  # a member and its header: 1536 bytes
@@ -90,7 +90,7 @@ def passing(
 ) -> Iterator[tuple[LeasedShard, list[Json]]]:
     """Yield a passage through the plan's first shard, as scripted daemons grant it, and the messages they hear."""
     with scripted(socket, *scripts) as heard:
-        session = Session(socket, READER, patience or Patience(), partial_reads=True)
+        session = ReaderSession(socket, READER, patience or Patience(), partial_reads=True)
         session.declare(PLAN)
         leased_shard = LeasedShard(session, session.lease(0), count=count, span=span)
         try:
@@ -417,7 +417,7 @@ def test_a_handler_decides_about_a_shard_that_fails_midway(socket: Path, folder:
 
     with scripted(socket, script):
         manifest = Manifest.of(PLAN.shards)
-        source = StreamSettings(Sessions(socket, Patience(), partial_reads=True), manifest, ShardDeal(len(manifest)))
+        source = StreamSettings(SessionPool(socket, Patience(), partial_reads=True), manifest, ShardDeal(len(manifest)))
         stream = EpochStream(source, READER, Resumption(0), ReaderPosition(on_error))
         try:
             found += (sample["__key__"] for sample in stream)

@@ -25,12 +25,12 @@ from shardcache.errors import (
     VersionMismatchError,
 )
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION, ShardRef
-from shardcache_client.daemon.connection import Connection, Reader, resolve
+from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity, resolve
 from shardcache_client.daemon.websocket import FarewellError, WebSocket
 from shardcache_client.topology import Topology
 from support.network.peer import Peer, scripted
 
-READER = Reader("job", Topology(1, 2, 3, 4))
+READER = ReaderIdentity("job", Topology(1, 2, 3, 4))
 
 
 def soon() -> float:
@@ -52,7 +52,7 @@ def test_hello_says_who_reads(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script) as heard:
-        Connection(path, READER).close()
+        DaemonConnection(path, READER).close()
     (hello,) = heard
     assert hello.pop("client_version")
     assert hello == {
@@ -71,7 +71,7 @@ def test_hello_says_who_reads(path: Path) -> None:
 def test_no_socket_names_the_path_and_the_command(path: Path) -> None:
     """Whoever forgot to start the daemon reads how to."""
     with pytest.raises(NoDaemonError) as caught:
-        Connection(path, READER)
+        DaemonConnection(path, READER)
     assert str(path) in str(caught.value)
     assert f"shardcache serve --socket {path}" in str(caught.value)
 
@@ -81,13 +81,13 @@ def test_a_dead_daemons_socket_is_no_daemon(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as abandoned:
         abandoned.bind(str(path))
     with pytest.raises(NoDaemonError, match="no daemon listens"):
-        Connection(path, READER)
+        DaemonConnection(path, READER)
 
 
 def test_a_path_that_no_socket_can_have(tmp_path: Path) -> None:
     """A path beyond the kernel's limit is a mistake in the configuration, not an absent daemon."""
     with pytest.raises(ConfigError, match="107 bytes"):
-        Connection(tmp_path / ("x" * 200), READER)
+        DaemonConnection(tmp_path / ("x" * 200), READER)
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def test_a_socket_that_is_not_ours(path: Path) -> None:
         listening.listen()
         path.chmod(0)
         with unprivileged(), pytest.raises(DaemonError, match="group") as caught:
-            Connection(path, READER)
+            DaemonConnection(path, READER)
     assert not isinstance(caught.value, NoDaemonError)
 
 
@@ -141,7 +141,7 @@ def test_a_daemon_that_refuses_our_protocol(path: Path) -> None:
         peer.say(type="error", id=None, error=VersionMismatchError("too old").to_json())
 
     with scripted(path, script), pytest.raises(VersionMismatchError, match="too old"):
-        Connection(path, READER)
+        DaemonConnection(path, READER)
 
 
 class _Unix(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -169,14 +169,14 @@ def http_server(path: Path, status: int, body: bytes) -> Iterator[None]:
 def test_another_server_at_the_socket(path: Path) -> None:
     """A server that knows no sessions is not taken for a daemon."""
     with http_server(path, 404, b"not here"), pytest.raises(ProtocolError, match=r"not a shardcache daemon.*404"):
-        Connection(path, READER)
+        DaemonConnection(path, READER)
 
 
 def test_a_refusal_keeps_its_type(path: Path) -> None:
     """An error that comes with the HTTP answer is raised as what it is."""
     body = json.dumps({"error": DaemonError("draining", remedy="wait").to_json()}).encode()
     with http_server(path, 503, body), pytest.raises(DaemonError, match="draining"):
-        Connection(path, READER)
+        DaemonConnection(path, READER)
 
 
 def test_resolve_returns_the_manifest(path: Path) -> None:
@@ -231,7 +231,7 @@ def test_answers_are_told_apart_by_id(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script):
-        connection = Connection(path, READER)
+        connection = DaemonConnection(path, READER)
         first, second = connection.request("lease", position=0), connection.request("lease", position=1)
         assert (connection.answer(first, soon()) or {})["lease"] == 11
         assert (connection.answer(second, soon()) or {})["lease"] == 22
@@ -253,7 +253,7 @@ def test_long_messages_in_pieces_and_pings(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script):
-        connection = Connection(path, READER)
+        connection = DaemonConnection(path, READER)
         answer = connection.call("resolve", soon(), urls=[])
         assert len(answer["shards"]) == 50_000
         connection.close()
@@ -269,7 +269,7 @@ def test_a_daemon_that_leaves(path: Path) -> None:
 
     for leave in (Peer.welcome, dies):
         with scripted(path, leave):
-            connection = Connection(path, READER)
+            connection = DaemonConnection(path, READER)
             with pytest.raises(NoDaemonError, match="broke"):
                 connection.call("resolve", soon(), urls=[])
             with pytest.raises(NoDaemonError, match="broke"):
@@ -285,7 +285,7 @@ def test_noise_is_a_protocol_error(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script):
-        connection = Connection(path, READER)
+        connection = DaemonConnection(path, READER)
         with pytest.raises(ProtocolError, match="invalid JSON"):
             connection.call("resolve", soon(), urls=[])
         connection.close()
@@ -300,7 +300,7 @@ def test_an_id_that_is_no_number_is_a_protocol_error(path: Path) -> None:
         peer.stay()
 
     with scripted(path, script):
-        connection = Connection(path, READER)
+        connection = DaemonConnection(path, READER)
         with pytest.raises(ProtocolError, match="id"):
             connection.call("resolve", soon(), urls=[])
         connection.close()
@@ -315,7 +315,7 @@ def test_it_costs_one_descriptor_and_no_thread(path: Path) -> None:
 
     with scripted(path, script):
         before = _sockets_to(path)
-        connection = Connection(path, READER)
+        connection = DaemonConnection(path, READER)
         assert _sockets_to(path) == before + 1
         assert sum("recv_events" in thread.name for thread in threading.enumerate()) == 1, "the server's own, no other"
         del connection

@@ -10,13 +10,13 @@ import pytest
 
 from shardcache.errors import NotAllowedError, ShardChangedError, ShardTimeoutError
 from shardcache.protocol import ShardRef
-from shardcache_client.daemon.connection import Reader
-from shardcache_client.daemon.session import Patience, Session
+from shardcache_client.daemon.connection import ReaderIdentity
+from shardcache_client.daemon.session import Patience, ReaderSession
 from shardcache_client.order.plan import Plan
 from support.network.peer import Peer, scripted
 from support.programs.daemon import eventually
 
-READER = Reader("job")
+READER = ReaderIdentity("job")
 SHARDS = tuple(ShardRef(f"s3://bucket/{number}.tar") for number in range(3))
 PLAN = Plan(epoch=0, shards=SHARDS, order=(0, 1, 2), reads=3)
 LONG = Plan(epoch=0, shards=SHARDS, order=(0, 1, 2) * 3_000, reads=9_000)
@@ -28,9 +28,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "s.sock"
 
 
-def open_session(path: Path, plan: Plan = PLAN, patience: Patience | None = None, *, partial: bool = True) -> Session:
+def open_session(
+    path: Path, plan: Plan = PLAN, patience: Patience | None = None, *, partial: bool = True
+) -> ReaderSession:
     """Return a session that has declared a plan."""
-    session = Session(path, READER, patience or Patience(), partial_reads=partial)
+    session = ReaderSession(path, READER, patience or Patience(), partial_reads=partial)
     session.declare(plan)
     return session
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache_client.order.partition import Cut
+from shardcache_client.order.partition import Partition
 from shardcache_client.order.progress import Phase
-from shardcache_client.order.state import Place, Resumption, State, resume
-from shardcache_client.sharing.bookmark import Bookmark, Loader
+from shardcache_client.order.state import Place, ReaderState, Resumption, resume
+from shardcache_client.sharing.bookmark import Bookmark, WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Topology
 
-CUT = Cut(1, 2)
+CUT = Partition(1, 2)
 EPOCH = 4
 
 
@@ -28,7 +28,7 @@ def bookmark() -> Bookmark:
 def saved(reader: int, **fields: Any) -> dict[str, Any]:
     """Return the state of a worker of two in the middle of an epoch."""
     place = Place(taken=10 + reader, given=10 + reader)
-    return State(
+    return ReaderState(
         **{"dataset": "train", "epoch": EPOCH, "cut": CUT, "reader": reader, "place": place} | fields
     ).to_json()
 
@@ -40,12 +40,12 @@ def forked(bookmark: Bookmark) -> list[Bookmark]:
 
 def begin(workers: list[Bookmark], loader: int) -> list[Resumption]:
     """Have a loader's workers begin an iteration; return from where each reads."""
-    epochs = [each.begin(Loader(loader, worker, len(workers))) for worker, each in enumerate(workers)]
+    epochs = [each.begin(WorkerPlace(loader, worker, len(workers))) for worker, each in enumerate(workers)]
     starts = zip(workers, epochs, strict=True)
     return [start(each, epoch, CUT, Topology(0, 1, worker, 2)) for worker, (each, epoch) in enumerate(starts)]
 
 
-def start(bookmark: Bookmark, epoch: int, cut: Cut, topology: Topology) -> Resumption:
+def start(bookmark: Bookmark, epoch: int, cut: Partition, topology: Topology) -> Resumption:
     """Return from where a reader reads the epoch that it has begun."""
     states = bookmark.states
     assert all(state.epoch == epoch for state in states)
@@ -88,9 +88,9 @@ def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> No
     """However far one is before the other even starts."""
     first, second = forked(bookmark)
     first.load(saved(0), worker=True)
-    assert first.begin(Loader(17, 0, 2)) == EPOCH
+    assert first.begin(WorkerPlace(17, 0, 2)) == EPOCH
     second.load(saved(1), worker=True)
-    assert second.begin(Loader(17, 1, 2)) == EPOCH
+    assert second.begin(WorkerPlace(17, 1, 2)) == EPOCH
     assert begin([first, second], 17) == from_the_beginning(EPOCH + 1)
 
 
@@ -105,7 +105,7 @@ def test_what_the_main_process_loads(bookmark: Bookmark, persistent: bool) -> No
 
 def test_without_workers(bookmark: Bookmark) -> None:
     """The process itself goes on, and then reads the next epoch."""
-    whole, place = Cut(1, 1), Place(taken=3, given=3)
+    whole, place = Partition(1, 1), Place(taken=3, given=3)
     bookmark.load(saved(0, cut=whole, place=place), worker=False)
     assert bookmark.next_epoch == EPOCH
     starts = [start(bookmark, bookmark.begin(None), whole, Topology()) for _ in range(2)]
@@ -115,7 +115,7 @@ def test_without_workers(bookmark: Bookmark) -> None:
 def test_other_workers_than_before(bookmark: Bookmark) -> None:
     """The remainder follows from how far those before came."""
     bookmark.load([saved(0), saved(1)], worker=False)
-    resumed = start(bookmark, bookmark.begin(None), Cut(1, 1), Topology())
+    resumed = start(bookmark, bookmark.begin(None), Partition(1, 1), Topology())
     assert resumed == Resumption(EPOCH, (Phase(CUT, (10, 11)),))
 
 
