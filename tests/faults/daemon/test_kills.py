@@ -119,13 +119,13 @@ def _is_read(fifo: Path, writers: list[int]) -> bool:
 PARENT = """
 import asyncio, pathlib, sys
 from shardcache.store.indexers import Indexers
-from shardcache.store.indexing import Request
+from shardcache.store.indexing import IndexRequest
 
 async def main():
     folder, indexers = pathlib.Path(sys.argv[1]), Indexers(1)
     await indexers.prepare()
     print(indexers._idle[0].pid, flush=True)
-    await indexers.index(Request(str(folder / "endless.tar"), str(folder / "x.idx"), {}, "url", True, 0))
+    await indexers.index(IndexRequest(str(folder / "endless.tar"), str(folder / "x.idx"), {}, "url", True, 0))
 
 asyncio.run(main())
 """

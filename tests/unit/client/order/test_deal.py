@@ -114,9 +114,9 @@ import json
 from shardcache_client.order import state
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.rounds import Shuffle
-from shardcache_client.order.partition import Cut
+from shardcache_client.order.partition import Partition
 from support.shards.dealt import everybody
-print(json.dumps(everybody(SampleDeal([7, 0, 31, 12, 5], Shuffle(11, 3, 2), "pad", 4), 5, Cut(2, 2, "pad", 4))))
+print(json.dumps(everybody(SampleDeal([7, 0, 31, 12, 5], Shuffle(11, 3, 2), "pad", 4), 5, Partition(2, 2, "pad", 4))))
 """
 
 

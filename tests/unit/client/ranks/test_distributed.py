@@ -160,8 +160,9 @@ def test_one_rank_asks_nobody() -> None:
 
 def test_a_missing_rank_is_named(env: pytest.MonkeyPatch) -> None:
     """Rank 0 gives up in time and says who is missing; whoever waits for its answer is told the same."""
-    first, second, third = member("missing", 0, PATIENT_S), member("missing", 1), member("missing", 2)
+    first, second, third = group("missing")
     assert at_once(ask(first, "round 0", 1), ask(second, "round 0", 2), ask(third, "round 0", 3)) == [3] * WORLD
+    first._timeout_s = PATIENT_S  # only now: connecting may take longer
     ends = at_once(ask(first, "round 1", 1), ask(second, "round 1", 2))
     assert [type(end) for end in ends] == [RankTimeoutError] * 2
     assert ["missing: 2 (round 1 of missing)" in str(end) for end in ends] == [True, True]
