@@ -62,16 +62,21 @@ class Daemon:
 
     def get(self, path: str) -> Any:
         """Return the JSON answer of the admin API. Raises OSError while nothing listens."""
+        return json.loads(self._request("GET", path))
+
+    def warm(self, url: str) -> None:
+        """Fetch shards into the cache, as `shardcache warm` does. Raises RuntimeError if one cannot be fetched."""
+        *_, done = self._request("POST", "/v1/warm", json.dumps({"urls": [url]})).splitlines()
+        if json.loads(done).get("failed") != 0:
+            raise RuntimeError(f"{url} cannot be fetched: {done.decode()}")
+
+    def _request(self, method: str, path: str, body: str | None = None) -> bytes:
         connection = UnixConnection(self.socket)
         try:
-            connection.request("GET", path)
-            return json.load(connection.getresponse())
+            connection.request(method, path, body)
+            return connection.getresponse().read()
         finally:
             connection.close()
-
-    def warm(self, url: str) -> list[str]:
-        """Return the command that fetches a url into this daemon's cache."""
-        return [sys.executable, "-m", "shardcache", "warm", "--json", "--socket", str(self.socket), url]
 
     def _start(self, log: Path) -> subprocess.Popen[bytes]:
         command = [

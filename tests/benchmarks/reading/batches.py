@@ -61,7 +61,7 @@ class Gathered:
 def measure(place: Workplace) -> list[Row]:
     """Return samples a second that workers gather, medians of interleaved rounds."""
     with place.daemon() as daemon:
-        run(daemon.warm(place.url(LARGE)))
+        daemon.warm(place.url(LARGE))
         rates = medians(_contenders(place, daemon), lambda text: place.say(f"{text} samples/s"), place.rounds)
     what = f"samples/s, {LARGE.label} × {BATCH}, {WORKERS} workers"
     return [

@@ -61,7 +61,7 @@ def measure(place: Workplace) -> list[Row]:
     """Return decoded images a second, medians of interleaved rounds."""
     sources = _write(place)
     with place.daemon() as daemon, place.folder() as scratch:
-        run(daemon.warm(sources["shardcache"]))
+        daemon.warm(sources["shardcache"])
         rates = medians(_contenders(sources, daemon, scratch), lambda text: place.say(f"{text} images/s"), place.rounds)
     ours = rates.pop("shardcache")
     what = f"images/s, JPEGs of {SIDE} × {SIDE} decoded and cropped, batches of {BATCH}, {WORKERS} workers"

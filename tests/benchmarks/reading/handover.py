@@ -54,7 +54,7 @@ class Task:
 def measure(place: Workplace) -> list[Row]:
     """Return megabytes a second that reach the trainer, best of all rounds each."""
     with place.daemon() as daemon:
-        run(daemon.warm(place.url(LARGE)))
+        daemon.warm(place.url(LARGE))
         return [row for read in USES for row in _measure_use(place, daemon, read)]
 
 

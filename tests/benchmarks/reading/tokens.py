@@ -52,7 +52,7 @@ def measure(place: Workplace) -> list[Row]:
     """Return millions of tokens per second of CPU, medians of interleaved rounds."""
     sources = _write(place)
     with place.daemon() as daemon:
-        run(daemon.warm(sources["shardcache"]))
+        daemon.warm(sources["shardcache"])
         rates = medians(_contenders(sources, daemon), lambda text: place.say(f"{text} Mtokens/s"), place.rounds)
     ours = rates.pop("shardcache")
     what = f"million tokens per second of CPU, shuffled blocks of {LENGTH:,}, one process"

@@ -58,7 +58,7 @@ def measure(place: Workplace) -> list[Row]:
 def _warmed(place: Workplace, kind: Kind) -> Iterator[Daemon]:
     url = place.url(kind)
     with place.daemon() as daemon:
-        run(daemon.warm(url))
+        daemon.warm(url)
         yield daemon
 
 
