@@ -18,6 +18,7 @@ from botocore.config import Config
 
 from shardcache.cluster.ring import key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
+from support.programs.daemon import eventually
 from support.stores.seaweedfs import REGION, SeaweedFS
 
 pytestmark = needs_nginx
@@ -83,9 +84,14 @@ def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
     urls = [f"{cluster.store.endpoint_url}/data/{os.urandom(8).hex()}.tar" for _ in range(2000)]
     for url in urls:
         nodes.get(nodes.front(tier.nodes[0]), url, {**PART, "If-Match": '"any"'})
-    sent = {row["path"]: row["upstream"] for row in nodes.log(tier.nodes[0]) if row["port"] != tier.owner_port}
     owners = {f"/{url.split('/', 3)[3]}": tier.ring.owner(key_of(url)) for url in urls}
-    assert {path: sent[path] for path in owners} == owners
+
+    def sent() -> dict[str, str]:  # nginx logs a request after its answer
+        return {row["path"]: row["upstream"] for row in nodes.log(tier.nodes[0]) if row["port"] != tier.owner_port}
+
+    eventually(lambda: sent().keys() >= owners.keys())
+    upstreams = sent()
+    assert {path: upstreams[path] for path in owners} == owners
     assert set(owners.values()) == {node.at(tier.owner_port) for node in tier.nodes}
 
 
