@@ -12,8 +12,9 @@ from weakref import WeakValueDictionary
 
 from shardcache.checksums import ALGORITHMS, Data, crc32c
 
-# For a longer write the kernel looks for huge pages, which costs more than the copy on a virtual machine.
-WRITE_BYTES = 128 * 1024
+# The kernel keeps free folios of up to 32 KiB per core. Larger ones may be memory that a hypervisor has taken back: to
+# get it again costs several times the copy.
+WRITE_BYTES = 32 * 1024
 
 RECORD = struct.Struct("<II")
 """Journal record of a finished part: its number and its CRC32C."""
@@ -99,7 +100,7 @@ class PartsWriter:
         with self._turn, _errors():
             while data:
                 part_stop = min(self._parts.stop, self._at - self._at % self._parts.part_bytes + self._parts.part_bytes)
-                block = data[: min(WRITE_BYTES, part_stop - self._at)]
+                block = data[: part_stop - self._at]
                 self._crc32c = crc32c(block, self._crc32c)
                 if self._update is not None:
                     self._checksum = self._update(block, self._checksum)
@@ -144,7 +145,7 @@ def write_parts(parts: Parts, body: Data) -> list[PartSums]:
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:
     while data:
-        count = os.pwrite(fd, data, offset)
+        count = os.pwrite(fd, data[:WRITE_BYTES], offset)
         data, offset = data[count:], offset + count
 
 

@@ -82,7 +82,7 @@ def measure(place: Workplace) -> list[Row]:
     """Return throughput and processor time over each endpoint, medians of all rounds."""
     with endpoints(place, LARGE) as found, kept_memory(2 * place.dataset(LARGE).tar_bytes):
         speed = [row for endpoint in found for row in _speed(place, endpoint)] if _memory_suffices(place) else []
-    return speed + _until_on_disk(place)
+        return speed + _until_on_disk(place)
 
 
 @contextmanager
