@@ -254,7 +254,10 @@ DECLARE(pread64);
         int64_t wanted = share(&step, count);                                                                          \
         ssize_t result = step.act == FAIL ? (errno = control->error, -1)                                               \
                                           : ((count = wanted), REAL(name)(fd, data, count __VA_ARGS__));               \
-        finish(&step, result >= 0, OFFSET, result, 0, OP == WRITE ? data : NULL);                                      \
+        int error = errno; /* which OFFSET may set */                                                                  \
+        int64_t at = OFFSET;                                                                                           \
+        errno = error;                                                                                                 \
+        finish(&step, result >= 0, at, result, 0, OP == WRITE ? data : NULL);                                          \
         return result;                                                                                                 \
     }
 #define COMMA ,
