@@ -24,7 +24,7 @@ test test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev  ## run the tests, in five minutes on two cores
 	$(PYTEST)
 
-test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, run clusters, install packages, build the docs or break things at random
+test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, browsers or clusters, install packages, build the docs or break things at random
 	$(PYTEST) -m slow
 
 platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus

@@ -20,6 +20,7 @@ from support.shards.tars import make_tar, random_samples
 from support.stores.gated_store import GatedStore
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium"),
     pytest.mark.timeout(400),  # a browser on a busy machine
 ]

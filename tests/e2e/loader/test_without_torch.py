@@ -70,7 +70,7 @@ def test_remedies_name_only_what_a_reader_can_use(daemon: Daemon, tmp_path: Path
     assert ["torch" in text for text in told] == [False, True]
 
 
-@pytest.mark.parametrize("reader", ["ShardReader", "ShardDataset"])
+@pytest.mark.parametrize("reader", ["ShardReader", pytest.param("ShardDataset", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_script_may_end_in_the_middle_of_an_epoch(reader: str, shuffle: bool, index: str, daemon: Daemon) -> None:
     """An iterator that is left to the end of the interpreter prints nothing, and its session ends."""

@@ -14,7 +14,7 @@ from shardcache_client.dataloader.malloc import TUNE_MALLOC_ENV
 from support.programs.daemon import Daemon
 from support.programs.heap import MB, glibc_only, kept_bytes
 
-pytestmark = glibc_only
+pytestmark = [glibc_only, pytest.mark.slow]
 
 FREED_BYTES, VALUE_BYTES = 90 * MB, 100_000
 

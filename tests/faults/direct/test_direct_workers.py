@@ -12,6 +12,8 @@ import pytest
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 
+pytestmark = pytest.mark.slow
+
 SHARDS, SAMPLES = 4, 10
 
 # Readers are forked by a process of their own: the threads of this one's servers take locks as they please.

@@ -14,6 +14,7 @@ from support.programs.cli import shardcache
 from support.programs.zygote import Zygote
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler")
 def test_killed_while_it_is_taken_over_it_has_all_its_shards(
     zygote: Zygote, told: dict[str, Story], tmp_path: Path

@@ -131,6 +131,7 @@ def test_workers_that_wait_for_each_other_are_told_so(tmp_path: Path, plain: lis
     assert "--capacity" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_worker_with_few_batches_left_is_waited_for(tmp_path: Path, plain: list[str]) -> None:
     """However slow the training step: a loader lets workers be some batches ahead, so a short shard is given back."""
     loader = {"loader": "one", "rank": 0, "batch_size": SAMPLES // 2}

@@ -55,9 +55,9 @@ def caught_from(loader: Any) -> ShardcacheError:
     ("kind", "method", "number"),
     [
         *((DataLoader, "fork", number) for number in range(4)),
-        (DataLoader, "spawn", 0),
+        pytest.param(DataLoader, "spawn", 0, marks=pytest.mark.slow),
         (StatefulDataLoader, "fork", 0),
-        (StatefulDataLoader, "spawn", 0),
+        pytest.param(StatefulDataLoader, "spawn", 0, marks=pytest.mark.slow),
     ],
 )
 def test_they_arrive_whole(kind: Any, method: str, number: int) -> None:
