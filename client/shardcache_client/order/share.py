@@ -5,14 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import Self, TypeAlias
 
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.state import Place
-
-if TYPE_CHECKING:
-    from shardcache_client.order.lanes.elastic import Combed
-    from shardcache_client.order.lanes.interleaving import Interleaved
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +94,11 @@ class Slice(ABC):
         """Return the rest after `passed` samples, fewer than all."""
         return replace(self, start=self.start + passed)
 
+    @property
+    @abstractmethod
+    def mixed(self) -> bool:
+        """True if samples of several shards are mixed, or those of one permuted."""
+
     @abstractmethod
     def entries(self) -> Iterator[tuple[int, int]]:
         """Yield each shard with the number of samples before the first that needs it: (samples, shard), in order."""
@@ -107,7 +108,7 @@ class Slice(ABC):
         return [shard for _, shard in self.entries()]
 
 
-Part: TypeAlias = "Segment | Interleaved | Combed"
+Part: TypeAlias = Segment | Slice
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class _Reading:
                     yield drawn(draw, position)
                 next(draws, None)  # beyond its last sample, where it gives back its shards
         else:
+            assert isinstance(part, Interleaved)
             lane_position = _LanePosition(position)
             lanes = {lane: self.places(each, lane_position) for lane, each in part.parts().items()}
             with closing(_in_turn(part, lanes)) as turns:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from shardcache_client.order.deal import SampleDeal
 from shardcache_client.order.lanes.elastic import Combed
+from shardcache_client.order.lanes.interleaving import Interleaved
 from shardcache_client.order.partition import Partition
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.share import Part, Segment, Share
@@ -27,6 +28,7 @@ def _walk(part: Part, counts: Sequence[int]) -> list[Place]:
     if isinstance(part, Combed):
         passing = _walk(part.passing(), counts)
         return [passing[place] for place in part.places()]
+    assert isinstance(part, Interleaved)
     lanes = {lane: iter(_walk(lanes_part, counts)) for lane, lanes_part in part.parts().items()}
     places = [next(lanes[lane]) for lane in part.turns()]
     assert not any(list(lane) for lane in lanes.values()), "all that a lane has comes in its turns"

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import ClassVar
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.lanes.interleaving import Interleaving, Lane, between
@@ -55,7 +54,10 @@ class Combed(Slice):
 
     whole: Comb
 
-    mixed: ClassVar[bool] = True  # samples are read by number, from whole shards
+    @property
+    def mixed(self) -> bool:
+        """True: samples are read by number, from whole shards."""
+        return True
 
     def passing(self) -> Part:
         """Return all samples of the lane from the first of these to the last."""

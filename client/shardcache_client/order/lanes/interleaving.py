@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 from shardcache_client.order.lanes.proportions import LaneTurns
 from shardcache_client.order.mix import Mix
 from shardcache_client.order.share import Part, Segment, Slice
 
-if TYPE_CHECKING:
-    from shardcache_client.order.lanes.elastic import Comb
 
-Lane: TypeAlias = "Mix | Interleaving | Comb"
+class Divisible(Protocol):
+    """A sequence of samples, such as an interleaving, of which any part can be read."""
+
+    def between(self, start: int, stop: int, /) -> Slice:
+        """Return the part from one place of the sequence to a later one."""
+
+
+Lane: TypeAlias = Mix | Divisible
 
 
 @dataclass(frozen=True)
