@@ -28,6 +28,8 @@ log = SharedLogger()
 _REFRESH = {"X-Shardcache-Fresh": "1"}
 _MOST_FAILURES = 16
 _REST_S = 10.0
+# More than a half: nginx' own time limit is 0.9 of the stall time-out.
+_STALL_WEIGHT = 0.56
 _MOST_SUSPECTS = 4096
 
 PRESIGNED_OPTIONS = frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"})
@@ -59,6 +61,8 @@ class Tiered(Protocol):
 class Breaker:
     """Circuit breaker: opens after consecutive failures, then admits a probe every `rest_s` until one succeeds.
 
+    A stall counts as half of the failures that open it: with few connections, sixteen stalls would take minutes.
+
     After M. Nygard, "Release It!", 2007. A probe that is cancelled needs no report: the next is due `rest_s` later.
 
     Args:
@@ -69,11 +73,11 @@ class Breaker:
     def __init__(self, most_failures: int = _MOST_FAILURES, rest_s: float = _REST_S) -> None:
         self._most_failures = most_failures
         self._rest_s = rest_s
-        self._failures = 0
+        self._failures = 0.0
         self._probe_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<Breaker {'open' if self.is_open else 'closed'} after {self._failures} failures>"
+        return f"<Breaker {'open' if self.is_open else 'closed'} after {self._failures:g} failures>"
 
     @property
     def is_open(self) -> bool:
@@ -91,11 +95,11 @@ class Breaker:
 
     def succeeded(self) -> None:
         """Close the breaker."""
-        self._failures = 0
+        self._failures = 0.0
 
-    def failed(self, now_s: float) -> None:
-        """Count a failure."""
-        self._failures += 1
+    def failed(self, now_s: float, stalls: float = 0.0) -> None:
+        """Count a failure that took `stalls` times the stall time-out."""
+        self._failures += max(1.0, stalls * self._most_failures * _STALL_WEIGHT)
         if self.is_open:
             self._probe_s = max(self._probe_s, now_s + self._rest_s)
 
@@ -150,10 +154,10 @@ class TierState:
             log.info("the tier answers again", tier=self.address)
         self._breaker.succeeded()
 
-    def failed(self, obj: RemoteObject, cause: str) -> None:
-        """Record that it did not."""
+    def failed(self, obj: RemoteObject, cause: str, stalls: float = 0.0) -> None:
+        """Record that it did not, after `stalls` times the stall time-out."""
         was_open = self._breaker.is_open
-        self._breaker.failed(time.monotonic())
+        self._breaker.failed(time.monotonic(), stalls)
         if self._breaker.is_open and not was_open:
             log.warning("the tier fails; parts come from the origin", tier=self.address, url=obj.url, cause=cause)
 

@@ -168,6 +168,16 @@ async def test_a_dead_tier_is_left_alone_but_for_probes(tiered: TieredRig) -> No
     assert tiered.tier.to_json()["failing"]
 
 
+async def test_a_tier_that_stalls_is_left_alone_after_two_stalls(tiered: TieredRig) -> None:
+    """A failure counts by the time that it took: sixteen stalls, two at a time, would hold up a shard for minutes."""
+    obj = await tiered.put()
+    tiered.near.fail("a.tar", Fault.SILENCE, times=1000)
+    tiered.downloader = tiered.make(stall_timeout_s=1, shard_connections=2)
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert (tiered.gets(tiered.near), tiered.gets(tiered.far)) == (2, PARTS)
+    assert tiered.tier.to_json()["failing"]
+
+
 async def test_an_sdk_that_must_make_the_requests_bypasses_the_tier(faulty: FaultyS3, tmp_path: Path) -> None:
     """Presigned urls cannot have its options; no failure of the tier."""
     async with FaultyS3() as near:

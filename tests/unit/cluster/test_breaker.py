@@ -21,6 +21,16 @@ def test_failures_in_a_row_open_it() -> None:
     assert breaker.is_open and not breaker.admits(9.9)
 
 
+def test_two_time_outs_in_a_row_open_it() -> None:
+    """Those of nginx, too, which end after 0.9 of the daemon's; not one of them, and not quick failures."""
+    breaker = Breaker(most_failures=16)
+    breaker.failed(0.0, stalls=0.01)
+    breaker.failed(18.0, stalls=0.9)
+    assert not breaker.is_open
+    breaker.failed(36.0, stalls=0.9)
+    assert breaker.is_open
+
+
 def test_an_open_breaker_admits_one_probe_per_rest() -> None:
     """Even if nothing is ever heard of the probe; its failure starts another rest, its success closes the breaker."""
     breaker = Breaker(most_failures=1, rest_s=10)
