@@ -1,30 +1,230 @@
-"""Checks of the arguments that datasets, readers and mixtures have in common. Each raises ConfigError."""
+"""Arguments of datasets, loaders and mixtures: what each accepts, the form in which it is kept, and other words for it.
+
+`checked` wraps a function with the rules of its arguments. Every error is a ConfigError that names the class that was
+called, the argument, what was given, and what to write instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+import inspect
+import operator
+import os
+from ast import literal_eval
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from shardcache.errors import ConfigError
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-def check_least(least: int, **numbers: int | None) -> None:
-    """Check that no number is below `least`; None is ignored."""
-    for name, number in numbers.items():
-        if number is not None and number < least:
-            raise ConfigError(f"{name} is {number}", remedy=f"give {least} or more")
+_MOST_CHARS = 100
+_BY_POSITION = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def check_choice(choices: Sequence[object], **values: object) -> None:
-    """Check that each value is one of the choices."""
-    for name, value in values.items():
-        if value not in choices:
-            *first, last = (f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices)
-            raise ConfigError(f"{name} is {value!r}", remedy=f"choose {', '.join(first)} or {last}")
+@dataclass(frozen=True, slots=True)
+class Accepts:
+    """The values that an argument accepts.
+
+    Attributes:
+        what: their description, as an object of "give".
+        converted: returns the one form in which a value is kept. Raises TypeError or ValueError for any other value.
+    """
+
+    what: str
+    converted: Callable[[Any], Any]
+
+    def or_none(self, what: str = "None") -> Accepts:
+        """Accept None as well, which is `what`."""
+        return Accepts(f"{self.what}; or {what}", lambda value: None if value is None else self.converted(value))
+
+
+def plain(value: Any) -> Any:
+    """Return a number of numpy's, torch's or JAX' as Python's, anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
+def whole(least: int | None = None) -> Accepts:
+    """Accept a whole number of any type, numpy's and 1e6 included, not below `least`; kept as an int."""
+
+    def converted(value: Any) -> int:
+        if isinstance(value, bool):
+            raise TypeError
+        number = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
+        if least is not None and number < least:
+            raise ValueError
+        return number
+
+    return Accepts("a whole number" if least is None else f"a whole number, {least} or more", converted)
+
+
+def one_of(*choices: object) -> Accepts:
+    """Accept any of the choices."""
+
+    def converted(value: Any) -> Any:
+        return choices[choices.index(value)]
+
+    *first, last = (f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in choices)
+    return Accepts(f"{', '.join(first)} or {last}", converted)
+
+
+def instance(what: str, *kinds: type) -> Accepts:
+    """Accept instances of these types as they are."""
+
+    def converted(value: Any) -> Any:
+        if not isinstance(value, kinds):
+            raise TypeError
+        return value
+
+    return Accepts(what, converted)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, int) or value not in (0, 1):
+        raise TypeError
+    return bool(value)
+
+
+def _seconds(value: Any) -> float:
+    number = value if isinstance(value, int) and not isinstance(value, bool) else float(value)
+    if isinstance(value, str | bool) or not number > 0:
+        raise ValueError
+    return number
+
+
+def _function(value: Any) -> Any:
+    if not callable(value):
+        raise TypeError
+    return value
+
+
+def _urls(value: Any) -> Any:
+    if isinstance(value, str | os.PathLike):
+        return value
+    if isinstance(value, Mapping | set | frozenset | bytes):
+        raise TypeError
+    urls = list(value)
+    if not urls or not all(isinstance(url, str | os.PathLike) for url in urls):
+        raise TypeError
+    return urls
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError
+    return names
+
+
+def flag(what: str = "") -> Accepts:
+    """Accept True and False, 1 and 0 included."""
+    return Accepts(f"True or False{what}", _flag)
+
+
+def _words(*rows: tuple[str, str]) -> dict[str, str]:
+    return {word: remedy for words, remedy in rows for word in words.split()}
+
+
+OTHER_WORDS = _words(
+    ("drop_last", 'write even="drop", for ranks of equal length; of a loader: .loader(drop_last=True)'),
+    (
+        "num_workers workers pin_memory prefetch_factor persistent_workers collate_fn collate worker_init_fn in_order "
+        "multiprocessing_context",
+        "give it to the loader: .loader({}=...)",
+    ),
+    ("sampler batch_sampler", "give it to a DataLoader of .indexed(), which has samples by number"),
+    ("generator random_seed shuffle_seed base_seed", "write seed=..."),
+    ("transform transforms target_transform preprocess map map_fn", "write .map(function) after it"),
+    ("filter filter_fn predicate", "write .filter(function) after it; or .select(), which uses the index"),
+    (
+        "shuffle_buffer shuffle_buffer_size buffer_size bufsize shuffle_size shuffle_block_size shuffle_algo initial "
+        "shardshuffle shuffle_shards detshuffle",
+        "write shuffle=True, shuffle_window=8: the samples of so many shards are mixed",
+    ),
+    ("num_canonical_nodes", "write canonical_nodes=..."),
+    ("epoch_size epoch_length with_epoch length num_samples size", "write samples_per_epoch=..."),
+    ("num_epochs n_epochs max_epochs repeat repeats", "write epochs=..."),
+    ("epoch initial_epoch start_epoch", "call .set_epoch({})"),
+    ("resampled", "write samples_per_epoch=..., and shuffle=True"),
+    ("num_replicas num_shards num_processes", "write world_size=..."),
+    ("local_rank shard_id process_index process_id", "write rank=..., with world_size=..."),
+    ("nodesplitter workersplitter splitter split_by_node split_by_worker", "omit it: ranks and workers have shares"),
+    ("handler error_handler on_exception", "write on_error=..."),
+    ("columns select_files fields features", 'write members=("jpg", "cls")'),
+    ("image_decoder imagehandler decoder", "write decode=..."),
+    ("remote local input_dir data_dir data_files path paths url shards root folder bucket", "write urls=..."),
+    ("split subset subsample", "write .{}(...) after it; or name the shards of it in urls"),
+    ("streams datasets proportion proportions probabilities weights", "write Mixture({{name: dataset}}, weights=...)"),
+    ("item_loader block_size context_length seq_len", "write tokens=TokenBlocks(length)"),
+    (
+        "cache_dir cache_size cache_limit max_cache_size cache_url local_dir",
+        "omit it: the daemon has the cache; shardcache serve --cache-dir DIR --capacity SIZE",
+    ),
+    (
+        "predownload prefetch max_pre_download download_retry keep_zip keep_raw validate_hash verify streaming "
+        "empty_check num_threads",
+        "omit it: the daemon prefetches, retries and verifies",
+    ),
+    ("timeout download_timeout timeout_seconds", "write timeout_s=...; of a loader: .loader(timeout=...)"),
+    (
+        "storage_options endpoint_url token profile credentials region anon s3_client fs filesystem",
+        "write it into the daemon's config, as an [[origin]] table (docs/settings.md)",
+    ),
+)
+"""Words of DataLoader, webdataset, MosaicML Streaming, LitData and datasets for what a dataset does otherwise."""
+
+FUNCTION = Accepts("a function", _function)
+NAMES = Accepts("extensions of members", _names)
+PATH = instance("a path", str, os.PathLike)
+SECONDS = Accepts("a number of seconds above 0", _seconds)
+TEXT = instance("a string", str)
+URLS = Accepts("a url, a path, or a list of them", _urls)
+
+
+def checked(
+    elsewhere: Mapping[str, str] = MappingProxyType({}), also: Iterable[str] = (), /, **rules: Accepts
+) -> Callable[[F], F]:
+    """Check the arguments of a function at each call, and convert them.
+
+    Args:
+        elsewhere: other libraries' words, and the remedy of an error for each.
+        also: names of further arguments, which the function passes on.
+        rules: what each argument accepts; others are passed as they are.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+        open_ended = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.parameters.values())
+        known = [
+            name for name, each in signature.parameters.items() if name != "self" and each.kind not in _BY_POSITION
+        ]
+        known += also
+
+        @wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            try:
+                if unknown := [name for name in named if name not in known and (also or not open_ended)]:
+                    raise _unknown(unknown[0], known, elsewhere)
+                bound = _bound(signature, args, named)
+                for arguments in (bound.arguments, bound.arguments.get("options", {})):
+                    arguments |= {
+                        name: converted(name, arguments[name], rules[name]) for name in rules.keys() & arguments.keys()
+                    }
+                return function(*bound.args, **bound.kwargs)
+            except ConfigError as exn:
+                _name(exn, function, args)
+                raise
+
+        return call  # type: ignore[return-value]
+
+    return decorate
 
 
 def check_global_batches(size: int, *, batch_size: int, even: str | None, canonical_nodes: int) -> None:
-    """Check that an epoch can be cut into global batches of `size` samples."""
-    check_least(1, global_batch_size=size)
+    """Raise ConfigError if an epoch cannot be cut into global batches of `size` samples."""
     if batch_size != 1:
         raise ConfigError(
             f"batch_size is {batch_size} and global_batch_size is {size}",
@@ -37,3 +237,50 @@ def check_global_batches(size: int, *, batch_size: int, even: str | None, canoni
             f"global_batch_size={size} cannot be divided among canonical_nodes={canonical_nodes}",
             remedy="make it a multiple of canonical_nodes",
         )
+
+
+def _bound(signature: inspect.Signature, args: tuple[Any, ...], named: dict[str, Any]) -> inspect.BoundArguments:
+    try:
+        return signature.bind(*args, **named)
+    except TypeError as exn:
+        raise ConfigError(str(exn), remedy="give each argument once, by its name") from None
+
+
+def _unknown(name: str, known: list[str], elsewhere: Mapping[str, str]) -> ConfigError:
+    near = difflib.get_close_matches(name.lower(), [*known, *elsewhere], n=1)
+    word = name if name in elsewhere else near[0] if near else ""
+    remedy = f"write {word}=..." if word else f"its arguments are {', '.join(known)}"
+    if word not in known and word in elsewhere:
+        remedy = elsewhere[word].format(word)
+    hint = f"; did you mean {word!r}?" if word not in ("", name) else ""
+    return ConfigError(f"there is no argument {name!r}{hint}", remedy=remedy)
+
+
+def converted(name: str, value: Any, rule: Accepts) -> Any:
+    """Return the value of an argument in the form in which it is kept. Raises ConfigError."""
+    try:
+        return rule.converted(plain(value))
+    except (TypeError, ValueError):
+        shown = repr(value)
+        shown = shown if len(shown) <= _MOST_CHARS else f"{shown[:_MOST_CHARS]}…"
+        raise ConfigError(f"{name} is {shown}", remedy=_unquoted(name, value, rule) or f"give {rule.what}") from None
+
+
+def _unquoted(name: str, value: Any, rule: Accepts) -> str:
+    """Return a remedy for a literal that is accepted without its quotes; an empty string for anything else."""
+    try:
+        if not isinstance(value, str):
+            return ""
+        return f"write {name}={rule.converted(literal_eval(value))!r}, without quotes"
+    except (TypeError, ValueError, SyntaxError):
+        return ""
+
+
+def _name(exn: ConfigError, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Let an error without a url begin with the class, method or function that the user called: the outermost one."""
+    if exn.url is None:
+        *owner, method = function.__qualname__.split(".")[-2:]
+        called = type(args[0]).__name__ if owner else ""
+        called += "" if method == "__init__" else f".{method}()" if owner else f"{method}()"
+        exn.message = f"{called}: {vars(exn).setdefault('unnamed', exn.message)}"
+        exn.args = (exn.message,)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import check_least
+from shardcache_client.arguments import FUNCTION, Accepts, checked, flag, whole
 from shardcache_client.dataloader.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
 from shardcache_client.dataloader.malloc import keep_freed_memory
 from shardcache_client.order.lanes.elastic import in_batches
@@ -20,7 +21,7 @@ from shardcache_client.order.state import ReaderState
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import in_worker
 from shardcache_client.ranks.torch_group import TorchRankGroup
-from shardcache_client.reader import ShardReader
+from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
 from shardcache_client.sharing.bookmark import WorkerPlace
@@ -30,6 +31,13 @@ from shardcache_client.typed import B_co, T_co, U
 
 if TYPE_CHECKING:
     from shardcache_client.loader import ShardLoader
+
+
+_TO_THE_DATASET = dict.fromkeys(ARGUMENTS, "give it to the dataset: ShardDataset(urls, {}=...)")
+
+
+def _batch_size(value: Any) -> Any:
+    return value if value in ("dataset", None) else whole(1).converted(value)
 
 
 class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
@@ -48,7 +56,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         shuffle: read shards and samples in a different order each epoch, determined by `seed` and the epoch alone.
         shuffle_window: number of shards whose samples are mixed; a reader holds that many shards, and no shuffle
             buffer. 0: only the order of the shards changes; samples come in file order.
-        seed: seed of the shuffle; must be the same on all ranks.
+        seed: seed of the shuffle; must be the same on all ranks. None: a random one, logged and kept in states, which
+            resume in its order. Ranks agree on it over torch.distributed's store, which must be there by then.
         canonical_nodes: split the shards into this many fixed groups and shuffle within each group, so that on this
             many nodes each mostly reads shards that it has already cached. 1: shuffle all shards together.
         even: "pad": every rank gets the same number of samples, and at most world_size - 1 samples come twice; "drop":
@@ -80,8 +89,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         missing: for a sample without a member that `members` or the table of `decode` names: "error", a
             MissingMemberError; "skip" the sample, as `on_error` would; or a dict with the values to take instead.
         on_error: called with the error of a shard or sample; returns True to skip it, False to end the epoch there, or
-            raises. See `handlers`. Unless `even` is None, skipped samples are replaced at the end of the epoch by
-            samples of other readers: ranks with unequal numbers would wait for each other indefinitely.
+            raises. One of `handlers` can be given by its name, such as "warn_and_continue". Unless `even` is None,
+            skipped samples are replaced at the end of the epoch by samples of other readers: ranks with unequal numbers
+            would wait for each other indefinitely.
         job: name of this job in `shardcache status`. Default: the name from Slurm, torchrun or Ray, or the script's.
         socket: path of the daemon's socket. Default: the same as for `shardcache serve`.
         rank, world_size: of this process. Default: from torch.distributed if it is initialised, else from torchrun's or
@@ -101,7 +111,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             reads off.
 
     Attributes:
-        seed: as given.
+        seed: as given, or as drawn.
         manifest: the shards in the order of `urls`, with sizes and sample counts where known. Rank 0's manifest if
             torch.distributed was initialised first; otherwise the ranks compare theirs when reading begins.
 
@@ -170,6 +180,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     def _loads_of_a_loader(self) -> bool:
         return in_worker() or stateful_loader_asks()
 
+    @checked(batches=whole(0).or_none())
     def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
         """Return this reader's position: a few numbers, whatever the size of dataset and batches.
 
@@ -197,6 +208,17 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             )
         return self._own_state(alone=not in_worker() and not stateful_loader_asks()).to_json()
 
+    @checked(
+        _TO_THE_DATASET,
+        inspect.signature(DataLoader).parameters,
+        batch_size=Accepts("a whole number, 1 or more; or None for samples one by one", _batch_size),
+        num_workers=whole(0).or_none("None for a share of the CPUs"),
+        collate_fn=FUNCTION.or_none(),
+        pin_memory=flag().or_none(),
+        persistent_workers=flag().or_none(),
+        drop_last=flag(),
+        prefetch_factor=whole(1).or_none(),
+    )
     def loader(
         self,
         *,
@@ -250,7 +272,6 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         )
 
     def _read_batches_of(self, batch_size: int) -> None:
-        check_least(1, batch_size=batch_size)
         own = self.batch_size
         if own != batch_size and (own != 1 or self._elastic):
             raise ConfigError(
@@ -281,7 +302,6 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
 
     def _state_of_rank(self, batches: int) -> dict[str, Any]:
         """Return the states of all workers of this rank after `batches` batches were taken from them in turn."""
-        check_least(0, batches=batches)
         bookmark = self._bookmark
         states = bookmark.states_of_workers if bookmark.workers else bookmark.states
         workers = max(1, bookmark.workers)

@@ -1,8 +1,8 @@
 """Handlers for errors of a single shard or sample, with the names and rules of WebDataset's.
 
 A handler is called with the error. It returns True to skip the shard or sample, False to end the epoch there as if it
-were complete, or raises. These handlers also work in WebDataset's stages, and WebDataset's work here; its name for
-`reraise` is `reraise_exception`.
+were complete, or raises. These handlers also work in WebDataset's stages, and WebDataset's work here. Each can be given
+by its name, such as `on_error="warn_and_continue"`; "warn", "ignore" and "raise" are short for the first ones.
 """
 
 from __future__ import annotations
@@ -45,3 +45,21 @@ def warn_and_stop(exn: Exception) -> bool:
 def _warn(exn: Exception) -> None:
     # Only our own errors are sentences; the text of a KeyError is just a key, that of an AssertionError often empty.
     warnings.warn(str(exn) if isinstance(exn, ShardcacheError) else repr(exn), stacklevel=3)
+
+
+_BY_NAME = {
+    each.__name__: each for each in (reraise, warn_and_continue, ignore_and_continue, warn_and_stop, ignore_and_stop)
+}
+_BY_NAME |= {"warn": warn_and_continue, "ignore": ignore_and_continue, "raise": reraise, "reraise_exception": reraise}
+
+ANY_HANDLER = f"a function of the error, or the name of a handler: {', '.join(_BY_NAME)}"
+
+
+def handler_of(handler: Handler | str) -> Handler:
+    """Return a handler, which may be given by its name. Raises TypeError or ValueError for anything else."""
+    if isinstance(handler, str) and handler not in _BY_NAME:
+        raise ValueError
+    found = _BY_NAME[handler] if isinstance(handler, str) else handler
+    if not callable(found):
+        raise TypeError
+    return found

@@ -33,12 +33,13 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     `global_batch_size`).
 
     Args:
-        sources: datasets by name, all of them counted. Each keeps its urls, `shuffle`, `shuffle_window`, `seed`,
-            `canonical_nodes`, `decode`, `members` and `missing`, and what `map` and `filter` have added; all other
-            options must be the same for all, and are the mixture's own.
-        weights: a weight for each source; only their ratios count. To change them between epochs, give weights by the
-            epoch from which they hold: `{0: {"web": 9, "code": 1}, 5: {"web": 1, "code": 1}}`. Default: the sizes of
-            the sources, so that an epoch is each sample of each source once.
+        sources: datasets by name, or a list of them, whose names are then their numbers; all of them counted. Each
+            keeps its urls, `shuffle`, `shuffle_window`, `seed`, `canonical_nodes`, `decode`, `members` and `missing`,
+            and what `map` and `filter` have added; all other options must be the same for all, and are the mixture's
+            own.
+        weights: a weight for each source, by name or in their order; only their ratios count. To change them between
+            epochs, give weights by the epoch from which they hold: `{0: {"web": 9, "code": 1}, 5: {"web": 1, "code":
+            1}}`. Default: the sizes of the sources, so that an epoch is each sample of each source once.
         samples_per_epoch: samples per epoch over all ranks. Default: as many as all sources together have.
 
     Raises ConfigError if an argument is invalid, the sources' options differ, or a source is not counted.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import ConfigError
-from shardcache_client.arguments import check_least
+from shardcache_client.arguments import OTHER_WORDS, Accepts, checked, whole
 from shardcache_client.decoding.by_source import PipelineBySource
 from shardcache_client.order.lanes.interleaving import Interleaved
 from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, SourceQuotas, Weights
@@ -17,9 +17,24 @@ from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.selection import Choices
 from shardcache_client.order.share import Share
 from shardcache_client.order.state import Place, ReaderState, find_states
-from shardcache_client.reader import ShardReader
+from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.typed import T_co, U
+
+
+def _named(sources: Any) -> dict[str, ShardReader[Any]]:
+    named = sources.items() if isinstance(sources, Mapping) else enumerate(sources)
+    found = {str(name): source for name, source in named}
+    if isinstance(sources, ShardReader) or not all(isinstance(source, ShardReader) for source in found.values()):
+        raise TypeError
+    return found
+
+
+_WORDS = OTHER_WORDS | {
+    **dict.fromkeys(("proportion", "proportions", "probabilities", "ratios"), "write weights=..."),
+    **dict.fromkeys(("datasets", "streams", "components"), "write Mixture(sources, weights=...)"),
+    **dict.fromkeys(ARGUMENTS, "give it to each source: ShardDataset(urls, {}=...)"),
+}
 
 
 class MixtureReader(ShardReader[T_co]):
@@ -31,14 +46,19 @@ class MixtureReader(ShardReader[T_co]):
     Raises ConfigError as `Mixture` does.
     """
 
+    @checked(
+        _WORDS,
+        sources=Accepts('datasets by name, {"web": ShardDataset(...)}, or a list of them', _named),
+        samples_per_epoch=whole(1).or_none(),
+    )
     def __init__(
         self,
-        sources: Mapping[str, ShardReader[T_co]],
+        sources: Mapping[str, ShardReader[T_co]] | Sequence[ShardReader[T_co]],
         weights: Weights | None = None,
         *,
         samples_per_epoch: int | None = None,
     ) -> None:
-        check_least(1, samples_per_epoch=samples_per_epoch)
+        sources = _named(sources)
         first = _first_of_alike(sources)
         mixed = tuple(
             MixedSource(name, reader.manifest, reader._dealing.shuffle, reader._dealing.unit)
@@ -69,6 +89,7 @@ class MixtureReader(ShardReader[T_co]):
             epochs=first._settings.epochs,
         )
         self._names = tuple(sources)
+        self._seeds = {name: reader.seed for name, reader in sources.items() if reader._seeds}
         self._assemble(settings, dealing, first.seed, first._on_error, first._job)
 
     if TYPE_CHECKING:
@@ -76,9 +97,9 @@ class MixtureReader(ShardReader[T_co]):
         def map(self, function: Callable[[T_co], U]) -> MixtureReader[U]:
             """See `ShardReader.map`."""
 
+    @checked(epoch=whole(0))
     def samples_of(self, epoch: int) -> dict[str, int]:
         """Return the number of samples of each source in an epoch, over all ranks."""
-        check_least(0, epoch=epoch)
         return dict(zip(self._names, self._schedule.samples(epoch), strict=True))
 
     def indexed(self, window: int = 4) -> NoReturn:
@@ -97,6 +118,7 @@ class MixtureReader(ShardReader[T_co]):
         Raises ConfigError also if the weights of this or an earlier epoch differ from those of the run that saved it.
         """
         saved = find_states(state)[0]
+        self._take_seeds(saved.seeds)
         if saved.dataset == self._bookmark.datasets[True]:
             self._check_schedule(saved)
         super().load_state_dict(state)

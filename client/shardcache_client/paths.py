@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from shardcache.protocol import patterns_from_here, socket_path
+from shardcache_client.arguments import OTHER_WORDS, PATH, SECONDS, TEXT, URLS, checked
 from shardcache_client.daemon.connection import ReaderIdentity, resolve
 from shardcache_client.daemon.session import Patience, ReaderSession
 from shardcache_client.order.plan import plan_reading
@@ -14,6 +15,7 @@ from shardcache_client.reading.shard_window import ShardWindow
 from shardcache_client.topology import job_name
 
 
+@checked(OTHER_WORDS, urls=URLS, job=TEXT.or_none(), socket=PATH.or_none(), timeout_s=SECONDS)
 @contextmanager
 def cached_paths(
     urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

@@ -8,12 +8,27 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, cast
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import patterns_from_here, socket_path
 from shardcache.tarindex import Row
-from shardcache_client.arguments import check_choice, check_global_batches, check_least
+from shardcache_client.arguments import (
+    FUNCTION,
+    NAMES,
+    OTHER_WORDS,
+    PATH,
+    SECONDS,
+    TEXT,
+    URLS,
+    Accepts,
+    check_global_batches,
+    checked,
+    flag,
+    instance,
+    one_of,
+    whole,
+)
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Patience
 from shardcache_client.daemon.sessions import Fallback, SessionPool, resolver
@@ -21,7 +36,7 @@ from shardcache_client.decoding.decoders import Spec
 from shardcache_client.decoding.pipeline import Missing, Pipeline
 from shardcache_client.files.blocks import TokenBlocks
 from shardcache_client.files.slicing import Sample
-from shardcache_client.handlers import Handler, reraise
+from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.indexed import IndexedShards
 from shardcache_client.order.deal import Assignment, Deal, check
 from shardcache_client.order.lanes.elastic import ElasticDeal, batches_before, in_batches, resume_batches
@@ -47,6 +62,42 @@ if TYPE_CHECKING:
 log = logging.getLogger("shardcache")
 
 
+def _zero_copy(value: Any) -> Any:
+    return value if isinstance(value, bool | str) else NAMES.converted(value)
+
+
+def _decode(value: Any) -> Any:
+    return value if isinstance(value, str | Mapping) else FUNCTION.converted(value)
+
+
+ARGUMENTS = {
+    "urls": URLS,
+    "shuffle": flag("; shuffle_window is the number of shards whose samples are mixed"),
+    "shuffle_window": whole(0),
+    "seed": whole().or_none("None, for a random one"),
+    "canonical_nodes": whole(1),
+    "even": one_of("pad", "drop", None),
+    "samples_per_epoch": whole(1).or_none(),
+    "epochs": whole(1).or_none(),
+    "batch_size": whole(1),
+    "global_batch_size": whole(1).or_none(),
+    "tokens": instance("TokenBlocks(length)", TokenBlocks).or_none(),
+    "decode": Accepts(
+        'the name of an image decoder, a table such as {"jpg": "rgb8"}, or a function', _decode
+    ).or_none(),
+    "members": NAMES.or_none("None for all"),
+    "on_error": Accepts(ANY_HANDLER, handler_of),
+    "job": TEXT.or_none(),
+    "socket": PATH.or_none(),
+    "rank": whole(0).or_none(),
+    "world_size": whole(1).or_none(),
+    "timeout_s": SECONDS,
+    "partial_reads": flag(),
+    "fallback": one_of("error", "direct"),
+    "zero_copy": Accepts("True, False, or extensions of members", _zero_copy),
+}
+
+
 class ShardReader(Selecting, Generic[T_co]):
     """An iterable over the samples of tar shards, read from the disk cache that the node's shardcache daemon fills.
 
@@ -63,13 +114,14 @@ class ShardReader(Selecting, Generic[T_co]):
     Raises the errors of `ShardDataset`.
     """
 
+    @checked(OTHER_WORDS, **ARGUMENTS)
     def __init__(
         self,
         urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         *,
         shuffle: bool = False,
         shuffle_window: int = 8,
-        seed: int = 0,
+        seed: int | None = 0,
         canonical_nodes: int = 1,
         even: Even = "pad",
         samples_per_epoch: int | None = None,
@@ -80,7 +132,7 @@ class ShardReader(Selecting, Generic[T_co]):
         decode: Callable[[Sample], T_co] | Mapping[str, Spec] | str | None = None,
         members: Iterable[str] | None = None,
         missing: Missing = "error",
-        on_error: Handler = reraise,
+        on_error: Handler | str = reraise,
         job: str | None = None,
         socket: str | os.PathLike[str] | None = None,
         rank: int | None = None,
@@ -90,11 +142,6 @@ class ShardReader(Selecting, Generic[T_co]):
         fallback: Fallback = "error",
         zero_copy: bool | str | Collection[str] = False,
     ) -> None:
-        check_least(0, shuffle_window=shuffle_window)
-        counts = {"samples_per_epoch": samples_per_epoch, "epochs": epochs}
-        check_least(1, canonical_nodes=canonical_nodes, batch_size=batch_size, **counts)
-        check_choice(("pad", "drop", None), even=even)
-        check_choice(("error", "direct"), fallback=fallback)
         if global_batch_size is not None:
             check_global_batches(global_batch_size, batch_size=batch_size, even=even, canonical_nodes=canonical_nodes)
         if tokens is not None and zero_copy:
@@ -110,6 +157,9 @@ class ShardReader(Selecting, Generic[T_co]):
             return found if tokens is None else found.of_blocks(tokens.count)
 
         manifest = self._group.settle(manifest_of_samples)
+        self._seeds: Mapping[str, int] = {}
+        if seed is None:
+            self._seeds = {"": (seed := self._drawn_seed())}
         shuffling = Shuffle(seed, shuffle_window, canonical_nodes) if shuffle else None
         dealing = Assignment(
             shuffling,
@@ -129,7 +179,13 @@ class ShardReader(Selecting, Generic[T_co]):
             handover=_handover(zero_copy),
             epochs=epochs,
         )
-        self._assemble(settings, dealing, seed, on_error, job)
+        self._assemble(settings, dealing, seed, handler_of(on_error), job)
+
+    def _drawn_seed(self) -> int:
+        seed = self._group.draw_seed()
+        if not self._group.ranks.rank:
+            log.warning("seed=None: the seed is %d; states keep it, and seed=%d gives the same order again", seed, seed)
+        return seed
 
     def _assemble(self, settings: StreamSettings, dealing: Assignment, seed: int, on_error: Handler, job: str) -> None:
         """Set what an iteration needs, besides the ranks."""
@@ -167,6 +223,14 @@ class ShardReader(Selecting, Generic[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         return self._begin(None)
 
+    def __getitem__(self, number: object) -> NoReturn:
+        """Raise TypeError: samples come in the order of the epoch. See `indexed`."""
+        numbers = f".subset(range({number.start or 0}, {number.stop}))" if isinstance(number, slice) else ""
+        raise TypeError(
+            f"a {type(self).__name__} has no samples by number; write {numbers or f'.indexed()[{number!r}]'}"
+        )
+
+    @checked(function=FUNCTION)
     def map(self, function: Callable[[T_co], U]) -> ShardReader[U]:
         """Return a dataset that yields `function(item)` for each item of this one.
 
@@ -175,6 +239,7 @@ class ShardReader(Selecting, Generic[T_co]):
         """
         return cast(ShardReader[U], self._derived(pipeline=self._settings.pipeline.then(function)))
 
+    @checked(function=FUNCTION)
     def filter(self, function: Callable[[T_co], object]) -> Self:
         """Return a dataset that yields the items of this one for which `function(item)` is true.
 
@@ -205,6 +270,7 @@ class ShardReader(Selecting, Generic[T_co]):
         derived._bookmark = Bookmark(derived._shared_state, self._dealing.identities(manifest))
         return derived
 
+    @checked(window=whole(1))
     def indexed(self, window: int = 4) -> IndexedShards[T_co]:
         """Return the same samples as a map-style dataset: by number, in the order of `urls`, whatever `shuffle` says.
 
@@ -213,7 +279,6 @@ class ShardReader(Selecting, Generic[T_co]):
 
         Raises ConfigError if the samples are not counted, or if this dataset leaves samples out.
         """
-        check_least(1, window=window)
         return IndexedShards(self._settings, ReaderIdentity(self._job), window)
 
     def _derived(self, **changes: Any) -> Self:
@@ -230,6 +295,7 @@ class ShardReader(Selecting, Generic[T_co]):
         """Begin an iteration, as a worker of a DataLoader or alone, and return its samples."""
         self._refuse_resharding()
         topology = self.topology()
+        self._take_seeds(self._shared_state.read().get("seeds", {}))
         deal = self._deal()
         check(deal, topology, self._dealing.even)
         self._check_filters(topology)
@@ -335,6 +401,14 @@ class ShardReader(Selecting, Generic[T_co]):
 
     # Epochs and resuming
 
+    def _take_seeds(self, seeds: Mapping[str, int]) -> None:
+        """Read in the order of seeds that another run has drawn, if this one has drawn its own."""
+        if self._seeds and seeds and self._seeds != seeds:
+            self._seeds, self.seed = seeds, seeds.get("", self.seed)
+            self._dealing = self._dealing.reseeded(seeds)
+            self._settings = replace(self._settings, deal=self._dealing.deal(self.manifest))
+            self._bookmark.datasets = self._dealing.identities(self.manifest)
+
     @property
     def epoch(self) -> int:
         """The epoch that this process is reading, or else the next one that it would read."""
@@ -345,6 +419,7 @@ class ShardReader(Selecting, Generic[T_co]):
         """Number of samples of its share that this reader has passed, bad ones included."""
         return 0 if self._stream is None else self._stream.reader_position.taken
 
+    @checked(epoch=whole(0))
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on, including those in running DataLoader workers."""
         self._refuse_resharding()  # a wrapper that sends one process's batches to all never reads on the others
@@ -389,6 +464,10 @@ class ShardReader(Selecting, Generic[T_co]):
         Raises ConfigError if it contains no state, or one of another dataset; the next iteration raises it if the
         positions of all readers cannot be derived.
         """
+        if self._seeds:
+            self._take_seeds(seeds := find_states(state)[0].seeds)
+            with self._shared_state.edit() as notes:
+                notes["seeds"] = dict(seeds)
         if self._elastic and not self._in_worker:  # a loader's worker is loaded into by a loader that knows its turn
             state = [each.to_json() for each in in_batches(find_states(state))]
         if not self._loads_of_a_loader and self._is_read(states := find_states(state)):
@@ -432,6 +511,7 @@ class ShardReader(Selecting, Generic[T_co]):
             reader=stream.topology.reader,
             place=place,
             over=over,
+            seeds=self._seeds,
         )
 
     # Ranks and workers

@@ -11,6 +11,7 @@ from typing import Self, SupportsIndex
 from shardcache.errors import ConfigError, NotFoundError
 from shardcache.tarindex import IndexEntry, Row, entries_of
 from shardcache.tarindex.sample_rows import SUFFIX
+from shardcache_client.arguments import FUNCTION, checked, one_of, plain, whole
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.selection import By, Choices, Marked, split, subset
@@ -36,6 +37,7 @@ class Selecting(ABC):
     def _rows_of_tables(self) -> Iterator[tuple[str, Row]]:
         """Yield the rows of the sample tables, each with its table's url."""
 
+    @checked(predicate=FUNCTION)
     def select(self, predicate: Callable[[IndexEntry], object]) -> Self:
         """Return a dataset of those samples for which `predicate(entry)` is true, chosen by the index alone::
 
@@ -79,6 +81,7 @@ class Selecting(ABC):
         """
         return self._selected(subset(self._counts(), map(operator.index, numbers)))
 
+    @checked(seed=whole(), by=one_of("samples", "shards"))
     def split(self, *fractions: float, seed: int = 0, by: By = "samples") -> list[Self]:
         """Return datasets that divide the samples of this one at random, such as for training and validation::
 
@@ -96,7 +99,7 @@ class Selecting(ABC):
 
         Raises ConfigError if the samples are not counted, for wrong fractions, or if a part would be empty.
         """
-        return [self._selected(choices) for choices in split(self._counts(), fractions, seed, by)]
+        return [self._selected(choices) for choices in split(self._counts(), [*map(plain, fractions)], seed, by)]
 
     def _counts(self) -> Sequence[int]:
         if self.manifest.counts is None:

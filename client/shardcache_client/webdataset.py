@@ -15,9 +15,11 @@ from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import from_here, local_path
+from shardcache_client.arguments import OTHER_WORDS, checked
 from shardcache_client.dataset import ShardDataset
 from shardcache_client.files.slicing import Sample
 from shardcache_client.handlers import Handler, reraise
+from shardcache_client.reader import ARGUMENTS
 
 try:
     import webdataset as wds
@@ -38,6 +40,14 @@ _ITEM_BY_ITEM = (
 """webdataset's stages that yield at most one item per item taken, before they take the next."""
 
 _OURS = (wds.single_node_only, wds.split_by_node)  # ShardDataset does to samples what these do to shards
+
+
+_WORDS = {
+    "shuffle": "write shardshuffle=True",
+    "on_error": "write handler=...",
+    "transform": "write .map(function) after it",
+}
+_OPTIONS = {name: rule for name, rule in ARGUMENTS.items() if name not in ("urls", "shuffle", "on_error")}
 
 
 class WebDataset(Theirs):  # type: ignore[misc]
@@ -71,6 +81,7 @@ class WebDataset(Theirs):  # type: ignore[misc]
         ShardcacheError: as ShardDataset.
     """
 
+    @checked(OTHER_WORDS | _WORDS, _OPTIONS, handler=ARGUMENTS["on_error"], **_OPTIONS)
     def __init__(
         self,
         urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from shardcache.errors import ConfigError
 from shardcache.tarindex import TokenMember
+from shardcache_client.arguments import converted, flag, whole
+
+_RULES = {"length": whole(1), "overlap": whole(0), "end": whole(0).or_none(), "documents": flag()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,13 @@ class TokenBlocks:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        if self.length < 1 or not 0 <= self.overlap < self.length:
+        for name, rule in _RULES.items():
+            object.__setattr__(self, name, converted(name, getattr(self, name), rule))
+        if self.overlap >= self.length:
             raise ConfigError(
                 f"blocks of {self.length} tokens that overlap by {self.overlap}",
-                remedy="give a length of 1 or more, and an overlap below it",
+                remedy="give an overlap below the length",
             )
-        if self.end is not None and self.end < 0:
-            raise ConfigError(f"end is {self.end}", remedy="give the number of a token")
         TokenMember(self.member, self.dtype)
         try:
             import numpy  # noqa: F401

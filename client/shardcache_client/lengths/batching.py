@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from shardcache.errors import ConfigError
-from shardcache_client.handlers import Handler, reraise
+from shardcache_client.arguments import FUNCTION, SECONDS, Accepts, checked, whole
+from shardcache_client.handlers import ANY_HANDLER, Handler, handler_of, reraise
 from shardcache_client.lengths.gathering import BatchableDataset, SampleBuffer, State
 from shardcache_client.lengths.rounds import Agreeing, Recipe, Rounds, find_state, state_of
 from shardcache_client.ranks.agreement import Agreement
@@ -20,6 +20,14 @@ from shardcache_client.topology import Ranks, Topology
 _made: Counter[str] = Counter()
 
 
+@checked(
+    max_tokens=whole(1),
+    length=FUNCTION,
+    sort_buffer=whole(1),
+    collate=FUNCTION,
+    on_error=Accepts(ANY_HANDLER, handler_of),
+    timeout_s=SECONDS,
+)
 def batch_by_length(
     dataset: BatchableDataset,
     max_tokens: int,
@@ -27,7 +35,7 @@ def batch_by_length(
     *,
     sort_buffer: int = 1_000,
     collate: Callable[[list[Any]], Any] = list,
-    on_error: Handler = reraise,
+    on_error: Handler | str = reraise,
     timeout_s: float = 300.0,
 ) -> LengthBatches:
     """Batch samples of similar length: little padding, and no batch too large for the accelerator.
@@ -57,13 +65,11 @@ def batch_by_length(
             agree, or one of them has no samples at all.
         RankTimeoutError, RanksError: a rank does not answer.
     """
-    if max_tokens < 1 or sort_buffer < 1:
-        raise ConfigError(f"max_tokens is {max_tokens} and sort_buffer is {sort_buffer}", remedy="give 1 or more")
     kind = f"{dataset.seed}/{max_tokens}/{sort_buffer}"
     _made[kind] += 1
     # The same name on all ranks, as they create these objects in the same order.
     agreements = Agreements(f"batches/{kind}/{_made[kind]}", timeout_s, MeetingPlace())
-    return LengthBatches(dataset, Recipe(max_tokens, length, sort_buffer, collate, on_error), agreements)
+    return LengthBatches(dataset, Recipe(max_tokens, length, sort_buffer, collate, handler_of(on_error)), agreements)
 
 
 @dataclass(frozen=True, slots=True)

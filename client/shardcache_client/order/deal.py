@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.lanes.elastic import ElasticDeal, batch_size_of_rank
@@ -139,6 +139,10 @@ class Assignment:
     global_batch_size: int | None = None
     spans: int = 1
     unit: str = ""
+
+    def reseeded(self, seeds: Mapping[str, int]) -> Self:
+        """Return the same with other seeds, by source; that of a dataset alone is under ""."""
+        return replace(self, shuffle=self.shuffle and replace(self.shuffle, seed=seeds[""]))
 
     def options(self) -> dict[str, object]:
         """Return the options that must be the same on all ranks, by the names of a dataset's arguments."""

@@ -140,7 +140,11 @@ def split(counts: Sequence[int], fractions: Sequence[float], seed: int, by: By) 
 
     Raises ConfigError for fractions that do not add up to 1, and for a part that would be empty.
     """
-    if not fractions or not all(0 < fraction <= 1 for fraction in fractions) or not math.isclose(sum(fractions), 1):
+    if (
+        not fractions
+        or not all(0 < fraction <= 1 for fraction in fractions)
+        or not math.isclose(sum(fractions), 1, rel_tol=1e-6)
+    ):
         raise ConfigError(f"the fractions of the split are {fractions}", remedy="give some above 0 whose sum is 1")
     total = sum(counts)
     ends = [round(total * end) for end in accumulate(fractions)]

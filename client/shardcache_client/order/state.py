@@ -58,6 +58,7 @@ class ReaderState:
         over: True if no reader has anything left of the epoch.
         sources: of a mixture, by name: position in its endless sequence at the "start" of the epoch, number of its
             "samples" in the epoch, and of those that this reader has "passed" of its share.
+        seeds: seeds that were drawn, by source; that of a dataset alone under "". Its states are of this seed's order.
         in_step: True if this rank's workers have taken turns, so that those of other ranks have come as far.
     """
 
@@ -71,13 +72,15 @@ class ReaderState:
     beyond: str = ""
     over: bool = False
     sources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    seeds: Mapping[str, int] = field(default_factory=dict)
     in_step: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as a JSON-compatible dict of numbers and short strings."""
         fields = asdict(self)
-        if not self.sources:
-            del fields["sources"]
+        for name in ("sources", "seeds"):
+            if not fields[name]:
+                del fields[name]
         if self.in_step:
             del fields["in_step"]
         return {_MARK: _FORMAT, **fields}
@@ -102,6 +105,7 @@ class ReaderState:
                     _text(name): {_text(key): _count(number) for key, number in numbers.items()}
                     for name, numbers in data.get("sources", {}).items()
                 },
+                seeds={_text(name): _count(seed) for name, seed in data.get("seeds", {}).items()},
                 in_step=_flag(data.get("in_step", True)),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as exn:

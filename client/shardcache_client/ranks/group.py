@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping
 
+from shardcache.errors import ConfigError
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.topology import Ranks, Topology, ranks_of_environment
 
@@ -43,6 +45,15 @@ class RankGroup:
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
         """Return the manifest for all ranks, which `resolve` makes."""
         return resolve()
+
+    def draw_seed(self) -> int:
+        """Return a random seed, the same on all ranks. Raises ConfigError if they cannot agree on one."""
+        if self.ranks.world_size > 1:
+            raise ConfigError(
+                f"seed=None would be another seed on each of {self.ranks.world_size} ranks, which share no store",
+                remedy="give a seed; or initialise torch.distributed before creating the ShardDataset",
+            )
+        return secrets.randbits(32)
 
     def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
         """Raise ManifestMismatchError if another rank is known to read other shards."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from secrets import randbits
 
 from shardcache_client.order.manifest import Manifest
+from shardcache_client.ranks.distributed import KeyValueStore
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import Membership
 from shardcache_client.ranks.one_epoch import OneEpoch
@@ -54,6 +56,14 @@ class TorchRankGroup(RankGroup):
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
         """Return rank 0's manifest, or this process's if torch.distributed is not initialised."""
         return self._manifest.settle(resolve)
+
+    def draw_seed(self) -> int:
+        """Return a random seed, the first that any rank has drawn for this dataset; see `RankGroup`."""
+        job = self.ranks_of_job.world_size
+        if min(job, self.ranks.world_size) == 1:
+            return super().draw_seed()
+        store = KeyValueStore.of_process_group() or self._manifest.place.store(job)
+        return super().draw_seed() if store is None else int(store.first(f"seed/{self._name}", str(randbits(32))))
 
     def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
         """Raise ManifestMismatchError if shards or selection differ from those of the first rank to compare."""

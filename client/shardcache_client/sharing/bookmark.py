@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,9 +69,7 @@ class Bookmark:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
-        if epoch < 0:
-            raise ConfigError(f"epoch {epoch} is negative")
-        self._epochs.set(operator.index(epoch))
+        self._epochs.set(epoch)
 
     def begin(self, loader: WorkerPlace | None, agree: Agree = by_own_count) -> int:
         """Begin an iteration in this process and return its epoch.

@@ -3,8 +3,8 @@
     python manifest_job.py URLS SOCKET OUT_FILE WHEN WORKERS INIT_METHOD RANK WORLD_SIZE
 
 WHEN: `early`, torch.distributed is initialised before the dataset is made; `late`, after; `alone`, before, and only the
-last rank makes a dataset; `split`, before, and all read the same part of a split; `astray`, before, and each splits by
-a seed of its own. WORKERS: `fork` or `spawn`, two of them, or `none`.
+last rank makes a dataset; `drawn`, before, and the seed is drawn; `split`, before, and all read the same part of a
+split; `astray`, before, and each splits by a seed of its own. WORKERS: `fork` or `spawn`, two of them, or `none`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def main() -> None:
     told: dict[str, object] = {"keys": None, "error": None}
     try:
         if when != "alone" or int(rank) == int(world_size) - 1:
-            ds = ShardDataset(urls, even=None, socket=socket, timeout_s=3 if when == "alone" else 60)
+            options = {"shuffle": True, "seed": None} if when == "drawn" else {}
+            ds = ShardDataset(urls, even=None, socket=socket, timeout_s=3 if when == "alone" else 60, **options)
             if when == "split":
                 ds = ds.split(0.5, 0.5)[0]
             if when == "astray":

@@ -94,6 +94,13 @@ def test_all_ranks_read_by_the_list_of_rank_0(
     assert sorted(key for rank in told for key in rank["keys"]) == OLD_KEYS
 
 
+@pytest.mark.parametrize("init", ["env", "file"])
+def test_ranks_draw_one_seed(nodes: list[Daemon], source: Path, tmp_path: Path, init: str) -> None:
+    """With `seed=None`, over the job's key-value store: together, their shares are each sample once."""
+    told = run(tmp_path, [nodes[0].socket] * 2, "drawn", "fork", init, f"file://{source}/")
+    assert sorted(key for rank in told for key in rank["keys"]) == OLD_KEYS
+
+
 @pytest.mark.parametrize(("init", "workers"), [("env", "none"), ("env", "fork"), ("tcp", "spawn")])
 def test_ranks_that_listed_before_they_met_are_compared(
     init: str, workers: str, nodes: list[Daemon], source: Path, tmp_path: Path

@@ -272,24 +272,6 @@ def test_no_daemon_shows_at_once(tmp_path: Path) -> None:
         ShardDataset("s3://bucket/a.tar", socket=tmp_path / "s.sock")
 
 
-def test_arguments_that_make_no_sense(daemon: Daemon, urls: str) -> None:
-    """Each is refused under its name, by the constructor or where it is given."""
-    wrong: list[dict[str, Any]] = [
-        {"rank": 1},
-        {"shuffle_window": -1},
-        {"canonical_nodes": 0},
-        {"batch_size": 0},
-        {"samples_per_epoch": 0},
-        {"even": "padded"},
-    ]
-    for arguments in wrong:
-        (name,) = arguments
-        with pytest.raises(ConfigError, match=name):
-            ShardDataset(urls, socket=daemon.socket, **arguments)
-    with pytest.raises(ConfigError, match="epoch"):
-        ShardDataset(urls, socket=daemon.socket).set_epoch(-1)
-
-
 @pytest.fixture(scope="module")
 def flawed(folder: Path) -> list[str]:
     """A good shard, one that is no tar, and one whose second sample has two members of one name."""

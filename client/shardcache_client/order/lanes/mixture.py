@@ -13,8 +13,10 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from math import isfinite
+from typing import Any, Self
 
 from shardcache.errors import ConfigError
+from shardcache_client.arguments import plain
 from shardcache_client.order.deal import Assignment, Deal, digest
 from shardcache_client.order.lanes.interleaving import Interleaving
 from shardcache_client.order.lanes.proportions import Proportions
@@ -24,8 +26,12 @@ from shardcache_client.order.partition import Even
 from shardcache_client.order.rounds import Order, Shuffle
 from shardcache_client.order.span_deal import SpanDeal
 
-Weights = Mapping[str, float] | Mapping[int, Mapping[str, float]]
-"""A weight for each source, or such weights for each epoch from which they hold; the first epoch is 0."""
+SourceWeights = Mapping[str, float] | Sequence[float]
+Weights = SourceWeights | Mapping[int, SourceWeights]
+"""A weight for each source, by name or in their order; or such weights by the epoch from which they hold, from 0 on."""
+
+
+_WEIGHTS = 'write {"name": weight, …}, or [weight, …]; or {0: …, epoch: …} for weights from an epoch on'
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,12 @@ class MixedSource:
         """Everything that states of a mixture must agree in: a JSON value."""
         further = [each for each in (self.unit, self.manifest.selection) if each]
         return [self.name, [shard.url for shard in self.manifest], self.manifest.counts, repr(self.shuffle), *further]
+
+    def reseeded(self, seeds: Mapping[str, int]) -> MixedSource:
+        """Return the same with the seed under its name, if there is one."""
+        if self.shuffle is None or self.name not in seeds:
+            return self
+        return replace(self, shuffle=replace(self.shuffle, seed=seeds[self.name]))
 
     @property
     def samples(self) -> int:
@@ -92,34 +104,38 @@ class SourceQuotas:
         return tuple(starts)
 
 
-def _by_epoch(weights: Weights) -> dict[int, Mapping[str, float]]:
-    by_epoch: dict[int, Mapping[str, float]] = {}
+def _by_epoch(weights: Any) -> dict[int, Any]:
+    """Return weights by the epoch from which they hold."""
+    if not isinstance(weights, Mapping) or not any(map(_is_several, weights.values())):
+        return {0: weights}
     for key, value in weights.items():
-        if isinstance(key, str):
-            by_epoch[0] = weights  # type: ignore[assignment]  # the keys are names
-        elif isinstance(key, int) and key >= 0 and isinstance(value, Mapping):
-            by_epoch[key] = value
-        else:
-            raise ConfigError(
-                f"weights has {key!r}: {value!r}",
-                remedy='write {"name": weight, …}; or {0: {"name": weight, …}, epoch: {…}} for weights from an epoch',
-            )
-    if 0 not in by_epoch:
+        if isinstance(key, str) or not _is_several(value) or key < 0:
+            raise ConfigError(f"weights has {key!r}: {value!r}", remedy=_WEIGHTS)
+    if 0 not in weights:
         raise ConfigError("weights has none for epoch 0", remedy="give the weights of the first epoch under 0")
-    return by_epoch
+    return {int(epoch): each for epoch, each in weights.items()}
 
 
-def _checked(weights: Mapping[str, float], names: Sequence[str]) -> list[Fraction]:
-    if set(weights) != set(names):
+def _is_several(value: object) -> bool:
+    return isinstance(value, Mapping | Sequence) or bool(getattr(value, "ndim", 0))  # an array
+
+
+def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
+    if not _is_several(weights) or isinstance(weights, str) or not len(weights):
+        raise ConfigError(f"weights is {weights!r}", remedy=_WEIGHTS)
+    if not isinstance(weights, Mapping):
+        weights = dict(zip(names, weights, strict=True)) if len(weights) == len(names) else dict(enumerate(weights))
+    numbers = {str(name): plain(weight) for name, weight in weights.items()}
+    if set(numbers) != set(names):
         raise ConfigError(
-            f"weights are for {', '.join(map(repr, weights))}; the sources are {', '.join(map(repr, names))}",
+            f"weights are for {', '.join(map(repr, numbers))}; the sources are {', '.join(map(repr, names))}",
             remedy="give a weight for each source; 0 for one that is not read",
         )
-    if not all(isinstance(weight, int | float) and isfinite(weight) and weight >= 0 for weight in weights.values()):
-        raise ConfigError(f"weights are {dict(weights)}", remedy="give finite numbers, 0 or more")
-    if not any(weights.values()):
+    if not all(isinstance(weight, int | float) and isfinite(weight) and weight >= 0 for weight in numbers.values()):
+        raise ConfigError(f"weights are {numbers}", remedy="give finite numbers, 0 or more")
+    if not any(numbers.values()):
         raise ConfigError("the weights are all 0", remedy="give at least one source a weight above 0")
-    return [Fraction(weights[name]) for name in names]
+    return [Fraction(numbers[name]) for name in names]
 
 
 def apportioned(samples: int, weights: Sequence[Fraction]) -> tuple[int, ...]:
@@ -179,6 +195,10 @@ class MixtureAssignment(Assignment):
 
     sources: tuple[MixedSource, ...] = ()
     schedule: SourceQuotas = SourceQuotas(())
+
+    def reseeded(self, seeds: Mapping[str, int]) -> Self:
+        """Return the same with other seeds; see `Assignment`."""
+        return replace(self, sources=tuple(source.reseeded(seeds) for source in self.sources))
 
     def options(self) -> dict[str, object]:
         """Return the options that must be the same on all ranks; see `Assignment`."""

@@ -270,7 +270,7 @@ def test_the_number_of_batches_is_not_known() -> None:
 @pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"sort_buffer": 0}])
 def test_arguments_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     """Nothing can be batched by a bound, or in a buffer, of none."""
-    with pytest.raises(ConfigError, match="give 1 or more"):
+    with pytest.raises(ConfigError, match="1 or more"):
         batch_by_length(Numbered([5]), wrong.get("max_tokens", 5), length, sort_buffer=wrong.get("sort_buffer", 5))
 
 

@@ -253,8 +253,8 @@ def test_weights_hold_from_their_epoch_on() -> None:
         ({"a": 0, "b": 0}, "above 0"),
         ({1: {"a": 1, "b": 1}}, "under 0"),
         ({-1: {"a": 1, "b": 1}, 0: {"a": 1, "b": 1}}, "weights from an epoch"),
-        ({0: 1}, "weights from an epoch"),
-        ({}, "under 0"),
+        ({0: 1}, "give a weight for each source"),
+        ({}, "weights from an epoch"),
     ],
 )
 def test_weights_that_say_nothing_are_refused(weights: Weights, said: str) -> None:

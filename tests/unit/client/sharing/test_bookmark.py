@@ -168,12 +168,6 @@ def test_a_state_of_another_dataset(bookmark: Bookmark) -> None:
     assert bookmark.begin(None) == 0
 
 
-def test_a_negative_epoch(bookmark: Bookmark) -> None:
-    """Nobody means that."""
-    with pytest.raises(ConfigError, match="negative"):
-        bookmark.set_epoch(-1)
-
-
 def test_the_main_process_knows_who_reads(bookmark: Bookmark) -> None:
     """Number of workers and epoch of the last iteration: by these it counts the batches that the workers gave."""
     assert (bookmark.workers, bookmark.epoch_begun) == (0, 0)

@@ -1,0 +1,279 @@
+"""Arguments as users write them: what is accepted, in which form, and the error for everything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from shardcache.errors import ConfigError
+from shardcache_client import (
+    Mixture,
+    MixtureReader,
+    ShardDataset,
+    ShardReader,
+    TokenBlocks,
+    cached_paths,
+    ignore_and_continue,
+    warn_and_continue,
+)
+from shardcache_client.webdataset import WebDataset
+from support.programs.daemon import Daemon
+
+URL = "s3://bucket/train.tar"
+
+
+def refusal(kind: Any, *args: Any, **options: Any) -> str:
+    """Return the error of a call that is refused, with its remedy, without a daemon."""
+    with pytest.raises(ConfigError) as caught:
+        kind(*args, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "hints"),
+    [
+        ({"shuffle": 1000}, ["shuffle is 1000", "True or False", "shuffle_window"]),
+        ({"shuffle": "yes"}, ["shuffle is 'yes'", "True or False"]),
+        ({"shuffle": "True"}, ["write shuffle=True, without quotes"]),
+        ({"shuffle_window": 2.5}, ["shuffle_window is 2.5", "a whole number, 0 or more"]),
+        ({"seed": "a"}, ["seed is 'a'", "None, for a random one"]),
+        ({"seed": True}, ["seed is True"]),
+        ({"decode": 5}, ["decode is 5", "rgb8"]),
+        ({"on_error": "wran"}, ["on_error is 'wran'", "warn_and_continue"]),
+        ({"on_error": 5}, ["on_error is 5", "warn_and_continue"]),
+        ({"urls": None}, ["urls is None", "a url, a path, or a list of them"]),
+        ({"urls": [URL, 5]}, ["urls is", "a url, a path, or a list of them"]),
+        ({"urls": {URL}}, ["urls is", "a list of them"]),
+        ({"urls": []}, ["urls is []"]),
+        ({"batch_size": "64"}, ["batch_size is '64'", "write batch_size=64, without quotes"]),
+        ({"batch_size": 0}, ["batch_size is 0", "1 or more"]),
+        ({"even": "Pad"}, ["even is 'Pad'", '"pad", "drop" or None']),
+        ({"members": 5}, ["members is 5"]),
+        ({"tokens": 2048}, ["tokens is 2048", "TokenBlocks(length)"]),
+        ({"timeout_s": 0}, ["timeout_s is 0", "above 0"]),
+        ({"timeout_s": float("nan")}, ["timeout_s is nan"]),
+        ({"epochs": -1}, ["epochs is -1"]),
+        ({"rank": 3, "world_size": 2}, ["rank 3 is out of range"]),
+        ({"rank": 1}, ["rank is 1 and world_size is None"]),
+        ({"canonical_nodes": 0}, ["canonical_nodes is 0"]),
+        ({"rank": "0", "world_size": 2}, ["write rank=0, without quotes"]),
+        ({"job": 5}, ["job is 5"]),
+        ({"zero_copy": 5}, ["zero_copy is 5"]),
+        ({"fallback": "store"}, ["fallback is 'store'", "direct"]),
+    ],
+)
+@pytest.mark.parametrize("kind", [ShardDataset, ShardReader])
+def test_wrong_values_are_refused_in_the_name_of_the_class(
+    kind: type, option: dict[str, Any], hints: list[str]
+) -> None:
+    """At construction: class, argument, the value given, and what is accepted."""
+    text = refusal(kind, **{"urls": URL} | option)
+    assert text.startswith(f"{kind.__name__}: ")
+    assert [hint for hint in hints if hint not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("drop_last", 'write even="drop"'),
+        ("transform", "write .map(function)"),
+        ("shuffel", "did you mean 'shuffle'"),
+        ("seeds", "write seed=..."),
+        ("shuffle_buffer", "shuffle_window=8"),
+        ("shardshuffle", "shuffle_window=8"),
+        ("num_canonical_nodes", "write canonical_nodes"),
+        ("predownload", "the daemon prefetches"),
+        ("cache_dir", "--cache-dir"),
+        ("cache_limit", "--capacity"),
+        ("remote", "write urls=..."),
+        ("local", "write urls=..."),
+        ("input_dir", "write urls=..."),
+        ("num_workers", ".loader(num_workers=...)"),
+        ("nodesplitter", "omit it"),
+        ("handler", "write on_error=..."),
+        ("epoch_size", "write samples_per_epoch"),
+        ("streams", "Mixture({name: dataset}, weights=...)"),
+        ("zzz", "its arguments are urls, shuffle, shuffle_window"),
+    ],
+)
+def test_unknown_words_are_answered_with_ours(word: str, remedy: str) -> None:
+    """Those of DataLoader, webdataset, MosaicML Streaming, LitData and datasets, and words with a typo."""
+    text = refusal(ShardDataset, URL, **{word: 1})
+    assert text.startswith(f"ShardDataset: there is no argument '{word}'")
+    assert remedy in text
+
+
+def test_each_class_and_method_has_its_own_name_in_errors(daemon: Daemon, index: str) -> None:
+    """A subclass' name as well; a method with its class; the drop-in names itself, not the dataset within."""
+
+    class Mine(ShardDataset):
+        pass
+
+    dataset = ShardDataset(index, socket=daemon.socket)
+    assert refusal(Mine, URL, batch_size="x").startswith("Mine: batch_size")
+    assert refusal(ShardDataset).startswith("ShardDataset: missing")
+    assert refusal(ShardDataset, URL, True).startswith("ShardDataset: too many")
+    assert refusal(WebDataset, URL, batch_size="x").startswith("WebDataset: batch_size")
+    assert refusal(WebDataset, URL, batch_size=4, global_batch_size=8).startswith("WebDataset: batch_size is 4")
+    assert "handler is 'x'" in refusal(WebDataset, URL, handler="x")
+    assert "write shardshuffle" in refusal(WebDataset, URL, shuffle=True)
+    assert "did you mean 'handler'" in refusal(WebDataset, URL, handlr=None)
+    assert refusal(dataset.map, None).startswith("ShardDataset.map(): function is None")
+    assert refusal(dataset.filter, 5).startswith("ShardDataset.filter(): function is 5")
+    assert refusal(dataset.select, "cat").startswith("ShardDataset.select(): predicate")
+    assert refusal(dataset.set_epoch, "1").startswith("ShardDataset.set_epoch(): epoch is '1'")
+    assert refusal(dataset.set_epoch, -1).startswith("ShardDataset.set_epoch(): epoch is -1")
+    assert refusal(dataset.indexed, 0).startswith("ShardDataset.indexed(): window is 0")
+    assert refusal(dataset.split, 0.5, 0.5, seed=None).startswith("ShardDataset.split(): seed")
+    assert refusal(dataset.loader, batch_size="64").startswith("ShardDataset.loader(): batch_size is '64'")
+    assert "did you mean 'num_workers'" in refusal(dataset.loader, numworkers=2)
+    assert "give it to the dataset" in refusal(dataset.loader, seed=2)
+    assert refusal(cached_paths, None).startswith("cached_paths(): urls is None")
+
+
+@pytest.mark.parametrize("kind", [Mixture, MixtureReader])
+def test_wrong_mixtures_are_refused_in_their_name(kind: type, daemon: Daemon, index: str) -> None:
+    """A dataset in place of several, weights that fit no source, arguments that belong to the sources."""
+    source = ShardDataset(index, socket=daemon.socket)
+    for sources in (source, [source, 5], {"a": None}, None, 5):
+        assert refusal(kind, sources).startswith(f"{kind.__name__}: sources is")
+    assert "the sources are '0', '1'" in refusal(kind, [source, source], weights=[1, 2, 3])
+    for weights in (0.5, "web", [1, "x"], [1, -1], [0, 0], [float("nan"), 1], {"a": 1}, {0: [1, 1], 3: 5}, {3: [1, 1]}):
+        assert refusal(kind, [source, source], weights=weights).startswith(f"{kind.__name__}: ")
+    assert "give it to each source" in refusal(kind, [source], batch_size=4)
+    assert "write weights" in refusal(kind, [source], probabilities=[1])
+
+
+def test_handlers_are_given_by_name(daemon: Daemon, index: str) -> None:
+    """webdataset's names and the short ones; the dataset is the one with the function."""
+    for name, function in {
+        "warn_and_continue": warn_and_continue,
+        "warn": warn_and_continue,
+        "ignore_and_continue": ignore_and_continue,
+        "ignore": ignore_and_continue,
+    }.items():
+        Mixture(
+            [
+                ShardDataset(index, socket=daemon.socket, on_error=name),
+                ShardDataset(index, socket=daemon.socket, on_error=function),
+            ]
+        )
+    for name in ("raise", "reraise", "reraise_exception"):
+        assert len(ShardDataset(index, socket=daemon.socket, on_error=name)) == 200
+
+
+def test_a_mixture_of_a_list_names_its_sources_by_number(daemon: Daemon, index: str) -> None:
+    """With weights as a list, an array or a dict by number; by epoch, too; as a dict of names would."""
+    source = ShardDataset(index, socket=daemon.socket)
+    named = Mixture({"0": source, "1": source}, {"0": 0.75, "1": 0.25}, samples_per_epoch=40)
+    for weights in ([0.75, 0.25], (3, 1), np.array([0.75, 0.25], dtype=np.float32), {0: 3, 1: np.int8(1)}):
+        mixture = Mixture([source, source], weights, samples_per_epoch=40)
+        assert mixture.samples_of(0) == {"0": 30, "1": 10}
+        assert mixture.state_dict() == named.state_dict()
+    assert {sample["__source__"] for sample in named} == {"0", "1"}
+    changing = Mixture([source, source], {0: [1, 0], np.int64(2): [0, 1]}, samples_per_epoch=np.int32(40))
+    assert [changing.samples_of(epoch) for epoch in (1, np.int64(2))] == [{"0": 40, "1": 0}, {"0": 0, "1": 40}]
+
+
+def test_numbers_of_numpy_give_the_same_state(daemon: Daemon, index: str) -> None:
+    """Of any width, as floats and as arrays without dimensions: sizes, seed, ranks and epochs are Python's ints."""
+    plain = {"shuffle": True, "shuffle_window": 3, "seed": 7, "samples_per_epoch": 90, "epochs": 5, "batch_size": 4}
+    plain |= {"rank": 1, "world_size": 2, "canonical_nodes": 2, "timeout_s": 300}
+    states = []
+    for number in (int, np.int64, np.uint8, np.float32, np.array, float):
+        options = {name: np.bool_(value) if value is True else number(min(value, 200)) for name, value in plain.items()}
+        dataset = ShardDataset(index, socket=daemon.socket, **options)
+        dataset.set_epoch(number(3))
+        states.append(json.dumps([dataset.state_dict(), dataset.state_dict(batches=number(2)), dataset.seed]))
+    assert len(set(states)) == 1
+    assert [repr(TokenBlocks(number(8), overlap=number(1), end=number(0))) for number in (np.int64, np.float64)] == [
+        repr(TokenBlocks(8, overlap=1, end=0))
+    ] * 2
+
+
+def test_samples_by_number_are_found_in_indexed(daemon: Daemon, index: str) -> None:
+    """A TypeError says so; loops, membership and loaders iterate as ever, and take the dataset for no map."""
+    dataset = ShardDataset(index, socket=daemon.socket)
+    for wrong, remedy in ((0, r"\.indexed\(\)\[0\]"), (slice(10), r"\.subset\(range\(0, 10\)\)")):
+        for kind in (dataset, ShardReader(index, socket=daemon.socket)):
+            with pytest.raises(TypeError, match=remedy):
+                kind[wrong]
+    assert len(list(dataset)) == sum(len(batch["__key__"]) for batch in DataLoader(dataset, batch_size=8)) == 200
+
+
+def keys_of(samples: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the keys of samples."""
+    return [sample["__key__"] for sample in samples]
+
+
+def random_dataset(daemon: Daemon, index: str, **options: Any) -> ShardDataset:
+    """Return a shuffled dataset whose seed is drawn."""
+    return ShardDataset(index, **{"shuffle": True, "seed": None, "batch_size": 5, "socket": daemon.socket} | options)
+
+
+def test_no_seed_means_a_random_one_that_the_state_keeps(
+    daemon: Daemon, index: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged once, differs from run to run, and gives the same order as an argument; a resumed run takes it."""
+    first, other = random_dataset(daemon, index), random_dataset(daemon, index)
+    assert first.seed != other.seed
+    assert [f"seed={each.seed} " in record.message for each, record in zip((first, other), caplog.records, strict=True)]
+    keys = keys_of(random_dataset(daemon, index, seed=first.seed))
+    samples = iter(first)
+    assert [next(samples)["__key__"] for _ in range(60)] == keys[:60]
+    other.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert other.seed == first.seed
+    assert keys_of(other) == keys[60:]
+    second = keys_of(other)
+    first.set_epoch(1)
+    assert second == keys_of(first) != keys
+    with pytest.raises(ConfigError, match="another dataset"):
+        random_dataset(daemon, index, seed=5).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("global_batch_size", [None, 5])
+def test_running_workers_take_the_seed_of_a_loaded_state(
+    daemon: Daemon, index: str, global_batch_size: int | None
+) -> None:
+    """A loader whose persistent workers have begun with its own seed continues another run, and its later epochs."""
+    options: dict[str, Any] = {"global_batch_size": global_batch_size, "batch_size": 1} if global_batch_size else {}
+    saved, resumed = (random_dataset(daemon, index, **options) for _ in range(2))
+    loaders = [
+        DataLoader(dataset, batch_size=5, num_workers=2, collate_fn=keys_of, persistent_workers=True)
+        for dataset in (saved, resumed)
+    ]
+    batches = iter(loaders[0])
+    for _ in range(7):
+        next(batches)
+    assert len(list(loaders[1])) == 40
+    resumed.load_state_dict(saved.state_dict(batches=7))
+    assert sorted(loaders[1]) == sorted(batches)  # a plain loader resumes with its first worker, whosever turn it was
+    assert list(loaders[1]) == list(loaders[0])
+
+
+def test_a_mixtures_random_seeds_are_kept_by_source(daemon: Daemon, index: str) -> None:
+    """A source with a seed of its own keeps it; the others take the saved run's."""
+    runs = [
+        Mixture([random_dataset(daemon, index), random_dataset(daemon, index, seed=3), random_dataset(daemon, index)])
+        for _ in range(2)
+    ]
+    samples = iter(runs[0])
+    for _ in range(100):
+        next(samples)
+    state = runs[0].state_dict()
+    assert set(state["seeds"]) == {"0", "2"}
+    runs[1].load_state_dict(state)
+    assert keys_of(runs[1]) == keys_of(samples)
+
+
+@pytest.mark.parametrize("kind", [ShardDataset, ShardReader])
+def test_ranks_that_share_nothing_cannot_draw_a_seed(kind: type, daemon: Daemon, index: str) -> None:
+    """Each would draw another; a single rank, named or not, may."""
+    options: dict[str, Any] = {"shuffle": True, "seed": None, "socket": daemon.socket}
+    assert "give a seed" in refusal(kind, index, **options, rank=1, world_size=2)
+    assert kind(index, **options, rank=0, world_size=1).seed >= 0
