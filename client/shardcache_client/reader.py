@@ -223,12 +223,14 @@ class ShardReader(Selecting, Generic[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         return self._begin(None)
 
-    def __getitem__(self, number: object) -> NoReturn:
-        """Raise TypeError: samples come in the order of the epoch. See `indexed`."""
-        numbers = f".subset(range({number.start or 0}, {number.stop}))" if isinstance(number, slice) else ""
-        raise TypeError(
-            f"a {type(self).__name__} has no samples by number; write {numbers or f'.indexed()[{number!r}]'}"
-        )
+    if not TYPE_CHECKING:  # to a type checker, there are none
+
+        def __getitem__(self, number: object) -> NoReturn:
+            """Raise TypeError: samples come in the order of the epoch. See `indexed`."""
+            numbers = f".subset(range({number.start or 0}, {number.stop}))" if isinstance(number, slice) else ""
+            raise TypeError(
+                f"a {type(self).__name__} has no samples by number; write {numbers or f'.indexed()[{number!r}]'}"
+            )
 
     @checked(function=FUNCTION)
     def map(self, function: Callable[[T_co], U]) -> ShardReader[U]:
