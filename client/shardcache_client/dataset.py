@@ -84,10 +84,11 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             extension as in webdataset (none is unpickled); or a table such as `{"jpg": "rgb8", "cls": int}`, which
             leaves other members as bytes; or a function that returns what to yield for a sample. An exception becomes
             a DecodeError. See "Decoding" in docs/python.md.
-        members: extensions of the members to read, such as `("jpg;png", "cls")`, where "jpg;png" means either, as
-            "jpg". Default: all.
+        members: extensions of the members to read, such as `("jpg;png", "cls")`, where "jpg;png" means the
+            first of the two that a sample has, as "jpg". Default: all.
         missing: for a sample without a member that `members` or the table of `decode` names: "error", a
-            MissingMemberError; "skip" the sample, as `on_error` would; or a dict with the values to take instead.
+            MissingMemberError; "skip" the sample, as `on_error` would; or a dict of values, of which it
+            gets copies.
         on_error: called with the error of a shard or sample; returns True to skip it, False to end the epoch there, or
             raises. One of `handlers` can be given by its name, such as "warn_and_continue". Unless `even` is None,
             skipped samples are replaced at the end of the epoch by samples of other readers: ranks with unequal numbers

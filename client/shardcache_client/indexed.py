@@ -99,8 +99,9 @@ class IndexedShards(Generic[T_co]):
     def __getitems__(self, numbers: Sequence[SupportsIndex]) -> list[T_co]:
         """Return several samples, in the order asked for; a DataLoader asks for a batch in this way."""
         places = [self._find(number) for number in numbers]
-        found = {place: self._decoded(*place) for place in sorted(set(places))}  # shard by shard
-        return [found[place] for place in places]
+        by_shard = sorted(range(len(places)), key=places.__getitem__)
+        samples = {nth: self._decoded(*places[nth]) for nth in by_shard}  # each its own, if asked for twice
+        return [samples[nth] for nth in range(len(places))]
 
     def subset(self, numbers: Iterable[SupportsIndex]) -> IndexedShards[T_co]:
         """Return the samples with these numbers, each once and in the order of `urls`, numbered from 0.

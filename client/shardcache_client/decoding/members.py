@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardcache.errors import ConfigError
+from shardcache_client.files.slicing import Sample
 
 
 class Members:
-    """A choice of members by extension, in which "jpg;png" means either, under the first name.
+    """A choice of members by extension; of "jpg;png", the first that a sample has, under the name of the first.
 
     Args:
         names: extensions without a dot.
@@ -21,9 +22,11 @@ class Members:
     def __init__(self, names: Iterable[str], *, others: bool = False) -> None:
         self._others = others
         self._names: dict[str, str] = {}  # from each extension to the first of its alternatives
+        self._alternatives: list[list[str]] = []
         for alternatives in names:
-            first, *rest = alternatives.lower().split(";")
-            for extension in (first, *rest):
+            first, *rest = group = alternatives.lower().split(";")
+            self._alternatives += [group] if rest else []
+            for extension in group:
                 if not extension or extension.startswith((".", "__")):
                     raise ConfigError(f"{alternatives!r} names no member", remedy='write extensions as "jpg", no dot')
                 if extension in self._names:
@@ -36,6 +39,15 @@ class Members:
     def __repr__(self) -> str:
         return f"Members({self._names!r})"
 
-    def name_of(self, extension: str) -> str | None:
-        """Return the name under which a sample gets the member with this extension; None to leave it out."""
-        return self._names.get(extension, extension if self._others else None)
+    def reads(self, extension: str) -> bool:
+        """Return True if members with this extension are read."""
+        return self._others or extension in self._names
+
+    def choose(self, sample: Sample) -> Sample:
+        """Return a sample with the first of its alternatives only, under their common name, in the tar's order."""
+        if not self._alternatives:
+            return sample
+        lost: set[str] = set()
+        for group in self._alternatives:
+            lost.update([extension for extension in group if extension in sample][1:])
+        return {self._names.get(name, name): value for name, value in sample.items() if name not in lost}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
@@ -91,7 +92,7 @@ class Pipeline:
 
     def view(self, shard: int) -> View:
         """Return the form in which samples of a shard are read."""
-        return View(None if self.members is None else self.members.name_of, self.blocks)
+        return View(None if self.members is None else self.members.reads, self.blocks)
 
     def then(self, function: Callable[[Any], Any], *, is_filter: bool = False) -> Pipeline:
         """Return this pipeline with one more stage."""
@@ -102,13 +103,15 @@ class Pipeline:
 
         Raises MissingMemberError, or DecodeError for any exception of a decoder or stage.
         """
+        if self.members is not None:
+            sample = self.members.choose(sample)
         absent = [name for name in self.required if name not in sample]
         if absent and not self._may_lack(absent, sample):
             return Dropped.INCOMPLETE
         if self.table is not None:
             self.table(sample)
         if absent and isinstance(self.missing, Mapping):
-            sample |= {name: self.missing[name] for name in absent}
+            sample |= {name: deepcopy(self.missing[name]) for name in absent}
         return self._staged(sample, sample.get("__key__"), sample.get("__url__"))
 
     def _staged(self, item: Any, key: object, url: str | None) -> Any:

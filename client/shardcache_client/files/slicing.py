@@ -25,16 +25,13 @@ Column = tuple[str, Slices]
 """An extension, and the tar's bytes from which its values are sliced."""
 
 
-NameOf = Callable[[str], str | None]
-"""Returns the name under which samples get the member with an extension; None to leave it out."""
+Reads = Callable[[str], bool]
+"""Returns True if samples get the members with an extension."""
 
 
-def named(columns: Iterable[Column], name_of: NameOf | None) -> list[Column | None]:
-    """Return the columns under the names that `name_of` gives them, with None for those left out."""
-    if name_of is None:
-        return list(columns)
-    names = ((name_of(extension), slices) for extension, slices in columns)
-    return [None if name is None else (name, slices) for name, slices in names]
+def chosen(columns: Iterable[Column], reads: Reads | None) -> list[Column | None]:
+    """Return the columns, with None for those left out."""
+    return [column if reads is None or reads(column[0]) else None for column in columns]
 
 
 def as_bytes(extensions: Iterable[str], tar: Slices) -> list[Column]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardcache_client.files.blocks import TokenBlocks
-from shardcache_client.files.slicing import NameOf
+from shardcache_client.files.slicing import Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +13,11 @@ class View:
     """Samples as the tar has them, or blocks of their tokens.
 
     Attributes:
-        name_of: chooses the members of samples; None for all.
+        reads: chooses the members of samples; None for all.
         blocks: the blocks that are samples in place of the tar's; None for none.
     """
 
-    name_of: NameOf | None = None
+    reads: Reads | None = None
     blocks: TokenBlocks | None = None
 
 

@@ -12,7 +12,7 @@ from shardcache.protocol import Arriving
 from shardcache.tarindex import Grouping, Tar, split_lines
 from shardcache.tarindex.members import Member
 from shardcache_client.files.mapping import map_file, unreadable
-from shardcache_client.files.slicing import Column, NameOf, Sample, as_bytes, cut, named
+from shardcache_client.files.slicing import Column, Reads, Sample, as_bytes, chosen, cut
 
 More = Callable[[int], Arriving | None]
 """`more(beyond)` waits until more than the first `beyond` bytes of the shard have arrived, and returns the new grant;
@@ -40,7 +40,7 @@ class ArrivingShard:
         grant: the daemon's grant of the shard.
         more: requests more of it.
         last: number of the last sample according to the manifest, which is not yielded here; None if unknown.
-        name_of: chooses the members; None for all.
+        reads: chooses the members; None for all.
 
     Raises:
         ShardGoneError: the file does not exist any more: it was published or given up.
@@ -48,9 +48,9 @@ class ArrivingShard:
         CorruptShardError: the size of the file differs from the shard's.
     """
 
-    def __init__(self, grant: Arriving, more: More, last: int | None = None, name_of: NameOf | None = None) -> None:
+    def __init__(self, grant: Arriving, more: More, last: int | None = None, reads: Reads | None = None) -> None:
         self.url = grant["url"]
-        self._name_of = name_of
+        self._reads = reads
         self._more = more
         self._last = last
         self._ready_bytes = grant["ready_bytes"]
@@ -96,7 +96,7 @@ class ArrivingShard:
             if not self._is_whole(number):
                 return
             tables = self._grouping.samples
-            self._columns += named(as_bytes(tables.extensions[len(self._columns) :], self._map), self._name_of)
+            self._columns += chosen(as_bytes(tables.extensions[len(self._columns) :], self._map), self._reads)
             yield from cut(tables, self._columns, self.url, number, number + 1)
 
     def _is_whole(self, number: int) -> bool:

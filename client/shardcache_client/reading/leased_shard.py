@@ -245,7 +245,7 @@ class LeasedShard:
             self._was_arriving = True
             last = None if self._count is None else self._count - 1
             more = WeakMethod(self._more)  # a cycle would keep the session of a reader that is gone
-            return ArrivingShard(cast(Arriving, grant), lambda beyond: more()(beyond), last, self._view.name_of)  # type: ignore[misc]
+            return ArrivingShard(cast(Arriving, grant), lambda beyond: more()(beyond), last, self._view.reads)  # type: ignore[misc]
         leased = cast(Leased, grant)
         if self._view.blocks is None:
             self._check_count(leased["samples"], "samples", leased["url"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from shardcache.errors import CorruptShardError
 from shardcache.tarindex import TarIndex
 from shardcache_client.files.mapping import is_nameless, map_file, unreadable
-from shardcache_client.files.slicing import Column, Sample, as_bytes, cut, cutter, named
+from shardcache_client.files.slicing import Column, Sample, as_bytes, chosen, cut, cutter
 from shardcache_client.files.view import WHOLE, View
 
 if TYPE_CHECKING:  # imports numpy
@@ -107,7 +107,7 @@ class MappedShard:
     @property
     def _columns(self) -> list[Column | None]:
         loan, index = self._loan, self.index
-        return named(as_bytes(index.extensions, self.tar) if loan is None else loan.columns(index), self._view.name_of)
+        return chosen(as_bytes(index.extensions, self.tar) if loan is None else loan.columns(index), self._view.reads)
 
     def __iter__(self) -> Iterator[Sample]:
         return self.samples()

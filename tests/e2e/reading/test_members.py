@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from shardcache.errors import ConfigError, MissingMemberError
-from shardcache_client import ShardDataset, reraise
+from shardcache_client import Mixture, ShardDataset, reraise
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar
 
@@ -64,6 +64,20 @@ def test_samples_have_the_members_that_were_chosen_and_decoded(
         assert sample["cls"] == (-1 if number % SAMPLES == LACKING else number)
         assert np.array_equal(sample["jpg"][0, 0], [number, 0, 0])
         assert sample["jpg"].shape == (24, 32, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"zero_copy": True}])
+def test_the_first_alternative_wins_whatever_their_order_in_the_tar(
+    folder: Path, daemon: Daemon, options: dict[str, Any]
+) -> None:
+    """In a stream, by number, and in a mixture."""
+    both = [{"__key__": "0", "jpg": b"photo", "png": b"mask"}, {"__key__": "1", "png": b"mask", "jpg": b"photo"}]
+    (folder / "both.tar").write_bytes(make_tar([*both, {"__key__": "2", "png": b"photo", "webp": b"-"}]))
+    (folder / "both.json").write_text(json.dumps({"shardlist": [{"url": "both.tar", "nsamples": 3}]}))
+    dataset = ShardDataset(f"file://{folder}/both.json", members="jpg;png", socket=daemon.socket, **options)
+    for samples in (dataset, dataset.indexed(), Mixture({"a": dataset})):
+        assert [bytes(sample["jpg"]) for sample in samples] == [b"photo"] * 3
+        assert all("png" not in sample for sample in samples)
 
 
 def test_members_are_chosen_of_a_shard_that_is_still_arriving(pictures: str, folder: Path) -> None:

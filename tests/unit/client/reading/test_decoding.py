@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -164,16 +165,42 @@ def test_members_have_alternatives_under_the_first_name() -> None:
     """Extensions are compared in lower case, as the index has them; nonsense is refused."""
     members = Members(["JPG;png", "cls"])
     assert members.names == ("jpg", "cls")
-    assert [members.name_of(extension) for extension in ("jpg", "png", "cls", "txt")] == ["jpg", "jpg", "cls", None]
+    assert [members.reads(extension) for extension in ("jpg", "png", "cls", "txt")] == [True, True, True, False]
     table = Pipeline.of({"jpg;png": bytes.upper}, None, "error")
     assert table.members is not None
-    assert [table.members.name_of(extension) for extension in ("jpg", "png", "txt")] == ["jpg", "jpg", "txt"]
-    assert table(sample(jpg=b"x")) == sample(jpg=b"X")
+    assert table.members.reads("txt")
+    assert table(sample(png=b"x", txt=b"y")) == sample(jpg=b"X", txt=b"y")
     for wrong in ([], [".jpg"], ["jpg;"], ["jpg", "jpg"], ["__key__"]):
         with pytest.raises(ConfigError):
             Members(wrong)
     with pytest.raises(ConfigError, match="decode names the member 'png', which members leaves out"):
         Pipeline.of({"png": "rgb"}, ("jpg",), "error")
+
+
+@pytest.mark.parametrize("present", [each for n in (1, 2, 3) for each in permutations(("jpg", "png", "webp"), n)])
+def test_the_first_alternative_wins_as_with_webdataset(present: tuple[str, ...]) -> None:
+    """Whichever come first in the tar; the others are left out, and what is chosen keeps its place among the rest."""
+    members = {"txt": b"t"} | {extension: extension.encode() for extension in present} | {"cls": b"1"}
+    (theirs,) = wds.filters.rename(jpg="jpg;png;webp")([sample(**members)])
+    wanted = next(extension for extension in ("jpg", "png", "webp") if extension in present)
+    for pipeline in (
+        Pipeline.of(None, ("txt", "jpg;png;webp", "cls"), "error"),
+        Pipeline.of({"jpg;png;webp": bytes}, None, "error"),
+        Pipeline.of({"jpg": bytes}, ("txt", "jpg;png;webp", "cls"), {"jpg": b"-"}),
+    ):
+        chosen = pipeline(sample(**members))
+        assert chosen == theirs
+        assert chosen["jpg"] == wanted.encode()
+        assert [*chosen] == ["__key__", "__url__", "txt", "jpg", "cls"]
+
+
+def test_each_sample_has_a_default_of_its_own() -> None:
+    """Changing one in place, as augmentation does, changes neither the next sample's nor the argument."""
+    default: dict[str, list[int]] = {"boxes": []}
+    pipeline = Pipeline.of(None, ("boxes",), default)
+    one, other = pipeline(sample()), pipeline(sample())
+    one["boxes"].append(1)
+    assert (other["boxes"], default["boxes"]) == ([], [])
 
 
 def test_stages_follow_in_their_order() -> None:
