@@ -102,7 +102,7 @@ class ShardDeal:
         """Return a reader's shards of the epoch, in a different order each time; without counts, `phases` is empty."""
         key = round_key(self.shuffle, epoch, time)
         order = shard_order([1] * self.shards, self.shuffle, key)
-        start, stop = Partition.of(topology, None, 1).span(self.shards, (topology.reader + time) % topology.readers)
+        start, stop = Partition.of(topology, None, 1).own(self.shards, (topology.reader + time) % topology.readers)
         mine = order[start:stop]
         if not mine and self.samples_per_epoch is not None:
             mine = [order[topology.reader % self.shards]]  # fewer shards than readers: some read the same shard
@@ -113,8 +113,7 @@ class ShardDeal:
         """Return the reader's part of `samples_per_epoch`."""
         if self.samples_per_epoch is None:
             return None
-        start, stop = Partition.of(topology, self.even, self.batch_size).span(self.samples_per_epoch, topology.reader)
-        return stop - start
+        return Partition.of(topology, self.even, self.batch_size).size(self.samples_per_epoch, topology.reader)
 
     def rank_size(self, topology: Topology) -> int | None:
         """Return the rank's part of `samples_per_epoch`."""

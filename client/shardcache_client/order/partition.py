@@ -1,4 +1,11 @@
-"""Division of a sequence of samples into equal spans, for ranks and for the workers of each rank. Pure."""
+"""Division of a sequence of samples into equal spans, for ranks and for the workers of each rank. Pure.
+
+Every sample belongs to one rank, and ranks own equally many, but for one. If they are to read equally many, the ranks
+that own fewer read their last sample twice ("pad"), or those that own more leave their last out ("drop"). Either comes
+at the very end of a rank's span, in the last batch of its last worker. So ranks that have taken equally many batches
+have padded or dropped nothing until each has read all of its span, however often the rest is divided again before: of
+an epoch, only the last division does, at most one sample fewer than it has ranks.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +17,15 @@ from typing import Literal
 from shardcache_client.topology import Topology
 
 Even = Literal["pad", "drop"] | None
-"""Policy for a number of samples not divisible by the ranks: "pad" repeats at most `world_size - 1` samples, as
-PyTorch's DistributedSampler does; "drop" leaves out at most as many; None gives some ranks one sample more."""
+"""Policy for a number of samples not divisible by the ranks: "pad" repeats at most `world_size - 1` samples, as many
+as PyTorch's DistributedSampler; "drop" leaves out at most as many; None gives some ranks one sample more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
     """Division of a sequence among the readers of a job: consecutive spans, rank by rank and worker by worker.
+
+    Readers have the numbers `rank * workers + worker`.
 
     Attributes:
         even: see `Even`.
@@ -39,41 +48,46 @@ class Partition:
         return self.world_size * self.workers
 
     def rank_size(self, samples: int, rank: int) -> int:
-        """Return the number of samples that a rank gets of a sequence of `samples`."""
-        start, stop = self._rank_span(samples, rank)
-        return stop - start
+        """Return the number of samples that a rank reads of a sequence of `samples`."""
+        if self.even is None:
+            start, stop = self._own(samples, rank)
+            return stop - start
+        return samples // self.world_size if self.even == "drop" else -(-samples // self.world_size)
 
-    def span(self, samples: int, reader: int) -> tuple[int, int]:
-        """Return start and stop of a reader's span in a sequence of `samples`.
-
-        A span that reaches beyond the end continues at the beginning: those samples are the padding.
-
-        Args:
-            reader: `rank * workers + worker`.
-        """
+    def own(self, samples: int, reader: int) -> tuple[int, int]:
+        """Return start and stop of the samples that a reader owns of a sequence of `samples`."""
         rank, worker = divmod(reader, self.workers)
-        start, stop = self._rank_span(samples, rank)
-        batches = -((start - stop) // self.batch_size)
-        begin = start + batches * worker // self.workers * self.batch_size
-        end = start + batches * (worker + 1) // self.workers * self.batch_size
-        return min(begin, stop), min(end, stop)
+        start, stop = self._own(samples, rank)
+        end = stop if worker + 1 == self.workers else start + self._before(samples, rank, worker + 1)
+        return min(start + self._before(samples, rank, worker), stop), end
+
+    def spans(self, samples: int, reader: int) -> list[tuple[int, int]]:
+        """Return start and stop of what a reader reads: of its own samples, and of the rank's last one as padding."""
+        start, stop = self.own(samples, reader)
+        size, last = self.size(samples, reader), (stop - 1) % max(1, samples)
+        return [(start, min(stop, start + size)), (last, max(last, last + size - (stop - start)))]
+
+    def size(self, samples: int, reader: int) -> int:
+        """Return the number of samples that a reader reads of a sequence of `samples`."""
+        rank, worker = divmod(reader, self.workers)
+        return self._before(samples, rank, worker + 1) - self._before(samples, rank, worker)
 
     def worker_sizes(self, samples: int, rank: int) -> list[int]:
-        """Return the number of samples that each worker of a rank gets of a sequence of `samples`."""
-        spans = (self.span(samples, rank * self.workers + worker) for worker in range(self.workers))
-        return [stop - start for start, stop in spans]
+        """Return the number of samples that each worker of a rank reads of a sequence of `samples`."""
+        return [self.size(samples, rank * self.workers + worker) for worker in range(self.workers)]
 
     def batches(self, samples: int, rank: int, *, drop_last: bool = False) -> int:
         """Return the number of batches that a rank makes of a sequence, with the short one unless it is dropped."""
         size = self.rank_size(samples, rank)
         return size // self.batch_size if drop_last else -(-size // self.batch_size)
 
-    def _rank_span(self, samples: int, rank: int) -> tuple[int, int]:
-        if self.even is None:
-            return samples * rank // self.world_size, samples * (rank + 1) // self.world_size
-        whole, rest = divmod(samples, self.world_size)
-        each = whole + (1 if rest and self.even == "pad" else 0)
-        return rank * each, (rank + 1) * each
+    def _own(self, samples: int, rank: int) -> tuple[int, int]:
+        return samples * rank // self.world_size, samples * (rank + 1) // self.world_size
+
+    def _before(self, samples: int, rank: int, worker: int) -> int:
+        """Return the number of samples that a rank's workers before this one read: whole batches."""
+        batches = self.batches(samples, rank)
+        return min(batches * worker // self.workers * self.batch_size, self.rank_size(samples, rank))
 
 
 def taken_in_turns(sizes: Sequence[int], batch_size: int, batches: int) -> list[int]:

@@ -52,26 +52,20 @@ def what_is_left(samples: int, phases: Sequence[Phase], cut: Partition) -> Rest:
     return rest
 
 
-def first_span(samples: int, cut: Partition, reader: int) -> tuple[int, int]:
-    """Return start and stop of a reader's span of the epoch in the first phase, without padding."""
-    start, stop = cut.span(samples, reader)
-    return min(start, samples), min(stop, samples)
-
-
 def _spans(samples: int, cut: Partition) -> Iterator[Stretch]:
     for reader in range(cut.readers):
-        start, stop = first_span(samples, cut, reader)
+        start, stop = cut.own(samples, reader)
         yield Stretch(reader, 0, stop - start)
 
 
 def _behind(rest: Rest, phase: Phase) -> Iterator[Stretch]:
-    """Yield the samples that the readers of a phase have not reached, without their padding."""
+    """Yield the samples that the readers of a phase have not reached, with those that would have been dropped."""
     for reader in range(phase.cut.readers):
-        start, stop = phase.cut.span(len(rest), reader)
+        start, stop = phase.cut.own(len(rest), reader)
         taken = phase.taken[reader % len(phase.taken)]
         passed = int(phase.beyond[reader] or "0", 16) if phase.beyond else 0
         for begin, end in _gaps(start + taken, stop, passed):
-            yield from rest.between(min(begin, len(rest)), min(end, len(rest)))
+            yield from rest.between(begin, end)
 
 
 def _gaps(start: int, stop: int, passed: int) -> Iterator[tuple[int, int]]:
@@ -99,11 +93,10 @@ class Rest:
         return self._ends[-1] if self._ends else 0
 
     def between(self, start: int, stop: int) -> Iterator[Stretch]:
-        """Yield the stretches between two places, as from `Partition.span`; wraps around past the end, as padding."""
-        while start < stop and self._parts:
-            begin = start % len(self)
-            at = bisect_right(self._ends, begin)
-            part, first = self._parts[at], self._ends[at] - len(self._parts[at])
-            end = min(self._ends[at], begin + stop - start)
-            yield Stretch(part.reader, part.start + begin - first, part.start + end - first)
-            start += end - begin
+        """Yield the stretches between two places."""
+        while start < stop:
+            at = bisect_right(self._ends, start)
+            part, end = self._parts[at], min(self._ends[at], stop)
+            first = self._ends[at] - len(part) - part.start
+            yield Stretch(part.reader, start - first, end - first)
+            start = end

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from shardcache_client.order.lanes.interleaving import Lane, between
 from shardcache_client.order.partition import Even, Partition
-from shardcache_client.order.progress import Phase, first_span, what_is_left
+from shardcache_client.order.progress import Phase, what_is_left
 from shardcache_client.order.share import Share
 from shardcache_client.topology import Topology
 
@@ -38,12 +38,13 @@ class SpanDeal(ABC):
         cut = Partition.of(topology, self.even, self.batch_size)
         first = phases[0].cut if phases else cut
         rest = _what_is_left(self.epoch_samples, tuple(phases), cut)
-        span = cut.span(len(rest), (topology.reader + time) % cut.readers)
+        reader = (topology.reader + time) % cut.readers
         segments = tuple(
-            between(self.lane(epoch, first_span(self.epoch_samples, first, part.reader)), part.start, part.stop)
+            between(self.lane(epoch, first.own(self.epoch_samples, part.reader)), part.start, part.stop)
+            for span in cut.spans(len(rest), reader)
             for part in rest.between(*span)
         )
-        return Share(segments, span[1] - span[0] if segments else 0)
+        return Share(segments, cut.size(len(rest), reader))
 
     def quota(self, topology: Topology, share: Share) -> int | None:
         """Return the share's size: skipped samples must be replaced, or the ranks would get unequal numbers."""

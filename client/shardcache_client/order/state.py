@@ -13,7 +13,7 @@ from shardcache_client.order.partition import Partition
 from shardcache_client.order.progress import Phase, what_is_left
 from shardcache_client.topology import Topology
 
-_FORMAT = 1
+_FORMAT = 2
 _MARK = "shardcache"
 _MOST_READERS = 1 << 20
 _BITS = re.compile(r"|(?:0x)?[0-9a-f]+")
@@ -237,10 +237,10 @@ def resume(states: Sequence[ReaderState], cut: Partition, topology: Topology, sa
     places = _Places(states, samples)
     if cut == first.cut:
         return Resumption(first.epoch, first.phases, places.of(topology.reader))
-    readers = range(first.cut.readers)
     # A reader past its own share has taken all of that; it now reads replacements for skipped samples.
-    taken = [1 << 62 if place.time else place.taken for place in map(places.of, readers)]
-    beyond = tuple(own[reader].beyond if reader in own else "" for reader in readers)
+    each = [(places.of(reader), size) for reader, size in enumerate(places.sizes)]
+    taken = [size if place.time else place.taken for place, size in each]
+    beyond = tuple(own[reader].beyond if reader in own else "" for reader in range(first.cut.readers))
     same = taken[: first.cut.workers]
     if taken == same * first.cut.world_size:
         taken = same  # the usual case: no rank has skipped anything
@@ -253,11 +253,9 @@ def is_read(states: Sequence[ReaderState], samples: int) -> bool:
     Samples must be counted. A loader's states say so with `over`; those of a dataset's readers, each of which knows
     itself alone, do not.
     """
-    first = states[0]
-    places, left = _Places(states, samples), len(what_is_left(samples, first.phases, first.cut))
-    sizes = [size for rank in range(first.cut.world_size) for size in _worker_sizes(first.cut, left, rank)]
+    places = _Places(states, samples)
     try:
-        return all(_passed(places.of(reader), first.cut) >= size for reader, size in enumerate(sizes))
+        return all(_passed(places.of(reader), states[0].cut) >= size for reader, size in enumerate(places.sizes))
     except ConfigError:
         return False
 
@@ -298,6 +296,11 @@ class _Places:
         for state in states:
             rank, worker = divmod(state.reader, self._cut.workers)
             self._known.setdefault(rank, {})[worker] = state.place
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of samples in the share of each reader."""
+        return [size for rank in range(self._cut.world_size) for size in _worker_sizes(self._cut, self._left, rank)]
 
     def of(self, reader: int) -> Place:
         """Return a reader's place. Raises ConfigError if no state determines it."""

@@ -152,7 +152,7 @@ def test_any_pattern_is_urls_or_a_typed_error(pattern: str) -> None:
 
 
 state_fields = st.fixed_dictionaries(
-    {"shardcache": st.just(1)},
+    {"shardcache": st.just(2)},
     optional={
         "dataset": st.just("d") | values,
         "epoch": st.just(1) | values,

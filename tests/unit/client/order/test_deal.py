@@ -130,7 +130,7 @@ def test_the_order_is_pinned(hash_seed: str) -> None:
         check=True,
         text=True,
     )
-    assert hashlib.sha256(json.dumps(json.loads(ran.stdout)).encode()).hexdigest()[:16] == "22a2b6f2c26e6b27"
+    assert hashlib.sha256(json.dumps(json.loads(ran.stdout)).encode()).hexdigest()[:16] == "274173e9d8aab60b"
 
 
 def test_without_shuffle_the_manifests_own_order() -> None:
@@ -148,7 +148,7 @@ def test_nodes_keep_their_shards() -> None:
         always = set.intersection(*(met[epoch][node] for epoch in range(5)))
         ever = set.union(*(met[epoch][node] for epoch in range(5)))
         assert len(always) >= 13
-        assert len(ever) <= 22
+        assert len(ever) <= 26  # all of its group's, and in each epoch at most one at either border
     free = deals(counts, Shuffle(seed=1), "pad", 1)
     assert len(set.union(*({s for s, _ in everybody(free, epoch, Partition(4, 1))[0]} for epoch in range(5)))) > 40
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardcache_client.order.partition import Even, Partition
-from shardcache_client.order.progress import Phase, first_span, what_is_left
+from shardcache_client.order.progress import Phase, what_is_left
 
 cuts = st.builds(
     Partition,
@@ -23,13 +23,14 @@ epochs = st.integers(0, 3000)
 def all_places(samples: int, phases: list[Phase], cut: Partition) -> list[list[int]]:
     """Return for each reader the places of the epoch that it reads, in order, if nobody mixes anything."""
     first = phases[0].cut if phases else cut
-    starts = [first_span(samples, first, reader)[0] for reader in range(first.readers)]
+    starts = [first.own(samples, reader)[0] for reader in range(first.readers)]
     rest = what_is_left(samples, phases, cut)
     spans: list[list[int]] = []
     for reader in range(cut.readers):
         spans.append([])
-        for stretch in rest.between(*cut.span(len(rest), reader)):
-            spans[-1] += range(starts[stretch.reader] + stretch.start, starts[stretch.reader] + stretch.stop)
+        for span in cut.spans(len(rest), reader):
+            for stretch in rest.between(*span):
+                spans[-1] += range(starts[stretch.reader] + stretch.start, starts[stretch.reader] + stretch.stop)
     return spans
 
 
@@ -83,15 +84,15 @@ def test_a_run_that_goes_on_with_other_readers_sees_the_rest_once(
 ) -> None:
     """From any step of any phase onto any other topology what is left is read once, whatever each reader had taken.
 
-    A sample that was read as padding of a span still has its own turn.
+    With it comes what earlier phases would have dropped. A sample that was read as padding still has its own turn.
     """
     phases: list[Phase] = []
     left = set(range(samples))
     for cut in crews[:-1]:
         spans = all_places(samples, phases, cut)
         taken = tuple(step * (reader + 1) % (len(span) + 1) for reader, span in enumerate(spans))
-        own = [span[: max(0, len(left) - cut.span(len(left), reader)[0])] for reader, span in enumerate(spans)]
-        left = {place for span, count in zip(own, taken, strict=True) for place in span[count:]}
+        own = [stop - start for start, stop in (cut.own(len(left), reader) for reader in range(cut.readers))]
+        left -= {place for each in zip(spans, taken, own, strict=True) for place in each[0][: min(each[1:])]}
         phases.append(Phase(cut, taken))
     check_epoch(len(left), all_places(samples, phases, crews[-1]), crews[-1], left)
 
