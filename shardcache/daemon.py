@@ -115,7 +115,10 @@ async def _run(
     """Serve until a stop signal; return its time by the monotonic clock."""
     counters = Counters()
     origins = Origins(
-        settings.origin, max_connections=settings.max_connections, redirect_guard=AllowList(settings.allow)
+        settings.origin,
+        max_connections=settings.max_connections,
+        redirect_guard=AllowList(settings.allow),
+        stall_timeout_s=settings.stall_timeout_s,
     )
     downloader = Downloader(
         max_connections=settings.max_connections,

@@ -35,14 +35,19 @@ class Origins:
     """
 
     def __init__(
-        self, tables: Sequence[OriginTable], *, max_connections: int, redirect_guard: RedirectGuard | None = None
+        self,
+        tables: Sequence[OriginTable],
+        *,
+        max_connections: int,
+        redirect_guard: RedirectGuard | None = None,
+        stall_timeout_s: float = 20.0,
     ) -> None:
         self._redirect_guard = redirect_guard or Unrestricted()
         self._tables = sorted(tables, key=lambda table: len(table.match), reverse=True)
         self._connections = _CONNECTIONS_A_SLOT * max_connections + _SPARE_CONNECTIONS
         self._origins: dict[tuple[str, str], Deferred] = {}
         self.tiers = {table.tier: TierState(table.tier) for table in tables if table.tier is not None}
-        self._workers = Workers()
+        self._workers = Workers(silence_s=stall_timeout_s)
 
     def __repr__(self) -> str:
         return f"<Origins {sorted(self._origins)}>"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import http.client
+import re
 import select
 import socket
 import ssl
@@ -12,17 +11,22 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
+from shardcache.transport.gate import Gate
+from shardcache.transport.head import MAX_HEAD_BYTES, PORTS, HeadError, proxy_headers
 from shardcache.transport.messages import Request
 from shardcache.transport.sockets import IDLE_S, SILENCE_S, connect
 from shardcache.transport.tls import client_context
 
-_CONNECT_TIMEOUT_S = 10.0
-_PORTS = {"http": 80, "https": 443}
+# For name, connection, tunnel and TLS together.
+_OPEN_LIMIT_S = 10.0
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3})\b *([^\r\n]*)")
+_HEAD_END = re.compile(rb"\n\r?\n")
 
 
 class ProxyError(ConnectionError):
@@ -57,6 +61,14 @@ class HttpConnection:
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()
+
+    def end_reads(self) -> None:
+        """End a blocking read in any thread.
+
+        Through the base class: after SSLSocket.shutdown the reading thread would take ciphertext for the body.
+        """
+        with suppress(OSError):  # the peer closed it first
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
 
     @property
     def is_readable(self) -> bool:
@@ -158,59 +170,71 @@ def server_of(request: Request) -> Server:
     return Server(url.scheme, url.netloc, request.proxy, request.ca_file, request.far_only)
 
 
-def host_header(url: SplitResult) -> str:
-    """Return the Host header of a url, without its scheme's default port, which the SDK does not sign."""
-    return url.netloc.rpartition("@")[2].removesuffix(f":{_PORTS[url.scheme]}")
-
-
-def open_connection(server: Server) -> HttpConnection:
-    """Return a new connection. Raises OSError, http.client.HTTPException, NearHostError."""
+def open_connection(server: Server, gate: Gate) -> HttpConnection:
+    """Return a new connection. Raises OSError, HeadError, NearHostError, CancelledError."""
+    deadline_s = time.monotonic() + _OPEN_LIMIT_S
     url = urlsplit(f"{server.scheme}://{server.netloc}")
-    host, port = url.hostname or "", url.port or _PORTS[url.scheme]
-    proxy = urlsplit(server.proxy) if server.proxy else None
-    if proxy is None:
-        sock = _connected(host, port, far_only=server.far_only)
-    else:
-        sock = _connected(proxy.hostname or "", proxy.port or _PORTS["http"], far_only=False)
+    host, port = url.hostname or "", url.port or PORTS[url.scheme]
     try:
+        connection = HttpConnection(asyncio.run(_opened(server, host, port, gate)))
         if url.scheme == "https":
-            if proxy is not None:
-                _open_tunnel(sock, f"{host}:{port}" if ":" not in host else f"[{host}]:{port}", proxy)
-            sock = _context(server.ca_file).wrap_socket(sock, server_hostname=host)
-        sock.settimeout(None)  # the daemon decides how long to wait for an answer
-    except BaseException:
-        sock.close()
-        raise
-    return HttpConnection(sock)
+            _encrypt(connection, host, server.ca_file, deadline_s, gate)
+    except TimeoutError:
+        raise TimeoutError(f"no connection to {host}:{port} within {_OPEN_LIMIT_S:g} s") from None
+    connection.socket.settimeout(None)  # the daemon decides how long to wait for an answer
+    return connection
 
 
-def proxy_headers(proxy: str) -> dict[str, str]:
-    """Return the header with the credentials of a proxy's url, if it has any."""
-    url = urlsplit(proxy)
-    if url.username is None:
-        return {}
-    pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
-    return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
+async def _opened(server: Server, host: str, port: int, gate: Gate) -> socket.socket:
+    """Return a socket that is connected to a server, through a proxy's tunnel if it needs one."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    with gate.cancellable(partial(loop.call_soon_threadsafe, task.cancel)):
+        async with asyncio.timeout(_OPEN_LIMIT_S):  # TimeoutError is an OSError
+            if server.proxy is None:
+                return await connect(host, port, far_only=server.far_only)
+            proxy = urlsplit(server.proxy)
+            sock = await connect(proxy.hostname or "", proxy.port or PORTS["http"])
+            if server.scheme == "https":
+                try:
+                    await _open_tunnel(sock, f"{host}:{port}" if ":" not in host else f"[{host}]:{port}", proxy)
+                except BaseException:
+                    sock.close()
+                    raise
+            return sock
 
 
-def _connected(host: str, port: int, *, far_only: bool) -> socket.socket:
-    async def attempt() -> socket.socket:
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # TimeoutError is an OSError
-            return await connect(host, port, far_only=far_only)
-
-    sock = asyncio.run(attempt())
-    sock.settimeout(_CONNECT_TIMEOUT_S)
-    return sock
-
-
-def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> None:
+async def _open_tunnel(sock: socket.socket, target: str, proxy: SplitResult) -> None:
+    loop, head, news = asyncio.get_running_loop(), bytearray(), 0
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     lines += (f"{name}: {value}" for name, value in proxy_headers(proxy.geturl()).items())
-    sock.sendall("\r\n".join([*lines, "", ""]).encode())
-    with http.client.HTTPResponse(sock, method="CONNECT") as answer:
-        answer.begin()
-        if answer.status != 200:
-            raise ProxyError(answer.status, f"the proxy {proxy.hostname} answered {answer.status} {answer.reason}")
+    await loop.sock_sendall(sock, "\r\n".join([*lines, "", ""]).encode())
+    while not _HEAD_END.search(head, max(0, len(head) - news - 2)):
+        data = await loop.sock_recv(sock, MAX_HEAD_BYTES)
+        head += data
+        news = len(data)
+        if not data:
+            raise ConnectionResetError(f"the proxy {proxy.hostname} closed the connection before its answer's end")
+        if len(head) > MAX_HEAD_BYTES:
+            raise HeadError
+    if (answer := _STATUS_LINE.match(head)) is None:
+        raise ConnectionError(f"the answer of the proxy {proxy.hostname} is not HTTP")
+    if answer[1] != b"200":
+        status, reason = int(answer[1]), answer[2].decode("latin-1")
+        raise ProxyError(status, f"the proxy {proxy.hostname} answered {status} {reason}")
+
+
+def _encrypt(connection: HttpConnection, host: str, ca_file: str | None, deadline_s: float, gate: Gate) -> None:
+    """Perform the TLS handshake. Closes the connection if it fails."""
+    try:
+        context = _context(ca_file)
+        connection.socket = context.wrap_socket(connection.socket, server_hostname=host, do_handshake_on_connect=False)
+        connection.socket.settimeout(max(0.001, deadline_s - time.monotonic()))  # of the whole handshake
+        with gate.cancellable(connection.end_reads):
+            connection.socket.do_handshake()
+    except BaseException:
+        connection.close()
+        raise
 
 
 @cache

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import http.client
-import io
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from http import HTTPStatus
-from typing import cast
-from urllib.parse import urlsplit
 
 from shardcache.transport.connections import (
     HttpConnection,
     Pool,
     ProxyError,
-    host_header,
     open_connection,
-    proxy_headers,
     server_of,
 )
 from shardcache.transport.gate import Gate
+from shardcache.transport.head import Response, number_in, request_head
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import PartSums, PartsWriter, write_parts, writing
 from shardcache.transport.tls import TlsSocket
@@ -82,7 +78,7 @@ class Exchange:
             except StaleError:
                 self._gate.check()
         try:
-            connection = open_connection(server)
+            connection = open_connection(server, self._gate)
         except ProxyError as exn:
             if exn.status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED:  # same answer as without a tunnel
                 return Answer(exn.status, {})
@@ -91,7 +87,7 @@ class Exchange:
 
     def _ask(self, pool: Pool, connection: HttpConnection) -> Answer:
         try:
-            with self._cancellable(connection.socket):
+            with self._gate.cancellable(connection.end_reads):
                 answer, reusable = self._answer(pool, connection)
         except BaseException:
             connection.close()
@@ -102,17 +98,6 @@ class Exchange:
             connection.close()
         return answer
 
-    @contextmanager
-    def _cancellable(self, sock: socket.socket) -> Iterator[None]:
-        self._gate.connected(sock)
-        try:
-            yield
-        except (OSError, http.client.HTTPException):
-            self._gate.check()  # a cancellation closes the socket
-            raise
-        finally:
-            self._gate.connected(None)
-
     def _answer(self, pool: Pool, connection: HttpConnection) -> tuple[Answer, bool]:
         """Return the answer, and whether the connection can take another request."""
         with closing(self._response(pool, connection)) as response:  # else it keeps the socket open
@@ -121,14 +106,15 @@ class Exchange:
             if self._body is not None and self._is_expected(self._body, response, headers):
                 sums, whole = self._take(self._body, response, connection.socket)
             else:
-                whole = self._drain(response, connection.socket)
+                whole = self._drain(response, headers, connection.socket)
         # The headers of an expected answer are not needed; there are a hundred such answers per GB.
         answer = Answer(response.status, {} if sums else headers, sums)
         return answer, whole and not response.will_close
 
-    def _drain(self, response: http.client.HTTPResponse, sock: socket.socket) -> bool:
+    def _drain(self, response: Response, headers: dict[str, str], sock: socket.socket) -> bool:
         """Read a short unwanted body, such as an error's, and return whether its end was reached."""
-        if response.length is None or response.length > _SHORT_BYTES:
+        is_odd = number_in(headers.get("content-length", "0")) is None
+        if is_odd or response.length is None or response.length > _SHORT_BYTES:
             return False
         sock.settimeout(_DRAIN_S)
         try:
@@ -138,7 +124,7 @@ class Exchange:
         sock.settimeout(None)
         return True
 
-    def _response(self, pool: Pool, connection: HttpConnection) -> http.client.HTTPResponse:
+    def _response(self, pool: Pool, connection: HttpConnection) -> Response:
         """Send the request and read the answer's head. Raises StaleError if a reused connection fails."""
         if connection.heard_s is None:
             return self._asked(connection, None)
@@ -157,19 +143,19 @@ class Exchange:
         pool.answered()
         return response
 
-    def _asked(self, connection: HttpConnection, patience_s: float | None) -> http.client.HTTPResponse:
-        response = http.client.HTTPResponse(connection.socket, method=self._request.method)
+    def _asked(self, connection: HttpConnection, patience_s: float | None) -> Response:
+        response = Response(connection.socket, method=self._request.method)
         try:
-            connection.socket.sendall(_head(self._request))
+            connection.socket.sendall(request_head(self._request))
             connection.socket.settimeout(patience_s)
-            _begin(response)
+            response.receive()
             connection.socket.settimeout(None)
         except BaseException:
             response.close()
             raise
         return response
 
-    def _is_expected(self, body: Body, response: http.client.HTTPResponse, headers: dict[str, str]) -> bool:
+    def _is_expected(self, body: Body, response: Response, headers: dict[str, str]) -> bool:
         if response.chunked:
             # A chunked body is written only after all of it has arrived.
             right_size = body.parts.size_bytes <= body.parts.part_bytes and (
@@ -183,9 +169,7 @@ class Exchange:
             and all(headers.get(name) in values for name, values in body.expected.items())
         )
 
-    def _take(
-        self, body: Body, response: http.client.HTTPResponse, sock: socket.socket
-    ) -> tuple[list[PartSums] | None, bool]:
+    def _take(self, body: Body, response: Response, sock: socket.socket) -> tuple[list[PartSums] | None, bool]:
         """Write the body. Return its checksums, and whether the connection is at the answer's end.
 
         A chunked body that is longer than expected is not written and has no checksums.
@@ -197,9 +181,7 @@ class Exchange:
             self._copy(body.parts.size_bytes, read, writer)
         return writer.finished, not read.has_more
 
-    def _take_held(
-        self, body: Body, response: http.client.HTTPResponse, sock: socket.socket
-    ) -> tuple[list[PartSums] | None, bool]:
+    def _take_held(self, body: Body, response: Response, sock: socket.socket) -> tuple[list[PartSums] | None, bool]:
         memory = memoryview(bytearray(body.parts.size_bytes))
         read = _ChunksReader(response) if response.chunked else _Reader(response, sock)
         self._fill(memory, read)
@@ -236,42 +218,10 @@ class Exchange:
                 self._progress()
 
 
-def _begin(response: http.client.HTTPResponse) -> None:
-    """Read the head of the final answer, skipping interim answers."""
-    body = response.fp
-    response.fp = cast(io.BufferedReader, _HeadLines(body))
-    try:
-        response.begin()
-        while 100 <= response.status < 200:  # http.client skips only 100
-            response.headers = cast(http.client.HTTPMessage, None)
-            response.begin()
-    finally:
-        if not response.isclosed():
-            response.fp = body
-
-
-class _HeadLines:
-    """Lines of an answer's head; http.client would take the end of the stream for the end of the head."""
-
-    def __init__(self, stream: io.BufferedReader) -> None:
-        self._stream = stream
-
-    def readline(self, limit: int) -> bytes:
-        """Return the next line. Raises ConnectionResetError at the stream's end."""
-        line = self._stream.readline(limit)
-        if not line:
-            raise ConnectionResetError("the server closed the connection before the end of the answer's headers")
-        return line
-
-    def close(self) -> None:
-        """Close the stream: the answer is not HTTP."""
-        self._stream.close()
-
-
 class _Reader:
     """Reads a body of known length: first the bytes that arrived with the head, then from the socket."""
 
-    def __init__(self, response: http.client.HTTPResponse, sock: socket.socket) -> None:
+    def __init__(self, response: Response, sock: socket.socket) -> None:
         ahead_bytes, length = len(response.fp.peek()), response.length or 0
         self._fp = response.fp
         self._ahead_bytes = min(ahead_bytes, length)
@@ -290,7 +240,7 @@ class _Reader:
 class _ChunksReader:
     """Reads a chunked body."""
 
-    def __init__(self, response: http.client.HTTPResponse) -> None:
+    def __init__(self, response: Response) -> None:
         self._response = response
 
     @property
@@ -301,14 +251,3 @@ class _ChunksReader:
     def __call__(self, memory: memoryview) -> int:
         """As `_Reader`."""
         return self._response.readinto(memory[:_CHUNK_BYTES])
-
-
-def _head(request: Request) -> bytes:
-    url = urlsplit(request.url)
-    target = f"{url.path or '/'}?{url.query}" if url.query else url.path or "/"
-    own: dict[str, str] = {}
-    if request.proxy and url.scheme == "http" and request.via is None:
-        target, own = f"http://{host_header(url)}{target}", proxy_headers(request.proxy)
-    headers = {"Host": host_header(url), "Accept-Encoding": "identity", **own, **request.headers}
-    lines = [f"{request.method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
-    return "\r\n".join(lines).encode()

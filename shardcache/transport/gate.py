@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import socket
+import asyncio
+import http.client
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class CancelledError(Exception):
@@ -27,7 +28,7 @@ class Gate:
     def __init__(self, limit_bytes: float) -> None:
         self._limit_bytes = limit_bytes
         self._paused = self._cancelled = self._committed = self._writes = False
-        self._socket: socket.socket | None = None
+        self._interrupt: Callable[[], object] | None = None
         self._changed = threading.Condition()
         self.received_bytes = self.written_bytes = 0
         self.asked_idle_s: float | None = None
@@ -69,12 +70,20 @@ class Gate:
             self._changed.wait_for(lambda: self._cancelled or self._committed)
             self.check()
 
-    def connected(self, sock: socket.socket | None) -> None:
-        """Set the socket that a cancellation shuts down. Raises CancelledError."""
+    @contextmanager
+    def cancellable(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        """Have a cancellation call `interrupt`, which ends the block with an error. Raises CancelledError for that."""
         with self._changed:
-            self._socket = sock
-            if sock is not None:
-                self.check()
+            self.check()
+            self._interrupt = interrupt
+        try:
+            yield
+        except (OSError, http.client.HTTPException, asyncio.CancelledError):
+            self.check()
+            raise
+        finally:
+            with self._changed:
+                self._interrupt = None
 
     # called by the thread that takes the daemon's messages
 
@@ -100,20 +109,11 @@ class Gate:
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
-            if self._socket is not None:
-                _end_reads(self._socket)
+            if self._interrupt is not None:
+                self._interrupt()
             return not self._writes
 
     def check(self) -> None:
         """Raise CancelledError if the request was cancelled."""
         if self._cancelled:
             raise CancelledError
-
-
-def _end_reads(sock: socket.socket) -> None:
-    """End a blocking read in any thread.
-
-    Through the base class: after SSLSocket.shutdown the reading thread would take ciphertext for the body.
-    """
-    with suppress(OSError):  # the peer closed it first
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -6,8 +6,11 @@ A NAT or load balancer may drop an idle connection without notice to either end;
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import aiohappyeyeballs
@@ -35,6 +38,9 @@ _OPTIONS = {
     "TCP_USER_TIMEOUT": 15_000,  # ms
 }
 
+# A lookup cannot be cancelled; nobody waits for the threads of those that a dead name server does not answer.
+_LOOKUPS = ThreadPoolExecutor(16, thread_name_prefix="lookup")
+
 
 def new_socket(address: AddrInfoType) -> socket.socket:
     """Return a socket for one of the addresses that `getaddrinfo` returned for a host."""
@@ -55,16 +61,31 @@ class NearHostError(Exception):
 async def connect(host: str, port: int, *, far_only: bool = False) -> socket.socket:
     """Return a socket that is connected to the first of the host's addresses to answer.
 
-    Raises OSError, and with `far_only` NearHostError. The addresses checked are those connected to: changing the name
-    in between gains nothing.
+    Raises OSError that names the host, and with `far_only` NearHostError. The addresses checked are those connected
+    to: changing the name in between gains nothing.
     """
-    addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    lookup = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    try:
+        addresses = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, lookup)
+        return await _connected(host, addresses, far_only=far_only)
+    except OSError as exn:
+        raise ConnectionError(_reason(exn, f"{host}:{port}")) from exn
+
+
+async def _connected(host: str, addresses: Sequence[AddrInfoType], *, far_only: bool) -> socket.socket:
     near = [address[4][0] for address in addresses if is_near(str(address[4][0]))]
     if far_only and near and not is_near(host):
         raise NearHostError(f"{host} resolves to {near[0]}, which is this node or its cloud's metadata service")
     return await aiohappyeyeballs.start_connection(
         addresses, happy_eyeballs_delay=NEXT_ADDRESS_S, interleave=1, socket_factory=new_socket
     )
+
+
+def _reason(exn: OSError, place: str) -> str:
+    if isinstance(exn, ConnectionRefusedError):
+        return f"connection refused by {place}"
+    number = exn.errno or 0  # negative for a name that is not known
+    return f"no connection to {place}: {os.strerror(number) if number > 0 else exn.strerror or exn}"
 
 
 class Distrust:

@@ -24,6 +24,7 @@ from functools import partial
 from shardcache.transport.connections import Pool
 from shardcache.transport.exchange import Exchange
 from shardcache.transport.gate import CancelledError, Gate
+from shardcache.transport.head import HeadError
 from shardcache.transport.messages import Message, decoded, encoded, request_from_json
 from shardcache.transport.parts import PartFileError
 from shardcache.transport.sockets import NearHostError
@@ -62,6 +63,8 @@ class Worker:
                     self._gate(message).resume(_limit(message))
                 case "commit":
                     self._gate(message).commit()
+                case "ping":
+                    self._send({"is": "up"})
                 case "distrust":
                     self._pool.distrust(message["before_s"])
 
@@ -137,6 +140,8 @@ def _outcome(exchange: Exchange, pool: Pool) -> Message:
         return {"is": "near", "reason": str(exn)}
     except ssl.SSLCertVerificationError as exn:
         return {"is": "certificate", "reason": exn.verify_message}
+    except HeadError as exn:
+        return {"is": "head", "reason": str(exn)}
     except (OSError, ValueError, http.client.HTTPException) as exn:
         return {"is": "failed", "reason": str(exn) or type(exn).__name__}
 

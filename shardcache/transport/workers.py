@@ -15,9 +15,10 @@ from functools import partial
 from itertools import count
 from typing import TypeAlias, cast
 
-from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError
+from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError, OriginError
 from shardcache.observability.shared_logger import SharedLogger
 from shardcache.transport.flow import Flow, Free
+from shardcache.transport.head import HEAD_REMEDY
 from shardcache.transport.messages import Answer, Body, Message, Request, decoded, encoded, request_to_json
 from shardcache.transport.parts import PartFileError
 
@@ -34,6 +35,10 @@ _MOST_WORKERS = 8
 _PREPARED = 2
 # An interpreter starts in a fraction of a second; on a full node that pages, in several.
 _START_LIMIT_S = 60.0
+# A worker that leaves this many pings in a row unanswered hangs; one that has not started yet has longer.
+_PINGS = 3
+_STARTING_PINGS = 60
+_SHORTEST_PING_S = 1.0
 # A write that hangs with its disk must not block the daemon; if it completes later, it writes the right bytes in place.
 _END_LIMIT_S = 2.0
 
@@ -46,10 +51,14 @@ class Workers:
     """Up to `most` worker processes, started as requests need them and replaced when one dies.
 
     A request waits for a process to start only if there is none; while another starts, the others get all requests.
+
+    Args:
+        silence_s: time after which a worker that has requests and does not respond is killed.
     """
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, *, silence_s: float = 20.0) -> None:
         cores = len(os.sched_getaffinity(0))
+        self._ping_s = max(_SHORTEST_PING_S, silence_s / (_PINGS + 1))
         self._most = most or max(_PREPARED, min(_MOST_WORKERS, cores // _CORES_A_WORKER))
         self._workers: list[_Worker] = []
         self._starting = asyncio.Lock()
@@ -67,7 +76,8 @@ class Workers:
     async def ask(self, request: Request) -> Answer:
         """Return the answer to a request, without its body.
 
-        Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; CacheError if no process can be started.
+        Raises TransportError, ssl.SSLCertVerificationError, NotAllowedError; OriginError for a head that is too large;
+        CacheError if no process can be started.
         """
         answer = await self._run(request, None, Free(), _always)
         assert answer is not None
@@ -119,7 +129,7 @@ class Workers:
     async def _start_first(self) -> None:
         async with self._starting:
             if all(worker.has_ended for worker in self._workers):
-                self._workers = [await _start(self._distrust)]
+                self._workers = [await self._start()]
 
     async def _grow(self) -> None:
         """Start another worker, if there may be one, and use it once it takes requests."""
@@ -127,7 +137,7 @@ class Workers:
             if sum(not worker.has_ended for worker in self._workers) >= self._most:
                 return
             try:
-                worker = await _start(self._distrust)
+                worker = await self._start()
             except CacheError as exn:  # the others do all of the work
                 log.warning("cannot start another transport worker", cause=exn.message)
                 return
@@ -140,6 +150,19 @@ class Workers:
             finally:
                 if worker not in self._workers:
                     await worker.end()
+
+    async def _start(self) -> _Worker:
+        # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
+        command = (sys.executable, "-P", "-m", "shardcache.transport.worker", str(os.getpid()))
+        try:
+            _, worker = await asyncio.get_running_loop().subprocess_exec(
+                partial(_Worker, self._distrust, self._ping_s), *command, stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE, stderr=None, start_new_session=True,
+            )  # fmt: skip
+        except OSError as exn:
+            message = f"cannot start a transport worker ({exn.strerror})"
+            raise CacheError(message, remedy=NO_PROCESS_REMEDY) from exn
+        return worker
 
     def _distrust(self, before_s: float) -> None:
         """Make all processes distrust idle connections; the clock is the machine's."""
@@ -226,14 +249,18 @@ class _Worker(asyncio.SubprocessProtocol):
 
     Args:
         silent: called when an idle connection stays silent, with the time when the request was sent.
+        ping_s: interval of pings while there are requests.
 
     Attributes:
         requests: requests in flight.
         up: set once it takes requests, or has ended.
     """
 
-    def __init__(self, silent: Callable[[float], None]) -> None:
+    def __init__(self, silent: Callable[[float], None], ping_s: float) -> None:
         self._silent = silent
+        self._ping_s = ping_s
+        self._pings = 0  # sent since its last message
+        self._pinging = False
         self.requests: dict[int, _Running] = {}
         self.up = asyncio.Event()
         self.has_ended = False
@@ -252,6 +279,9 @@ class _Worker(asyncio.SubprocessProtocol):
         """Send a request."""
         running = _Running(next(self._numbers), self._send, flow, None if body is None else body.parts.path)
         self.requests[running.number] = running
+        if not self._pinging:
+            self._pings, self._pinging = -1, True
+            self._ping()
         if running.path is not None:
             self._paths[running.path] += 1
         what = {"limit_bytes": running.limit_bytes(), "prompt": flow.prompt, **request_to_json(request, body)}
@@ -283,6 +313,7 @@ class _Worker(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Handle each complete message."""
+        self._pings = 0
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(decoded(line))
@@ -301,6 +332,23 @@ class _Worker(asyncio.SubprocessProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the pipes of a process that has exited by itself."""
         self._process.close()
+
+    def _ping(self) -> None:
+        """Kill the process if it does not respond: requests fail with it, and are repeated by another.
+
+        Counts pings, not time: if this process was stopped itself, the answers wait to be read.
+        """
+        self._pinging = bool(self.requests) and not self.has_ended
+        if not self._pinging:
+            return
+        if self._pings < (_PINGS if self.up.is_set() else _STARTING_PINGS):
+            self._pings += 1
+            self._send({"do": "ping"})
+            asyncio.get_running_loop().call_later(self._ping_s, self._ping)
+        else:
+            log.warning("a transport worker does not respond; replacing it", requests=len(self.requests))
+            self.has_ended = True
+            self._process.kill()
 
     def _take(self, message: Message) -> None:
         if message["is"] == "progress":
@@ -338,6 +386,8 @@ def _result(message: Message) -> Answer:
             raise NotAllowedError(
                 message["reason"], remedy="if that is intended, the node's operator can add the url's prefix to --allow"
             )
+        case "head":
+            raise OriginError(message["reason"], remedy=HEAD_REMEDY)
         case "certificate":
             raise ssl.SSLCertVerificationError(errno.EPROTO, message["reason"])
         case _:
@@ -346,17 +396,3 @@ def _result(message: Message) -> Answer:
 
 async def _always() -> bool:
     return True
-
-
-async def _start(silent: Callable[[float], None]) -> _Worker:
-    # -P keeps the working directory out of the import path; a new session keeps Ctrl-C from reaching the process.
-    command = (sys.executable, "-P", "-m", "shardcache.transport.worker", str(os.getpid()))
-    try:
-        _, worker = await asyncio.get_running_loop().subprocess_exec(
-            partial(_Worker, silent), *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=None, start_new_session=True,
-        )  # fmt: skip
-    except OSError as exn:
-        message = f"cannot start a transport worker ({exn.strerror})"
-        raise CacheError(message, remedy=NO_PROCESS_REMEDY) from exn
-    return worker

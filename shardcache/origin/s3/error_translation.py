@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
+from typing import TypeVar
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
@@ -20,6 +22,9 @@ from shardcache.errors import (
 )
 from shardcache.origin.http_status import certificate_error, error_of
 from shardcache.origin.s3.sdk_http import LedAwayError
+from shardcache.transport.head import HEAD_REMEDY, HeadError
+
+E = TypeVar("E", bound=Exception)
 
 # Raised for an answer with a missing or unreadable field.
 _NONSENSE = (ResponseParserError, KeyError, ValueError)
@@ -74,17 +79,19 @@ def judge(exn: Exception, url: str) -> Verdict:
         return Verdict(OriginError(f"the S3 client rejects the request: {cause}", url=url))
     if isinstance(cause, LedAwayError):
         return Verdict(error_of(cause.errno or 0, f"the origin answered with status {cause.errno}", url))
-    if certificate := _certificate_failure(cause):  # also a ValueError
+    if certificate := _cause(cause, ssl.SSLCertVerificationError):  # also a ValueError
         return Verdict(certificate_error(certificate, url))
+    if _cause(cause, HeadError) or _cause(cause, LineTooLong):
+        return Verdict(OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY))
     if isinstance(cause, _NONSENSE):
         return Verdict(OriginUnavailableError(f"invalid answer from the origin: {cause!r}", url=url))
     detail = str(cause) or type(cause).__name__
     return Verdict(OriginUnavailableError(f"the connection to the origin failed: {detail}", url=url))
 
 
-def _certificate_failure(exn: BaseException | None) -> ssl.SSLCertVerificationError | None:
-    """Return the certificate failure behind an error of the SDK or a worker, if any."""
-    while exn is not None and not isinstance(exn, ssl.SSLCertVerificationError):
+def _cause(exn: BaseException | None, kind: type[E]) -> E | None:
+    """Return the error of a kind behind an error of the SDK or a worker, if any."""
+    while exn is not None and not isinstance(exn, kind):
         exn = exn.__cause__ or exn.__context__
     return exn
 

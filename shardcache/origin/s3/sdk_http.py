@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import aiohttp
 from aiobotocore.httpsession import AIOHTTPSession
 
+from shardcache.transport.head import MAX_HEAD_BYTES, HeadError
 from shardcache.transport.sockets import IDLE_S, Distrust, new_socket
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -68,8 +70,16 @@ class StoreSession(_StayingSession):
 
 
 class _Staying:
-    def __init__(self, session: Any) -> None:
+    def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    def request(self, *args: Any, **options: Any) -> Any:
-        return self._session.request(*args, **options, allow_redirects=False)
+    async def request(self, *args: Any, **options: Any) -> aiohttp.ClientResponse:
+        answer = await self._session.request(*args, **options, allow_redirects=False)
+        if sum(len(name) + len(value) for name, value in answer.raw_headers) > MAX_HEAD_BYTES:
+            answer.close()
+            raise HeadError
+        # aiobotocore takes them for UTF-8. As Latin-1, each character is a byte, as in the transport workers' answers.
+        answer._raw_headers = tuple(
+            (name.decode("latin-1").encode(), value.decode("latin-1").encode()) for name, value in answer.raw_headers
+        )
+        return answer

@@ -18,6 +18,7 @@ from shardcache.checksums import crc32c
 from shardcache.transport.connections import Pool
 from shardcache.transport.exchange import Exchange
 from shardcache.transport.gate import CancelledError, Gate
+from shardcache.transport.head import HeadError
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import RECORD, PartFileError, Parts
 from support.network.certificates import Authority
@@ -105,14 +106,6 @@ def test_the_body_that_was_asked_for_is_written_and_its_connection_used_again(ri
             assert [sums.index for sums in rig.fetch(server).sums or []] == [0]
             assert rig.written == DATA
         assert (server.connections, len(server.heads)) == (1, 3)
-
-
-@pytest.mark.parametrize("path", ["//a.tar", "/a%2Fb%20c.tar", "/a.tar?x=%2F&y", "/~a;b/../c.tar"])
-def test_a_path_is_asked_for_as_it_is_written(path: str, rig: Rig) -> None:
-    """A signature is of just that spelling."""
-    with ScriptedServer(answer(b"")) as server:
-        Exchange(Request("HEAD", server.url(path), {}), None, rig.gate, rig.is_held.set, rig.progress.set).run(rig.pool)
-        assert server.heads[0].split()[1] == path
 
 
 OTHER_BODIES = {
@@ -444,3 +437,53 @@ def test_a_cancelled_request_ends_wherever_it_waits(wait: str, was_idle: bool, r
         if "before" not in wait:
             server.wait_closed(1)
             assert len(server.heads) == len(replies)
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+FLOODS = {
+    "large headers": OK + b"".join(b"x-%d: %b\r\n" % (number, b"a" * 65_000) for number in range(95)),
+    "one line": OK + b"x: " + b"a" * 10_000_000,
+    "interim answers": b"HTTP/1.1 100 Continue\r\n\r\n" * 10_000,
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_flood_of_headers_is_an_error_after_64_kib(flood: str, rig: Rig) -> None:
+    """A type of its own; its connection is closed."""
+    with ScriptedServer(Reply(FLOODS[flood], Ending.HANG), answer(DATA)) as server:
+        with pytest.raises(HeadError, match="64 KiB"):
+            rig.fetch(server)
+        server.wait_closed(1)
+        assert rig.fetch(server).sums
+
+
+@pytest.mark.parametrize("size", ["-1", "+186a0", "0x186a0", "186_a0", "f" * 400, "", " 186a0"])
+def test_chunk_of_an_odd_size_is_an_error(size: str, rig: Rig) -> None:
+    """By a size of -1, http.client would read for as long as the server sends."""
+    reply = Reply(head("Transfer-Encoding: chunked") + f"{size}\r\n".encode() + DATA, Ending.HANG)
+    with ScriptedServer(reply) as server, pytest.raises(http.client.HTTPException, match="chunk"):
+        rig.fetch(server)
+    assert rig.written == BLANK
+
+
+@pytest.mark.parametrize("length", ["+3", "3_", "0x3", "3" * 400, "3" * 5000, "-3", "3, 3", "\xb2"])
+def test_connection_with_an_odd_content_length_is_not_reused(length: str, rig: Rig) -> None:
+    """Where such a body ends, nobody knows."""
+    odd = head(f"Content-Length: {length}", status="404 Not Found") + b"abc"
+    with ScriptedServer(odd.decode().encode("latin-1"), answer(DATA)) as server:
+        assert rig.fetch(server).status == 404
+        assert rig.fetch(server).sums
+        assert server.connections == 2
+
+
+SPELLINGS = ["//a.tar", "/a%2Fb%20c.tar", "/a.tar?x=%2F&y", "/~a;b/../c.tar", "/a.tar?", "?x", "/caf\xe9.tar?\xff=%7E"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_request_target_and_headers_are_sent_byte_by_byte(spelling: str, rig: Rig) -> None:
+    """A signature is of just that spelling; a version is what the server called it."""
+    with ScriptedServer(answer(b"")) as server:
+        request = Request("HEAD", server.url(spelling), {"If-Match": '"\xe9\xff"'})
+        Exchange(request, None, rig.gate, rig.is_held.set, rig.progress.set).run(rig.pool)
+        assert server.heads[0].split(" ")[1] == (spelling if spelling.startswith("/") else f"/{spelling}")
+        assert 'If-Match: "\xe9\xff"\r\n' in server.heads[0]

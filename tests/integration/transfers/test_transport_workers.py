@@ -7,27 +7,33 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardcache.errors import NotAllowedError
-from shardcache.transport import workers
+from shardcache.transport import connections, workers
 from shardcache.transport.flow import Flow, Free
+from shardcache.transport.gate import Gate
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import PartFileError, Parts
 from shardcache.transport.workers import TransportError, Workers
 from support.network.lead import lead
 from support.network.scripted_server import Reply, ScriptedServer, answer
+from support.network.silent_address import SILENT, SilentAddress
 from support.programs.daemon import eventually
 from support.programs.downloads import PART
 from support.programs.downloads import Rig as Downloads
+from support.programs.guard import GUARD_S
 from support.programs.processes import children, transport_workers, wait_until_ended
 from support.stores.buckets import use_aws
 from support.stores.gauged_s3 import GaugedS3
@@ -216,6 +222,93 @@ async def test_a_killed_worker_fails_its_requests_and_is_replaced(rig: Rig) -> N
         assert rig.pids() != {pid}
 
 
+async def test_stopped_worker_is_killed_and_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests fail as after a lost connection; another process answers the next one."""
+    monkeypatch.setattr(workers, "_SHORTEST_PING_S", 0.3)
+    rig.workers = Workers(MOST, silence_s=0.1)
+    with ScriptedServer(HANGS, HANGS, answer(DATA)) as server:
+        tasks = [asyncio.create_task(rig.fetch(server)) for _ in range(2)]
+        await server.asked(2)
+        (pid,) = rig.pids()
+        os.kill(pid, signal.SIGSTOP)
+        for failed in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(failed, TransportError)
+        assert await rig.fetch(server)
+        assert rig.written == DATA
+        assert pid not in rig.pids()
+
+
+async def test_worker_that_waits_for_a_server_is_left_alone(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that says nothing: the worker answers pings."""
+    monkeypatch.setattr(workers, "_SHORTEST_PING_S", 0.3)
+    rig.workers = Workers(MOST, silence_s=0.1)
+    release = threading.Event()
+    with ScriptedServer(Reply(b"", then=lambda sock: late(sock, release))) as server:
+        task = asyncio.create_task(rig.fetch(server))
+        await server.asked(1)
+        done, _ = await asyncio.wait([task], timeout=1.5)
+        assert not done
+        release.set()
+        assert await task
+
+
+def late(sock: socket.socket, release: threading.Event) -> None:
+    """Answer when released."""
+    release.wait(GUARD_S)
+    sock.sendall(answer(DATA))
+
+
+@pytest.mark.parametrize("phase", ["tunnel", "handshake", "connection"])
+async def test_cancelled_request_leaves_nothing_open_while_it_connects(phase: str, rig: Rig) -> None:
+    """Neither a thread nor a descriptor, though the proxy or the server says nothing, or a byte from time to time."""
+    drip = Reply(b"HTTP/1.1 200 ", then=dripping)
+    with ScriptedServer(answer(DATA)) as other, ScriptedServer(drip) as server, SilentAddress(server.port):
+        await rig.ask(other)
+        (pid,) = rig.pids()
+        before = open_files(pid)
+        for number in range(3):
+            request = {
+                "tunnel": Request("GET", "https://far.example/a.tar", {}, proxy=server.url("")),
+                "handshake": Request("GET", server.url().replace("http", "https"), {}),
+                "connection": Request("GET", server.url(host=SILENT), {}),
+            }[phase]
+            task = asyncio.create_task(rig.workers.ask(request))
+            await asyncio.to_thread(eventually, lambda: open_files(pid) > before)
+            if phase != "connection":
+                await asyncio.to_thread(eventually, partial(came, server, number + 1))
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.to_thread(eventually, lambda: open_files(pid) == before)
+        assert rig.pids() == {pid}
+
+
+async def test_dripped_tunnel_fails_at_the_limit_in_all(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though each byte comes in time."""
+    monkeypatch.setattr(connections, "_OPEN_LIMIT_S", 0.5)
+    with ScriptedServer(Reply(b"HTTP/1.1 200 ", then=dripping)) as proxy:
+        server = connections.Server("https", "far.example", proxy.url(""), None, far_only=False)
+        with pytest.raises(TimeoutError, match=r"no connection to far\.example:443 within 0\.5 s"):
+            await asyncio.to_thread(connections.open_connection, server, Gate(math.inf))
+        await asyncio.to_thread(proxy.wait_closed, 1)
+
+
+def came(server: ScriptedServer, connections: int) -> bool:
+    """Return whether there were as many connections."""
+    return server.connections >= connections
+
+
+def dripping(sock: socket.socket) -> None:
+    """Send a byte from time to time, for as long as the other side listens."""
+    while True:
+        sock.sendall(b"O")
+        threading.Event().wait(0.02)
+
+
+def open_files(pid: int) -> int:
+    """Return the number of a process's descriptors."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
 async def test_a_download_goes_on_after_its_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another one, which asks again for the parts under way, and for these alone."""
     async with GaugedS3() as server:
@@ -303,12 +396,12 @@ async def test_a_halted_read_goes_on_where_it_was(rig: Rig) -> None:
 async def test_what_fails_in_a_worker_is_raised_here(rig: Rig) -> None:
     """The disk and the connection, each as an error of its own; the process lives on."""
     with ScriptedServer(answer(DATA)) as server:
-        gone = server.url()
+        gone, port = server.url(), server.port
         rig.path = Path("/dev/full")
         with pytest.raises(PartFileError, match="No space left"):
             await rig.fetch(server)
     pids = rig.pids()
-    with pytest.raises(TransportError, match="Connect"):
+    with pytest.raises(TransportError, match=rf"connection refused by 127\.0\.0\.1:{port}"):
         await rig.workers.ask(Request("GET", gone, {}))
     with pytest.raises(TransportError):
         await rig.workers.ask(Request("GET", "http://nobody.invalid/a.tar", {}))
