@@ -1,7 +1,7 @@
 """A node's nginx.conf, from the template beside this file. Pure.
 
-In the template, `@name` stands for a value. A line that begins with `[name]` is repeated for each node or store, or
-stands only where the feature is in use.
+In the template, `@name` stands for a value, and `@@` for `@`. A line that begins with `[name]` is repeated for each
+node or store, or stands only where the feature is in use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _IDLE_S = 5
 _PART_BYTES = 8 * MIB
 _KEYS_PER_MIB = 8000
 _LEAST_KEYS_MIB = 16
+_LEAST_OWNERS_KIB, _KIB_PER_OWNER = 256, 2  # nginx needs 0.9 KiB for each
 _SPECIAL = re.compile(r"[$\"'\\\x00-\x1f]")
+_SIGNATURE = r"X-Amz-(Algorithm|Credential|Date|Expires|Security-Token|Signature|SignedHeaders)=[\w%/+=.~-]*"
 _LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
 
 Rows = list[Mapping[str, object]]
@@ -71,14 +73,17 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
     facts = json.dumps({"node": node.name, "peers": len(tier.nodes), "digest": tier.digest})
     return {
         "workers": tier.workers,
+        "signature": _SIGNATURE,
         "cache": _path(tier.cache(node)),
         "run": _path(tier.run(node)),
         "keys_mib": max(_LEAST_KEYS_MIB, math.ceil(2 * tier.max_size_bytes / _PART_BYTES / _KEYS_PER_MIB)),
         "max_size": _mebibytes(tier.max_size_bytes),
         "min_free": _mebibytes(tier.min_free_bytes),
         "permitted_s": max(tier.trust_s, 1),
+        "owners_kib": _LEAST_OWNERS_KIB + len(tier.nodes) * _KIB_PER_OWNER,
         "hashed": "$http_host$path" if tier.spread == "shard" else "$http_host$path$http_range",
         "front": tier.front,
+        "own": tier.nodes.index(node),
         "owner": owner if tier.tls is None else f"{owner} ssl",
         "scheme": "http" if tier.tls is None else "https",
         "peers": f'{facts[:-1]}, "time_s": $msec}}',
@@ -93,10 +98,11 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
 
 
 def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
+    servers = (*tier.resolvers, *(() if tier.ipv6 else ("ipv6=off",)))
     stores, tls, store_ca = tier.stores, tier.tls_of(node), {"store_ca": _path(tier.store_ca)}
     return {
         "user": [{"user": tier.user}] if tier.user else [],
-        "resolved": [{"resolvers": " ".join(tier.resolvers)}] if tier.resolvers else [],
+        "resolved": [{"resolvers": " ".join(servers)}] if tier.resolvers else [],
         "trusted": [{"trust_s": tier.trust_s}] if tier.trust_s else [],
         "nodes": [{"number": number, "server": each.at(tier.owner_port)} for number, each in enumerate(tier.nodes)],
         "stores": [{"pattern": _host_pattern(store), "url": _url(tier, store), "host": store.host} for store in stores],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ def parse(text: str) -> tuple[Node, ...]:
         raise ConfigError("the list of nodes is empty", remedy="write --nodes node1,node2 or --nodes FILE")
     for attribute in ("name", "address"):
         values = [getattr(node, attribute) for node in nodes]
-        if twice := next((value for value in values if values.count(value) > 1), None):
+        if twice := next((value for value, count in Counter(values).items() if count > 1), None):
             raise ConfigError(f"the list of nodes has the {attribute} {twice} twice", remedy="list each node once")
     if len({node.is_loopback for node in nodes}) > 1:
         local = next(node for node in nodes if node.is_loopback)

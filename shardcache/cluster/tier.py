@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import math
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from shardcache.cluster.node_list import Node
-from shardcache.cluster.ring import Ring
 from shardcache.cluster.upstreams import Upstream
 from shardcache.errors import ConfigError
+from shardcache.units import duration
 
 MIB = 1024 * 1024
 
@@ -22,6 +24,8 @@ TLS_DIR = "/etc/shardcache/tier"
 
 PEER_NAME = "shardcache-tier"
 """Name in the certificate of every node: a node trusts whoever the cluster's authority gave this name."""
+
+_WARNED_S = 30 * 86400.0
 
 NODE_PLACEHOLDER = "{node}"
 
@@ -58,6 +62,7 @@ class Tier:
         store_ca: certificates of authorities to trust for https stores.
         resolvers: DNS servers for the names of stores, as addresses with or without a port, those of IPv6 in brackets;
             empty if nginx resolves the names when it starts.
+        ipv6: False for the IPv4 addresses of these names alone.
         user: user of nginx' workers if it is started by root; None for nginx' default.
         workers: number of nginx' worker processes.
     """
@@ -77,15 +82,14 @@ class Tier:
     tls: Tls | None = None
     store_ca: Path = Path("/etc/ssl/certs/ca-certificates.crt")
     resolvers: tuple[str, ...] = ()
+    ipv6: bool = True
     user: str | None = None
     workers: int = 4
-    ring: Ring = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         hosts = [store.authority for store in self.stores]
         if twice := next((host for host in hosts if hosts.count(host) > 1), None):
             raise ConfigError(f"two stores have the host {twice}", remedy="name each store once")
-        object.__setattr__(self, "ring", Ring([node.at(self.owner_port) for node in self.nodes]))
 
     @property
     def digest(self) -> str:
@@ -115,6 +119,14 @@ class Tier:
             return None
         files = (self.tls.ca, self.tls.certificate, self.tls.key)
         return Tls(*(_filled(str(file), node) for file in files))
+
+
+def expiry_warning(expires_s: float | None) -> str | None:
+    """Return a warning if a certificate, which expires at that time, has to be renewed soon; None if it has not."""
+    left_s = math.inf if expires_s is None else expires_s - time.time()
+    if left_s > _WARNED_S:
+        return None
+    return f"certificate expires in {duration(left_s)}" if left_s > 0 else "certificate has expired"
 
 
 def _filled(path: str, node: Node) -> Path:

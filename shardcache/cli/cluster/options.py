@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -294,10 +295,21 @@ def tier_of(
         stores=parsed,
         tls=tls_of(found, plain=plain, ca=ca, certificate=certificate, key=key),
         resolvers=resolvers,
+        ipv6=_has_ipv6_route(),
         max_size_bytes=max_size,
         min_free_bytes=min_free,
         **options,
     )
+
+
+def _has_ipv6_route() -> bool:
+    """Return whether this machine has a way to addresses of IPv6; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.connect(("2000::", 9))
+    except OSError:
+        return False
+    return True
 
 
 def _system_resolvers() -> tuple[str, ...]:

@@ -7,17 +7,20 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from http.client import IncompleteRead
-from typing import Any
+from typing import Any, ClassVar
 
 import botocore.session
 import pytest
 from botocore.config import Config
 
-from shardcache.cluster.ring import key_of
+from shardcache.cluster.ring import Ring, key_of
 from support.cluster.tier_nodes import Answer, TierNodes, needs_nginx
+from support.network.name_server import NameServer
 from support.programs.daemon import eventually
 from support.stores.seaweedfs import REGION, SeaweedFS
 
@@ -36,10 +39,11 @@ class Cluster:
     nodes: TierNodes
     etags: dict[str, str]
 
-    def signed(self, name: str, secret: str | None = None) -> str:
+    def signed(self, name: str, secret: str | None = None, expires_s: int = 600) -> str:
         """Return the signed url of a shard."""
         client = _client(self.store.endpoint_url, self.store.access_key, secret or self.store.secret_key)
-        url: str = client.generate_presigned_url("get_object", Params={"Bucket": "data", "Key": name}, ExpiresIn=600)
+        params = {"Bucket": "data", "Key": name}
+        url: str = client.generate_presigned_url("get_object", Params=params, ExpiresIn=expires_s)
         return url
 
     def part(self, name: str, node: int = 0, *, owner: bool = False, url: str | None = None, **more: str) -> Answer:
@@ -84,7 +88,8 @@ def test_nginx_and_the_ring_agree_on_owners(cluster: Cluster) -> None:
     urls = [f"{cluster.store.endpoint_url}/data/{os.urandom(8).hex()}.tar" for _ in range(2000)]
     for url in urls:
         nodes.get(nodes.front(tier.nodes[0]), url, {**PART, "If-Match": '"any"'})
-    owners = {f"/{url.split('/', 3)[3]}": tier.ring.owner(key_of(url)) for url in urls}
+    ring = Ring([node.at(tier.owner_port) for node in tier.nodes])
+    owners = {f"/{url.split('/', 3)[3]}": ring.owner(key_of(url)) for url in urls}
 
     def sent() -> dict[str, str]:  # nginx logs a request after its answer
         return {row["path"]: row["upstream"] for row in nodes.log(tier.nodes[0]) if row["port"] != tier.owner_port}
@@ -155,8 +160,23 @@ def test_no_signature_is_logged(cluster: Cluster) -> None:
 class ByArgument(http.server.BaseHTTPRequestHandler):
     """Files chosen by an argument of the url; all have one ETag, as of one second and one size."""
 
+    seen: ClassVar[list[str]]
+
+    @classmethod
+    @contextmanager
+    def served(cls) -> Iterator[tuple[str, list[str]]]:
+        """Yield the address of such a server, and the ranges that it is asked for."""
+        cls.seen = []
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), cls) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            try:
+                yield f"http://127.0.0.1:{server.server_port}", cls.seen
+            finally:
+                server.shutdown()
+
     def do_GET(self) -> None:
         """Answer a range of the file."""
+        self.seen.append(self.headers["Range"])
         first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
         body = (self.path.encode() * 100)[first : last + 1]
         self.send_response(206)
@@ -172,12 +192,67 @@ class ByArgument(http.server.BaseHTTPRequestHandler):
 
 def test_arguments_of_a_url_tell_files_apart() -> None:
     """A file that another argument chooses is never answered from the cache, even with the same ETag."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ByArgument) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        store = f"http://127.0.0.1:{server.server_port}"
-        with TierNodes([store], 1) as nodes:
-            front, headers = nodes.front(nodes.tier.nodes[0]), {"Range": "bytes=0-99", "If-Match": '"any"'}
-            answers = [nodes.get(front, f"{store}/get?file={name}", headers) for name in "aba"]
-        server.shutdown()
+    with ByArgument.served() as (store, _), TierNodes([store], 1) as nodes:
+        answers = [_first(nodes, f"{store}/get?file={name}") for name in "aba"]
     assert [answer.headers["x-shardcache-tier"] for answer in answers] == ["MISS", "MISS", "HIT"]
     assert answers[0].body == answers[2].body != answers[1].body
+
+
+def test_arguments_of_the_signature_alone_leave_the_key() -> None:
+    """Whatever else a url asks for, however it is written, is not cached as the plain file."""
+    names = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Security-Token", "Signature")
+    first, second = ("&".join(f"X-Amz-{name}={value}" for name in names) for value in ("a", "b%2Fc"))
+    others = (
+        *("PartNumber=1", "partNumber=1", "response-content-encoding=gzip", "versionId=1", "x-id=GetObject", "unknown"),
+        *("X-Amz-Checksum-Mode=ENABLED", "x-amz-date=a", "X-Amz-Dat%65=a", "X-Amz-Date", "%58-Amz-Date=a", "="),
+    )
+    with ByArgument.served() as (store, _), TierNodes([store], 1) as nodes:
+        plain = _first(nodes, f"{store}/get?{first}")
+        assert _first(nodes, f"{store}/get?{second}&X-Amz-Date=b").body == plain.body
+        for other in others:
+            for arguments in (f"{other}&{first}", *(f"{first}{sign}{other}" for sign in ("&", ";", "#&"))):
+                answer = _first(nodes, f"{store}/get?{arguments}")
+                assert answer.headers["x-shardcache-tier"] == "MISS", arguments
+        between = [f"versionId=1&{signature}&x-id=GetObject" for signature in (first, second)]
+        cached = [_first(nodes, f"{store}/get?{arguments}").headers["x-shardcache-tier"] for arguments in between]
+        assert cached == ["MISS", "HIT"], "other arguments around a signature are those of one file"
+
+
+def _first(nodes: TierNodes, url: str, **headers: str) -> Answer:
+    """Request the first bytes of a file whose ETag is "any"."""
+    return nodes.get(nodes.front(nodes.tier.nodes[0]), url, {"Range": "bytes=0-99", "If-Match": '"any"', **headers})
+
+
+@pytest.mark.parametrize("ipv6", [True, False])
+def test_addresses_that_cannot_be_reached_cost_no_request(*, ipv6: bool) -> None:
+    """Of a name with addresses of both kinds, on a node that has a way to one kind alone, known or not."""
+    with ByArgument.served() as (store, _), NameServer(*(f"ff0e::{number}" for number in range(1, 7))) as names:
+        named = store.replace("127.0.0.1", "store.test")
+        with TierNodes([named], 1, resolvers=(names.address,), ipv6=ipv6) as nodes:
+            answers = [_first(nodes, f"{named}/get?file={number}") for number in range(20)]
+            tried = "".join(str(line["upstream"]) for line in nodes.log(nodes.tier.nodes[0]))
+    assert [answer.status for answer in answers] == [206] * 20
+    assert ("ff0e" in tried) is ipv6
+
+
+def test_readers_that_refetch_a_part_wait_for_one_fetch() -> None:
+    """All of those who find a part damaged, on whichever node, cost the store one request."""
+    with ByArgument.served() as (store, seen), TierNodes([store], 2) as nodes, ThreadPoolExecutor(30) as threads:
+        url, fresh = f"{store}/get?file=a", {"X-Shardcache-Fresh": "1"}
+        _first(nodes, url)
+        seen.clear()
+        answers = list(threads.map(lambda _: _first(nodes, url, **fresh), range(30)))
+        assert {answer.status for answer in answers} == {206}
+        assert [asked for asked in seen if asked != "bytes=0-0"] == ["bytes=0-99"]
+
+
+def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Cluster) -> None:
+    """The cached bytes of a replaced object are not for those who ask for them after that."""
+    name = "replaced.tar"
+    cluster.store.put("data", name, BODIES[SHARDS[0]])
+    etag = cluster.store.client.head_object(Bucket="data", Key=name)["ETag"]
+    node = cluster.nodes.front(cluster.nodes.tier.nodes[0])
+    headers, urls = {**PART, "If-Match": etag}, [cluster.signed(name, expires_s=expires_s) for expires_s in (600, 601)]
+    assert cluster.nodes.get(node, urls[0], headers).status == 206
+    cluster.store.put("data", name, BODIES[SHARDS[1]])
+    assert cluster.nodes.get(node, urls[1], headers).status != 206

@@ -132,7 +132,7 @@ class TierNodes:
     def get(self, server: str, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> Answer:
         """Request a url of the object store from a front or an owner, HOST:PORT."""
         host, _, port = server.rpartition(":")
-        parts = urlsplit(url)
+        parts = urlsplit(url, allow_fragments=False)
         connection = (
             http.client.HTTPConnection(host, int(port), timeout=GUARD_S)
             if tls is None

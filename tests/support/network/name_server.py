@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import socketserver
 import struct
 import threading
@@ -9,13 +10,14 @@ from typing import Self
 
 _HEAD = struct.Struct("!6H")
 _ANSWERED = 0x8180
-_TYPE_A = 1
-# A pointer to the name in the question, type, class, seconds to live, and an address.
-_A_RECORD = struct.pack("!3HIH4B", 0xC00C, _TYPE_A, 1, 60, 4, 127, 0, 0, 1)
+_TYPE_A, _TYPE_AAAA = 1, 28
 
 
 class NameServer(socketserver.ThreadingUDPServer):
     """Answers 127.0.0.1; a context manager.
+
+    Args:
+        ipv6: further addresses that it answers.
 
     Attributes:
         address: HOST:PORT of the server.
@@ -24,10 +26,14 @@ class NameServer(socketserver.ThreadingUDPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, *ipv6: str) -> None:
         super().__init__(("127.0.0.1", 0), _Question)
         self.address = f"127.0.0.1:{self.server_address[1]}"
         self.asked: set[str] = set()
+        self.records = {
+            _TYPE_A: [_record(_TYPE_A, socket.inet_aton("127.0.0.1"))],
+            _TYPE_AAAA: [_record(_TYPE_AAAA, socket.inet_pton(socket.AF_INET6, address)) for address in ipv6],
+        }
 
     def __enter__(self) -> Self:
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -42,14 +48,19 @@ class _Question(socketserver.BaseRequestHandler):
     server: NameServer
 
     def handle(self) -> None:
-        packet, socket = self.request
+        packet, answering = self.request
         number, *_ = _HEAD.unpack_from(packet)
         end = packet.index(b"\0", _HEAD.size) + 1
         kind, _ = struct.unpack_from("!2H", packet, end)
         self.server.asked.add(_name(packet[_HEAD.size : end]))
-        records = [_A_RECORD] * (kind == _TYPE_A)
+        records = self.server.records.get(kind, [])
         head = _HEAD.pack(number, _ANSWERED, 1, len(records), 0, 0)
-        socket.sendto(head + packet[_HEAD.size : end + 4] + b"".join(records), self.client_address)
+        answering.sendto(head + packet[_HEAD.size : end + 4] + b"".join(records), self.client_address)
+
+
+def _record(kind: int, address: bytes) -> bytes:
+    """Return a pointer to the name in the question, type, class, seconds to live, and an address."""
+    return struct.pack("!3HIH", 0xC00C, kind, 1, 60, len(address)) + address
 
 
 def _name(labels: bytes) -> str:
