@@ -96,7 +96,7 @@ class Cache:
             self._manifests,
             indexers,
         )
-        tiers = origins.tiers.values()
+        tiers = list(origins.tiers.values())
         self._overview = Overview(store, planner, aliases, transfers, readers, prefetcher, downloader, tiers, counters)
         self.live_view = LiveView(store, planner, aliases, transfers, readers, turns, self._overview.reason)
         self.layout, self.measures, self.turns = store.layout, counters.measures, turns
@@ -105,6 +105,7 @@ class Cache:
         self._tasks = [
             group.create_task(prefetcher.run(), name="prefetch"),
             group.create_task(history.rebuild(store), name="catalogue"),
+            *(group.create_task(tier.watch(), name="tier") for tier in tiers),
             *residency.tasks(group, fetcher.is_under_way),
         ]
 

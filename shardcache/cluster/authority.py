@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shardcache.cluster.node_list import Node
-from shardcache.cluster.tier import PEER_NAME
+from shardcache.cluster.tier import PEER_NAME, Tls
 from shardcache.errors import ConfigError
 
 _CA_DAYS = 3650
@@ -117,6 +117,12 @@ def _writing() -> Iterator[None]:
         yield
     except OSError as exn:
         raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy="choose another --out") from None
+
+
+def expiry_s(tls: Tls) -> float:
+    """Return the time at which the first of a node's certificates expires. Raises OSError and ValueError."""
+    found = (each for file in (tls.certificate, tls.ca) for each in x509.load_pem_x509_certificates(file.read_bytes()))
+    return min(certificate.not_valid_after_utc for certificate in found).timestamp()
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import http.client
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,12 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from threading import get_native_id
 
+from shardcache.cluster.nginx_probe import answer_of
 from shardcache.errors import ConfigError
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SYSTEM_FOLDERS = ("usr/local/sbin", "usr/sbin", "sbin")
 _STOP_LIMIT_S = 15.0
 _POLL_S = 0.02
+_RELOAD_LIMIT_S = 20.0
 
 Process = subprocess.Popen[bytes]
 
@@ -29,6 +33,13 @@ def program(root: Path = Path("/")) -> str:
     if (found := shutil.which("nginx", path=path)) is None:
         raise ConfigError("nginx is not installed", remedy="apt-get install nginx-light, or your system's nginx ≥ 1.22")
     return found
+
+
+def default_user(nginx: str) -> str:
+    """Return the user of its workers if root starts it without naming one."""
+    built = subprocess.run([nginx, "-V"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r"--user=(\S+)", built)
+    return found[1] if found else "nobody"
 
 
 def check(nginx: str, config: Path) -> None:
@@ -61,6 +72,18 @@ def wait_until_listening(process: Process, pid_file: Path) -> bool:
                 return True
         time.sleep(_POLL_S)
     return False
+
+
+def reload(process: Process, front: str, digest: str) -> None:
+    """Have nginx use its changed configuration. Raises ConfigError unless it then serves the list with this digest."""
+    process.send_signal(signal.SIGHUP)
+    deadline_s = time.monotonic() + _RELOAD_LIMIT_S
+    while time.monotonic() < deadline_s:
+        with suppress(OSError, ValueError, http.client.HTTPException):
+            if digest in answer_of(front):
+                return
+        time.sleep(_POLL_S)
+    raise ConfigError("nginx did not take its new configuration", remedy="see its messages")
 
 
 def end(process: Process) -> int:

@@ -15,7 +15,7 @@ from shardcache.cluster import nginx_process
 from shardcache.cluster.figures import AccessLog, Figures, measure
 from shardcache.cluster.nginx import ACCESS_LOG, PID_FILE, STATUS_FILE, render
 from shardcache.cluster.node_list import Node
-from shardcache.cluster.tier import Tier
+from shardcache.cluster.tier import Tier, Tls
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.store.disk.files import fsync_path
 
@@ -23,6 +23,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BOOT, _CLEAN = "boot", "clean"
 _PARTS = "parts"
 _PERIOD_S = 2.0
+_RETRY_S = 5.0
 _DISK_PERIOD_S = 60.0
 
 
@@ -53,13 +54,18 @@ class NodeTier:
         self._folder, self._run = self._tier.cache(self._node), self._tier.run(self._node)
         self._config = self._run / "nginx.conf"
         self._figures, self._started_s = Figures(), time.time()
+        self._stale: str | None = None  # the reason that nginx does not use the sources as they are now
+        self._tried_s = 0.0
 
     def run(self, stopping: Event) -> int:
         """Run nginx until `stopping` is set, or it ends; return its exit status. Raises ConfigError."""
         nginx = nginx_process.program()
         try:
             for folder in (self._folder, self._run):
-                folder.mkdir(parents=True, exist_ok=True)
+                if not folder.exists():
+                    folder.mkdir(parents=True, mode=0o700)
+                    if os.geteuid() == 0:
+                        shutil.chown(folder, self._tier.user or nginx_process.default_user(nginx))
             if prepare(self._folder):
                 self._say("this machine went down without stopping the tier: its cache was cleared")
             self._write(self._tier, self._node)
@@ -90,24 +96,26 @@ class NodeTier:
             self._publish()
             if stopping.wait(_PERIOD_S):
                 return
-            if (now := self._stamps()) != self._seen:
-                self._seen = now
+            is_due = self._stale is not None and time.monotonic() - self._tried_s >= _RETRY_S
+            if (now := self._stamps()) != self._seen or is_due:
+                self._seen, self._tried_s = now, time.monotonic()
                 self._reload(nginx, process)
 
     def _reload(self, nginx: str, process: nginx_process.Process) -> None:
-        """Have nginx use the sources as they are now; keep the former configuration if they cannot be used."""
+        """Have nginx use the sources as they are now; until they can be used, the former configuration stays."""
         former = self._config.read_text()
         try:
             tier = self._read()
             self._write(tier, tier.node(self._name))
             nginx_process.check(nginx, self._config)
+            nginx_process.reload(process, tier.front, tier.digest)
         except (ShardcacheError, OSError) as exn:
             self._config.write_text(former)
-            self._say(f"the former configuration stays in use: {exn}")
+            if str(exn) != self._stale:
+                self._say(f"the former configuration stays in use: {exn}")
+            self._stale = str(exn)
             return
-        process.send_signal(signal.SIGHUP)
-        self._tier = tier
-        self._say(f"reloaded: {_line(tier)}")
+        self._tier, self._stale = tier, None
         self._ready(_line(tier))
 
     def _write(self, tier: Tier, node: Node) -> None:
@@ -116,7 +124,8 @@ class NodeTier:
     def _publish(self) -> None:
         """Write the figures to the file that nginx serves."""
         free_bytes = shutil.disk_usage(self._folder).free
-        page = {"node": self._node.name, "started_s": self._started_s, "free_bytes": free_bytes}
+        page: dict[str, object] = {"node": self._node.name, "started_s": self._started_s, "free_bytes": free_bytes}
+        page |= {"stale": self._stale, "certificate_expires_s": _expiry_s(self._tier.tls_of(self._node))}
         fresh = self._run / f".{STATUS_FILE}"
         fresh.write_text(json.dumps(page | self._figures.to_json()))
         fresh.chmod(0o644)  # for nginx's workers
@@ -156,6 +165,16 @@ def finish(folder: Path) -> None:
     os.sync()
     (folder / _CLEAN).touch()
     fsync_path(folder)
+
+
+def _expiry_s(tls: Tls | None) -> float | None:
+    """Return the time at which a node's certificates expire; None if it has none, or cannot tell."""
+    try:
+        from shardcache.cluster.authority import expiry_s
+
+        return None if tls is None else expiry_s(tls)
+    except (OSError, ValueError, ModuleNotFoundError):  # being replaced; nginx was started without the extra `cluster`
+        return None
 
 
 def _line(tier: Tier) -> str:

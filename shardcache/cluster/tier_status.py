@@ -13,10 +13,12 @@ import aiohttp
 from shardcache.cluster.nginx import PEERS, STATUS
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.ring import Ring
-from shardcache.cluster.tier import PEER_NAME, Tls
+from shardcache.cluster.tier import PEER_NAME, Tls, expiry_warning
 from shardcache.errors import ConfigError
 
-_LIMIT_S = 5.0
+# Nodes that are down are many at once, and the others do not wait for them: at most these are asked at a time.
+_AT_ONCE = 512
+_LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=2, sock_read=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,20 @@ class NodeReport:
         cached, fetched = self.figures["from_tier_bytes"], self.figures["from_store_bytes"]
         return cached / (cached + fetched) if cached + fetched else None
 
+    @property
+    def state(self) -> str:
+        """State in words: up, down, or what an operator has to do about it."""
+        if self.error is not None:
+            return f"down: {self.error}"
+        figures = self.figures or {}
+        return ", ".join(filter(None, (self.stale, expiry_warning(figures.get("certificate_expires_s"))))) or "up"
+
+    @property
+    def stale(self) -> str | None:
+        """Reason that it does not use its list of nodes and certificates as they are now."""
+        reason = (self.figures or {}).get("stale")
+        return f"uses a former list: {reason}" if reason else None
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         return {
@@ -54,6 +70,7 @@ class NodeReport:
             "up": self.peers is not None,
             "error": self.error,
             "share": round(self.share, 6),
+            "stale": self.stale,
             "digest": self.peers and self.peers["digest"],
             "clock_skew_s": self.clock_skew_s,
             "hit_share": self.hit_share,
@@ -65,7 +82,7 @@ async def ask(nodes: tuple[Node, ...], owner_port: int, tls: Tls | None) -> list
     """Return the reports of all nodes, in their order. Raises ConfigError if the certificates cannot be used."""
     context = None if tls is None else _context(tls)
     shares = Ring([node.at(owner_port) for node in nodes]).shares()
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_LIMIT_S)) as http:
+    async with aiohttp.ClientSession(timeout=_LIMITS, connector=aiohttp.TCPConnector(limit=_AT_ONCE)) as http:
         questions = (_ask(http, node, node.at(owner_port), context, shares) for node in nodes)
         return list(await asyncio.gather(*questions))
 
@@ -85,7 +102,7 @@ async def _ask(
         async with http.get(base + STATUS, allow_redirects=False, **tls) as answer:
             figures = await answer.json(content_type=None) if answer.status == 200 else None
     except TimeoutError:
-        return NodeReport(node, shares[address], None, None, None, f"no answer within {_LIMIT_S:g} s")
+        return NodeReport(node, shares[address], None, None, None, "no answer")
     except (aiohttp.ClientError, OSError, ValueError, KeyError) as exn:
         return NodeReport(node, shares[address], None, None, None, str(exn) or type(exn).__name__)
     return NodeReport(node, shares[address], peers, figures, skew_s, None)

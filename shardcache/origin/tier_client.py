@@ -7,10 +7,14 @@ fails, and bytes that turn out damaged are fetched past its cache, which repairs
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+import aiohttp
 
 from shardcache.access.protocols import S3, PlaceKind, row_of
 from shardcache.access.urls import protocol_of
@@ -26,10 +30,11 @@ log = SharedLogger()
 
 # The header makes the tier fetch a part past its cache, and replace what it has cached.
 _REFRESH = {"X-Shardcache-Fresh": "1"}
+_STATUS = ".shardcache/status"
+_WATCHED_S = 60.0
+_LIMIT = aiohttp.ClientTimeout(total=5)
 _MOST_FAILURES = 16
 _REST_S = 10.0
-# More than a half: nginx' own time limit is 0.9 of the stall time-out.
-_STALL_WEIGHT = 0.56
 _MOST_SUSPECTS = 4096
 
 PRESIGNED_OPTIONS = frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"})
@@ -61,7 +66,7 @@ class Tiered(Protocol):
 class Breaker:
     """Circuit breaker: opens after consecutive failures, then admits a probe every `rest_s` until one succeeds.
 
-    A stall counts as half of the failures that open it: with few connections, sixteen stalls would take minutes.
+    Two stalls in a row open it, too: with few connections, sixteen would take minutes.
 
     After M. Nygard, "Release It!", 2007. A probe that is cancelled needs no report: the next is due `rest_s` later.
 
@@ -73,11 +78,11 @@ class Breaker:
     def __init__(self, most_failures: int = _MOST_FAILURES, rest_s: float = _REST_S) -> None:
         self._most_failures = most_failures
         self._rest_s = rest_s
-        self._failures = 0.0
+        self._failures = 0
         self._probe_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<Breaker {'open' if self.is_open else 'closed'} after {self._failures:g} failures>"
+        return f"<Breaker {'open' if self.is_open else 'closed'} after {self._failures} failures>"
 
     @property
     def is_open(self) -> bool:
@@ -95,11 +100,11 @@ class Breaker:
 
     def succeeded(self) -> None:
         """Close the breaker."""
-        self._failures = 0.0
+        self._failures = 0
 
-    def failed(self, now_s: float, stalls: float = 0.0) -> None:
-        """Count a failure that took `stalls` times the stall time-out."""
-        self._failures += max(1.0, stalls * self._most_failures * _STALL_WEIGHT)
+    def failed(self, now_s: float, *, stalled: bool = False) -> None:
+        """Count a failure, or a stall."""
+        self._failures += math.ceil(self._most_failures / 2) if stalled else 1
         if self.is_open:
             self._probe_s = max(self._probe_s, now_s + self._rest_s)
 
@@ -132,6 +137,7 @@ class TierState:
     def __init__(self, address: str, breaker: Breaker | None = None) -> None:
         self.address = address
         self._breaker = breaker or Breaker()
+        self._published: dict[str, Any] = {}
         self._suspects: dict[tuple[str, str, int], None] = {}  # parts whose cached bytes may be damaged, oldest first
 
     def __repr__(self) -> str:
@@ -139,7 +145,22 @@ class TierState:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state for the status page."""
-        return {"address": self.address, "failing": self._breaker.is_open}
+        return {
+            "address": self.address,
+            "failing": self._breaker.is_open,
+            "stale": bool(self._published.get("stale")),
+            "certificate_expires_s": self._published.get("certificate_expires_s"),
+        }
+
+    async def watch(self) -> None:
+        """Keep up with what `shardcache cluster run` publishes on this node; runs until it is cancelled."""
+        while True:
+            try:
+                async with aiohttp.request("GET", f"http://{self.address}/{_STATUS}", timeout=_LIMIT) as answer:
+                    self._published = await answer.json() if answer.status == 200 else {}
+            except (aiohttp.ClientError, OSError, ValueError):
+                self._published = {}
+            await asyncio.sleep(_WATCHED_S)
 
     def route(self, obj: RemoteObject, parts: Parts) -> Route | None:
         """Return the way to request parts from the tier; None while its breaker is open."""
@@ -154,10 +175,10 @@ class TierState:
             log.info("the tier answers again", tier=self.address)
         self._breaker.succeeded()
 
-    def failed(self, obj: RemoteObject, cause: str, stalls: float = 0.0) -> None:
-        """Record that it did not, after `stalls` times the stall time-out."""
+    def failed(self, obj: RemoteObject, cause: str, *, stalled: bool = False) -> None:
+        """Record that it did not; `stalled` if this node's nginx was silent: for a lost owner, it answers with 504."""
         was_open = self._breaker.is_open
-        self._breaker.failed(time.monotonic(), stalls)
+        self._breaker.failed(time.monotonic(), stalled=stalled)
         if self._breaker.is_open and not was_open:
             log.warning("the tier fails; parts come from the origin", tier=self.address, url=obj.url, cause=cause)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command(
     short_help="Show every node of the tier: what it owns, its hits, and who is down.",
-    epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or has another list of nodes.",
+    epilog="Exit codes: 0 all nodes answer and agree; 1 a node is down, or uses a former list, or another than others.",
 )
 @nodes_option
 @click.option("--owner-port", type=click.IntRange(1, 65535), default=9081, show_default=True, metavar="PORT")
@@ -41,7 +41,7 @@ def status(nodes: str, owner_port: int, plain: bool, ca: str, certificate: str, 
         _print(reports)
         if len(digests) > 1:
             click.echo("The nodes have different lists of nodes: shards are fetched more than once.", err=True)
-    if len(digests) != 1 or any(report.peers is None for report in reports):
+    if len(digests) != 1 or any(report.peers is None or report.stale for report in reports):
         fail()
 
 
@@ -59,7 +59,5 @@ def _print(reports: list[NodeReport]) -> None:
             amounts = [size(figures[name]) for name in ("from_tier_bytes", "from_store_bytes")]
             cells = [f"{figures['files']:,}", size(figures["cached_bytes"]), share, *amounts]
         seen = "–" if peers is None else f"{peers['peers']} ({peers['digest'][:8]})"
-        table.add_row(
-            report.node.name, f"{report.share:.1%}", *cells, seen, (report.error and f"down: {report.error}") or "up"
-        )
+        table.add_row(report.node.name, f"{report.share:.1%}", *cells, seen, report.state)
     make_console().print(table)

@@ -51,6 +51,10 @@ def run(nodes: str, stores: tuple[str, ...], node: str | None, as_json: bool, **
     notifier = ServiceNotifier.take(os.environ, os.getpid())
 
     def ready(line: str) -> None:
+        if as_json:
+            print_json({"event": "ready", "message": line})
+        else:
+            click.echo(f"ready: {line}")
         asyncio.run(notifier.tell(READY=1, STATUS=line))
 
     files = (options["ca"], options["certificate"], options["key"], nodes)

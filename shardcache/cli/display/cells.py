@@ -6,7 +6,7 @@ Fields that an older daemon does not report are left blank.
 from __future__ import annotations
 
 import pwd
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from shardcache.cli.display.output import count
+from shardcache.cluster.tier import expiry_warning
 from shardcache.units import duration, size
 
 Row = Mapping[str, Any]
@@ -89,10 +90,20 @@ def tier(page: Row) -> Text | None:
     """Describe what the cluster's tier delivered; None without a tier."""
     if not page.get("tiers"):
         return None
-    counters, failing = page["counters"], any(each["failing"] for each in page["tiers"])
+    counters = page["counters"]
     amount = f"{size(counters['tier_bytes'])} in {count(counters['tier_requests'], 'request')}"
     failures = f" · {counters['tier_failures']:,} failed" if counters["tier_failures"] else ""
-    return Text.assemble(amount, failures, (" · failing, bypassed", "red") if failing else "")
+    troubles = [trouble for each in page["tiers"] for trouble in _tier_troubles(each)]
+    return Text.assemble(amount, failures, *((f" · {trouble}", "red") for trouble in troubles))
+
+
+def _tier_troubles(tier: Row) -> Iterator[str]:
+    if tier["failing"]:
+        yield "failing, bypassed"
+    if tier.get("stale"):
+        yield "uses a former list of nodes: shardcache doctor has the reason"
+    if warning := expiry_warning(tier.get("certificate_expires_s")):
+        yield warning
 
 
 def leases(counters: Row) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, ok, warning
 from shardcache.cli.doctor.context import Context
 from shardcache.cluster.nginx import OTHERS, PEERS, STATUS
+from shardcache.cluster.tier import expiry_warning
 from shardcache.origin.tier_client import reason_to_bypass
 from shardcache.units import size
 
@@ -77,6 +78,7 @@ def _look(address: str) -> Iterator[Finding]:
     else:
         cached, free = (size(own.figures[name]) for name in ("cached_bytes", "free_bytes"))
         yield ok(f"{view}; {cached} cached, {free} free")
+    yield from _published("this node", own.figures)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for found in threads.map(lambda number: _other(address, number, digest), range(count)):
             yield from found
@@ -97,7 +99,17 @@ def _other(address: str, number: int, digest: str) -> list[Finding]:
         way = "ahead of" if answer.skew_s > 0 else "behind"
         cause = "object stores refuse signatures of a clock that is 15 minutes off"
         found.append(warning(f"the clock of {name} is {abs(answer.skew_s):.0f} s {way} this one", cause, "timedatectl"))
-    return found
+    return [*found, *_published(name, answer.figures)]
+
+
+def _published(name: str, figures: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Yield what a node says about its own list and certificates."""
+    found = figures or {}
+    if reason := found.get("stale"):
+        yield failed(f"{name} uses a former list of nodes, or former certificates", str(reason), _OTHERS)
+    if expiring := expiry_warning(found.get("certificate_expires_s")):
+        cause = "without one, no other node gets shards from it, nor it from them"
+        yield warning(f"{name}: {expiring}", cause, "shardcache cluster certificates; then copy the nodes' folders")
 
 
 def _ask(address: str, peers_path: str, status_path: str) -> _Answer:

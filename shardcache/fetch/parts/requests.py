@@ -85,7 +85,7 @@ class Requests:
                         raise  # nginx may close a paused connection; that is not a failure
                     self._counters.tier_requests += 1
                     self._counters.tier_failures += 1
-                    tier.failed(obj, exn.message, pausable_read.worked.elapsed_s / self._stall_timeout_s)
+                    tier.failed(obj, exn.message, stalled=isinstance(exn, StalledError))
                     if not pausable_read.received_bytes and not isinstance(exn, (StalledError, ShardChangedError)):
                         return None
                     tier.suspect(obj, [parts.start])

@@ -99,7 +99,11 @@ _ORIGIN = (
     Row(GAUGE, "limit", "origin_connections_limit", "Current limit on concurrent requests, adapted to the origin."),
     Row(COUNTER, "throttled", "origin_throttled", "Requests that the origin throttled (503, 429)."),
 )
-_TIER = (Row(GAUGE, "failing", "tier_failing", "1 while the tier is requested only by probes, after failures."),)
+_TIER = (
+    Row(GAUGE, "failing", "tier_failing", "1 while the tier is requested only by probes, after failures."),
+    Row(GAUGE, "stale", "tier_stale", "1 while this node's nginx uses a former list of nodes or former certificates."),
+    Row(GAUGE, "certificate_expires_s", "tier_certificate_expiry_timestamp_seconds", "Expiry; +Inf if there is none."),
+)
 _JOB = (
     Row(GAUGE, "sessions", "job_sessions", "Connected readers."),
     Row(GAUGE, "waiting", "job_waiting_sessions", "Readers that are waiting for data now."),
@@ -122,7 +126,7 @@ def told(page: Json) -> Iterator[Metric]:
     yield from _table(_PINS, [((), page["pins"])])
     yield from _table(_SCRUB, [((), page["scrub"])])
     yield from _table(_ORIGIN, origins, _ORIGIN_LABELS)
-    yield from _table(_TIER, [((tier["address"],), tier) for tier in page["tiers"]], ("tier",))
+    yield from _table(_TIER, [((tier["address"],), _with_expiry(tier)) for tier in page["tiers"]], ("tier",))
     yield from _table(_JOB, jobs, ("job_name", "uid"))
     yield _waits(jobs)
     yield _transfers(page["transfers"])
@@ -136,6 +140,10 @@ def _with_ahead(job: Json) -> Json:
     """Return a job whose `ahead_s` is infinite if nothing is missing, and None if it has no readers."""
     never = math.inf if job["sessions"] else None
     return job | {"ahead_s": never if job["ahead_s"] is None else job["ahead_s"]}
+
+
+def _with_expiry(tier: Json) -> Json:
+    return tier | {"certificate_expires_s": tier["certificate_expires_s"] or math.inf}
 
 
 def _table(rows: Iterable[Row], things: Sequence[tuple[Labels, Json]], names: Labels = ()) -> Iterator[Metric]:

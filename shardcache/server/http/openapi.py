@@ -188,6 +188,8 @@ def _status() -> Json:
     scrub = dict.fromkeys(("rate_bytes_per_s", "scrubbed_bytes", "scrubbed_shards", "corrupt"), _COUNT)
     scrub |= {"round_share": _NUMBER, "round_begun_at_s": _NUMBER_OR_NULL, "last_round_ended_at_s": _NUMBER_OR_NULL}
     origin = {"name": _TEXT, "connections": _COUNT, "limit": _COUNT, "throttled": _COUNT}
+    tier = {"address": _TEXT, "certificate_expires_s": _NUMBER_OR_NULL}
+    tier |= {name: {"type": "boolean"} for name in ("failing", "stale")}
     transfer = {"url": _TEXT, "done_bytes": _COUNT, "total_bytes": _COUNT_OR_NULL, "rate_bytes_per_s": _COUNT}
     transfer |= {"class": _TEXT, "stage": _TEXT, "waiters": _COUNT, "needed_in_s": _NUMBER_OR_NULL}
     job = {"name": _TEXT, "uid": _COUNT, "sessions": _COUNT, "shards_planned": _COUNT, "shards_done": _COUNT}
@@ -207,7 +209,7 @@ def _status() -> Json:
             "cache": _object(cache),
             "counters": _COUNTS,
             "origins": _list(_object(origin)),
-            "tiers": _list(_object({"address": _TEXT, "failing": {"type": "boolean"}})),
+            "tiers": _list(_object(tier)),
             "transfers": _list(_object(transfer)),
             "jobs": _list(_object(job)),
         }

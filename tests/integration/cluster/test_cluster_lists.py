@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from shardcache.cluster.node_list import parse
 from shardcache.cluster.running import NodeTier
 from shardcache.cluster.tier import Tier
 from shardcache.cluster.upstreams import Upstream
+from shardcache.errors import ConfigError
 from support.cluster.tier_nodes import needs_nginx
 from support.disks.mounted_files import MountedFiles
 from support.network.ports import free_port
@@ -53,7 +55,7 @@ def test_a_list_that_the_kubelet_replaces_is_followed(tmp_path: Path) -> None:
     with running(tmp_path, mounted.folder / "nodes") as log:
         eventually((tmp_path / "run" / "status.json").exists)
         mounted.replace({"nodes": TWO})
-        eventually(lambda: "reloaded: 2 nodes" in log.read_text())
+        eventually(lambda: "ready: 2 nodes" in log.read_text())
 
 
 @needs_nginx
@@ -67,26 +69,61 @@ def test_a_list_without_the_node_changes_nothing(tmp_path: Path) -> None:
         eventually(lambda: "the former configuration stays in use: one is not among the nodes" in log.read_text())
         assert "127.0.0.2:" in (tmp_path / "run" / "nginx.conf").read_text()
         mounted.replace({"nodes": TWO})
-        eventually(lambda: "reloaded: 2 nodes" in log.read_text())
+        eventually(lambda: "ready: 2 nodes" in log.read_text())
 
 
 @needs_nginx
 def test_a_list_that_changes_during_the_start_is_followed(tmp_path: Path) -> None:
     """It was read, and has changed before nginx runs: clearing a large cache after a power loss takes minutes."""
-    nodes, port, front = tmp_path / "nodes", free_port(), free_port()
+    nodes = tmp_path / "nodes"
     nodes.write_text(ONE)
 
-    def read() -> Tier:
-        listed = nodes.read_text()
-        if listed == ONE:
+    def listed() -> str:
+        text = nodes.read_text()
+        if text == ONE:
             nodes.write_text(TWO)
+        return text
+
+    with forked(tmp_path, nodes, listed) as log:
+        eventually(lambda: log.exists() and "ready: 2 nodes" in log.read_text())
+
+
+@needs_nginx
+def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path) -> None:
+    """The list itself does not change any more; in the meantime, the node reports that it uses a former one."""
+    nodes, known = tmp_path / "nodes", tmp_path / "known"
+    nodes.write_text(ONE)
+
+    def listed() -> str:
+        if (text := nodes.read_text()) == TWO and not known.exists():
+            raise ConfigError("the node two has no address")
+        return text
+
+    def status() -> dict[str, Any]:
+        return dict(json.loads((tmp_path / "run" / "status.json").read_text()))
+
+    with forked(tmp_path, nodes, listed) as log:
+        eventually(lambda: log.exists() and "ready: 1 node" in log.read_text())
+        nodes.write_text(TWO)
+        eventually(lambda: status()["stale"] == "the node two has no address")
+        known.touch()
+        eventually(lambda: "ready: 2 nodes" in log.read_text() and status()["stale"] is None)
+        assert log.read_text().count("the former configuration stays in use") == 1
+
+
+@contextmanager
+def forked(folder: Path, nodes: Path, listed: Callable[[], str]) -> Iterator[Path]:
+    """Run the node `one` of a list that a function returns; yield the file of what it says."""
+    port, front, log = free_port(), free_port(), folder / "log"
+
+    def read() -> Tier:
         return Tier(
-            nodes=parse(listed),
+            nodes=parse(listed()),
             stores=(Upstream.parse(STORE),),
             front=f"127.0.0.1:{front}",
             owner_port=port,
-            cache_dir=str(tmp_path / "cache"),
-            run_dir=str(tmp_path / "run"),
+            cache_dir=str(folder / "cache"),
+            run_dir=str(folder / "run"),
             min_free_bytes=1,
             user=USER,
             workers=1,
@@ -97,15 +134,14 @@ def test_a_list_that_changes_during_the_start_is_followed(tmp_path: Path) -> Non
             file.write(f"{line}\n")
 
     def run() -> None:
-        NodeTier(read, "one", (nodes,), say=say, ready=say).run(stopping)
+        NodeTier(read, "one", (nodes,), say=say, ready=lambda line: say(f"ready: {line}")).run(stopping)
 
-    log = tmp_path / "log"
     context = multiprocessing.get_context("fork")  # nginx ends with the process that runs it
     stopping: Any = context.Event()
     process = context.Process(target=run)
     process.start()
     try:
-        eventually(lambda: log.exists() and "reloaded: 2 nodes" in log.read_text())
+        yield log
     finally:
         stopping.set()
         process.join()

@@ -89,10 +89,12 @@ def node(tmp_path: Path) -> Iterator[NodeRun]:
 
 @needs_nginx
 def test_it_follows_its_list_and_stops(node: NodeRun) -> None:
-    """It starts nginx, publishes figures, uses a changed list of nodes, and ends cleanly."""
+    """It starts nginx, says so, publishes figures, uses a changed list of nodes, and ends cleanly."""
     node.start()
+    assert node.said() == f"ready: 1 node, digest {node.status().json['nodes'][0]['digest']}\n"
+    assert {(node.folder / name).stat().st_mode & 0o777 for name in ("cache", "run")} == {0o700}
     node.listed.write_text("one=127.0.0.2\ntwo=127.0.0.3\n")
-    node.until(lambda: "reloaded: 2 nodes" in node.said())
+    node.until(lambda: "ready: 2 nodes" in node.said())
     shown = node.status()
     assert shown.code == 1 and [each["up"] for each in shown.json["nodes"]] == [True, False]
     found = tier_findings(node)
@@ -130,6 +132,21 @@ def test_it_does_not_outlive_nginx(node: NodeRun) -> None:
     for pid in workers:
         assert not Path(f"/proc/{pid}").exists()
     node.start()
+
+
+@needs_nginx
+def test_a_list_that_nginx_cannot_use_is_reported(node: NodeRun) -> None:
+    """By status and by doctor, with the reason: the node's nginx goes by a former list until it can."""
+    node.start()
+    assert node.status().code == 0
+    listed, reason = node.listed.read_text(), "uses a former list: one is not among the nodes"
+    node.listed.write_text("two=127.0.0.2\n")
+    node.until(lambda: node.status().json["nodes"][0]["stale"] is not None)
+    shown = node.status()
+    assert shown.code == 1 and shown.json["nodes"][0]["stale"].startswith(reason)
+    assert "uses a former list" in tier_findings(node)[1]["found"]
+    node.listed.write_text(listed)
+    node.until(lambda: node.status().code == 0)
 
 
 def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -99,6 +100,7 @@ def test_it_tells_what_status_tells(scraped: Scraped) -> None:
     assert scraped.value("shardcache_cache_leases") == 1
     assert scraped.value("shardcache_hit_bytes_total") == counters["hit_bytes"] >= counters["hits"] * 400_000 > 0
     assert scraped.value("shardcache_tier_failing", tier="127.0.0.1:9080") == 0
+    assert scraped.value("shardcache_tier_certificate_expiry_timestamp_seconds", tier="127.0.0.1:9080") == math.inf
     assert scraped.value("shardcache_hits_total") + scraped.value("shardcache_misses_total") == SHARDS + 1
     assert scraped.value("shardcache_origin_received_bytes_total") == counters["origin_bytes"]
     assert scraped.value("shardcache_disk_healthy") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 from rich.console import Console
@@ -108,6 +109,14 @@ def test_the_tier_is_shown_where_there_is_one() -> None:
     page = PAGE | {"counters": PAGE["counters"] | tier, "tiers": [{"address": "127.0.0.1:9080", "failing": True}]}
     assert line_with("tier", shown(page)) == "tier 1.0 TB in 1,000 requests · 3 failed · failing, bypassed"
     assert "tier" not in shown(PAGE | {"tiers": []})
+    troubled = {
+        "address": "127.0.0.1:9080",
+        "failing": False,
+        "stale": True,
+        "certificate_expires_s": time.time() + 9e4,
+    }
+    line = line_with("tier", shown(page | {"tiers": [troubled]}))
+    assert "a former list of nodes" in line and line.endswith("certificate expires in a day")
 
 
 def test_a_bad_disk_is_shown_with_its_cause_and_remedy() -> None:

@@ -21,13 +21,13 @@ def test_failures_in_a_row_open_it() -> None:
     assert breaker.is_open and not breaker.admits(9.9)
 
 
-def test_two_time_outs_in_a_row_open_it() -> None:
-    """Those of nginx, too, which end after 0.9 of the daemon's; not one of them, and not quick failures."""
+def test_two_stalls_in_a_row_open_it() -> None:
+    """Not one, and not a stall and a quick failure."""
     breaker = Breaker(most_failures=16)
-    breaker.failed(0.0, stalls=0.01)
-    breaker.failed(18.0, stalls=0.9)
+    breaker.failed(0.0)
+    breaker.failed(20.0, stalled=True)
     assert not breaker.is_open
-    breaker.failed(36.0, stalls=0.9)
+    breaker.failed(40.0, stalled=True)
     assert breaker.is_open
 
 
