@@ -14,7 +14,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch's do
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import FUNCTION, Accepts, checked, flag, whole
 from shardcache_client.dataloader.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
-from shardcache_client.dataloader.malloc import keep_freed_memory
+from shardcache_client.dataloader.worker_process import end_with_trainer, keep_freed_memory
 from shardcache_client.order.lanes.elastic import in_batches
 from shardcache_client.order.partition import taken_in_turns
 from shardcache_client.order.state import ReaderState
@@ -154,6 +154,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         loader = _loader()
         if loader is not None:
+            end_with_trainer()
             keep_freed_memory()
         if self._settings.handover is not None:
             _let_collate_pass_buffers()

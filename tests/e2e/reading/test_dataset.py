@@ -155,6 +155,32 @@ def _read_one_and_stay(ds: ShardDataset, started: Any) -> None:
     signal.pause()
 
 
+def test_workers_end_with_a_killed_trainer(daemon: Daemon, urls: str) -> None:
+    """SIGKILL of a trainer ends its workers and their leases, though the pipe that they write batches to is full."""
+    ds = ShardDataset(urls, socket=daemon.socket, job="orphaned")
+    context = multiprocessing.get_context("fork")
+    started = context.Event()
+    trainer = context.Process(target=_take_one_batch_and_stay, args=(ds, started))
+    trainer.start()
+    assert started.wait(30)
+    eventually(lambda: daemon.leases() > 0)
+    trainer.kill()
+    trainer.join()
+    eventually(lambda: sessions_of(daemon, "orphaned") == 0)
+    assert daemon.leases() == 0
+
+
+def _take_one_batch_and_stay(ds: ShardDataset, started: Any) -> None:
+    batches = iter(DataLoader(ds, batch_size=1, num_workers=2, collate_fn=_megabyte))
+    next(batches)
+    started.set()
+    signal.pause()
+
+
+def _megabyte(_samples: list[Any]) -> bytes:
+    return bytes(1_000_000)
+
+
 def test_a_loader_dropped_midway(daemon: Daemon, urls: str) -> None:
     """Workers of a loader that is dropped after one sample go, with their leases."""
     loader = DataLoader(ShardDataset(urls, socket=daemon.socket, job="dropped"), batch_size=None, num_workers=2)

@@ -1,12 +1,15 @@
-"""glibc's allocator in DataLoader workers: memory freed by one batch serves the next."""
+"""The process of a DataLoader worker: its end with the trainer, and the allocator it keeps memory with."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import platform
+import select
 from collections.abc import Mapping
 from functools import cache
+from multiprocessing import parent_process
+from threading import Thread
 
 TUNE_MALLOC_ENV = "SHARDCACHE_TUNE_MALLOC"
 """Environment variable; 0 disables tuning of the allocator."""
@@ -24,6 +27,32 @@ _M_TOP_PAD, _LEFT_BY_TRIM_BYTES = -2, 16 * _MIB
 _M_MMAP_THRESHOLD, _LEAST_MAPPED_BYTES = -3, 32 * _MIB
 
 _GLIBCS_OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
+
+
+@cache
+def end_with_trainer() -> None:
+    """End this worker's process as soon as its trainer has ended, even by SIGKILL.
+
+    torch's own check comes between two batches only. A worker whose batches fill the pipe to its dead trainer would
+    stay for ever, as would its leases and whatever sockets it has inherited: its siblings hold the pipe's other end.
+    """
+    trainer = parent_process()
+    if trainer is None or trainer.pid is None or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        pidfd = os.pidfd_open(trainer.pid)
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:
+        return  # a kernel or sandbox without pidfds
+    Thread(target=_exit_after, args=(pidfd,), name="shardcache-trainer", daemon=True).start()
+
+
+def _exit_after(pidfd: int) -> None:
+    ended = select.poll()
+    ended.register(pidfd, select.POLLIN)
+    ended.poll()
+    os._exit(1)
 
 
 @cache
