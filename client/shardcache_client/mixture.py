@@ -22,9 +22,10 @@ class Mixture(MixtureReader[T_co], ShardDataset[T_co]):
     It is used as a `ShardDataset` is: with a DataLoader of any number of workers, on any number of ranks, with
     `set_epoch`, `len`, `state_dict` and `load_state_dict`. A sample has the name of its source as `__source__`.
 
-    An epoch takes of each source the number of samples that its weight says, exact to a sample, and spreads them
-    evenly: among any consecutive samples of a reader, such as a batch, a source has its proportion, with an error of at
-    most one sample if there are two sources, and below four if there are more. Each source keeps its own order and its
+    Over any number of epochs each source has the number of samples that its weights say, exact to half a sample with
+    two sources and to one with up to four; `samples_of(epoch)` has the numbers. An epoch spreads them evenly: among any
+    consecutive samples of a reader, such as a batch, a source has its proportion, with an error of at most one sample
+    if there are two sources, and below four if there are more. Each source keeps its own order and its
     own `shuffle_window`, and is read one round after another: if an epoch takes more than all of its samples, they come
     again in another order; if fewer, the next epoch continues after them. The daemon gets one plan for all sources.
 

@@ -3,6 +3,13 @@
 Each source is an endless sequence of rounds, the same as if it was read by itself. An epoch takes the next samples of
 each, as many as its weight says: a source that is smaller than its part comes again, and one that is larger goes on in
 the next epoch where this one ends.
+
+What an epoch cannot take of a source, as samples are whole, it leaves to later ones. The samples up to the end of any
+epoch are divided in two, as near as can be to what either half of the sources is due by then, and these parts likewise.
+So two sources always have what they are due within half a sample, up to four within one, and so on by half a sample for
+each further division. As the number of samples grows by one, one part of each division does, too: a source that is
+ahead waits, and no epoch would have to give samples back. What a source lacks while its weight is 0 waits for an epoch
+in which it has one.
 """
 
 from __future__ import annotations
@@ -11,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isfinite
+from operator import add, sub
 from typing import Any, Self
 
 from shardcache.errors import ConfigError
@@ -68,15 +76,50 @@ class MixedSource:
         return self.manifest.samples or 0
 
 
+_ONE = 1 << 64
+"""A sample, in the unit of what sources are due: fine enough for as many epochs as can be numbered."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaStep:
+    """Epochs with the same weights.
+
+    Attributes:
+        first: the first of these epochs.
+        due: what each source is due in each of them; in all, the samples of an epoch.
+        starts: number of samples of each source that all epochs before the first take.
+        ahead: by how much that is more than the sources were due, or less.
+    """
+
+    first: int
+    due: tuple[int, ...]
+    starts: tuple[int, ...]
+    ahead: tuple[int, ...]
+
+    def taken(self, epoch: int) -> tuple[int, ...]:
+        """Return the number of samples of each source that all epochs before this one take."""
+        more = _divided((epoch - self.first) * sum(self.due) // _ONE, self.due, self.ahead)
+        return tuple(map(add, self.starts, more))
+
+    def then(self, epoch: int, due: tuple[int, ...]) -> QuotaStep:
+        """Return the step that follows from an epoch on."""
+        starts, epochs = self.taken(epoch), epoch - self.first
+        more = (
+            _ONE * (stop - start) - epochs * each
+            for start, stop, each in zip(self.starts, starts, self.due, strict=True)
+        )
+        return QuotaStep(epoch, due, starts, tuple(map(add, self.ahead, more)))
+
+
 @dataclass(frozen=True, slots=True)
 class SourceQuotas:
     """The number of samples that each epoch takes of each source.
 
     Attributes:
-        steps: epochs from which new numbers hold, ascending from 0, each with a number per source.
+        steps: in their order; the first begins with epoch 0.
     """
 
-    steps: tuple[tuple[int, tuple[int, ...]], ...]
+    steps: tuple[QuotaStep, ...]
 
     @classmethod
     def of(cls, weights: Weights | None, sources: Sequence[MixedSource], samples: int) -> SourceQuotas:
@@ -88,20 +131,35 @@ class SourceQuotas:
         if weights is None:
             weights = {source.name: source.samples for source in sources}
         by_epoch = _by_epoch(weights)
-        steps = ((epoch, apportioned(samples, _checked(by_epoch[epoch], names))) for epoch in sorted(by_epoch))
-        return cls(tuple(steps))
+        nothing = (0,) * len(names)
+        steps = [QuotaStep(0, nothing, nothing, nothing)]
+        for epoch in sorted(by_epoch):
+            *sums, total = accumulate(_checked(by_epoch[epoch], names), initial=Fraction(0))
+            due = (int(samples * _ONE * each / total) for each in (*sums, total))
+            steps.append(steps[-1].then(epoch, tuple(stop - start for start, stop in pairwise(due))))
+        return cls(tuple(steps[1:]))
 
     def samples(self, epoch: int) -> tuple[int, ...]:
         """Return the number of samples that an epoch takes of each source."""
-        return next(samples for first, samples in reversed(self.steps) if first <= epoch)
+        return tuple(map(sub, self.starts(epoch + 1), self.starts(epoch)))
 
     def starts(self, epoch: int) -> tuple[int, ...]:
         """Return the number of samples of each source that all earlier epochs take."""
-        starts = [0] * len(self.steps[0][1])
-        for (first, samples), (end, _) in pairwise((*self.steps, (epoch, ()))):
-            epochs = max(0, min(end, epoch) - first)
-            starts = [start + epochs * each for start, each in zip(starts, samples, strict=True)]
-        return tuple(starts)
+        return next(step for step in reversed(self.steps) if step.first <= epoch).taken(epoch)
+
+
+def _divided(samples: int, due: Sequence[int], ahead: Sequence[int]) -> list[int]:
+    """Divide samples in proportion to what sources are due, given by how much they are ahead of it."""
+    if len(due) == 1:
+        return [samples]
+    half = len(due) // 2
+    part, total = sum(due[:half]), sum(due)
+    if part in (0, total):
+        first = samples if part else 0
+    else:
+        exact = (samples * _ONE + sum(ahead)) * part // total - sum(ahead[:half])
+        first = min(samples, max(0, (exact + _ONE // 2) // _ONE))
+    return _divided(first, due[:half], ahead[:half]) + _divided(samples - first, due[half:], ahead[half:])
 
 
 def _by_epoch(weights: Any) -> dict[int, Any]:
@@ -136,17 +194,6 @@ def _checked(weights: Any, names: Sequence[str]) -> list[Fraction]:
     if not any(numbers.values()):
         raise ConfigError("the weights are all 0", remedy="give at least one source a weight above 0")
     return [Fraction(numbers[name]) for name in names]
-
-
-def apportioned(samples: int, weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Divide a number of samples in proportion to the weights, by largest remainder; the earlier source wins a tie."""
-    total = sum(weights)
-    exact = [samples * weight / total for weight in weights]
-    parts = [int(part) for part in exact]
-    by_remainder = sorted(range(len(parts)), key=lambda nth: parts[nth] - exact[nth])
-    for nth in by_remainder[: samples - sum(parts)]:
-        parts[nth] += 1
-    return tuple(parts)
 
 
 @dataclass(frozen=True)
@@ -203,7 +250,8 @@ class MixtureAssignment(Assignment):
     def options(self) -> dict[str, object]:
         """Return the options that must be the same on all ranks; see `Assignment`."""
         told = {source.name: source.shuffle for source in self.sources}
-        return Assignment.options(self) | {"sources": told, "weights": self.schedule.steps}
+        weights = {step.first: [each / _ONE for each in step.due] for step in self.schedule.steps}
+        return Assignment.options(self) | {"sources": told, "weights": weights}
 
     @property
     def needs_counts(self) -> bool:

@@ -11,13 +11,13 @@ from fractions import Fraction
 from itertools import accumulate, chain
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache.protocol import ShardRef
 from shardcache_client.order.lanes.interleaving import Interleaved
-from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights, apportioned
+from shardcache_client.order.lanes.mixture import MixedSource, MixtureDeal, SourceQuotas, Weights
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.progress import Phase
@@ -222,13 +222,43 @@ def test_without_weights_an_epoch_is_each_sample_once() -> None:
         assert len(read) == read.total() == 28
 
 
-@given(st.integers(0, 1000), st.lists(st.fractions(0, 10), min_size=1, max_size=8).filter(any))
-def test_numbers_are_those_of_the_weights(samples: int, weights: list[Fraction]) -> None:
-    """All samples are given out, and each source gets its exact part, rounded up or down."""
-    parts = apportioned(samples, weights)
-    assert sum(parts) == samples
-    exact = [samples * weight / sum(weights) for weight in weights]
-    assert all(abs(part - each) < 1 for part, each in zip(parts, exact, strict=True))
+weightings = st.integers(1, 9).flatmap(
+    lambda number: st.dictionaries(
+        st.integers(1, 200), st.lists(st.floats(1e-6, 1e3) | st.integers(1, 9), min_size=number, max_size=number)
+    ).flatmap(lambda later: st.tuples(st.just(later), st.lists(st.floats(1e-6, 1), min_size=number, max_size=number)))
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 1000), weightings)
+@example(40, ({}, [0.99, 0.01]))
+@example(1, ({epoch: [0.99 - epoch / 1e6, 0.01, 0.001] for epoch in range(1, 200)}, [1, 0.01, 0.001]))
+def test_numbers_are_those_of_the_weights(samples: int, weightings: tuple[dict[int, list[float]], list[float]]) -> None:
+    """Over the first 1 to 200 epochs, whatever the weights of each: no rounding adds up, and none is taken back."""
+    later, weights = weightings
+    by_epoch = {0: weights} | later
+    sources = [source(str(number), [1]) for number in range(len(weights))]
+    schedule = SourceQuotas.of(by_epoch, sources, samples)
+    bound = Fraction((len(weights) - 1).bit_length(), 2) + Fraction(1, 10**9)
+    taken, due = [0] * len(weights), [Fraction(0)] * len(weights)
+    for epoch in range(200):
+        weights = by_epoch.get(epoch, weights)
+        numbers, total = schedule.samples(epoch), sum(map(Fraction, weights))
+        assert schedule.starts(epoch) == tuple(taken)
+        assert sum(numbers) == samples
+        assert min(numbers) >= 0
+        taken = [before + more for before, more in zip(taken, numbers, strict=True)]
+        due = [before + samples * Fraction(more) / total for before, more in zip(due, weights, strict=True)]
+        assert all(abs(count - each) <= bound for count, each in zip(taken, due, strict=True))
+
+
+def test_a_rare_source_comes_as_often_as_its_weight_says() -> None:
+    """Also if no epoch alone would have a sample of it; and never while its weight is 0."""
+    sources = (source("a", [10]), source("b", [10]), source("c", [10]))
+    schedule = SourceQuotas.of({0: [0.985, 0.01, 0.005], 50: [0.6, 0, 0.4], 60: [1, 0.01, 0]}, sources, 40)
+    assert schedule.starts(50) == (1970, 20, 10)
+    assert all(schedule.samples(epoch)[1] == 0 for epoch in range(50, 60))
+    assert all(schedule.samples(epoch)[2] == 0 for epoch in range(60, 200))
 
 
 def test_weights_hold_from_their_epoch_on() -> None:
@@ -268,4 +298,4 @@ def test_the_order_of_a_mixture_is_pinned() -> None:
     """It stays so in later releases."""
     mixed = Mixed([[7, 0, 31], [12, 5], [4]], [Shuffle(11, 3), None, Shuffle(2, 1)], [[5, 3, 1]], 50)
     read = shares(mixed.deal("pad", 4), mixed.shards, 5, Partition(2, 2, "pad", 4))
-    assert hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16] == "43bdf9c8d33c5bde"
+    assert hashlib.sha256(json.dumps(read).encode()).hexdigest()[:16] == "4c0ffc42703f165f"
