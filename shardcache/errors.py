@@ -360,15 +360,34 @@ class MissingMemberError(SampleError):
     code = "missing_member"
 
     @classmethod
-    def of(cls, extension: str, sample: Mapping[str, Any]) -> Self:
-        """Build for a sample, given as a dict with its `__key__`, `__url__` and members."""
-        members = ", ".join(sorted(name for name in sample if not name.startswith("__"))) or "none"
+    def of(cls, extension: str, sample: Mapping[str, Any], unread: Iterable[str] = ()) -> Self:
+        """Build for a sample, given as a dict with its `__key__`, `__url__` and members.
+
+        Args:
+            unread: extensions in its shard of which no members were read.
+        """
+        has, unread = sorted(name for name in sample if not name.startswith("__")), sorted(unread)
+        listed = "".join((", ".join(has) or "none of those read", f"; not read: {', '.join(unread)}" if unread else ""))
+        meant = _kin(extension, [*has, *unread])
         return cls(
-            f"the sample {sample.get('__key__')!r} has no member {extension!r} (it has: {members})",
+            f"the sample {sample.get('__key__')!r} has no member {extension!r} (it has: {listed})",
             url=sample.get("__url__"),
-            remedy=f"write the member; or pass missing='skip' to leave such samples out, or "
-            f"missing={{{extension!r}: default}} to fill it in",
+            remedy=(f"{meant}; else " if meant else "")
+            + "pass missing='skip' to leave such samples out, or "
+            + f"missing={{{extension!r}: default}} to fill it in",
         )
+
+
+_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff", "gif"})
+
+
+def _kin(extension: str, members: list[str]) -> str:
+    """Return the advice to name a member that the sample has, as it may have been meant; else an empty string."""
+    images = [name for name in members if name in _IMAGES]
+    if extension in _IMAGES and images:
+        return f'name {images[0]!r}; "{extension};{images[0]}" takes either'
+    is_image = did_you_mean(extension, _IMAGES) != ""
+    return (did_you_mean(extension, members) or did_you_mean(extension, images if is_image else [], 0)).strip("; ?")
 
 
 class RanksError(ShardcacheError):
@@ -461,9 +480,9 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `; did you mean 'capacity'?` for the closest known name, or an empty string if none is close."""
     import difflib  # for an error alone; every command and trainer imports this module
 
-    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -57,11 +57,19 @@ _MODULES = {
     "cached_paths": "paths",
 }
 
+_WITHOUT_TORCH = {"ShardDataset": "ShardReader", "Mixture": "MixtureReader"}
+
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as exn:
+        if exn.name != "torch":
+            raise
+        without = f"; without torch, use {_WITHOUT_TORCH[name]}" if name in _WITHOUT_TORCH else ""
+        raise ImportError(f"{name} needs torch: pip install torch{without}", name="torch") from exn
 
 
 def __dir__() -> list[str]:

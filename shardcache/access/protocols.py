@@ -74,4 +74,7 @@ def _all(kind: PlaceKind) -> frozenset[str]:
     return frozenset(name for name, row in _ROWS.items() if row.kind is kind)
 
 
+COMMON = ("s3", "gs", "az", "hf", "https", "file")
+"""Protocols to name in advice."""
+
 STORES, WEB, LOCAL, WRAPPERS = map(_all, (PlaceKind.STORE, PlaceKind.WEB, PlaceKind.LOCAL, PlaceKind.WRAPPER))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations, registry
 
-from shardcache.access.protocols import STORES
+from shardcache.access.protocols import COMMON, STORES
 from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
@@ -23,10 +24,12 @@ from shardcache.errors import (
     OriginError,
     OriginUnavailableError,
     ShardcacheError,
+    did_you_mean,
 )
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup
 from shardcache.origin.buffers import Buffers
 from shardcache.origin.http_status import error_of
+from shardcache.protocol import local_path
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
@@ -55,7 +58,11 @@ class FsspecOrigin(Origin):
         protocol = setup.protocol
         self._is_atomic = protocol in STORES
         if protocol not in known_implementations and protocol not in registry:
-            raise ConfigError(f"fsspec has no filesystem for {protocol}:// urls", remedy="see its list of protocols")
+            known = sorted({*COMMON, *known_implementations})
+            raise ConfigError(
+                f"there is no filesystem for {protocol}:// urls{did_you_mean(protocol, known, 0.5)}",
+                remedy=f"write one of {', '.join(f'{name}://' for name in COMMON)}, or another of fsspec's",
+            )
         self._fs = _filesystem(protocol, dict(setup.table.storage_options))
         self._buffers = Buffers()
         self._pool = ThreadPoolExecutor(setup.max_connections, thread_name_prefix=f"{protocol}-read")
@@ -179,10 +186,17 @@ def _foreign() -> tuple[type[Exception], ...]:
     return OSError, ValueError, *loaded
 
 
+def missing(kind: str, url: str) -> NotFoundError:
+    """Return the error for a file or folder that does not exist."""
+    path = local_path(url)
+    remedy = path and f"check the path (ls {shlex.quote(str(Path(path).parent))}/), on the node of the daemon"
+    return NotFoundError(f"the {kind} does not exist", url=url, remedy=remedy)
+
+
 def _error(exn: Exception, url: str) -> ShardcacheError:
     reason = str(exn) or type(exn).__name__
     if isinstance(exn, (FileNotFoundError, NotADirectoryError)):
-        return NotFoundError("the file does not exist", url=url)
+        return missing("file", url)
     if isinstance(exn, PermissionError):
         return AccessDeniedError(
             f"the daemon may not read it: {reason}", url=url, remedy="give the daemon's user or credentials access"

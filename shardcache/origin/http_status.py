@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shardcache.access.protocols import WEB
+from shardcache.access.urls import protocol_of
 from shardcache.errors import (
     AccessDeniedError,
     NotFoundError,
@@ -30,12 +32,18 @@ _MEANING: dict[int, type[OriginError]] = {
 
 
 _ELSEWHERE = "this redirect is not followed: use its target in the url or as `endpoint_url`"
+_DENIED = (
+    "if the url is signed, sign it again; else give the daemon a header that the server accepts "
+    "(`storage_options` in an [[origin]] table)"
+)
 
 
 def error_of(status: int, message: str, url: str) -> OriginError:
     """Return the error for a status other than 200, 206 and 304."""
     default = OriginUnavailableError if status >= 500 else OriginError
-    return _MEANING.get(status, default)(message, url=url, remedy=_ELSEWHERE if 300 <= status < 400 else None)
+    denied = _MEANING.get(status) is AccessDeniedError and protocol_of(url) in WEB
+    remedy = _ELSEWHERE if 300 <= status < 400 else _DENIED if denied else None
+    return _MEANING.get(status, default)(message, url=url, remedy=remedy)
 
 
 def certificate_error(exn: Exception, url: str) -> OriginError:

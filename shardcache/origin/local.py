@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from shardcache.origin.base import RemoteObject, Setup
-from shardcache.origin.fsspec import FsspecOrigin, translated
+from shardcache.origin.fsspec import FsspecOrigin, missing, translated
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
@@ -39,7 +39,10 @@ class LocalOrigin(FsspecOrigin):
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""
-        await self._check(prefix[: prefix.rindex("/") + 1])
+        folder = prefix[: prefix.rindex("/") + 1]
+        await self._check(folder)
+        if not await asyncio.to_thread(os.path.isdir, self._path(folder)):
+            raise missing("folder", folder)
         return await super().list_prefix(prefix, received)
 
     async def upload(self, path: Path, url: str) -> RemoteObject:

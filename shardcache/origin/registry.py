@@ -172,6 +172,6 @@ def _load(setup: Setup) -> Origin:
         package = row.package or (exn.name or "").partition(".")[0]
         what = f"the Python package {package}" if package else f"a Python package ({exn})"
         raise MissingPackageError(
-            f"{setup.protocol}:// urls need {what}, which is not installed for the daemon",
+            f"{setup.protocol}:// urls need {what}, which is not installed",
             remedy=f"pip install {package}" if package else "install the package for the daemon",
         ) from exn

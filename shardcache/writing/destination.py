@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -80,7 +81,8 @@ class Destination:
     async def objects(self) -> dict[str, RemoteObject]:
         """Return the objects in the destination, by name, those in folders below it excluded."""
         try:
-            found = await self._origins.origin(self.url).list_prefix(self.url, nothing)
+            with _for_this_user():
+                found = await self._origins.origin(self.url).list_prefix(self.url, nothing)
         except NotFoundError:
             if not self._is_local:
                 raise
@@ -100,10 +102,8 @@ class Destination:
         """
         url = self.url + name
         try:
-            return await self._upload(draft, url)
-        except AccessDeniedError as exn:
-            remedy = "give this user permission, or credentials (AWS_PROFILE, an instance role), to write there"
-            raise AccessDeniedError(exn.message, url=url, remedy=remedy) from exn
+            with _for_this_user():
+                return await self._upload(draft, url)
         finally:
             _remove(draft)
 
@@ -135,6 +135,16 @@ class Destination:
             for obj, samples, tokens in shards
         ]
         await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
+
+
+@contextmanager
+def _for_this_user() -> Iterator[None]:
+    """Give errors a remedy for the user who writes, with credentials of their own."""
+    try:
+        yield
+    except AccessDeniedError as exn:
+        remedy = "log in, or name a profile that may write there: AWS_PROFILE, or an [[origin]] table of --config"
+        raise AccessDeniedError(exn.message, url=exn.url, remedy=remedy) from exn
 
 
 def _remove(draft: Path) -> None:

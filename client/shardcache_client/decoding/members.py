@@ -17,9 +17,11 @@ class Members:
 
     Attributes:
         names: the names that samples get, in order.
+        unread: extensions seen in shards, of which no members are read.
     """
 
     def __init__(self, names: Iterable[str], *, others: bool = False) -> None:
+        self.unread: set[str] = set()
         self._others = others
         self._names: dict[str, str] = {}  # from each extension to the first of its alternatives
         self._alternatives: list[list[str]] = []
@@ -41,7 +43,10 @@ class Members:
 
     def reads(self, extension: str) -> bool:
         """Return True if members with this extension are read."""
-        return self._others or extension in self._names
+        if reads := self._others or extension in self._names:
+            return reads
+        self.unread.add(extension)
+        return False
 
     def choose(self, sample: Sample) -> Sample:
         """Return a sample with the first of its alternatives only, under their common name, in the tar's order."""

@@ -126,7 +126,7 @@ class Pipeline:
                     return Dropped.FILTERED
         except Exception as exn:  # it is the user's code, and may raise anything
             raise DecodeError(
-                f"the sample {key!r} could not be decoded ({type(exn).__name__}: {exn}{_line(exn)})",
+                f"the sample {key!r} could not be decoded ({type(exn).__name__}: {exn}{_line(exn)}{_has(exn, item)})",
                 url=url,
                 remedy="fix the sample or the function; until then an on_error handler can skip the sample",
             ) from exn
@@ -138,7 +138,7 @@ class Pipeline:
             return False
         for name in absent:
             if not isinstance(self.missing, Mapping) or name not in self.missing:
-                raise MissingMemberError.of(name, sample)
+                raise MissingMemberError.of(name, sample, self.members.unread if self.members else ())
         return True
 
 
@@ -178,6 +178,13 @@ def _decode(sample: Sample, extension: str, decoder: Decoder) -> None:
             url=sample.get("__url__"),
             remedy="fix the member or its decoder; until then an on_error handler can skip the sample",
         ) from exn
+
+
+def _has(exn: Exception, item: object) -> str:
+    """Return the members of a sample of which the user's function wanted another."""
+    if not isinstance(exn, KeyError) or not isinstance(item, dict) or "__key__" not in item:
+        return ""
+    return f"; it has: {', '.join(name for name in item if not name.startswith('__'))}"
 
 
 def _line(exn: Exception) -> str:

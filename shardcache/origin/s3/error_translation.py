@@ -61,17 +61,23 @@ class Verdict:
     stale_credentials: bool = False
 
 
+_DENIED = (
+    "allow the daemon's credentials s3:GetObject and s3:ListBucket on this bucket; or give it others (AWS_PROFILE, or "
+    "`profile` in an [[origin]] table), or `anon = true` for public data"
+)
+
+
 def judge(exn: Exception, url: str) -> Verdict:
     """Translate one of `FOREIGN`. A RuntimeError that is not about credentials is a bug, and raised again."""
     cause = exn.__cause__ if isinstance(exn.__cause__, boto.ClientError) else exn
     if isinstance(cause, _STILL_EXPIRED):
         if "expired" not in str(cause):
             raise cause
-        return _expired(f"the daemon's credentials cannot be renewed: {cause}", url)
+        return _expired(f"the credentials cannot be renewed: {cause}", url)
     if isinstance(cause, boto.ClientError):
         return _judge_answer(cause, url)
     if isinstance(cause, _NO_CREDENTIALS):
-        return Verdict(AccessDeniedError(f"the daemon has no usable credentials ({cause})", url=url), True)
+        return Verdict(AccessDeniedError(f"there are no usable credentials ({cause})", url=url), True)
     if isinstance(cause, boto.ProfileNotFound):
         remedy = "correct `profile` in the [[origin]] table, or AWS_PROFILE, or create the profile"
         return Verdict(ConfigError(str(cause), url=url, remedy=remedy))
@@ -101,9 +107,13 @@ def _judge_answer(exn: boto.ClientError, url: str) -> Verdict:
     code, status = str(error.get("Code", "")), exn.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     text = f"{error.get('Message') or 'no reason given'} ({code}, status {status})"
     if code in _EXPIRED:
-        return _expired(f"the daemon's credentials have expired: {text}", url)
+        return _expired(f"the credentials have expired: {text}", url)
     if code in _REFUSED:
-        return Verdict(AccessDeniedError(f"the origin denies access: {text}", url=url), code != "AccessDenied")
+        denied = code == "AccessDenied"
+        return Verdict(
+            AccessDeniedError(f"the origin denies access: {text}", url=url, remedy=_DENIED if denied else None),
+            not denied,
+        )
     if code in _BUSY:
         return Verdict(OriginBusyError(f"the origin is throttling: {text}", url=url))
     if code in _TRANSIENT:

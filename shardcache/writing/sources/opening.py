@@ -11,7 +11,7 @@ from typing import Any
 from shardcache.errors import ConfigError, InputError, MissingPackageError
 from shardcache.writing.sources.jsonl import SUFFIXES as _LINES
 from shardcache.writing.sources.jsonl import JsonLines
-from shardcache.writing.sources.source import Json, Source, fact_of, identity_of, unreadable
+from shardcache.writing.sources.source import Json, Source, fact_of, identity_of, missing, unreadable
 
 _HUB = "hf:"
 _PARQUET = (".parquet",)
@@ -182,7 +182,7 @@ def _kind(name: str) -> str:
     if path.suffix in _PARQUET:
         return "parquet"
     if not path.exists():
-        raise InputError("there is no such file or folder", url=name, remedy="check the path; quote no globs")
+        raise missing(path)
     raise ConfigError(
         "the format of this file is unknown",
         url=name,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from shardcache.errors import InputError
+from shardcache.errors import InputError, did_you_mean
 from shardcache.writing.plan.samples import Sample
 
 Json = dict[str, Any]
@@ -72,8 +72,23 @@ def open_unchanged(fact: Sequence[Any]) -> BinaryIO:
     return file
 
 
+def missing(path: Path) -> InputError:
+    """Return the error for a file or folder that does not exist, with one that may have been meant."""
+    if any(sign in str(path) for sign in "*?["):
+        return InputError("no file matches", url=str(path), remedy=f"give the folder itself: {path.parent}")
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return InputError("there is no such folder", url=str(path.parent), remedy="check the path")
+    same = [name for name in names if Path(name).stem == path.stem]
+    hint = did_you_mean(path.name, same or names, 0 if same else 0.6)
+    return InputError(f"there is no such file or folder{hint}", url=str(path), remedy="check the path")
+
+
 def unreadable(exn: OSError, path: Path) -> InputError:
     """Return the error for a file or folder that cannot be read."""
+    if isinstance(exn, FileNotFoundError):
+        return missing(path)
     return InputError(
         f"cannot read it ({exn.strerror})", url=str(path), remedy="check the path and the permissions of this user"
     )

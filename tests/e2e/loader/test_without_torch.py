@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import websockets
 
+import shardcache
+import shardcache_client
 from shardcache_client import ShardDataset, ShardReader
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import write_shards
@@ -32,6 +35,25 @@ def keys_without_torch(url: str, daemon: Daemon, rank: int, skip: int) -> Any:
     """Return length, keys, and the state after `skip` samples, of a rank of two in a process without torch."""
     command = [sys.executable, "-c", WITHOUT_TORCH, url, str(daemon.socket), str(rank), str(skip)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("ShardDataset", "ShardReader"), ("Mixture", "MixtureReader"), ("ShardLoader", "")]
+)
+def test_import_of_a_dataset_without_torch_says_what_to_install(tmp_path: Path, name: str, instead: str) -> None:
+    """In an interpreter whose packages are shardcache's own requirements; and what reads the same without torch."""
+    (tmp_path / "websockets").symlink_to(Path(websockets.__file__).parent)
+    sources = [str(Path(module.__file__ or "").parents[1]) for module in (shardcache, shardcache_client)]
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", f"from shardcache_client import {name}"],
+        env={"PYTHONPATH": ":".join([*sources, str(tmp_path)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = found.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {name} needs torch: pip install torch")
+    assert last.endswith(instead)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -290,6 +290,9 @@ def test_a_missing_local_file_is_named_in_full(daemon: Daemon, tmp_path: Path, m
             keys_of(ShardDataset(url, socket=daemon.socket))
         assert isinstance(caught.value, FileNotFoundError)
         assert f"url='{tmp_path}/none.tar'" in repr(caught.value)
+        assert f"ls {tmp_path}/" in caught.value.remedy and "store" not in caught.value.remedy
+    with pytest.raises(NotFoundError, match=f"{tmp_path}/none/: the folder does not exist"):
+        ShardDataset("none/", socket=daemon.socket)
 
 
 def test_no_daemon_shows_at_once(tmp_path: Path) -> None:

@@ -87,7 +87,13 @@ async def test_files_are_found_and_read(folder: str, origins: Origins) -> None:
     assert [entry.url for entry in found] == [folder + name for name in ("a.tar", "b.tar", "sub/c.tar")]
     assert found[0] == obj
     assert [entry.url for entry in await origin.list_prefix(folder + "b", nothing)] == [folder + "b.tar"]
-    assert await origin.list_prefix(folder + "none/", nothing) == []
+    assert await origin.list_prefix(folder + "no", nothing) == []
+
+
+async def test_a_local_folder_that_does_not_exist_is_not_found(tmp_path: Path, origins: Origins) -> None:
+    """A typo in its name is no empty listing."""
+    with pytest.raises(NotFoundError, match="the folder does not exist"):
+        await origins.origin(f"{tmp_path}/").list_prefix(f"{tmp_path}/none/a", nothing)
 
 
 @pytest.mark.parametrize("folder", ["file", "memory"], indirect=True)
@@ -154,8 +160,8 @@ async def test_a_package_that_the_filesystem_does_not_name_is_quoted(origins: Or
 
 async def test_an_unknown_protocol_is_a_config_error(origins: Origins) -> None:
     """A url without a filesystem is no matter of packages or retries."""
-    for url in ("s4://b/a.tar", "-://b/a.tar"):
-        with pytest.raises(ConfigError, match=r"has no filesystem"):
+    for url, hint in (("s4://b/a.tar", "did you mean 's3'"), ("-://b/a.tar", "write one of s3://")):
+        with pytest.raises(ConfigError, match=rf"there is no filesystem for[\s\S]*{hint}"):
             await origins.origin(url).stat(url)
 
 

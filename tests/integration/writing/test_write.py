@@ -285,6 +285,10 @@ def test_inputs_that_cannot_be_read_are_named(photos: Path, tmp_path: Path) -> N
     out = tmp_path / "out"
     for arguments, named in (
         ((tmp_path / "none", out), "no such file"),
+        ((tmp_path / "a.json", out), "did you mean 'a.jsonl'"),
+        ((tmp_path / "b.jsonl", out), "did you mean 'a.jsonl'"),
+        ((photos / "*.jpg", out), f"give the folder itself: {photos}"),
+        ((photos, "s4://bucket/x"), "did you mean 's3'"),
         ((photos, tmp_path / "a.jsonl", out), "several kinds"),
         ((tmp_path / "a.jsonl", out, "--shuffle", "1"), "--shuffle does not apply"),
         ((photos, out, "--columns", "a=b"), "--columns does not apply"),

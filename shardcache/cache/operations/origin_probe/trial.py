@@ -16,7 +16,7 @@ from shardcache.cache.operations.origin_probe.findings import Finding, Severity,
 from shardcache.cache.operations.origin_probe.reach import Pull, reach, speed, stat
 from shardcache.cache.operations.origin_probe.targets import ProbeTarget, shard_of
 from shardcache.config import OriginTable, Settings
-from shardcache.errors import NotAllowedError, ShardcacheError
+from shardcache.errors import AccessDeniedError, NotAllowedError, ShardcacheError
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.registry import Origins
 from shardcache.redact import redact
@@ -101,9 +101,11 @@ def _why(error: ShardcacheError, target: ProbeTarget, table: OriginTable) -> str
 
 
 def _command(error: ShardcacheError, url: str, table: OriginTable) -> str:
-    """Return a command that tests access without shardcache, or allows it; empty if none is known."""
+    """Return a command that tests access without shardcache, or allows it; empty if none would help."""
     if isinstance(error, NotAllowedError):
         return f"shardcache serve --allow {shlex.quote(redact(url))}"
+    if isinstance(error, AccessDeniedError):
+        return ""
     if protocol_of(url) in WEB:
         return f"curl -I {shlex.quote(redact(url))}"
     if protocol_of(url) not in S3.names:

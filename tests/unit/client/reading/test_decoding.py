@@ -148,6 +148,34 @@ def test_a_member_that_is_missing_is_an_error_that_names_it() -> None:
     assert caught.value.url == "file:///s.tar"
 
 
+@pytest.mark.parametrize(
+    ("wanted", "remedy"),
+    [
+        ("jpg", "name 'png'; \"jpg;png\" takes either"),
+        ("jpge", "did you mean 'png'"),
+        ("jsn", "did you mean 'json'"),
+        ("wav", "pass missing='skip'"),
+    ],
+)
+def test_a_missing_member_is_compared_with_those_of_the_shard(wanted: str, remedy: str) -> None:
+    """Also with those that `members` leaves out; the remedy names the one that was meant."""
+    pipeline = Pipeline.of(None, (wanted, "cls"), "error")
+    reads = pipeline.view(0).reads
+    assert reads is not None
+    assert [reads(extension) for extension in ("cls", "png", "json")] == [True, False, False]
+    with pytest.raises(
+        MissingMemberError, match=rf"no member '{wanted}' \(it has: cls; not read: json, png\)"
+    ) as caught:
+        pipeline(sample(cls=b"1"))
+    assert caught.value.remedy.startswith(remedy)
+
+
+def test_a_function_that_wants_another_member_is_told_what_there_is() -> None:
+    """Its KeyError names one member, the error all that the sample has."""
+    with pytest.raises(DecodeError, match=r"KeyError: 'jpg', .*; it has: png, cls\)"):
+        Pipeline().then(lambda each: each["jpg"])(sample(png=b"1", cls=b"2"))
+
+
 def test_a_sample_that_lacks_a_member_can_be_skipped_or_completed() -> None:
     """Values to take instead are not decoded."""
     skipping = Pipeline.of({"cls": int}, None, "skip")
