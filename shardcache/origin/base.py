@@ -41,7 +41,7 @@ class RemoteObject:
         version: ETag or its substitute; two reads of one version return the same bytes.
         size_bytes: size at the origin.
         checksum: of the whole object, if the origin has one.
-        ranges: True if the origin answers ranged reads; otherwise the object comes as one stream.
+        ranges: True if the origin answers ranged reads of one version; otherwise the object comes as one stream.
         guarded: True if every read detects that the origin holds another version; otherwise the version has to be
             checked again after the last read.
         joinable: True if one read may fetch several parts, because its bytes are written as they arrive; otherwise all

@@ -24,6 +24,7 @@ from shardcache.errors import (
     OriginError,
     OriginUnavailableError,
     ShardcacheError,
+    ShardChangedError,
     did_you_mean,
 )
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup
@@ -35,8 +36,8 @@ from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
 
 # Fields that identify the content, most specific first; failing those, fields that date it, combined with the size.
-_IDENTITIES = ("ETag", "etag", "e_tag", "generation", "blob_id", "sha256", "md5Hash", "content_md5", "checksum")
-_DATES = ("mtime", "last_modified", "LastModified", "updated", "modified", "created")
+_IDENTITIES = ("ETag", "etag", "e_tag", "generation", "blob_id", "sha256", "sha", "md5Hash", "content_md5", "checksum")
+_DATES = ("mtime", "last_modified", "LastModified", "updated", "modified", "modify", "modificationTime", "created")
 # Exceptions that are not OSErrors, by the module that must be loaded for one to occur.
 _FOREIGN = {
     "aiohttp": "ClientError",
@@ -83,8 +84,11 @@ class FsspecOrigin(Origin):
         with translated(obj.url):
             path = self._path(obj.url)
             await flow.ready()
-            data: bytes = await self._call("cat_file", path, start=parts.start, end=parts.stop)
+            span = {"start": parts.start, "end": parts.stop} if obj.ranges else {}
+            data: bytes = await self._call("cat_file", path, **span)
         if len(data) != len(buffer):
+            if not obj.ranges:
+                raise ShardChangedError(f"the file has {len(data)} bytes now instead of {len(buffer)}", url=obj.url)
             raise OriginUnavailableError(f"a read of {len(buffer)} bytes returned {len(data)}", url=obj.url)
         flow.received(len(data))
         buffer[:] = data
@@ -134,7 +138,9 @@ class FsspecOrigin(Origin):
             raise NotFoundError("this is a folder", url=url, remedy="end the url with / to take every shard below it")
         if info.get("size") is None:
             raise OriginError("the filesystem does not report the file's size", url=url)
-        return RemoteObject(url, _version(info), int(info["size"]), guarded=False)
+        version, size_bytes = _version(info), int(info["size"])
+        # With nothing but the size to tell versions apart, several reads could be of several.
+        return RemoteObject(url, version, size_bytes, ranges=version != str(size_bytes), guarded=False)
 
 
 def _filesystem(protocol: str, options: dict[str, Any]) -> fsspec.AbstractFileSystem:

@@ -44,8 +44,9 @@ class HttpOrigin(Origin):
         _check(answer, url)
         size_bytes = _size_bytes(answer, url)
         version = _version(answer.headers, size_bytes)
+        # Ranges that no version ties together could be of several: without one, the file comes in a single answer.
         guarded = not version.startswith("size=")
-        ranges, joinable = answer.status != 200, "content-length" in answer.headers
+        ranges, joinable = guarded and answer.status != 200, "content-length" in answer.headers
         return RemoteObject(url, version, size_bytes, ranges=ranges, guarded=guarded, joinable=joinable)
 
     async def fetch(
@@ -60,7 +61,8 @@ class HttpOrigin(Origin):
         _check(answer, obj.url)
         if obj.ranges:
             check_range(obj, parts.start, parts.stop, answer.status, answer.headers.get("content-range"))
-        if _version(answer.headers, obj.size_bytes) != obj.version:
+        size_bytes = obj.size_bytes if obj.ranges else _size_bytes(answer, obj.url)
+        if _version(answer.headers, size_bytes) != obj.version:
             raise ShardChangedError("the server sent a different version than requested", url=obj.url)
         raise wrong_length(parts.size_bytes, obj.url)
 

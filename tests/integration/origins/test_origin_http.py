@@ -65,12 +65,23 @@ async def test_a_server_without_ranges_streams(faulty: FaultyS3, origins: Origin
             await parts_of(origins, obj)
 
 
-async def test_nothing_to_tell_versions_apart_is_said(faulty: FaultyS3, origins: Origins) -> None:
-    """Without ETag and date the size stands in, and whoever reads is told to ask again at the end."""
+async def test_object_without_any_version_comes_in_one_answer(faulty: FaultyS3, origins: Origins) -> None:
+    """Without ETag and date the size stands in, and ranges are not used; another size is another version."""
     faulty.validators = ()
     obj = await stat(origins, faulty)
-    assert not obj.guarded
-    assert await read(origins, obj, 0, 10) == DATA[:10]
+    assert (obj.ranges, obj.guarded) == (False, False)
+    assert b"".join(await parts_of(origins, obj)) == DATA
+    faulty.put("a.tar", DATA[1:])
+    with pytest.raises(ShardChangedError):
+        await parts_of(origins, obj)
+
+
+async def test_object_with_neither_version_nor_length_is_refused(faulty: FaultyS3, origins: Origins) -> None:
+    """A body without Content-Length, longer than a part, could be cut short: an error with the remedy."""
+    faulty.validators, faulty.lengths = (), False
+    with pytest.raises(OriginError, match="does not state the file's size") as refused:
+        await parts_of(origins, await stat(origins, faulty))
+    assert "Content-Length" in refused.value.remedy
 
 
 async def test_a_file_of_unknown_length_is_refused(faulty: FaultyS3, origins: Origins) -> None:

@@ -6,9 +6,11 @@ import asyncio
 import random
 from contextlib import nullcontext
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from shardcache.errors import (
     AccessDeniedError,
@@ -224,6 +226,47 @@ async def test_a_file_replaced_while_it_is_read_is_noticed_without_conditional_r
             rig.origins.origin(obj.url), obj, partial, priority=lambda: PLANNED, progress=replace
         )
     assert (await rig.download(await rig.stat(str(file)))).path.read_bytes() == DATA[::-1]
+
+
+@pytest.mark.parametrize("first", [None, Fault.RESET], ids=["whole", "resumed"])
+async def test_object_without_any_version_is_read_in_one_request(
+    first: Fault | None, rig: Rig, faulty: FaultyS3
+) -> None:
+    """Replaced in mid-download, or between an interrupted one and the next, it is of one version."""
+    faulty.validators = ()
+    faulty.put("a.tar", DATA)
+    rig.downloader = rig.make(attempts=1)
+    if first is not None:
+        obj = await rig.stat(faulty.http_url("a.tar"))
+        faulty.fail("a.tar", first)
+        with pytest.raises(OriginUnavailableError):
+            await rig.download(obj)
+        faulty.put("a.tar", DATA[::-1])
+    faulty.fail("a.tar", Fault.REPLACED, start=4 * PART)
+    found = (await rig.download(await rig.stat(faulty.http_url("a.tar")))).path.read_bytes()
+    assert found == (DATA if first is None else DATA[::-1])
+
+
+async def test_file_without_any_version_is_read_at_once(rig: Rig) -> None:
+    """The same through fsspec, where nothing but the size is known of a file."""
+
+    class Undated(MemoryFileSystem):  # type: ignore[misc]
+        """Files without dates, each replaced after a read that does not reach its end."""
+
+        protocol = "undated"
+
+        def info(self, path: str, **options: Any) -> Any:
+            return {name: value for name, value in super().info(path, **options).items() if name != "created"}
+
+        def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> Any:
+            found = super().cat_file(path, start, end)
+            self.pipe_file(path, super().cat_file(path)[::-1])
+            return found
+
+    fsspec.register_implementation("undated", Undated, clobber=True)
+    Undated().pipe_file("undated://a.tar", DATA)
+    assert (await rig.download(await rig.stat("undated://a.tar"))).path.read_bytes() == DATA
+    Undated().rm("undated://a.tar")
 
 
 async def test_a_bit_that_flips_on_the_way_is_caught(rig: Rig, faulty: FaultyS3) -> None:
