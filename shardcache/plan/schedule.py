@@ -152,10 +152,6 @@ class Schedule:
         """
         return self._timeline.next_missing(cared_for)
 
-    def upcoming(self) -> Iterator[str]:
-        """Yield the name of each session's next shard."""
-        return self._timeline.upcoming()
-
     def ahead(self, session: Hashable, until_s: float, most: int) -> Iterator[tuple[float, int, str]]:
         """Yield (time, position, name) of the shards that a session needs until a time, in order, at most `most`."""
         return self._timeline.ahead(session, until_s, most)

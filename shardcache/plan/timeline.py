@@ -205,12 +205,6 @@ class Timeline:
                     soonest = Missing(reader_plan.names[at], need_s, session, at)
         return soonest
 
-    def upcoming(self) -> Iterator[str]:
-        """Yield for each session the shard after the one at its cursor."""
-        for reader_plan in self._reader_plans.values():
-            if reader_plan.cursor + 1 < len(reader_plan.names):
-                yield reader_plan.names[reader_plan.cursor + 1]
-
     def ahead(self, session: Hashable, until_s: float, most: int) -> Iterator[tuple[float, int, str]]:
         """Yield (time, position, name) of a session's shards from its cursor to a time, in order, at most `most`."""
         reader_plan = self._reader_plans.get(session)

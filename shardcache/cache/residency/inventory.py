@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.planner import Planner
-from shardcache.cache.residency.page_advice import Pages
 from shardcache.cache.signal import Signal
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
@@ -27,13 +26,12 @@ class Inventory:
         pinned: the cached shards that are pinned, by key.
     """
 
-    def __init__(self, store: Store, planner: Planner, pages: Pages, aliases: AliasTable, changed: Signal) -> None:
+    def __init__(self, store: Store, planner: Planner, aliases: AliasTable, changed: Signal) -> None:
         self.leased: set[Shard] = set()
         self.pinned: dict[str, Shard] = {}
         self._still_open: dict[Shard, float] = {}  # shards whose removal failed, and when
         self._store = store
         self._planner = planner
-        self._pages = pages
         self._aliases = aliases
         self._changed = changed
         now = planner.now
@@ -43,13 +41,11 @@ class Inventory:
     def published(self, shard: Shard) -> None:
         """Add a newly cached shard."""
         self._planner.now.arrived(shard.key, shard.kept_bytes)
-        self._pages.idle(shard)
 
     def gone(self, key: str) -> None:
         """Remove a shard that was evicted, quarantined or lost; its leases last until they are released."""
         self.unpin(key)
         self._planner.now.gone(key)
-        self._pages.gone(key)
         self._aliases.forget(key)
         self._changed.notify()
 
@@ -72,8 +68,6 @@ class Inventory:
         if not shard.leases:
             self.leased.discard(shard)
             self._tell_plan(shard)
-            if self._is_cached(shard):
-                self._pages.idle(shard)
         self._changed.notify()
 
     @contextmanager

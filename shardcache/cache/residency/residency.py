@@ -12,7 +12,6 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.residency.evictor import Evictor
 from shardcache.cache.residency.inventory import Inventory
-from shardcache.cache.residency.page_advice import Pages
 from shardcache.cache.residency.pins import Pins
 from shardcache.cache.residency.publishing import Ingester
 from shardcache.cache.residency.quarantine import Quarantine
@@ -45,8 +44,7 @@ class Residency:
     ) -> None:
         self._store = store
         self.changed = changed = Signal()
-        self._pages = Pages(store, planner, aliases, changed)
-        self.inventory = Inventory(store, planner, self._pages, aliases, changed)
+        self.inventory = Inventory(store, planner, aliases, changed)
         self.health = Health(store.folder, changed)
         self.quarantine = Quarantine(store, self.inventory, self.health, counters, changed)
         self.pins = Pins(store, self.inventory, turns, settings.max_pinned)
@@ -59,7 +57,6 @@ class Residency:
     def tasks(self, group: asyncio.TaskGroup, is_arriving: Callable[[str], bool]) -> Iterator[asyncio.Task[None]]:
         """Start and yield the background tasks; `is_arriving` is as for `Reconciler`."""
         reconciler = Reconciler(self._store, self.inventory, self.evictor, self.pins, is_arriving)
-        yield group.create_task(self._pages.run(), name="pages")
         yield group.create_task(self.health.run(reconciler), name="health")
         yield group.create_task(self.scrubber.run(), name="scrub")
         yield group.create_task(self.pins.run(), name="pins")

@@ -1,1 +1,1 @@
-"""Files and memory: errors of the cache disk, checksums, open files, page cache."""
+"""Files: errors of the cache disk, checksums, open files."""

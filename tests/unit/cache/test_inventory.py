@@ -12,7 +12,6 @@ from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.planner import Planner
 from shardcache.cache.residency.evictor import NOW
 from shardcache.cache.residency.inventory import Inventory
-from shardcache.cache.residency.page_advice import Pages
 from shardcache.cache.signal import Signal
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
@@ -36,7 +35,7 @@ def test_the_plan_may_evict_what_nothing_keeps(store: Store, seed: int) -> None:
     """Leases, pins, removals that fail and damage of leased shards, in any order."""
     rng, aliases, changed = random.Random(seed), AliasTable(store.shards), Signal()
     planner = Planner(aliases)
-    inventory = Inventory(store, planner, Pages(store, planner, aliases, changed), aliases, changed)
+    inventory = Inventory(store, planner, aliases, changed)
     leases: list[Shard] = []
     still_open: set[Shard] = set()
 

@@ -15,7 +15,6 @@ from shardcache.cache.planner import Planner
 from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.residency.evictor import Evictor
 from shardcache.cache.residency.inventory import Inventory
-from shardcache.cache.residency.page_advice import Pages
 from shardcache.cache.residency.pins import Pins
 from shardcache.cache.signal import Signal
 from shardcache.config import Amount
@@ -45,7 +44,7 @@ def inventory(store: Store) -> Inventory:
     """Cached shards in no plan."""
     aliases, changed = AliasTable(store.shards), Signal()
     planner = Planner(aliases)
-    return Inventory(store, planner, Pages(store, planner, aliases, changed), aliases, changed)
+    return Inventory(store, planner, aliases, changed)
 
 
 @pytest.fixture
