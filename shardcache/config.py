@@ -241,6 +241,12 @@ class Settings(BaseSettings):
     http_token_file: Path | None = Field(
         None, description="file with the token for TCP requests; required beyond loopback [default: none]"
     )
+    socket_connections: int | None = Field(
+        None, ge=8, description="maximum connections to the socket [default: as many as there may be open files]"
+    )
+    user_connections: int | None = Field(
+        None, ge=4, description="maximum connections of one user, root and the daemon's own excepted [default: half]"
+    )
     max_connections: int = Field(16, ge=1, le=1024, description="maximum connections to all origins")
     shard_connections: int = Field(8, ge=1, le=256, description="maximum connections for one shard")
     max_transfers: int = Field(

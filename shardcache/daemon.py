@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import structlog
 
@@ -26,6 +27,7 @@ from shardcache.observability.traces import tracing
 from shardcache.origin.registry import Origins
 from shardcache.protocol import socket_path
 from shardcache.server.app import serving
+from shardcache.server.http.connection_limit import Limits, raise_open_files
 from shardcache.server.http.tcp import Listener, listening
 from shardcache.server.process.drain import Drain
 from shardcache.server.process.listen import listening_at
@@ -53,6 +55,7 @@ def serve(settings: Settings) -> None:
     Raises SocketInUseError, CacheDirError or ConfigError, always before it starts serving.
     """
     logs.configure(settings.log_level, settings.log_format)
+    raise_open_files()
     manager, handed = ServiceNotifier.take(os.environ, os.getpid()), ActivatedSockets.take(os.environ, os.getpid())
     for name, meant in unknown_variables():
         log.warning("unknown environment variable", name=name, meant=meant)
@@ -100,9 +103,13 @@ async def _serve_at(
         with contextlib.closing(store):
             loop = asyncio.get_running_loop()
             loop.set_default_executor(ThreadPoolExecutor(_THREADS, "disk"))
+            limits = partial(Limits.of_socket, settings)
             try:
                 stopping_s = await _run(
-                    settings, store, manager, lambda cache: last.enter_async_context(serving(cache, sock, listener))
+                    settings,
+                    store,
+                    manager,
+                    lambda cache: last.enter_async_context(serving(cache, sock, limits, listener)),
                 )
             finally:
                 await loop.shutdown_default_executor()  # no thread may still write when the next daemon does

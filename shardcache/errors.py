@@ -247,6 +247,14 @@ class CacheError(ShardcacheError):
     code = "cache"
 
 
+class ExhaustedError(CacheError):
+    """The daemon has run out of file descriptors, memory or connections."""
+
+    code = "exhausted"
+    retryable = True
+    default_remedy = "raise the daemon's limits: LimitNOFILE= and MemoryMax= in its unit, or ulimit -n and -v"
+
+
 class CapacityError(CacheError):
     """The shard does not fit into the cache next to the shards in use."""
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
+
+import structlog
 
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX
@@ -27,6 +30,7 @@ from shardcache.cache.transfers.transfers import Transfer, Transfers
 from shardcache.cache.views.live import LiveView
 from shardcache.cache.views.overview import Overview
 from shardcache.config import Settings
+from shardcache.errors import ShardcacheError
 from shardcache.fetch.download import Downloader
 from shardcache.observability.metrics import Counters
 from shardcache.observability.traces import Traces
@@ -37,6 +41,10 @@ from shardcache.store.store import Store
 from shardcache.tarindex import TokenMember
 
 Json = dict[str, Any]
+
+log = structlog.get_logger()
+
+_AGAIN_S = 1.0
 
 
 class Cache:
@@ -102,12 +110,13 @@ class Cache:
         self.layout, self.measures, self.turns = store.layout, counters.measures, turns
         self._store, self._residency, self._readers = store, residency, readers
         self._transfers, self._revalidation = transfers, revalidation
-        self._tasks = [
-            group.create_task(prefetcher.run(), name="prefetch"),
-            group.create_task(history.rebuild(store), name="catalogue"),
-            *(group.create_task(tier.watch(), name="tier") for tier in tiers),
-            *residency.tasks(group, fetcher.is_under_way),
-        ]
+        background = {
+            "prefetch": prefetcher.run,
+            "catalogue": partial(history.rebuild, store),
+            **{f"tier {tier.address}": tier.watch for tier in tiers},
+            **residency.background(fetcher.is_under_way),
+        }
+        self._tasks = [group.create_task(_enduring(name, run), name=name) for name, run in background.items()]
 
     def __repr__(self) -> str:
         return f"Cache({self._store!r}, transfers={len(self._transfers.all())})"
@@ -223,3 +232,16 @@ class Cache:
 
     def _disk(self) -> Json:
         return self._residency.health.to_json() | {"short_bytes": self._residency.evictor.short_bytes}
+
+
+async def _enduring(name: str, run: Callable[[], Awaitable[None]]) -> None:
+    """Run a background task, and run it again after an error of the process, the system or the disk.
+
+    Without it, a lack of descriptors or threads (a RuntimeError) would end the daemon.
+    """
+    while True:
+        try:
+            return await run()
+        except (OSError, RuntimeError, ShardcacheError) as exn:
+            log.error("background task failed; running it again", task=name, cause=str(exn))
+            await asyncio.sleep(_AGAIN_S)

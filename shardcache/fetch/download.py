@@ -154,8 +154,11 @@ class Downloader:
             await self._whole(download)
         if not obj.guarded and (await self._present_version(origin, obj.url)) != obj.version:
             raise ShardChangedError("the object was replaced during the download", url=obj.url)
-        await asyncio.to_thread(download.part_checksums.verify)
-        await self._etags.verify(obj, sink.path)
+        try:
+            await asyncio.to_thread(download.part_checksums.verify)
+            await self._etags.verify(obj, sink.path)
+        except OSError as exn:
+            raise sink.disk_error(exn) from exn
 
     async def _present_version(self, origin: Origin, url: str) -> str:
         return (await self.ask(url, lambda received: origin.stat(url))).version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
@@ -15,10 +15,10 @@ from shardcache.protocol import SESSION_PATH
 from shardcache.server.dashboard.event_stream import LIVE, LIVE_PATH, Live, live
 from shardcache.server.dashboard.static_files import STATIC_PATH, Files
 from shardcache.server.http.admin import LOOP_LAG, STARTED_AT_S, errors_as_json, routes
+from shardcache.server.http.connection_limit import LIMITS, Acceptor, Limits
 from shardcache.server.http.metrics_endpoint import add_metrics
 from shardcache.server.http.tcp import LISTENER, Listener, guard, harden, serving_tcp
 from shardcache.server.process.drain import DRAIN, Drain, refuse_new_work
-from shardcache.server.process.listen import BACKLOG
 from shardcache.server.process.loop_lag import LoopLag
 from shardcache.server.sessions.audit import AUDIT, Audit, audit
 from shardcache.server.sessions.session import CACHE, handle_session
@@ -27,10 +27,11 @@ from shardcache.server.sessions.session import CACHE, handle_session
 _CLOSE_S = 0.5
 
 
-def make_app(cache: Cache, listener: Listener | None = None) -> web.Application:
+def make_app(cache: Cache, limits: Callable[[], Limits], listener: Listener | None = None) -> web.Application:
     """Return the web application that serves a cache."""
     app = web.Application(middlewares=[errors_as_json, guard, audit, refuse_new_work])
     app[CACHE] = cache
+    app[LIMITS] = limits
     app[AUDIT] = Audit()
     if listener is not None:
         app[LISTENER] = listener
@@ -55,17 +56,20 @@ def _add_dashboard(app: web.Application) -> None:
 
 
 @asynccontextmanager
-async def serving(cache: Cache, sock: socket.socket, listener: Listener | None = None) -> AsyncIterator[Drain]:
+async def serving(
+    cache: Cache, sock: socket.socket, limits: Callable[[], Limits], listener: Listener | None = None
+) -> AsyncIterator[Drain]:
     """Serve on a listening socket, and over TCP if there is a listener, until the block exits.
 
-    Yields the Drain, which lets requests in progress finish; after that, the socket still answers health and status.
+    `limits` returns those of the socket. Yields the Drain, which lets requests in progress finish; after that, the
+    socket still answers health and status.
     """
-    app = make_app(cache, listener)
+    app = make_app(cache, limits, listener)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSE_S)
     await runner.setup()
+    assert runner.server is not None
     try:
-        await web.SockSite(runner, sock, backlog=BACKLOG).start()
-        async with serving_tcp(runner, listener):
+        with Acceptor(runner.server, limits).accepting(sock), serving_tcp(runner, listener):
             yield app[DRAIN]
     finally:
         await runner.cleanup()

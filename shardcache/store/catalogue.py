@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import pickle
 import shutil
 import sqlite3
@@ -26,8 +27,16 @@ _SELECT = "SELECT key, mode, filename, value FROM Cache WHERE key IN (SELECT val
 _COUNT = "SELECT COUNT(*) FROM Cache WHERE substr(key, 1, length(?)) = ?"
 
 _FAILURES = (sqlite3.DatabaseError, diskcache.Timeout, pickle.UnpicklingError, ValueError, OSError)
-# Primary result codes that indicate a problem with the disk or with concurrent access, not a damaged database.
-_NO_DAMAGE = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY})
+# Primary result codes that indicate a problem with the disk, the process or concurrent access, not a damaged database.
+_NO_DAMAGE = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY,
+    }
+)
 
 Row = tuple[Sequence[str], object]
 """A key and its value."""
@@ -103,9 +112,19 @@ class Catalogue:
                 log.warning("catalogue unusable; continuing without it", folder=str(self._folder), cause=str(exn))
 
     def _connect(self) -> None:
+        self._close_to_others()
         database = _Database(self._folder)
         database.get(["probe"])  # damage shows at the first read, not on opening
         self._database = database
+
+    def _close_to_others(self) -> None:
+        """Make folder and database the daemon's alone, also those of former releases: it has every url."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self._folder / diskcache.core.DBNAME
+        with contextlib.suppress(OSError):  # a disk that cannot be written, or another's file system
+            self._folder.chmod(0o700)
+            file.touch(0o600)
+            file.chmod(0o600)  # SQLite gives its log the same mode
 
     def _renew(self, cause: Exception) -> None:
         log.warning("catalogue damaged; creating a new one", folder=str(self._folder), cause=str(cause))
@@ -202,8 +221,17 @@ def _is_damage(exn: Exception) -> bool:
     """Return True if the error means that the database is damaged, so that a new one would help."""
     code = getattr(exn, "sqlite_errorcode", None)
     if code is not None:
-        return code & 0xFF not in _NO_DAMAGE
+        return code & 0xFF not in _NO_DAMAGE and (code != sqlite3.SQLITE_CANTOPEN or _can_open())
     return isinstance(exn, (sqlite3.DatabaseError, ValueError, NotADirectoryError, FileExistsError))
+
+
+def _can_open() -> bool:
+    """Return False if the process has no descriptor left, which SQLite does not report."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _remove(path: Path) -> None:

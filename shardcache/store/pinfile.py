@@ -14,8 +14,8 @@ from pathlib import Path
 
 import structlog
 
-from shardcache.errors import DiskError
-from shardcache.store.disk.files import disk_errors, replace_file
+from shardcache.errors import CacheError
+from shardcache.store.disk.files import disk_errors, is_exhaustion, replace_file
 from shardcache.store.folder.layout import Layout, is_key
 
 log = structlog.get_logger()
@@ -59,6 +59,8 @@ def read_pins(layout: Layout) -> list[Pin]:
     except FileNotFoundError:
         return []
     except OSError as exn:
+        if is_exhaustion(exn):
+            raise
         log.error("cannot read pins; nothing is pinned", file=str(_aside(layout)), cause=str(exn))
         with contextlib.suppress(OSError):  # the next pin must not overwrite the old file
             layout.pins.rename(_aside(layout))
@@ -72,7 +74,7 @@ def read_pins(layout: Layout) -> list[Pin]:
 def _mend(layout: Layout, pins: list[Pin], lost: int) -> None:
     """Copy a damaged file to one side, and replace it with the readable pins."""
     log.error("pin file damaged; some pins lost", lost=lost, file=str(_aside(layout)))
-    with contextlib.suppress(OSError, DiskError):  # a disk that cannot be written: the next start logs it again
+    with contextlib.suppress(OSError, CacheError):  # a disk that cannot be written: the next start logs it again
         shutil.copy(layout.pins, _aside(layout))
         write_pins(layout, pins)
 

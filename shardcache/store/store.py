@@ -15,11 +15,11 @@ import structlog
 
 from shardcache import tarindex
 from shardcache.config import Amount
-from shardcache.errors import CorruptShardError, ShardError
+from shardcache.errors import CorruptShardError, ExhaustedError, ShardError
 from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.disk.file_checksums import first_damaged_piece
-from shardcache.store.disk.files import disk_errors, free_bytes, fsync_path, total_bytes, unlink_quietly
+from shardcache.store.disk.files import damage_errors, disk_errors, free_bytes, fsync_path, total_bytes, unlink_quietly
 from shardcache.store.disk.open_files import is_open_elsewhere
 from shardcache.store.folder.cache_folder import CacheFolder
 from shardcache.store.folder.layout import SIDECAR, TAR, Layout
@@ -161,7 +161,7 @@ class Store:
     async def facts(self, shard: Shard) -> Facts:
         """Return the facts in a shard's sidecar; the first time, compare them with the tar.
 
-        Raises CorruptShardError if the two disagree, or the tar is gone.
+        Raises CorruptShardError if the two disagree, or the tar is gone; ExhaustedError.
         """
         if shard.facts is None:
             shard.facts = await asyncio.to_thread(self._read_facts, shard)
@@ -177,7 +177,8 @@ class Store:
     def _read_facts(self, shard: Shard) -> Facts:
         path = self.layout.sidecar(shard.key)
         try:
-            facts = Facts.from_json(tarindex.read_header(path))
+            with damage_errors(path):
+                facts = Facts.from_json(tarindex.read_header(path))
         except (ShardError, OSError, KeyError, TypeError, ValueError) as exn:
             raise CorruptShardError(f"the sidecar {path} cannot be read ({exn})") from exn
         if facts.size_bytes != shard.size_bytes:
@@ -195,13 +196,13 @@ class Store:
             yield [facts for facts in await self.peek(some) if facts is not None]
 
     async def peek(self, shards: Sequence[Shard]) -> list[Facts | None]:
-        """Return the facts of shards, read in one thread call; None for damaged sidecars, reported to readers later."""
+        """Return the facts of shards, read in one thread call; None for unreadable sidecars: readers get the error."""
         return await asyncio.to_thread(lambda: [self._peek(shard) for shard in shards])
 
     def _peek(self, shard: Shard) -> Facts | None:
         try:
             return self._read_facts(shard)
-        except CorruptShardError:
+        except (CorruptShardError, ExhaustedError):
             return None
 
     async def check(self, shard: Shard) -> None:
@@ -212,9 +213,10 @@ class Store:
     def _check(self, key: str, facts: Facts) -> None:
         tar = self.layout.tar(key)
         try:
-            tarindex.TarIndex.open(self.layout.sidecar(key))
-            damaged = first_damaged_piece(tar, facts.part_bytes, facts.part_crcs)
-        except OSError as exn:
+            with damage_errors(tar, facts.url):
+                tarindex.TarIndex.open(self.layout.sidecar(key))
+                damaged = first_damaged_piece(tar, facts.part_bytes, facts.part_crcs)
+        except FileNotFoundError as exn:
             raise CorruptShardError(f"the cached file {tar} cannot be read ({exn.strerror})", url=facts.url) from exn
         if damaged is not None:
             raise CorruptShardError(

@@ -69,7 +69,8 @@ class WebSocket:
 
     def _shake_hands(self, deadline_s: float) -> None:
         self._protocol.send_request(self._protocol.connect())
-        self._flush()
+        with suppress(ConnectionError):  # a daemon that refuses a connection answers and closes without reading
+            self._flush()
         while self._protocol.state is State.CONNECTING and self._protocol.handshake_exc is None:
             if not self._pump(deadline_s):
                 raise TimeoutError("no answer to the WebSocket handshake")

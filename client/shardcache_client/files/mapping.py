@@ -48,10 +48,9 @@ def unreadable(exn: OSError, path: Path, url: str) -> CacheDirError:
     """Return the error for a cached file that cannot be opened or mapped."""
     kind = ShardGoneError if isinstance(exn, FileNotFoundError) else CacheDirError
     message = f"this process cannot read {exn.filename or path} ({exn.strerror})"
-    if exn.errno == errno.EMFILE:
-        return kind(
-            message, url=url, remedy="raise this process's limit on open files (ulimit -n), or hold fewer shards"
-        )
+    if exn.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        remedy = "raise the limits on open files (ulimit -n) and mappings (vm.max_map_count), or hold fewer shards"
+        return kind(message, url=url, remedy=remedy)
     return kind(
         message,
         url=url,

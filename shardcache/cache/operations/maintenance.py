@@ -11,7 +11,7 @@ from shardcache.cache.residency.evictor import Evictor
 from shardcache.cache.residency.inventory import Inventory
 from shardcache.cache.residency.pins import Pins, pinned_by
 from shardcache.cache.residency.quarantine import Quarantine
-from shardcache.errors import CorruptShardError
+from shardcache.errors import CorruptShardError, ExhaustedError
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 
@@ -83,7 +83,7 @@ class Maintenance:
         done_bytes = corrupt = 0
         for number, (shard, facts) in enumerate(shards, 1):
             error = await self._verify(shard)
-            corrupt += error is not None
+            corrupt += isinstance(error, CorruptShardError)
             done_bytes += shard.size_bytes
             result = {"ok": True} if error is None else {"ok": False, "error": error.to_json()}
             yield {"event": "shard", "url": facts.url, **result}
@@ -96,7 +96,7 @@ class Maintenance:
             }
         yield {"event": "done", "shards": len(shards), "corrupt": corrupt, "bytes": done_bytes}
 
-    async def _verify(self, shard: Shard) -> CorruptShardError | None:
+    async def _verify(self, shard: Shard) -> CorruptShardError | ExhaustedError | None:
         if self._store.shards.get(shard.key) is not shard:
             return None  # evicted since it was listed
         try:
@@ -104,5 +104,7 @@ class Maintenance:
                 await self._store.check(shard)
         except CorruptShardError as exn:
             await self._quarantine.found(shard, exn)
+            return exn
+        except ExhaustedError as exn:
             return exn
         return None

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import structlog
 
 from shardcache.cache.signal import Signal
-from shardcache.errors import DiskError, DiskFullError
+from shardcache.errors import DiskError, DiskFullError, ExhaustedError
 from shardcache.store.folder.cache_folder import CacheFolder
 
 log = structlog.get_logger()
@@ -102,10 +102,13 @@ class Health:
             await keeper.settle(changed or self.error is not None)
         except DiskError as exn:
             self._turn(exn)
+        except ExhaustedError as exn:  # says nothing about the disk
+            log.warning("cannot check the cache disk", cause=exn.message)
         else:
             self._turn(None)
-        self._looking = False
-        self._looked.notify()
+        finally:
+            self._looking = False
+            self._looked.notify()
 
     async def _probe(self, keeper: Keeper) -> bool:
         try:

@@ -15,7 +15,7 @@ import structlog
 from shardcache.cache.loop_turns import Turns
 from shardcache.cache.residency.inventory import Inventory
 from shardcache.config import Amount
-from shardcache.errors import CapacityError, DiskError
+from shardcache.errors import CacheError, CapacityError
 from shardcache.store.pinfile import Pin, write_pins
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
@@ -163,7 +163,7 @@ class Pins:
     async def _try_to_save(self) -> None:
         try:
             await self.save()
-        except DiskError as exn:  # retried later
+        except CacheError as exn:  # retried later
             if not self._is_failing:
                 log.warning("cannot save the pins; retrying later", cause=exn.message)
             self._is_failing = True
@@ -208,7 +208,7 @@ class Pins:
         writing = asyncio.create_task(asyncio.to_thread(write_pins, self._store.layout, filter(None, pins.values())))
         try:
             await asyncio.shield(writing)
-        except (DiskError, asyncio.CancelledError):
+        except (CacheError, asyncio.CancelledError):
             self._unsaved.set()
             await asyncio.wait([writing])  # the next writer uses the same temporary file
             writing.exception()

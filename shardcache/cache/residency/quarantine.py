@@ -7,7 +7,7 @@ import structlog
 from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.residency.inventory import Inventory
 from shardcache.cache.signal import Signal
-from shardcache.errors import CorruptShardError, DiskError
+from shardcache.errors import CacheError, CorruptShardError
 from shardcache.observability.metrics import Counters
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
@@ -44,6 +44,6 @@ class Quarantine:
         self._inventory.gone(shard.key)
         try:
             await self._store.quarantine(shard)
-        except DiskError as failure:  # it is out of service in any case
+        except CacheError as failure:  # it is out of service in any case
             log.warning("cannot move the corrupt shard to quarantine yet", shard=exn.url, cause=failure.message)
         self._changed.notify()

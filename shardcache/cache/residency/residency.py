@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.catalog.history import History
@@ -54,9 +54,8 @@ class Residency:
             store, self.health, self.quarantine, changed, settings.scrub_rate, settings.scrub_pause_s
         )
 
-    def tasks(self, group: asyncio.TaskGroup, is_arriving: Callable[[str], bool]) -> Iterator[asyncio.Task[None]]:
-        """Start and yield the background tasks; `is_arriving` is as for `Reconciler`."""
+    def background(self, is_arriving: Callable[[str], bool]) -> dict[str, Callable[[], Awaitable[None]]]:
+        """Return the functions that run in the background, by name; `is_arriving` is as for `Reconciler`."""
         reconciler = Reconciler(self._store, self.inventory, self.evictor, self.pins, is_arriving)
-        yield group.create_task(self.health.run(reconciler), name="health")
-        yield group.create_task(self.scrubber.run(), name="scrub")
-        yield group.create_task(self.pins.run(), name="pins")
+        health = partial(self.health.run, reconciler)
+        return {"health": health, "scrub": self.scrubber.run, "pins": self.pins.run}

@@ -15,7 +15,7 @@ from shardcache.cache.readers.readers import Reader, Readers
 from shardcache.cache.transfers.prefetch import Prefetcher
 from shardcache.cache.transfers.transfers import Transfer, Transfers
 from shardcache.cache.transfers.waiting import Stage
-from shardcache.errors import DiskError
+from shardcache.errors import CacheError
 from shardcache.fetch.download import Downloader
 from shardcache.observability.metrics import Counters
 from shardcache.origin.tier_client import TierState
@@ -90,7 +90,7 @@ class Overview:
     def _free_bytes(self) -> int | None:
         try:
             return free_bytes(self._store.layout.root)
-        except DiskError:  # reported under `disk`
+        except CacheError:  # reported under `disk`
             return None
 
     def _leased_bytes(self) -> int:

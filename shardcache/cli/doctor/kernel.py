@@ -10,15 +10,13 @@ from pathlib import Path
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, ok, skipped, warning
 from shardcache.cli.doctor.context import Context
 from shardcache.config import Settings
+from shardcache.server.http.connection_limit import own_files
 from shardcache.units import size
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _SHM = Path("/dev/shm")
 _HIDDEN = "the daemon's process is not visible from here"
 
-# The daemon's files besides sessions and transfers: the catalogue's in each thread, indexers, logs, the event loop.
-_OWN_FILES = 160
-_FILES_PER_TRANSFER = 6
 # 8 accelerators, 16 workers each, training and validation.
 _READERS = 256
 _LEAST_MAPPINGS = 16_384
@@ -35,8 +33,9 @@ def open_files(context: Context) -> Finding:
         return skipped(_HIDDEN)
     settings = context.settings or Settings.model_construct()
     line = next(line for line in (process / "limits").read_text().splitlines() if line.startswith("Max open files"))
-    limit = int(line.split()[3])  # the soft limit applies; for open files it is always a number
-    base = _OWN_FILES + 2 * settings.max_connections + _FILES_PER_TRANSFER * settings.max_transfers
+    soft, hard = map(int, line.split()[3:5])  # for open files, always numbers
+    limit = hard if context.pid is None else soft  # at its start, a daemon raises one to the other
+    base = own_files(settings)
     readers = limit - base
     remedy = "ulimit -n 65536   # before serve; permanently: LimitNOFILE=65536 in the unit"
     if context.pid is not None:

@@ -15,7 +15,7 @@ import hashlib
 from pathlib import Path
 
 from shardcache.access.urls import store_of
-from shardcache.errors import CacheDirError, CorruptShardError
+from shardcache.errors import CorruptShardError
 from shardcache.observability.shared_logger import SharedLogger
 from shardcache.origin.base import MD5, RemoteObject
 
@@ -38,15 +38,11 @@ class Etags:
     async def verify(self, obj: RemoteObject, path: Path) -> None:
         """Compare a file with its object's ETag, if that may be an MD5.
 
-        Raises CorruptShardError; CacheDirError when the file cannot be read.
+        Raises CorruptShardError; OSError if the file cannot be read.
         """
         if obj.checksum is None or obj.checksum.algorithm != MD5 or store_of(obj.url) in self._other:
             return
-        try:
-            found = await asyncio.to_thread(_md5, path)
-        except OSError as exn:
-            raise CacheDirError(f"cannot read back {path} ({exn.strerror})", url=obj.url) from exn
-        self.judge(obj, obj.checksum.value, found)
+        self.judge(obj, obj.checksum.value, await asyncio.to_thread(_md5, path))
 
     def judge(self, obj: RemoteObject, wanted: int, found: int) -> None:
         """Compare an object's ETag with the MD5 of the received bytes, and learn from it. Raises CorruptShardError."""

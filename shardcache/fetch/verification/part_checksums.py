@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from shardcache.checksums import ALGORITHMS, combined
-from shardcache.errors import CacheDirError, CorruptShardError
+from shardcache.errors import CorruptShardError
 from shardcache.fetch.sink import Sink
 from shardcache.transport.parts import PartSums
 
@@ -34,7 +34,7 @@ class PartChecksums:
     def verify(self) -> None:
         """Compare the whole object with the origin's checksum, if it has one. Blocks.
 
-        Raises CorruptShardError.
+        Raises CorruptShardError; OSError if the file cannot be read.
         """
         wanted = self.sink.obj.checksum
         if wanted is None or wanted.algorithm not in ALGORITHMS:
@@ -46,13 +46,6 @@ class PartChecksums:
             raise CorruptShardError(message, url=self.sink.obj.url)
 
     def _with_earlier_parts(self, algorithm: str) -> list[int]:
-        sink = self.sink
-        try:
-            return self._read_again(algorithm)
-        except OSError as exn:
-            raise CacheDirError(f"cannot read back {sink.path} ({exn.strerror})", url=sink.obj.url) from exn
-
-    def _read_again(self, algorithm: str) -> list[int]:
         sink = self.sink
         with open(sink.path, "rb", buffering=0) as file:
             return [

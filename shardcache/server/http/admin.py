@@ -18,6 +18,7 @@ from shardcache.errors import (
     AccessDeniedError,
     CacheError,
     ConfigError,
+    ExhaustedError,
     NotAllowedError,
     NotFoundError,
     ProtocolError,
@@ -43,6 +44,7 @@ _STATUS: dict[type[ShardcacheError], int] = {
     NotAllowedError: 403,
     ConfigError: 400,
     ProtocolError: 400,
+    ExhaustedError: 503,
     CacheError: 507,
 }
 
@@ -66,6 +68,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return answer
     except ConnectionError:
         return web.Response()  # the client disconnected midway and receives no response
+    except OSError as exn:  # the process's own: it has run out of descriptors, say
+        return _failure(ExhaustedError(f"the daemon cannot answer ({exn.strerror or exn})"), 503)
 
 
 def _failure(exn: ShardcacheError, status: int) -> web.Response:

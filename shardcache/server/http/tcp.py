@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +16,14 @@ from aiohttp import web
 from shardcache.access.peer import PEER, socket_of
 from shardcache.access.rules import Peer
 from shardcache.errors import ConfigError, DaemonError, NotAllowedError
-from shardcache.server.http.connection_limit import Limit
+from shardcache.server.http.connection_limit import Acceptor, Limits
 from shardcache.server.http.token import Token
 
 _READABLE = frozenset(
     {"/v1/health", "/v1/status", "/v1/shards", "/v1/openapi.json", "/metrics", "/dashboard/live"},
 )
 _CONNECTIONS = 64
-_LIMIT_S = 60.0
+_LIMITS = Limits(_CONNECTIONS, _CONNECTIONS, limit_s=60.0)
 _NOBODY = Peer(2**32 - 1)  # the one id that no user has (chown(2))
 # Any page on the web may send a browser to an address on this node.
 BROWSER_HEADERS = {
@@ -77,21 +76,18 @@ def listening(
         yield Listener(tuple(bound.enter_context(sock) for sock in sockets), token)
 
 
-@asynccontextmanager
-async def serving_tcp(runner: web.AppRunner, listener: Listener | None) -> AsyncIterator[None]:
+@contextmanager
+def serving_tcp(runner: web.AppRunner, listener: Listener | None) -> Iterator[None]:
     """Serve a runner's application on the listener's sockets too, where `guard` protects it."""
     if listener is None:
         yield
         return
     assert runner.server is not None  # the runner is set up
-    limit = Limit(runner.server, _CONNECTIONS, _LIMIT_S)
-    loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(limit, sock=sock) for sock in listener.sockets]
-    try:
+    acceptor = Acceptor(runner.server, lambda: _LIMITS)
+    with contextlib.ExitStack() as accepting:
+        for sock in listener.sockets:
+            accepting.enter_context(acceptor.accepting(sock))
         yield
-    finally:
-        for server in servers:
-            server.close()
 
 
 @web.middleware

@@ -35,6 +35,7 @@ from shardcache.protocol import (
     take,
 )
 from shardcache.redact import redact
+from shardcache.server.http.connection_limit import LIMITS
 from shardcache.server.http.json_stream import written
 from shardcache.server.process.drain import DRAIN
 from shardcache.server.sessions.audit import AUDIT, Audit
@@ -58,10 +59,11 @@ _CLOSE_S = 1.0
 
 async def handle_session(request: web.Request) -> web.WebSocketResponse:
     """Serve one session until either side closes it."""
+    sessions = request.app[DRAIN].sessions
+    request.app[LIMITS]().check_sessions(len(sessions))
     socket = web.WebSocketResponse(timeout=_CLOSE_S, max_msg_size=MAX_REQUEST_BYTES, compress=False)
     await socket.prepare(request)
     peer, cache, notes = peer_of(request), request.app[CACHE], request.app[AUDIT]
-    sessions = request.app[DRAIN].sessions
     sessions.add(socket)
     try:
         hello = await _hello(socket)

@@ -8,24 +8,56 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shardcache.errors import CacheDirError, DiskError, DiskFailedError, DiskFullError
+from shardcache.errors import (
+    CacheDirError,
+    CacheError,
+    CorruptShardError,
+    DiskFailedError,
+    DiskFullError,
+    ExhaustedError,
+)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A disk that fails, was removed, or has a corrupt filesystem; a network filesystem whose server is gone.
 _FAILED = (errno.EIO, errno.ENXIO, errno.ENODEV, errno.EUCLEAN, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO)
+# Limits of this process or the system, and interruptions: they say nothing about a file or its disk.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EINTR, errno.EAGAIN)
+
+
+def is_exhaustion(exn: OSError) -> bool:
+    """Return True for an error of the process or the system, which says nothing about the file or its disk."""
+    return exn.errno in _EXHAUSTED
+
+
+@contextlib.contextmanager
+def damage_errors(path: Path, url: str | None = None) -> Iterator[None]:
+    """Translate OSErrors from reading a published file into CorruptShardError, or ExhaustedError.
+
+    FileNotFoundError is not translated.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as exn:
+        if is_exhaustion(exn):
+            raise disk_error(exn, path) from exn
+        raise CorruptShardError(f"the cached file {path} cannot be read ({exn.strerror})", url=url) from exn
 
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Translate OSErrors from reading or writing under `path` into DiskFullError, DiskFailedError or CacheDirError."""
+    """Translate OSErrors from reading or writing under `path` into a DiskError, or ExhaustedError."""
     try:
         yield
     except OSError as exn:
         raise disk_error(exn, path) from exn
 
 
-def disk_error(exn: OSError, path: Path) -> DiskError:
+def disk_error(exn: OSError, path: Path) -> CacheError:
     """Return the error to report for an OSError that occurred under `path`."""
+    if is_exhaustion(exn):
+        return ExhaustedError(f"the daemon cannot open or read {path} ({exn.strerror})")
     if exn.errno in _FULL:
         if _has_inodes(path.parent):
             return DiskFullError(f"no space left while writing {path} ({exn.strerror})")

@@ -14,6 +14,8 @@ import os
 import signal
 from pathlib import Path
 
+from shardcache.store.disk.files import is_exhaustion
+
 
 def is_open_elsewhere(path: Path) -> bool:
     """Return True if another process may have `path` open or mapped; False if the filesystem cannot tell."""
@@ -34,7 +36,9 @@ def ask_openness(path: Path) -> bool | None:
         return True
     except PermissionError:
         return None if _is_anothers(path.parent, fd) else False
-    except OSError:
+    except OSError as exn:
+        if is_exhaustion(exn):
+            raise
         return False
     finally:
         os.close(fd)  # also releases the lease
@@ -45,7 +49,9 @@ def _is_anothers(folder: Path, fd: int) -> bool:
     """Return True if new files of this process have another owner; some filesystems report one owner for all files."""
     try:
         own_fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except OSError:
+    except OSError as exn:
+        if is_exhaustion(exn):
+            raise
         return False
     try:
         return os.fstat(own_fd).st_uid != os.fstat(fd).st_uid

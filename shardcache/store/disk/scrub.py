@@ -14,6 +14,7 @@ from pathlib import Path
 from shardcache import tarindex
 from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError
+from shardcache.store.disk.files import damage_errors
 from shardcache.store.folder.layout import Layout
 from shardcache.store.shard import Facts
 
@@ -37,19 +38,15 @@ class Scrub:
         """Verify the next block and return its size in bytes; 0 after the last.
 
         Raises CorruptShardError if the sidecar, or a piece that this step completes, is damaged or unreadable;
-        FileNotFoundError if the shard is gone.
+        FileNotFoundError if the shard is gone; ExhaustedError.
         """
         wanted_bytes = self._block_bytes()
         if not wanted_bytes:
             return 0
-        try:
+        with damage_errors(self._tar, self._facts.url):
             if not self.read_bytes:
                 tarindex.TarIndex.open(self._sidecar).close()
             block = _read(self._tar, self.read_bytes, wanted_bytes)
-        except FileNotFoundError:
-            raise
-        except OSError as exn:
-            raise self._damaged(f"cannot be read ({exn.strerror})") from exn
         if len(block) < wanted_bytes:
             raise self._damaged(f"ends at byte {self.read_bytes + len(block)}")
         self._crc = crc32c(block, self._crc)

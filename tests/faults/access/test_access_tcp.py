@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from shardcache.errors import ConfigError, DaemonError
-from shardcache.server.http.connection_limit import Limit
+from shardcache.server.http.connection_limit import Acceptor, Limits
 from shardcache.server.http.tcp import listening
 from support.network.ports import free_port
 from support.programs.cli import shardcache
@@ -179,8 +179,8 @@ def test_idle_connections_do_not_keep_others_out_of_the_socket(daemon: Daemon, p
     idle = [socket.create_connection(("127.0.0.1", port), timeout=GUARD_S) for _ in range(200)]
     try:
         assert json.loads(daemon.request("GET", "/v1/health"))["status"] == "ok"
-        # The connections beyond the bound were closed: reading from the last one ends.
-        assert idle[-1].recv(1) == b""
+        # The connections beyond the bound are refused.
+        assert idle[-1].recv(4096).startswith(b"HTTP/1.1 503")
     finally:
         for connection in idle:
             connection.close()
@@ -194,18 +194,25 @@ def _answers(port: int) -> bool:
         return False
 
 
+BRIEF = Limits(connections=1, per_user=1, limit_s=0.05)
+
+
+def _listening() -> socket.socket:
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setblocking(False)
+    return sock
+
+
 async def test_a_connection_has_its_time() -> None:
     """An idle client is disconnected after the limit, and its place is free again."""
-    limit = Limit(asyncio.Protocol, connections=1, limit_s=0.05)
-    server = await asyncio.get_running_loop().create_server(limit, "127.0.0.1", 0)
-    async with server:
-        host, port = server.sockets[0].getsockname()
+    acceptor, sock = Acceptor(asyncio.Protocol, lambda: BRIEF), _listening()
+    with acceptor.accepting(sock):
         for _ in range(3):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(*sock.getsockname())
             assert await reader.read() == b""
             writer.close()
             await writer.wait_closed()
-    assert limit.free == 1
+    assert not acceptor.connections
 
 
 class _Talker(asyncio.Protocol):
@@ -226,10 +233,8 @@ class _Talker(asyncio.Protocol):
 async def test_who_does_not_read_has_no_longer() -> None:
     """An answer that nobody takes holds its place for the limit, not until it is taken."""
     talker = _Talker()
-    limit = Limit(lambda: talker, connections=1, limit_s=0.05)
-    server = await asyncio.get_running_loop().create_server(limit, "127.0.0.1", 0)
-    async with server:
-        with socket.create_connection(server.sockets[0].getsockname()):
-            async with asyncio.timeout(GUARD_S):
-                await talker.lost.wait()
-    assert limit.free == 1
+    acceptor, sock = Acceptor(lambda: talker, lambda: BRIEF), _listening()
+    with acceptor.accepting(sock), socket.create_connection(sock.getsockname()):
+        async with asyncio.timeout(GUARD_S):
+            await talker.lost.wait()
+    assert not acceptor.connections

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import http.client
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,25 @@ def test_verify_sets_aside_what_the_disk_cannot_read(tmp_path: Path, suffix: str
         shim.disarm()
         assert rig.read(0) and rig.read(1)
         assert len(rig.daemon.shards()) == 2
+
+
+@needs_cc
+@pytest.mark.parametrize("suffix", [TAR, SIDECAR])
+def test_lack_of_resources_condemns_no_shard(tmp_path: Path, suffix: str) -> None:
+    """Errors of the process or the system say nothing about the file that it wanted to open."""
+    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
+    with CacheRig(tmp_path, env=shim.env()) as rig:
+        assert rig.read(0) and rig.read(1)
+        rig.daemon.restart()  # sidecars are read again
+        file = min((tmp_path / "cache" / "shards").rglob(f"*{suffix}"))
+        for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN):
+            shim.arm(Action.FAIL, ops=(Op.OPEN,), match=file.name, error=number)
+            with suppress(http.client.HTTPException):  # the answer ends early
+                rig.daemon.request("POST", "/v1/verify", {"prefix": ""})
+            assert shim.acted == 1
+            status = rig.daemon.status()
+            assert (status["counters"]["corrupt"], status["cache"]["shards"], status["disk"]["state"]) == (0, 2, "ok")
+        assert rig.read(0) and rig.read(1)
 
 
 @needs_cc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sqlite3
+import stat
 from pathlib import Path
 
 import diskcache
@@ -35,6 +36,19 @@ async def test_a_pickle_in_the_database_is_never_loaded(tmp_path: Path) -> None:
     assert await again.get("shard", "url") is None
     again.close()
     assert not (tmp_path / "exploded").exists()
+
+
+async def test_catalogue_is_readable_by_the_daemon_alone(tmp_path: Path) -> None:
+    """A new one, and one of a former release, whatever the umask."""
+    folder = tmp_path / "catalogue"
+    for _ in range(2):
+        catalogue = Catalogue.open(folder)
+        await catalogue.put(1, "a")
+        modes = {stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+        assert modes == {0o700, 0o600}
+        catalogue.close()
+        folder.chmod(0o755)
+        (folder / "cache.db").chmod(0o644)
 
 
 async def test_a_damaged_database_is_made_anew(tmp_path: Path) -> None:
