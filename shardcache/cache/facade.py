@@ -110,7 +110,7 @@ class Cache:
         self.layout, self.measures, self.turns = store.layout, counters.measures, turns
         self._store, self._residency, self._readers = store, residency, readers
         self._transfers, self._revalidation = transfers, revalidation
-        background = {
+        background: dict[str, Callable[[], Awaitable[None]]] = {
             "prefetch": prefetcher.run,
             "catalogue": partial(history.rebuild, store),
             **{f"tier {tier.address}": tier.watch for tier in tiers},
