@@ -18,7 +18,7 @@ from shardcache.errors import ConfigError
 
 # Nodes that are down are many at once, and the others do not wait for them: at most these are asked at a time.
 _AT_ONCE = 512
-_LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=2, sock_read=3)
+_LIMIT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,16 @@ class NodeReport:
         }
 
 
-async def ask(nodes: tuple[Node, ...], owner_port: int, tls: Tls | None) -> list[NodeReport]:
-    """Return the reports of all nodes, in their order. Raises ConfigError if the certificates cannot be used."""
+async def ask(nodes: tuple[Node, ...], owner_port: int, tls: Tls | None, limit_s: float = _LIMIT_S) -> list[NodeReport]:
+    """Return the reports of all nodes, in their order. Raises ConfigError if the certificates cannot be used.
+
+    Args:
+        limit_s: time limit for a node's connection, and for each of its answers.
+    """
     context = None if tls is None else _context(tls)
     shares = Ring([node.at(owner_port) for node in nodes]).shares()
-    async with aiohttp.ClientSession(timeout=_LIMITS, connector=aiohttp.TCPConnector(limit=_AT_ONCE)) as http:
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=limit_s, sock_read=limit_s)
+    async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=_AT_ONCE)) as http:
         questions = (_ask(http, node, node.at(owner_port), context, shares) for node in nodes)
         return list(await asyncio.gather(*questions))
 

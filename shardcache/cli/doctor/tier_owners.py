@@ -79,12 +79,13 @@ def _look(address: str) -> Iterator[Finding]:
         cached, free = (size(own.figures[name]) for name in ("cached_bytes", "free_bytes"))
         yield ok(f"{view}; {cached} cached, {free} free")
     yield from _published("this node", own.figures)
+    name = str(own.peers["node"])
     with ThreadPoolExecutor(_AT_ONCE) as threads:
-        for found in threads.map(lambda number: _other(address, number, digest), range(count)):
+        for found in threads.map(lambda number: _other(address, number, digest, name), range(count)):
             yield from found
 
 
-def _other(address: str, number: int, digest: str) -> list[Finding]:
+def _other(address: str, number: int, digest: str, own_name: str) -> list[Finding]:
     path = f"{OTHERS}/{number}"
     try:
         answer = _ask(address, f"{path}/peers", f"{path}/status")
@@ -99,7 +100,7 @@ def _other(address: str, number: int, digest: str) -> list[Finding]:
         way = "ahead of" if answer.skew_s > 0 else "behind"
         cause = "object stores refuse signatures of a clock that is 15 minutes off"
         found.append(warning(f"the clock of {name} is {abs(answer.skew_s):.0f} s {way} this one", cause, "timedatectl"))
-    return [*found, *_published(name, answer.figures)]
+    return found if name == own_name else [*found, *_published(name, answer.figures)]
 
 
 def _published(name: str, figures: Mapping[str, Any] | None) -> Iterator[Finding]:

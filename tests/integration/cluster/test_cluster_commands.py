@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from shardcache.cluster.authority import issue_all
 from shardcache.cluster.node_list import parse
 from shardcache.cluster.tier import PEER_NAME, Tls
 from shardcache.cluster.tier_status import ask
-from support.cluster.tier_nodes import TierNodes, needs_nginx
+from support.cluster.tier_nodes import TierNodes, needs_nginx, tier_findings
 from support.programs.cli import shardcache
 
 STORE = "http://127.0.0.1:9"
@@ -109,6 +110,19 @@ async def test_status_tells_who_is_down(secure: TierNodes) -> None:
     secure.start(tier.nodes[2])
 
 
+@needs_nginx
+async def test_status_of_the_living_does_not_wait_for_the_dead() -> None:
+    """However many are silent, and wherever in the list: a living node's report is complete."""
+    with TierNodes([STORE], 1) as nodes, ExitStack() as stack:
+        tier, silent = nodes.tier, parse(",".join(f"127.0.1.{number}" for number in range(1, 251)))
+        for node in silent:
+            listener = stack.enter_context(socket.socket())
+            listener.bind((node.address, tier.owner_port))
+            listener.listen()
+        reports = await ask((*silent, *tier.nodes), tier.owner_port, None, limit_s=1)
+    assert [report.error for report in reports] == ["no answer"] * 250 + [None]
+
+
 def test_certificates_are_renewed_by_the_same_authority(tmp_path: Path) -> None:
     """The second run keeps the authority and replaces the nodes' files; the keys are for their owner alone."""
     command = ("cluster", "certificates", "--nodes", "a=10.0.0.1,b=10.0.0.2", "--out", tmp_path, "--json")
@@ -155,13 +169,13 @@ def test_a_shared_certificate_is_that_of_every_node(tmp_path: Path) -> None:
 def test_doctor_compares_the_nodes_and_names_who_bypasses_the_tier(secure: TierNodes, tmp_path: Path) -> None:
     """By way of its own nginx, without a certificate: a node that has another list, and origins without a tier."""
     nodes, front = secure.tier.nodes, secure.front(secure.tier.nodes[0])
-    assert [finding["state"] for finding in _tier_findings(tmp_path, front)] == ["warning"]  # no figures
+    assert [finding["state"] for finding in tier_findings(tmp_path, front)] == ["warning"]  # no figures
     config = secure.folder / "node2.conf"
     secure.kill(nodes[1])
     config.write_text(config.read_text().replace(secure.tier.digest, "0" * 16))
     secure.start(nodes[1], config)
     try:
-        found = [finding["found"] for finding in _tier_findings(tmp_path, front)]
+        found = [finding["found"] for finding in tier_findings(tmp_path, front)]
     finally:
         secure.kill(nodes[1])
         secure.start(nodes[1])
@@ -175,16 +189,8 @@ match = "s3://odd/"
 tier = "{front}"
 storage_options = {{ config_kwargs = {{}} }}
 """
-    bypassing = _tier_findings(tmp_path, front, tables, check="tier.bypass")
+    bypassing = tier_findings(tmp_path, front, tables, check="tier.bypass")
     assert [finding["cause"] for finding in bypassing] == [
         "only S3 and web servers can have a tier, not gs://",
         "storage_options has config_kwargs, which only the SDK supports",
     ]
-
-
-def _tier_findings(folder: Path, front: str, tables: str = "", check: str = "tier.reach") -> list[dict[str, str]]:
-    """Return what doctor finds about the tier of an origin."""
-    config = folder / "shardcache.toml"
-    config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "{front}"\n{tables}')
-    ran = shardcache("doctor", "--quick", "--config", config, "--cache-dir", folder / "daemon", "--json", STORE)
-    return [dict(finding) for finding in ran.json["findings"] if finding["check"] == check]

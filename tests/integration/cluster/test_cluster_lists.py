@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
@@ -12,12 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from shardcache.cluster.authority import issue_all
 from shardcache.cluster.node_list import parse
 from shardcache.cluster.running import NodeTier
-from shardcache.cluster.tier import Tier
+from shardcache.cluster.tier import Tier, Tls
+from shardcache.cluster.tier_status import ask
 from shardcache.cluster.upstreams import Upstream
 from shardcache.errors import ConfigError
-from support.cluster.tier_nodes import needs_nginx
+from shardcache.origin.tier_client import TierState
+from support.cluster.tier_nodes import needs_nginx, tier_findings
 from support.disks.mounted_files import MountedFiles
 from support.network.ports import free_port
 from support.programs.cli import shardcache
@@ -89,9 +95,10 @@ def test_a_list_that_changes_during_the_start_is_followed(tmp_path: Path) -> Non
 
 
 @needs_nginx
-def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path) -> None:
-    """The list itself does not change any more; in the meantime, the node reports that it uses a former one."""
-    nodes, known = tmp_path / "nodes", tmp_path / "known"
+@pytest.mark.slow
+async def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path) -> None:
+    """The list itself does not change any more; in the meantime, status and doctor report that it is not in use."""
+    nodes, known, front, port = tmp_path / "nodes", tmp_path / "known", f"127.0.0.1:{free_port()}", free_port()
     nodes.write_text(ONE)
 
     def listed() -> str:
@@ -102,31 +109,70 @@ def test_names_that_have_no_address_yet_are_resolved_again(tmp_path: Path) -> No
     def status() -> dict[str, Any]:
         return dict(json.loads((tmp_path / "run" / "status.json").read_text()))
 
-    with forked(tmp_path, nodes, listed) as log:
+    with forked(tmp_path, nodes, listed, front=front, owner_port=port) as log:
         eventually(lambda: log.exists() and "ready: 1 node" in log.read_text())
         nodes.write_text(TWO)
         eventually(lambda: status()["stale"] == "the node two has no address")
+        (report,) = await ask(parse(ONE), port, None)
+        assert report.state == "uses a former list: the node two has no address"
+        assert [found["state"] for found in tier_findings(tmp_path, front)] == ["ok", "failed"]
         known.touch()
         eventually(lambda: "ready: 2 nodes" in log.read_text() and status()["stale"] is None)
         assert log.read_text().count("the former configuration stays in use") == 1
 
 
+@needs_nginx
+@pytest.mark.slow
+def test_a_list_may_have_thousands_of_nodes(tmp_path: Path) -> None:
+    """nginx starts with one thousand, and goes on with four thousand."""
+    nodes = tmp_path / "nodes"
+
+    def put(count: int) -> None:
+        others = (f"gpu-node-{number:05d}=127.1.{number // 250}.{number % 250 + 1}\n" for number in range(count - 1))
+        nodes.write_text(ONE + "".join(others))
+
+    put(1000)
+    with forked(tmp_path, nodes, nodes.read_text) as log:
+        eventually(lambda: log.exists() and "ready: 1000 nodes" in log.read_text())
+        put(4096)
+        eventually(lambda: "ready: 4096 nodes" in log.read_text())
+
+
+@needs_nginx
+async def test_certificates_that_expire_are_reported(tmp_path: Path) -> None:
+    """By status, by doctor, and to the daemon, which has it in its own status and metrics."""
+    nodes, front, port = tmp_path / "nodes", f"127.0.0.1:{free_port()}", free_port()
+    nodes.write_text(ONE)
+    (issued,) = issue_all(parse(ONE), tmp_path / "tls", 7)
+    tls = Tls(issued.folder / "ca.pem", issued.folder / "node.pem", issued.folder / "node.key")
+    with forked(tmp_path, nodes, nodes.read_text, tls=tls, front=front, owner_port=port):
+        eventually((tmp_path / "run" / "status.json").exists)
+        (report,) = await ask(parse(ONE), port, tls)
+        (_, found) = tier_findings(tmp_path, front)
+        tier = TierState(front)
+        watching = asyncio.create_task(tier.watch())
+        while (expires_s := tier.to_json()["certificate_expires_s"]) is None:  # noqa: ASYNC110  # nobody is notified
+            await asyncio.sleep(0.02)
+        watching.cancel()
+    assert report.state == "certificate expires in 6 days" and found["found"] == f"this node: {report.state}"
+    assert expires_s == issued.expires.timestamp() // 1
+
+
 @contextmanager
-def forked(folder: Path, nodes: Path, listed: Callable[[], str]) -> Iterator[Path]:
+def forked(folder: Path, nodes: Path, listed: Callable[[], str], **options: Any) -> Iterator[Path]:
     """Run the node `one` of a list that a function returns; yield the file of what it says."""
-    port, front, log = free_port(), free_port(), folder / "log"
+    addresses, log = {"front": f"127.0.0.1:{free_port()}", "owner_port": free_port()}, folder / "log"
 
     def read() -> Tier:
         return Tier(
             nodes=parse(listed()),
             stores=(Upstream.parse(STORE),),
-            front=f"127.0.0.1:{front}",
-            owner_port=port,
             cache_dir=str(folder / "cache"),
             run_dir=str(folder / "run"),
             min_free_bytes=1,
             user=USER,
             workers=1,
+            **(addresses | options),
         )
 
     def say(line: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.cluster.running import finish, prepare
-from support.cluster.tier_nodes import needs_nginx
+from support.cluster.tier_nodes import needs_nginx, tier_findings
 from support.network.ports import free_port
 from support.programs.cli import Ran, shardcache
 from support.programs.daemon import eventually
@@ -97,13 +97,13 @@ def test_it_follows_its_list_and_stops(node: NodeRun) -> None:
     node.until(lambda: "ready: 2 nodes" in node.said())
     shown = node.status()
     assert shown.code == 1 and [each["up"] for each in shown.json["nodes"]] == [True, False]
-    found = tier_findings(node)
+    found = tier_findings(node.folder, f"127.0.0.1:{node.front}")
     assert [finding["state"] for finding in found] == ["ok", "failed"]  # the second node is not there
     assert found[1]["found"] == "node 2 of the tier does not answer"
     assert node.process is not None
     node.process.send_signal(signal.SIGTERM)
     assert node.process.wait(GUARD_S) == 0
-    assert [finding["state"] for finding in tier_findings(node)] == ["failed"]
+    assert [finding["state"] for finding in tier_findings(node.folder, f"127.0.0.1:{node.front}")] == ["failed"]
     assert (node.folder / "cache" / "clean").exists()
 
 
@@ -134,21 +134,6 @@ def test_it_does_not_outlive_nginx(node: NodeRun) -> None:
     node.start()
 
 
-@needs_nginx
-def test_a_list_that_nginx_cannot_use_is_reported(node: NodeRun) -> None:
-    """By status and by doctor, with the reason: the node's nginx goes by a former list until it can."""
-    node.start()
-    assert node.status().code == 0
-    listed, reason = node.listed.read_text(), "uses a former list: one is not among the nodes"
-    node.listed.write_text("two=127.0.0.2\n")
-    node.until(lambda: node.status().json["nodes"][0]["stale"] is not None)
-    shown = node.status()
-    assert shown.code == 1 and shown.json["nodes"][0]["stale"].startswith(reason)
-    assert "uses a former list" in tier_findings(node)[1]["found"]
-    node.listed.write_text(listed)
-    node.until(lambda: node.status().code == 0)
-
-
 def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
     """The cache is cleared if the machine booted since it was used, unless the tier was stopped before."""
     part = tmp_path / "parts" / "a"
@@ -163,11 +148,3 @@ def test_parts_survive_a_crash_and_not_a_power_loss(tmp_path: Path) -> None:
     assert part.exists()
     assert prepare(tmp_path, "boot 3"), "the power failed"
     assert not part.exists()
-
-
-def tier_findings(node: NodeRun) -> list[dict[str, str]]:
-    """Return what doctor finds about the tier of a node's daemon."""
-    config = node.folder / "shardcache.toml"
-    config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "127.0.0.1:{node.front}"\n')
-    ran = shardcache("doctor", "--quick", "--config", config, "--cache-dir", node.folder / "daemon", "--json", STORE)
-    return [dict(finding) for finding in ran.json["findings"] if finding["check"] == "tier.reach"]

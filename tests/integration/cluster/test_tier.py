@@ -174,8 +174,8 @@ async def test_a_tier_that_stalls_is_left_alone_after_two_stalls(tiered: TieredR
     tiered.near.fail("a.tar", Fault.SILENCE, times=1000)
     tiered.downloader = tiered.make(stall_timeout_s=1, shard_connections=2)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
-    assert (tiered.gets(tiered.near), tiered.gets(tiered.far)) == (2, PARTS)
-    assert tiered.tier.to_json()["failing"]
+    assert tiered.gets(tiered.near) in (2, 3), "a third part may begin between two stalls"
+    assert tiered.gets(tiered.far) == PARTS and tiered.tier.to_json()["failing"]
 
 
 async def test_an_sdk_that_must_make_the_requests_bypasses_the_tier(faulty: FaultyS3, tmp_path: Path) -> None:

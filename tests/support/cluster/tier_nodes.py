@@ -27,6 +27,7 @@ from shardcache.cluster.node_list import Node, parse
 from shardcache.cluster.tier import Tier, Tls
 from shardcache.cluster.upstreams import Upstream
 from support.network.ports import free_port
+from support.programs.cli import shardcache
 from support.programs.guard import GUARD_S
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
@@ -152,3 +153,13 @@ class TierNodes:
     def cached(self, node: Node) -> list[Path]:
         """Return the files of the parts that a node has cached."""
         return [path for path in (self.tier.cache(node) / "parts").rglob("*") if path.is_file()]
+
+
+def tier_findings(folder: Path, front: str, tables: str = "", check: str = "tier.reach") -> list[dict[str, str]]:
+    """Return what doctor finds about the tier of an origin."""
+    config = folder / "shardcache.toml"
+    config.write_text(f'[[origin]]\nmatch = "s3://"\ntier = "{front}"\n{tables}')
+    ran = shardcache(
+        "doctor", "--quick", "--config", config, "--cache-dir", folder / "daemon", "--json", "http://127.0.0.1:9"
+    )
+    return [dict(finding) for finding in ran.json["findings"] if finding["check"] == check]
