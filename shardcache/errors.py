@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
-from shardcache.redact import redact
+from shardcache.redact import excerpt, printable
 
-_MOST_CHARS = 8192
+_MOST_URL_CHARS = 8192
 
 _FORMATS_FOR_THE_TRAINER = "torch._utils"  # the module of ExceptionWrapper
 _TRAILER = "\n  shardcache error as JSON: "  # no JSON contains a line break
@@ -33,7 +33,7 @@ class ShardcacheError(Exception):
     """Base class of all shardcache exceptions.
 
     Attributes:
-        message: one sentence without a full stop; secrets in urls are redacted.
+        message: one sentence without a full stop, an `excerpt` of what it is made with.
         url: the affected shard, pattern or file, if any, with secrets redacted.
         remedy: advice on what to do, or an empty string.
         code: stable machine-readable name of the class, also used on the wire.
@@ -54,10 +54,10 @@ class ShardcacheError(Exception):
             self.yielded = _yielded(sent)
             message, url, remedy = str(sent.get("message", "")), _text(sent.get("url")), _text(sent.get("remedy"))
             self.add_note(f"{self.worker_traceback.partition(chr(10))[0]} See the attribute worker_traceback.")
-        self.message = _told(message)
+        self.message = excerpt(message)
         super().__init__(self.message)
-        self.url = None if url is None else _told(url)
-        self.remedy = self.default_remedy if remedy is None else remedy
+        self.url = None if url is None else excerpt(url, _MOST_URL_CHARS)
+        self.remedy = self.default_remedy if remedy is None else printable(remedy)
 
     def __repr__(self) -> str:
         where = "" if self.url is None else f", url={self.url!r}"
@@ -432,13 +432,6 @@ class EpochMismatchError(RanksError):
         "call dataset.set_epoch(epoch) before each iteration, on every rank; to iterate on one rank alone, create "
         "a dataset with rank=0, world_size=1"
     )
-
-
-def _told(text: str) -> str:
-    if len(text) > _MOST_CHARS:  # do not echo megabytes of invalid input
-        text = text[:_MOST_CHARS] + "…"
-    # Texts from servers and file systems may contain undecodable bytes (surrogates), which JSON in UTF-8 cannot carry.
-    return redact(text.encode(errors="backslashreplace").decode())
 
 
 def codes(kind: type[ShardcacheError]) -> frozenset[str]:

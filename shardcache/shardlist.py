@@ -174,6 +174,6 @@ def _field(row: dict[str, Any], name: str, kind: type[Value]) -> Value | None:
     value = row.get(name)
     if value is None:
         return None
-    if type(value) is not kind or (isinstance(value, int) and value < 0):
+    if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**63):
         raise ValueError(f"{name} of {row['url']} is {value!r}")
     return value

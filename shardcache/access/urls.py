@@ -69,14 +69,14 @@ def checked(url: str) -> str:
     if len(url) > _MOST_CHARS:
         raise ConfigError(
             f"the url or pattern has {len(url)} characters; the limit is {_MOST_CHARS}",
-            url=_printable(url[:200]),
+            url=url[:200],
             remedy="give a list of urls, or an index file",
         )
     if _PLAIN.fullmatch(url) and ".." not in url:
         return url  # fast path for nearly all urls, of which there may be millions
     for wrong, what, remedy in _MISLEADING:
         if wrong(url):
-            raise ConfigError(what, url=_printable(url), remedy=remedy)
+            raise ConfigError(what, url=url, remedy=remedy)
     return url
 
 
@@ -127,10 +127,6 @@ def _has_ambiguous_host(url: str) -> bool:
     except ValueError:
         return True
     return _HOST.fullmatch(authority) is None or port == 0
-
-
-def _printable(url: str) -> str:
-    return url if url.isprintable() else ascii(url)
 
 
 _MISLEADING: tuple[tuple[Callable[[str], bool], str, str], ...] = (

@@ -21,7 +21,6 @@ from shardcache.errors import (
     AccessDeniedError,
     ConfigError,
     NotFoundError,
-    OriginError,
     OriginUnavailableError,
     ShardcacheError,
     ShardChangedError,
@@ -29,6 +28,7 @@ from shardcache.errors import (
 )
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup
 from shardcache.origin.buffers import Buffers
+from shardcache.origin.http.ranges import size_of
 from shardcache.origin.http_status import error_of
 from shardcache.protocol import local_path
 from shardcache.transport.flow import Flow, Received
@@ -136,9 +136,7 @@ class FsspecOrigin(Origin):
     def _remote_object(self, url: str, info: Mapping[str, Any]) -> RemoteObject:
         if info["type"] == "directory":
             raise NotFoundError("this is a folder", url=url, remedy="end the url with / to take every shard below it")
-        if info.get("size") is None:
-            raise OriginError("the filesystem does not report the file's size", url=url)
-        version, size_bytes = _version(info), int(info["size"])
+        version, size_bytes = _version(info), size_of(info.get("size"), url)
         # With nothing but the size to tell versions apart, several reads could be of several.
         return RemoteObject(url, version, size_bytes, ranges=version != str(size_bytes), guarded=False)
 

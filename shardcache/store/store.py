@@ -179,7 +179,7 @@ class Store:
         try:
             with damage_errors(path):
                 facts = Facts.from_json(tarindex.read_header(path))
-        except (ShardError, OSError, KeyError, TypeError, ValueError) as exn:
+        except (ShardError, OSError, KeyError, TypeError, ValueError, OverflowError) as exn:
             raise CorruptShardError(f"the sidecar {path} cannot be read ({exn})") from exn
         if facts.size_bytes != shard.size_bytes:
             raise CorruptShardError(

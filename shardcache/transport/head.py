@@ -20,6 +20,9 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_REMEDY = "check that the url, or the proxy on the way to it, is a file server"
 """Remedy of the OriginError for a HeadError."""
 
+ECHOED = re.compile(r"[\t\x20-\x7e\x80-\xff]+")
+"""Values of headers that can be sent back: without line breaks, such as those of a folded header."""
+
 PORTS = {"http": 80, "https": 443}
 
 _TARGET = re.compile(r"[a-z]+://[^/?#]*/?([^#]*)")
@@ -30,11 +33,12 @@ _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
 def number_in(text: object) -> int | None:
-    """Return the number in a header or an answer's field; None unless it is up to 19 decimal digits and nothing else.
+    """Return the number of bytes in a header or in an answer; None unless it is of decimal digits, and below 2**63.
 
     `int` would take signs, underscores and other scripts' digits, and raise ValueError for thousands of digits.
     """
-    return int(text) if isinstance(text, str) and _NUMBER.fullmatch(text) else None
+    found = None if text is None else _NUMBER.fullmatch(str(text))
+    return int(found[0]) if found and int(found[0]) < 2**63 else None
 
 
 class HeadError(http.client.HTTPException):

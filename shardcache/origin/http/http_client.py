@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from http.cookies import SimpleCookie
 from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
 
 from yarl import URL
 
@@ -24,8 +25,9 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MOST_HOPS = 5
 _OPTIONS = frozenset({"headers", "cookies", "params", "proxy"})
 _CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-# Characters that can be sent without encoding.
-_SENDABLE = re.compile(r"[!-~]*")
+_UNSENDABLE = re.compile(r"[^!-~]|[\"<>\\^`{|}]|%(?![0-9A-Fa-f]{2})")
+# Of a Location; its bytes beyond ASCII are sent back as they came.
+_BLANKS = re.compile(r"[\x00-\x20\x7f]")
 
 
 class InvalidUrlError(ValueError):
@@ -51,7 +53,8 @@ class HttpClient:
                 f"unsupported storage_options for web servers: {', '.join(unknown)}",
                 remedy=f"the [[origin]] table of a web server supports {', '.join(sorted(_OPTIONS))}",
             )
-        self._headers = _merged("headers", options) | _cookie_header(_merged("cookies", options))
+        given = _merged("headers", options) | _cookie_header(_merged("cookies", options))
+        self._headers = {name: str(value).encode().decode("latin-1") for name, value in given.items()}  # sent as UTF-8
         self._params = _merged("params", options)
         self._proxy: str | None = merged.get("proxy")
         self._redirect_guard = redirect_guard
@@ -96,7 +99,8 @@ class HttpClient:
     def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
         own = self._headers if at_home else {}
         if at_home and self._params:
-            target = target.extend_query(self._params)
+            query = "&".join(filter(None, (target.raw_query_string, urlencode(self._params))))
+            target = _verbatim(target, target.raw_path, query)
         ca_file = next((os.environ[name] for name in _CA_VARIABLES if os.environ.get(name)), None)
         proxy = self._proxy or proxy_of(str(target))
         if proxy is not None and not proxy.startswith("http://"):
@@ -120,16 +124,27 @@ def _cookie_header(cookies: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parsed(url: str) -> URL:
+    """Return a user's url, encoded only where it could not be sent: a signature is of its spelling."""
     try:
-        return _with_host(URL(url))
+        parsed, parts = _with_host(URL(url)), urlsplit(url)
+        return _verbatim(parsed, _sendable(parts.path), _sendable(parts.query))
     except ValueError as exn:
         raise InvalidUrlError(url) from exn
 
 
+def _verbatim(server: URL, path: str, query: str) -> URL:
+    return URL.build(
+        scheme=server.scheme, host=server.raw_host or "", port=server.port, path=path, query_string=query, encoded=True
+    )
+
+
+def _sendable(text: str) -> str:
+    return _UNSENDABLE.sub(lambda found: quote(found[0], safe=""), text)
+
+
 def _next(url: str, target: URL, location: str) -> URL:
     try:
-        # Verbatim if possible: the path of a presigned url must not be re-encoded.
-        following = _with_host(target.join(URL(location, encoded=_SENDABLE.fullmatch(location) is not None)))
+        following = _with_host(target.join(URL(_BLANKS.sub(lambda found: quote(found[0]), location), encoded=True)))
     except ValueError as exn:
         raise OriginError(f"the server redirects to an invalid url ({exn})", url=url) from None
     if following.scheme not in WEB or (target.scheme, following.scheme) == ("https", "http"):

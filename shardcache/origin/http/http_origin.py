@@ -15,6 +15,7 @@ from shardcache.origin.http.ranges import (
     check_range,
     content_ranges,
     range_header,
+    size_of,
     span_bytes,
     total_bytes,
     wrong_length,
@@ -22,6 +23,7 @@ from shardcache.origin.http.ranges import (
 from shardcache.origin.http_status import certificate_error, error_of
 from shardcache.origin.tier_client import Route, sums_of
 from shardcache.transport.flow import Flow, Received
+from shardcache.transport.head import ECHOED, number_in
 from shardcache.transport.messages import Answer, Body
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
@@ -148,27 +150,19 @@ def _check_encoding(answer: Answer, url: str) -> None:
 
 def _length(answer: Answer) -> int | None:
     """Return the body's length, if the server states it."""
-    said = answer.headers.get("content-length", "")
-    return int(said) if said.isdecimal() and "transfer-encoding" not in answer.headers else None
+    return None if "transfer-encoding" in answer.headers else number_in(answer.headers.get("content-length"))
 
 
 def _size_bytes(answer: Answer, url: str) -> int:
     """Return the whole file's size. Raises OriginError if the server does not state it."""
-    size = _length(answer) if answer.status == 200 else total_bytes(answer.headers.get("content-range"))
-    if size is None:
-        raise OriginError(
-            "the server does not state the file's size, so a truncated download could not be detected",
-            url=url,
-            remedy="serve it with a Content-Length header, as any file server does",
-        )
-    return size
+    return size_of(_length(answer) if answer.status == 200 else total_bytes(answer.headers.get("content-range")), url)
 
 
 def _version(headers: Mapping[str, str], size_bytes: int) -> str:
     """Return the ETag verbatim, else Last-Modified; failing both, the size, which says little."""
     said = (headers.get("etag", ""), headers.get("last-modified", ""))
-    # A value that cannot be sent back, such as one with undecodable bytes, cannot pin a version.
-    return next((version for version in said if version and version.isprintable()), f"size={size_bytes}")
+    # A value that cannot be sent back cannot pin a version.
+    return next(filter(ECHOED.fullmatch, said), f"size={size_bytes}")
 
 
 def _condition(version: str) -> dict[str, str]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 
-from shardcache.errors import OriginUnavailableError
+from shardcache.errors import OriginError, OriginUnavailableError
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow
+from shardcache.transport.head import number_in
 
 # Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to fill.
 READ_BYTES = 256 * 1024
 
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)")
 
 
 def range_header(start: int, stop: int) -> str:
@@ -23,13 +24,14 @@ def range_header(start: int, stop: int) -> str:
 def total_bytes(content_range: str | None) -> int | None:
     """Return the object's size from a Content-Range header, or None."""
     match = _CONTENT_RANGE.fullmatch(content_range or "")
-    return int(match[3]) if match and match[3] != "*" else None
+    return number_in(match[3]) if match else None
 
 
 def span_bytes(content_range: str | None) -> int:
     """Return the number of bytes that a Content-Range header announces; -1 if none."""
     match = _CONTENT_RANGE.fullmatch(content_range or "")
-    return int(match[2]) - int(match[1]) + 1 if match and match[2] else -1
+    first, last = (number_in(match[1]), number_in(match[2])) if match else (None, None)
+    return -1 if first is None or last is None else last - first + 1
 
 
 def content_ranges(obj: RemoteObject, start: int, stop: int) -> tuple[str, str]:
@@ -79,3 +81,15 @@ def wrong_length(count: int, url: str) -> OriginUnavailableError:
 def no_version(url: str) -> OriginUnavailableError:
     """Return the error for an answer without a version."""
     return OriginUnavailableError("the origin sent no ETag", url=url)
+
+
+def size_of(stated: object, url: str) -> int:
+    """Return an object's size as its origin states it. Raises OriginError if it does not, or absurdly."""
+    size_bytes = number_in(stated)
+    if size_bytes is None:
+        raise OriginError(
+            "the server does not state the file's size, so a truncated download could not be detected",
+            url=url,
+            remedy="serve it with a Content-Length header, as any file server does",
+        )
+    return size_bytes

@@ -14,11 +14,12 @@ from botocore.exceptions import ClientError
 from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.origin.base import MD5, Checksum, Origin, RemoteObject, Setup
 from shardcache.origin.buffers import Buffers
-from shardcache.origin.http.ranges import check_range, fill, no_version, range_header
+from shardcache.origin.http.ranges import check_range, fill, no_version, range_header, size_of
 from shardcache.origin.s3.direct import DirectRequests, RefusedError
 from shardcache.origin.s3.sdk_sessions import SdkSessions
 from shardcache.origin.tier_client import Route
 from shardcache.transport.flow import Flow, Received
+from shardcache.transport.head import ECHOED
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
 
@@ -63,7 +64,7 @@ class S3Origin(Origin):
                 self._direct.refused(url, bucket)
             version = _etag(head.get("etag"), url)
             checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
-            return RemoteObject(url, version, int(head["content-length"]), checksum, joinable=joinable)
+            return RemoteObject(url, version, size_of(head["content-length"], url), checksum, joinable=joinable)
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
@@ -97,9 +98,7 @@ class S3Origin(Origin):
             while True:
                 page = await fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=key, **more)
                 entries = page.get("Contents", [])
-                found += (
-                    RemoteObject(root + entry["Key"], _version(entry, prefix), int(entry["Size"])) for entry in entries
-                )
+                found += (_listed(root + entry["Key"], entry) for entry in entries)
                 received(len(entries))
                 if not page["IsTruncated"]:
                     return sorted(found, key=lambda obj: obj.url)
@@ -115,7 +114,7 @@ class S3Origin(Origin):
                 str(path), f"{bucket}/{key}", chunksize=_UPLOAD_PART_BYTES, max_concurrency=_UPLOADED_PARTS
             )
             head = await _head_by_sdk(fs, {"Bucket": bucket, "Key": key})
-            return RemoteObject(url, _etag(head.get("etag"), url), int(head["content-length"]))
+            return RemoteObject(url, _etag(head.get("etag"), url), size_of(head["content-length"], url))
 
     async def close(self) -> None:
         """As `Origin.close`."""
@@ -139,10 +138,12 @@ async def _read_by_sdk(
     fs: Any, where: Mapping[str, str], obj: RemoteObject, start: int, flow: Flow, buffer: memoryview
 ) -> None:
     stop = start + len(buffer)
-    answer = await fs._call_s3("get_object", **where, Range=range_header(start, stop), IfMatch=f'"{obj.version}"')
+    # The SDK would send other bytes in UTF-8; the answer's own ETag is compared in any case.
+    condition = {"IfMatch": f'"{obj.version}"'} if obj.version.isascii() else {}
+    answer = await fs._call_s3("get_object", **where, Range=range_header(start, stop), **condition)
     async with answer["Body"] as body:
         check_range(obj, start, stop, _status(answer), answer.get("ContentRange"))
-        if _version(answer, obj.url) != obj.version:
+        if _etag(answer.get("ETag"), obj.url) != obj.version:
             raise ShardChangedError("the origin sent a different version than requested", url=obj.url)
         await fill(buffer, body.read, flow, obj.url)
 
@@ -161,13 +162,15 @@ async def _head_by_sdk(fs: Any, where: Mapping[str, str]) -> Headers:
     return headers
 
 
-def _version(answer: Mapping[str, Any], url: str) -> str:
-    return _etag(answer.get("ETag"), url)
+def _listed(url: str, entry: Mapping[str, Any]) -> RemoteObject:
+    """Return an object of a listing, whose XML is in UTF-8; in headers, each byte is a character."""
+    etag = entry.get("ETag", "").encode(errors="surrogateescape").decode("latin-1")
+    return RemoteObject(url, _etag(etag, url), size_of(entry["Size"], url))
 
 
 def _etag(field: str | None, url: str) -> str:
     etag = (field or "").strip('"')
-    if not etag:
+    if not ECHOED.fullmatch(etag):
         raise no_version(url)
     return etag
 

@@ -75,11 +75,11 @@ class _Staying:
 
     async def request(self, *args: Any, **options: Any) -> aiohttp.ClientResponse:
         answer = await self._session.request(*args, **options, allow_redirects=False)
-        if sum(len(name) + len(value) for name, value in answer.raw_headers) > MAX_HEAD_BYTES:
+        if sum(len(name) + len(value) for name, value in answer._raw_headers) > MAX_HEAD_BYTES:
             answer.close()
             raise HeadError
         # aiobotocore takes them for UTF-8. As Latin-1, each character is a byte, as in the transport workers' answers.
         answer._raw_headers = tuple(
-            (name.decode("latin-1").encode(), value.decode("latin-1").encode()) for name, value in answer.raw_headers
+            (name.decode("latin-1").encode(), value.decode("latin-1").encode()) for name, value in answer._raw_headers
         )
         return answer

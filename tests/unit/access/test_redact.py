@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import AccessDeniedError, ConfigError, from_json
-from shardcache.redact import printable, redact
+from shardcache.redact import excerpt, printable, redact
 
 SECRETS = [
     "https://h/a.tar?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential={}&X-Amz-Date=1&X-Amz-Signature={}",
@@ -109,3 +109,14 @@ def test_log_lines_and_tracebacks_hold_no_secrets(form: str) -> None:
     if form == "json":
         ours, librarys = map(json.loads, done.stderr.splitlines())
         assert (ours["event"], librarys["logger"], librarys["level"]) == ("broken", "lib", "error")
+
+
+def test_excerpt_is_printable_redacted_and_short() -> None:
+    """Its end stays, where an error says how often was tried; a secret is not cut into one that is not recognized."""
+    found = excerpt("\x1b[2J\u202e\udc80 https://h/a?sig=" + "s" * 480 + " \u2028 " + "x" * 10**6 + " (end)")
+    assert found.isprintable()
+    assert len(found) == 500
+    assert found.startswith(r"\x1b[2J\u202e\udc80 https://h/a?sig=REDACTED \u2028 x")
+    assert "…" in found
+    assert excerpt("a" * 600 + " (end)").endswith(" (end)")
+    assert excerpt("a" * 500) == "a" * 500

@@ -32,9 +32,9 @@ shards = st.lists(
         ShardRef,
         names.map(lambda name: f"s3://b/train/{name}"),
         st.text("0123456789abcdef-", min_size=1),
-        st.integers(0),
-        st.integers(0),
-        st.none() | st.integers(0),
+        st.integers(0, 2**63 - 1),
+        st.integers(0, 2**63 - 1),
+        st.none() | st.integers(0, 2**63 - 1),
     )
 )
 
