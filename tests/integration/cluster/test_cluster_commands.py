@@ -6,6 +6,7 @@ import http.client
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -45,11 +46,22 @@ def test_a_store_by_name_needs_a_resolver_and_admits_its_buckets(tmp_path: Path)
     common = ("cluster", "render", "--nodes", "a=127.0.0.2", "--store", store, "--out", tmp_path / "c", "--node", "a")
     assert shardcache(*common, "--resolver", "10.0.0.53:8600", "--resolver", "fd00::53").code == 0
     text = (tmp_path / "c").read_text()
-    assert "resolver 10.0.0.53:8600 [fd00::53];" in text and "https://$http_host;" in text
+    assert "resolver 10.0.0.53:8600 [fd00::53]" in text and "https://$http_host;" in text
     for wrong in ("dns.example", "10.0.0.53:0", "10.0.0.53:x", "a;b@10.0.0.53", "[::1]x:53", ""):
         assert shardcache(*common, "--resolver", wrong).code == 2
     assert shardcache(*common, "--resolver", "none").code == 0
     assert "server s3.eu-central-1.amazonaws.com:443;" in (tmp_path / "c").read_text()
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rn", "true"], check=False).returncode != 0, reason="no namespaces here"
+)
+def test_without_a_way_by_ipv6_stores_are_found_by_ipv4_alone(tmp_path: Path) -> None:
+    """Half of the addresses of a store that has both kinds could not be reached."""
+    command = ("-m", "shardcache", "cluster", "render", "--nodes", "a=127.0.0.2", "--store", "https://s3.example")
+    options = ("--resolver", "10.0.0.53", "--out", str(tmp_path / "c"), "--node", "a")
+    subprocess.run(["unshare", "-rn", sys.executable, *command, *options], check=True, capture_output=True)
+    assert "resolver 10.0.0.53 ipv6=off;" in (tmp_path / "c").read_text()
 
 
 def test_a_store_of_tls_is_named(tmp_path: Path) -> None:

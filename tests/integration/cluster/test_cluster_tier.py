@@ -175,7 +175,10 @@ class ByArgument(http.server.BaseHTTPRequestHandler):
                 server.shutdown()
 
     def do_GET(self) -> None:
-        """Answer a range of the file."""
+        """Answer a range of the file; 503 for one of the name `busy`."""
+        if self.path.startswith("/busy"):
+            self.send_error(503)
+            return
         self.seen.append(self.headers["Range"])
         first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
         body = (self.path.encode() * 100)[first : last + 1]
@@ -255,4 +258,10 @@ def test_a_fresh_permission_is_for_the_version_that_the_store_has(cluster: Clust
     headers, urls = {**PART, "If-Match": etag}, [cluster.signed(name, expires_s=expires_s) for expires_s in (600, 601)]
     assert cluster.nodes.get(node, urls[0], headers).status == 206
     cluster.store.put("data", name, BODIES[SHARDS[1]])
-    assert cluster.nodes.get(node, urls[1], headers).status != 206
+    assert cluster.nodes.get(node, urls[1], headers).status == 412
+
+
+def test_a_store_that_is_busy_is_not_taken_for_a_broken_tier() -> None:
+    """Its 503 reaches the daemon, and is no failure of the tier's own."""
+    with ByArgument.served() as (store, _), TierNodes([store], 1) as nodes:
+        assert [_first(nodes, f"{store}/{path}").status for path in ("get?", "busy?")] == [206, 503]
