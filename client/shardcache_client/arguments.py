@@ -149,6 +149,7 @@ OTHER_WORDS = _words(
     ("num_epochs n_epochs max_epochs repeat repeats", "write epochs=..."),
     ("epoch initial_epoch start_epoch", "call .set_epoch({})"),
     ("resampled", "write samples_per_epoch=..., and shuffle=True"),
+    ("device_mesh dp_mesh process_group group dp_group", "write mesh=..."),
     ("num_replicas num_shards num_processes", "write world_size=..."),
     ("local_rank shard_id process_index process_id", "write rank=..., with world_size=..."),
     ("nodesplitter workersplitter splitter split_by_node split_by_worker", "omit it: ranks and workers have shares"),

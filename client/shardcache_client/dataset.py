@@ -20,6 +20,7 @@ from shardcache_client.order.partition import taken_in_turns
 from shardcache_client.order.state import ReaderState
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import in_worker
+from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.torch_group import TorchRankGroup
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.rank_position import RankPosition
@@ -97,6 +98,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         socket: path of the daemon's socket. Default: the same as for `shardcache serve`.
         rank, world_size: of this process. Default: from torch.distributed if it is initialised, else from torchrun's or
             Slurm's variables, else a single process. Determined when iteration begins.
+        mesh: in place of rank and world_size, a DeviceMesh such as `mesh["dp"]`, or a ProcessGroup: the ranks among
+            which samples are divided, row-major. Ranks of the job outside of it, which hold other parts of this model,
+            get the same samples and states. See "Model parallelism" in docs/frameworks.md.
         timeout_s: how long to wait for a shard, or for a lost daemon to come back.
         partial_reads: if the reader has to wait for a shard, yield its samples as they arrive, as soon as their bytes
             are checked; for uncompressed tars, read in file order or by `indexed`. If the rest of the shard then fails,
@@ -119,14 +123,15 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     Raises:
         NoDaemonError, DaemonError, VersionMismatchError: the daemon cannot be used.
         NotFoundError, AccessDeniedError, NotAllowedError, OriginError: `urls` cannot be resolved.
-        ConfigError: an argument is invalid; or, at the first sample, a wrapper shards the samples a second time.
+        ConfigError: an argument is invalid; without `mesh` and `rank`, ranks hold parts of one model; or, at the first
+            sample, a wrapper shards the samples a second time.
         ManifestMismatchError, RanksError: another rank sees different shards, has other options (without `even=None`,
             another batch_size among them), or does not answer.
         EpochMismatchError: this rank repeatedly ends an epoch early while other ranks continue it.
     """
 
-    def _ranks_of(self, explicit: Ranks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
-        return TorchRankGroup(explicit, urls, timeout_s)
+    def _ranks_of(self, given: Ranks | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
+        return TorchRankGroup(given, urls, timeout_s)
 
     def _new_shared_state(self, notes: dict[str, Any] | None = None) -> SharedState:
         return SharedState(notes, in_worker)

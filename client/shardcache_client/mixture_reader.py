@@ -66,7 +66,7 @@ class MixtureReader(ShardReader[T_co]):
         )
         samples = samples_per_epoch or sum(source.samples for source in mixed)
         self._schedule = SourceQuotas.of(weights, mixed, samples)
-        self._group = self._ranks_of(first._group.explicit, list(sources), first._settings.sessions.timeout_s)
+        self._group = self._ranks_of(first._group.given, list(sources), first._settings.sessions.timeout_s)
         manifest = Manifest.joined([source.manifest for source in mixed])
         dealing = MixtureAssignment(
             None,
@@ -197,7 +197,7 @@ def _options(reader: ShardReader[Any]) -> dict[str, object]:
     """Return the options that the sources of a mixture share, by the names of the arguments."""
     handover = reader._settings.handover
     return {
-        "rank and world_size": reader._group.explicit,
+        "rank and world_size, or in mesh": reader._group.given,
         "batch_size": reader._dealing.batch_size,
         "global_batch_size": reader._dealing.global_batch_size,
         "canonical_nodes": reader._dealing.spans if reader._elastic else None,

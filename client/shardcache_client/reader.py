@@ -47,13 +47,13 @@ from shardcache_client.order.selection import Choices
 from shardcache_client.order.span_deal import SpanDeal
 from shardcache_client.order.state import Place, ReaderState, Resumption, find_states, is_read, resume
 from shardcache_client.ranks.group import RankGroup
-from shardcache_client.ranks.resharding import refuse_resharding
+from shardcache_client.ranks.mesh import MeshRanks, given_ranks
 from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.selecting import Selecting, row_of, tables_of
 from shardcache_client.sharing.bookmark import Bookmark, WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
-from shardcache_client.topology import Ranks, Topology, explicit_ranks, job_name
+from shardcache_client.topology import Ranks, Topology, job_name
 from shardcache_client.typed import T_co, U
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ class ShardReader(Selecting, Generic[T_co]):
         socket: str | os.PathLike[str] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: object = None,
         timeout_s: float = 300.0,
         partial_reads: bool = True,
         fallback: Fallback = "error",
@@ -149,7 +150,8 @@ class ShardReader(Selecting, Generic[T_co]):
         where = socket_path(socket)
         patterns = patterns_from_here(urls)
         self._urls = patterns
-        self._group = self._ranks_of(explicit_ranks(rank, world_size), patterns, timeout_s)
+        self._group = self._ranks_of(given_ranks(mesh, rank, world_size), patterns, timeout_s)
+        self._refuse_resharding()
         resolve, job = resolver(fallback), job or job_name()
 
         def manifest_of_samples() -> Manifest:
@@ -202,8 +204,8 @@ class ShardReader(Selecting, Generic[T_co]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.manifest!r}, epoch={self.epoch}, job={self._job!r})"
 
-    def _ranks_of(self, explicit: Ranks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
-        return RankGroup(explicit)
+    def _ranks_of(self, given: Ranks | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
+        return RankGroup(given)
 
     def _new_shared_state(self, notes: dict[str, Any] | None = None) -> SharedState:
         return SharedState(notes)
@@ -371,9 +373,9 @@ class ShardReader(Selecting, Generic[T_co]):
 
     def _deal(self) -> Deal:
         """Return the deal of this dataset; by sample counts only if all ranks are sure to have the same counts."""
-        deal, ranks = self._settings.deal, self._group.ranks
+        deal = self._settings.deal
         needed = self._dealing.needs_counts or self.manifest.choices is not None
-        if not deal.counted or needed or ranks.world_size == 1:
+        if not deal.counted or needed or self._group.alone:
             return deal
         shared = self._group.settled or self.manifest.counts_listed
         return deal if shared else self._dealing.deal(self.manifest, counted=False)
@@ -544,7 +546,7 @@ class ShardReader(Selecting, Generic[T_co]):
         return self._dealing.global_batch_size is not None
 
     def _refuse_resharding(self) -> None:
-        refuse_resharding(self.topology(), self._group.ranks_of_job.world_size)
+        self._group.refuse_resharding()
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_resharding()  # a spawned worker cannot see wrappers around its parent's loader

@@ -26,23 +26,24 @@ class Agreement:
     The connection is opened lazily and belongs to the process that first asks. Can be pickled before that.
 
     Args:
-        channel: the same on all ranks, and unique among readers that may ask at the same time.
+        channel: the same on all ranks, and unique among readers that may ask at the same time. Replicas, which read the
+            same share, are each agreed with one reader of every other rank.
         ranks: this process's rank.
         timeout_s: time limit for one question.
     """
 
     def __init__(self, channel: str, ranks: Ranks, timeout_s: float = 300.0, place: MeetingPlace | None = None) -> None:
-        self._channel = channel
+        self._name = self._channel = channel
         self._ranks = ranks
         self._timeout_s = timeout_s
         self._place = place or MeetingPlace()
         self._begin()
 
     def __repr__(self) -> str:
-        return f"Agreement({self._channel!r}, {self._ranks})"
+        return f"Agreement({self._name!r}, {self._ranks})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Agreement, (self._channel, self._ranks, self._timeout_s, self._place)
+        return Agreement, (self._name, self._ranks, self._timeout_s, self._place)
 
     def _begin(self) -> None:
         self._pid = os.getpid()
@@ -62,6 +63,7 @@ class Agreement:
             self._begin()  # a forked process must not use its parent's connection
         if self._store is None:
             self._store = self._connect()
+            self._channel = f"{self._name}/{self._store.replica(self._name, self._ranks)}"
             if self._ranks.rank != 0:
                 self._ask(self._store, {})
         if self._ranks.rank == 0:
@@ -69,7 +71,7 @@ class Agreement:
         return int(self._ask(self._store, {"name": name, "value": value})["greatest"])
 
     def _connect(self) -> KeyValueStore:
-        address = self._place.address(self._ranks.world_size)
+        address = self._place.address()
         if address is None:
             raise ConfigError(
                 f"the {self._ranks.world_size} ranks cannot agree: this process has no address of a shared "
@@ -86,7 +88,7 @@ class Agreement:
         if answer is None:
             what = message.get("name", "its greeting")
             raise RankTimeoutError(
-                f"rank {self._ranks.rank} waited {self._timeout_s:g} s for rank 0 ({what} of {self._channel})"
+                f"rank {self._ranks.rank} waited {self._timeout_s:g} s for rank 0 ({what} of {self._name})"
             )
         store.delete(key)
         said: Json = json.loads(answer)
@@ -118,7 +120,7 @@ class Agreement:
             elif voice not in self._greeted:
                 continue  # from an earlier iteration
             elif message["name"] != name:
-                raise RanksError(f"rank {rank} asks for {message['name']} of {self._channel}, but rank 0 for {name}")
+                raise RanksError(f"rank {rank} asks for {message['name']} of {self._name}, but rank 0 for {name}")
             else:
                 values[rank] = message["value"]
         return values
@@ -137,5 +139,5 @@ class Agreement:
         few = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
         return RankTimeoutError(
             f"rank 0 waited {self._timeout_s:g} s for {len(missing)} of {self._ranks.world_size} ranks, "
-            f"missing: {few} ({name} of {self._channel})"
+            f"missing: {few} ({name} of {self._name})"
         )

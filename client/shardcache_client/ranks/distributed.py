@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count
 from threading import Thread
 from typing import Any, Self
 
@@ -28,6 +29,7 @@ if torch.distributed.is_available():
 log = logging.getLogger("shardcache")
 
 CONNECT_TIMEOUT_S = 60.0
+_ALONE = Ranks()
 _SHORT_CONNECT_S = 10.0  # for uses that can do without the store
 
 
@@ -40,11 +42,12 @@ def ranks() -> Ranks | None:
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Address of a job's key-value store, and the number of ranks that share it."""
+    """Address of a job's key-value store, the number of ranks that share it, and this process's rank."""
 
     host: str
     port: int
     world_size: int
+    rank: int = 0
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
@@ -71,17 +74,17 @@ class MeetingPlace:
     def _told(self) -> StoreAddress | None:
         return _address_of_process_group() or self._inherited
 
-    def address(self, world_size: int) -> StoreAddress | None:
-        """Return the address of the store shared by a job of `world_size` ranks; None if none is known."""
+    def address(self) -> StoreAddress | None:
+        """Return the address of the store that the job's ranks share; None if none is known, or for a single rank."""
         found = self._told() or _address_of_environment()
-        return found if found is not None and found.world_size == world_size else None
+        return found if found is not None and found.world_size > 1 else None
 
-    def store(self, world_size: int) -> KeyValueStore | None:
-        """Return the store of a job of `world_size` ranks, over a connection that stays open.
+    def store(self) -> KeyValueStore | None:
+        """Return the store that the job's ranks share, over a connection that stays open.
 
         None if no store is known, or if none answers, which is logged. Tried once per process and address.
         """
-        address = self.address(world_size)
+        address = self.address()
         if address is None:
             return None
         if self._connected is None or self._connected[:2] != (os.getpid(), address):
@@ -104,13 +107,14 @@ def _address_of_process_group() -> StoreAddress | None:
     known, store = ranks(), _process_group_store()
     if known is None or not isinstance(store, TCPStore):
         return None
-    return StoreAddress(store.host, store.port, known.world_size)
+    return StoreAddress(store.host, store.port, known.world_size, known.rank)
 
 
 def _address_of_environment(env: Mapping[str, str] = os.environ) -> StoreAddress | None:
     if not torch.distributed.is_available() or "MASTER_ADDR" not in env or not env.get("MASTER_PORT", "").isdecimal():
         return None
-    return StoreAddress(env["MASTER_ADDR"], int(env["MASTER_PORT"]), ranks_of_environment(env).world_size)
+    known = ranks_of_environment(env)
+    return StoreAddress(env["MASTER_ADDR"], int(env["MASTER_PORT"]), known.world_size, known.rank)
 
 
 class KeyValueStore:
@@ -119,9 +123,10 @@ class KeyValueStore:
     torchrun's store outlives a restart of its processes: values set before it may still be there.
     """
 
-    def __init__(self, store: Store, where: str) -> None:
+    def __init__(self, store: Store, where: str, ranks: Ranks = _ALONE) -> None:
         self._store = PrefixStore(f"shardcache/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", store)
         self._where = where
+        self._ranks = ranks
 
     def __repr__(self) -> str:
         return f"KeyValueStore({self._where})"
@@ -136,7 +141,7 @@ class KeyValueStore:
                 url=str(address),
                 remedy="initialise torch.distributed before reading; MASTER_ADDR and MASTER_PORT must be its own",
             )
-        return cls(store, str(address))
+        return cls(store, str(address), Ranks(address.rank, address.world_size))
 
     @classmethod
     def of_process_group(cls) -> Self | None:
@@ -160,6 +165,22 @@ class KeyValueStore:
         """Set the value unless there is one already; return the value now stored."""
         with self._translated():
             return str(self._store.compare_set(key, "", value).decode())
+
+    def replica(self, name: str, ranks: Ranks) -> int:
+        """Return the number of this process among those that read for the same rank, from 0; the same each time.
+
+        Processes of one number, one for each rank, can so agree without the others. It makes no difference which ones
+        they are, as all that read for a rank read the same samples.
+
+        Args:
+            name: the same in all processes, and unique to those that may agree.
+            ranks: rank for which this process reads.
+        """
+        if ranks.world_size == self._ranks.world_size:
+            return 0
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        each, own = f"replicas/{attempt}/{name}/{ranks.rank}", str(self._ranks.rank)
+        return next(number for number in count() if self.first(f"{each}/{number}", own) == own)
 
     def has(self, key: str) -> bool:
         """Return True if the key has a value."""

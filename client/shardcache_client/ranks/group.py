@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.manifest import Manifest
+from shardcache_client.ranks.mesh import MeshRanks, refuse_model_parallelism
+from shardcache_client.ranks.resharding import refuse_resharding
 from shardcache_client.topology import Ranks, Topology, ranks_of_environment
 
 
@@ -14,11 +16,11 @@ class RankGroup:
     """Ranks that know their number and share nothing: each resolves its own manifest and counts its own epochs.
 
     Args:
-        explicit: the ranks that the user named; None for the launcher's.
+        given: the ranks that the user named; None for the launcher's.
     """
 
-    def __init__(self, explicit: Ranks | None) -> None:
-        self.explicit = explicit
+    def __init__(self, given: Ranks | MeshRanks | None) -> None:
+        self.given = given
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topology()!r})"
@@ -26,12 +28,24 @@ class RankGroup:
     @property
     def ranks(self) -> Ranks:
         """Rank for which this process reads."""
-        return self.explicit or self.ranks_of_job
+        return self.given.ranks if isinstance(self.given, MeshRanks) else self.given or self.ranks_of_job
+
+    @property
+    def alone(self) -> bool:
+        """True if no other process has to agree with this one: ranks outside of a mesh do."""
+        return (self.given if isinstance(self.given, Ranks) else self.ranks_of_job).world_size == 1
 
     @property
     def ranks_of_job(self) -> Ranks:
         """Rank of the process in its job, whatever the user named."""
         return ranks_of_environment()
+
+    def refuse_resharding(self) -> None:
+        """Raise ConfigError if samples are divided a second time, or among ranks that must read the same ones."""
+        if self.given is None and not self.alone:
+            refuse_model_parallelism()
+        processes = self.ranks if isinstance(self.given, MeshRanks) else self.ranks_of_job
+        refuse_resharding(self.topology(), processes.world_size)
 
     def topology(self) -> Topology:
         """Return the place of this process among the readers of the job, as of now."""

@@ -19,22 +19,13 @@ class Membership:
     """This process's place in the job, determined at each call, as datasets are created before their worker processes.
 
     Can be pickled for workers.
-
-    Args:
-        explicit: the ranks that the user named, if any.
     """
 
-    def __init__(self, explicit: Ranks | None) -> None:
-        self._explicit = explicit
+    def __init__(self) -> None:
         self._inherited: Ranks | None = None
 
     def __repr__(self) -> str:
-        return f"Membership({self.topology()!r})"
-
-    @property
-    def ranks(self) -> Ranks:
-        """Rank for which this process reads."""
-        return self._explicit or self.ranks_of_job
+        return f"Membership({self.ranks_of_job!r})"
 
     @property
     def ranks_of_job(self) -> Ranks:
@@ -43,9 +34,9 @@ class Membership:
         inherited = self._inherited if in_worker() else None
         return distributed.ranks() or inherited or ranks_of_ray_train() or ranks_of_environment()
 
-    def topology(self) -> Topology:
-        """Return the place of this process among the readers of the job, as of now."""
-        ranks, worker = self.ranks, get_worker_info()
+    def topology(self, ranks: Ranks) -> Topology:
+        """Return the place of this process, which reads for a rank, among the readers of the job, as of now."""
+        worker = get_worker_info()
         if worker is None:
             return Topology(ranks.rank, ranks.world_size)
         return Topology(ranks.rank, ranks.world_size, worker.id, worker.num_workers)

@@ -52,21 +52,22 @@ class OneEpoch:
 
         Raises EpochMismatchError if it has repeatedly been the only rank to end an epoch early.
         """
-        store = None if ranks.world_size == 1 else self._place.store(ranks.world_size)
+        store = None if ranks.world_size == 1 else self._place.store()
         if store is None:
             return epoch
         try:
-            return self._agree(_Passes(store, self._prefix(ranks), ranks), epoch, left)
+            return self._agree(_Passes(store, self._prefix(store, ranks), ranks), epoch, left)
         except EpochMismatchError:
             raise
         except RanksError as exn:
             log.warning("cannot check that all ranks read epoch %d: %s", epoch, exn.message)
             return epoch
 
-    def _prefix(self, ranks: Ranks) -> str:
+    def _prefix(self, store: KeyValueStore, ranks: Ranks) -> str:
         # Processes restarted by torchrun count from the start.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return f"epochs/{attempt}/{self._name}/{ranks.world_size}"
+        name = f"{self._name}/{ranks.world_size}"
+        return f"epochs/{attempt}/{name}/{store.replica(name, ranks)}"
 
     def _agree(self, passes: _Passes, epoch: int, left: int | None) -> int:
         if left is not None and self._follows(passes, left) == _AGAIN:

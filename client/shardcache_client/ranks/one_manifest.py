@@ -16,12 +16,13 @@ from shardcache.protocol import ShardRef
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.ranks import distributed
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace
+from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.topology import Ranks, Topology
 
 _PIECE_CHARACTERS = 4 * 2**20  # a key-value store takes values of at most 8 MiB
 _COMPARE_TIMEOUT_S = 30.0
 
-_made: Counter[tuple[str, Ranks | None]] = Counter()
+_made: Counter[tuple[str, Ranks | None]] = Counter()  # by urls, and the ranks that the user named
 
 
 class OneManifest:
@@ -32,7 +33,7 @@ class OneManifest:
 
     Args:
         urls: as the user gave them.
-        explicit: the ranks that the user named, if any. A single rank shares nothing.
+        given: the ranks that the user named, if any.
         timeout_s: how long to wait for rank 0's manifest.
 
     Attributes:
@@ -41,12 +42,13 @@ class OneManifest:
         place: finds the key-value store.
     """
 
-    def __init__(self, urls: Sequence[str], explicit: Ranks | None, timeout_s: float) -> None:
-        digest = hashlib.blake2b(json.dumps(list(urls)).encode(), digest_size=16).hexdigest()
-        self.name = f"{digest}/{_made[digest, explicit]}"
-        _made[digest, explicit] += 1
+    def __init__(self, urls: Sequence[str], given: Ranks | MeshRanks | None, timeout_s: float) -> None:
+        mesh = ["mesh"] if isinstance(given, MeshRanks) else []
+        digest = hashlib.blake2b(json.dumps([*urls, *mesh]).encode(), digest_size=16).hexdigest()
+        kind = digest, None if isinstance(given, MeshRanks) else given
+        self.name = f"{digest}/{_made[kind]}"
+        _made[kind] += 1
         self._first_url = next(iter(urls), "")
-        self._explicit = explicit
         self._timeout_s = timeout_s
         self.place = MeetingPlace()
         self.settled = False
@@ -55,17 +57,14 @@ class OneManifest:
     def __repr__(self) -> str:
         return f"OneManifest({self.name}, settled={self.settled})"
 
-    def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
+    def settle(self, ranks: Ranks, resolve: Callable[[], Manifest]) -> Manifest:
         """Return the result of `resolve` on rank 0, or in this process if torch.distributed is not initialised.
 
         An error on rank 0 is raised on every rank. Raises RankTimeoutError if rank 0's manifest does not come in time,
         RanksError if the connection to the key-value store breaks.
         """
         known = distributed.ranks()
-        ranks = self._explicit or known
-        if known is None or known.world_size == 1 or ranks is None or ranks.world_size == 1:
-            return resolve()
-        store = KeyValueStore.of_process_group()
+        store = None if known is None or known.world_size == 1 else KeyValueStore.of_process_group()
         if store is None:
             return resolve()
         self.settled = True
@@ -102,7 +101,7 @@ class OneManifest:
             raise
         _upload(store, manifest)
         told = json.dumps({"fingerprint": manifest.fingerprint})
-        # With explicit ranks, several processes may be rank 0.
+        # Several processes may be rank 0.
         stays = store.first(name, told)
         return manifest if stays == told else self._take(store, stays)
 
@@ -115,16 +114,13 @@ class OneManifest:
     def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
         """Raise ManifestMismatchError if this manifest differs from that of the first rank to compare.
 
-        For the start of an iteration: the main process or worker 0 of a rank compares once, without waiting for others.
-        No-op if the manifest came from rank 0, or if the ranks share no key-value store.
+        For the main process or worker 0 of a rank, at the start of an iteration. It compares once, without waiting for
+        others. No-op if the manifest came from rank 0, or if the ranks share no key-value store.
 
         Args:
             counted: True if samples are dealt. Otherwise counts are ignored, as one rank may know more than another.
         """
-        if self.settled or topology.world_size == 1 or topology.worker != 0 or self._compared_by == os.getpid():
-            return
-        store = self.place.store(topology.world_size)
-        if store is None:
+        if self.settled or self._compared_by == os.getpid() or (store := self.place.store()) is None:
             return
         self._compare(store, manifest if counted else _without_counts(manifest), topology)
         self._compared_by = os.getpid()
@@ -138,7 +134,7 @@ class OneManifest:
             name: of the dataset, the same on all ranks; datasets that are derived from one have names of their own.
             selection: identifies the selected samples.
         """
-        store = self.place.store(topology.world_size) if topology.world_size > 1 and not topology.worker else None
+        store = self.place.store()
         if store is None:
             return
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -32,17 +32,14 @@ class OneOrder:
     def compare(self, options: Mapping[str, object], topology: Topology) -> None:
         """Raise RanksError if these options differ from those of the first rank to compare.
 
-        For the start of an iteration: the main process or worker 0 of a rank compares once, without waiting for others.
-        No-op if there are no options, or if the ranks share no key-value store.
+        For the main process or worker 0 of a rank, at the start of an iteration. It compares once, without waiting for
+        others. No-op if there are no options, or if the ranks share no key-value store.
 
         Args:
             options: values by the names of the arguments; they are compared by their `repr`.
         """
         names = ",".join(options)
-        if not names or topology.world_size == 1 or topology.worker != 0 or self._compared_by.get(names) == os.getpid():
-            return
-        store = self._place.store(topology.world_size)
-        if store is None:
+        if not names or self._compared_by.get(names) == os.getpid() or (store := self._place.store()) is None:
             return
         mine = {name: repr(value) for name, value in options.items()}
         # Processes restarted by torchrun may have other options than before.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from secrets import randbits
 
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.ranks.distributed import KeyValueStore
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import Membership
+from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.ranks.one_epoch import OneEpoch
 from shardcache_client.ranks.one_manifest import OneManifest
 from shardcache_client.ranks.one_order import OneOrder
@@ -24,15 +26,15 @@ class TorchRankGroup(RankGroup):
     Can be pickled for workers.
 
     Args:
-        explicit: the ranks that the user named; None for those of torch.distributed or the launcher.
+        given: the ranks that the user named; None for those of torch.distributed or the launcher.
         urls: of the dataset, as the user gave them.
         timeout_s: how long to wait for rank 0's manifest.
     """
 
-    def __init__(self, explicit: Ranks | None, urls: Sequence[str], timeout_s: float) -> None:
-        super().__init__(explicit)
-        self._membership = Membership(explicit)
-        self._manifest = OneManifest(urls, explicit, timeout_s)
+    def __init__(self, given: Ranks | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> None:
+        super().__init__(given)
+        self._membership = Membership()
+        self._manifest = OneManifest(urls, given, timeout_s)
         self._name = self._manifest.name
         self._patience_s = min(timeout_s, _PATIENCE_S)
         self._epoch = OneEpoch(self._name, self._manifest.place, self._patience_s)
@@ -46,7 +48,7 @@ class TorchRankGroup(RankGroup):
 
     def topology(self) -> Topology:
         """Return the place of this process, or DataLoader worker, among the readers of the job."""
-        return self._membership.topology()
+        return self._membership.topology(self.ranks)
 
     @property
     def settled(self) -> bool:
@@ -55,25 +57,31 @@ class TorchRankGroup(RankGroup):
 
     def settle(self, resolve: Callable[[], Manifest]) -> Manifest:
         """Return rank 0's manifest, or this process's if torch.distributed is not initialised."""
-        return self._manifest.settle(resolve)
+        return resolve() if self.alone else self._manifest.settle(self.ranks, resolve)
 
     def draw_seed(self) -> int:
         """Return a random seed, the first that any rank has drawn for this dataset; see `RankGroup`."""
-        job = self.ranks_of_job.world_size
-        if min(job, self.ranks.world_size) == 1:
+        if self.alone:
             return super().draw_seed()
-        store = KeyValueStore.of_process_group() or self._manifest.place.store(job)
+        store = KeyValueStore.of_process_group() or self._manifest.place.store()
         return super().draw_seed() if store is None else int(store.first(f"seed/{self._name}", str(randbits(32))))
 
     def compare(self, manifest: Manifest, topology: Topology, *, counted: bool) -> None:
         """Raise ManifestMismatchError if shards or selection differ from those of the first rank to compare."""
-        self._manifest.compare(manifest, topology, counted=counted)
+        if self.alone or topology.worker:
+            return
+        self._manifest.compare(manifest, self._named(topology), counted=counted)
         if manifest.selection:
-            self._manifest.compare_selection(self._name, manifest.selection, topology)
+            self._manifest.compare_selection(self._name, manifest.selection, self._named(topology))
 
     def compare_options(self, options: Mapping[str, object], topology: Topology) -> None:
         """Raise RanksError if options of the order differ from those of the first rank to compare."""
-        self._order.compare(options, topology)
+        if not self.alone and not topology.worker:
+            self._order.compare(options, self._named(topology))
+
+    def _named(self, topology: Topology) -> Topology:
+        """Return the topology with the rank that messages name: in a mesh, several processes read for one."""
+        return replace(topology, rank=self.ranks_of_job.rank) if isinstance(self.given, MeshRanks) else topology
 
     def of_copy(self) -> TorchRankGroup:
         """Return the group of a copy of the dataset, matched across ranks by the order in which copies are made."""

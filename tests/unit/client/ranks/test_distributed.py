@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed
+import torch.testing._internal.distributed.fake_pg  # registers a backend of one process
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 from shardcache.errors import ConfigError, ManifestMismatchError, NotFoundError, RanksError, RankTimeoutError
@@ -81,25 +82,28 @@ def test_without_torch_distributed_there_are_no_ranks() -> None:
 
 
 def test_the_environment_leads_to_the_store(env: pytest.MonkeyPatch, server: TCPStore) -> None:
-    """A launcher's variables hold for the world that they speak of, and for no other number of ranks."""
+    """A launcher's variables name the store, the number of ranks and this one; a single rank needs no store."""
     place = MeetingPlace()
-    assert place.address(WORLD) == StoreAddress("127.0.0.1", server.port, WORLD)
-    assert place.address(2) is None
-    env.delenv("MASTER_PORT")
-    assert place.address(WORLD) is None
+    env.setenv("RANK", "1")
+    assert place.address() == StoreAddress("127.0.0.1", server.port, WORLD, 1)
+    for name, value in (("MASTER_PORT", ""), ("WORLD_SIZE", "1")):
+        with env.context() as other:
+            other.setenv(name, value)
+            other.setenv("RANK", "0")
+            assert place.address() is None
 
 
 def test_a_process_group_leads_to_its_store(server: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever initialised torch.distributed without any variable is found, also by a process it is pickled to."""
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    torch.distributed.init_process_group("gloo", store=server, rank=0, world_size=1)
+    torch.distributed.init_process_group("fake", store=server, rank=1, world_size=2)
     try:
-        assert distributed.ranks() == Ranks(0, 1)
+        assert distributed.ranks() == Ranks(1, 2)
         told = pickle.dumps(MeetingPlace())
     finally:
         torch.distributed.destroy_process_group()
-    assert pickle.loads(told).address(1) == StoreAddress("127.0.0.1", server.port, 1)
-    assert MeetingPlace().address(1) is None
+    assert pickle.loads(told).address() == StoreAddress("127.0.0.1", server.port, 2, 1)
+    assert MeetingPlace().address() is None
 
 
 def test_where_nobody_listens_there_is_no_store(server: TCPStore) -> None:
@@ -357,14 +361,13 @@ def test_a_restarted_job_may_list_anew(env: pytest.MonkeyPatch, url: str) -> Non
 
 
 def test_where_there_is_no_store_nothing_is_compared(env: pytest.MonkeyPatch, server: TCPStore, url: str) -> None:
-    """Other workers, a world of one, a store of other ranks and one that is gone: iteration goes on."""
-    first, second, third = datasets(url)
+    """Other workers, a rank that was named as the only one, and a store that is gone: iteration goes on."""
     keys = server.num_keys()
+    first, second = (TorchRankGroup(ranks, [url], 5.0) for ranks in (Ranks(0, WORLD), Ranks()))
     first.compare(manifest(), Topology(0, WORLD, worker=1, workers=2), counted=True)
-    first.compare(manifest(), Topology(0, 1), counted=True)
-    second.compare(manifest(), Topology(1, 2), counted=True)
+    second.compare(manifest(), Topology(), counted=True)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         env.setenv("MASTER_PORT", str(unused.getsockname()[1]))
-        third.compare(manifest(), Topology(2, WORLD), counted=True)
+        datasets(url)[2].compare(manifest(), Topology(2, WORLD), counted=True)
     assert server.num_keys() == keys

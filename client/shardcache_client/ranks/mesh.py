@@ -1,0 +1,187 @@
+"""Model parallelism: the ranks among which samples are divided, in a job where others read the same samples.
+
+Nothing here imports torch: whoever has a mesh has imported it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from shardcache.errors import ConfigError
+from shardcache_client.topology import Ranks, explicit_ranks
+
+_DATA = {"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "batch", "world"}
+_DATA |= {"ep", "efsdp"}  # ranks that hold other experts have samples of their own
+_MODEL = {"tp", "pp", "cp", "sp", "mp", "tensor", "pipeline", "pipe", "stage", "context", "sequence", "model"}
+
+_searched: dict[type, int] = {}  # by class, the number of references to it when no instance was found
+
+
+class MeshRanks:
+    """This process's place among the ranks of a DeviceMesh, row-major, or of a ProcessGroup, as of each call.
+
+    A mesh cannot be pickled: a worker keeps the place of the process that started it.
+
+    Raises ConfigError for anything else, for dimensions that divide a model, and where this process is not a member.
+    """
+
+    def __init__(self, mesh: object) -> None:
+        _members(mesh)
+        self._mesh = mesh
+        self._kept: tuple[tuple[int, ...], int] | None = None
+
+    def __repr__(self) -> str:
+        return f"MeshRanks{self._resolved()[0]}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MeshRanks) and self._resolved()[0] == other._resolved()[0]
+
+    def __hash__(self) -> int:
+        return hash(self._resolved()[0])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_mesh": None, "_kept": self._resolved()}
+
+    @property
+    def ranks(self) -> Ranks:
+        """Rank of this process in the mesh."""
+        members, rank = self._resolved()
+        if rank not in members:
+            raise ConfigError(
+                f"mesh has the ranks {members}, and this process is rank {rank}",
+                remedy="give each rank the part of the mesh, or the process group, that it belongs to",
+            )
+        return Ranks(members.index(rank), len(members))
+
+    def _resolved(self) -> tuple[tuple[int, ...], int]:
+        """Return the members' ranks in the job, in the order of their shares, and this process's."""
+        return self._kept or (_members(self._mesh), sys.modules["torch.distributed"].get_rank())
+
+
+def given_ranks(mesh: object, rank: int | None, world_size: int | None) -> Ranks | MeshRanks | None:
+    """Return the ranks that the caller named, None if it named none. Raises ConfigError for an invalid choice."""
+    explicit = explicit_ranks(rank, world_size)
+    if mesh is None:
+        return explicit
+    if explicit is not None:
+        raise ConfigError("mesh is given, and rank and world_size as well", remedy="give mesh alone")
+    return MeshRanks(mesh)
+
+
+def _members(mesh: Any) -> tuple[int, ...]:
+    if hasattr(mesh, "mesh_dim_names"):
+        if shared := [name for name in _dimensions(mesh) if _words(name) & _MODEL]:
+            raise ConfigError(
+                f"the ranks of the mesh's dimension {shared[0]!r} train on the same samples, and mesh= would divide "
+                "the samples among them",
+                remedy=f"give the other dimensions: {_line(mesh)}",
+            )
+        return tuple(mesh.mesh.flatten().tolist())
+    distributed: Any = sys.modules.get("torch.distributed")
+    if not isinstance(mesh, getattr(distributed, "ProcessGroup", ())):
+        raise ConfigError(
+            f"mesh is {mesh!r}",
+            remedy='give the DeviceMesh itself, such as mesh["dp"], or a ProcessGroup that this process belongs to',
+        )
+    return tuple(distributed.get_process_group_ranks(mesh))
+
+
+def _words(name: str) -> set[str]:
+    return set(name.lower().split("_"))
+
+
+def _dimensions(mesh: Any) -> list[str]:
+    """Return the names of the dimensions with more than one rank."""
+    sizes = zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=False)
+    return [name for name, size in sizes if size > 1]
+
+
+def _line(mesh: Any, name: str = "mesh") -> str:
+    """Return the argument that divides samples over the mesh's dimensions of data."""
+    data = [f'"{each}"' for each in mesh.mesh_dim_names if _words(each) & _DATA and not _words(each) & _MODEL]
+    return f"mesh={name}[{', '.join(data)}]" if data else "rank=0, world_size=1"
+
+
+def refuse_model_parallelism() -> None:
+    """Raise ConfigError with the line to write if this process divides a model, and so shares its samples with others.
+
+    Known from DeviceMeshes, Megatron, Accelerate and models that transformers has divided by a tp_plan.
+    """
+    for found, line in _divided_models():
+        raise ConfigError(
+            f"this process has {found}: ranks that hold parts of one model must train on the same samples, and the "
+            "dataset would give each rank samples of its own",
+            remedy=f"name the ranks that have different samples: ShardDataset(..., {line})",
+        )
+
+
+def _divided_models() -> Iterator[tuple[str, str]]:
+    """Yield a description of what divides a model, and the argument to give."""
+    yield from _megatron(sys.modules.get("megatron.core.parallel_state"))
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    yield from _accelerate(getattr(state, "_shared_state", {}))
+    meshes = _instances("torch.distributed.device_mesh", "DeviceMesh", _divides_model)
+    # torchtitan names the data of its loaders "batch"; the "fsdp" of its other mesh has the ranks of "cp" as well.
+    for mesh in sorted(meshes, key=lambda mesh: ("batch" in mesh.mesh_dim_names, mesh.ndim), reverse=True):
+        yield f"a DeviceMesh with the dimensions {mesh.mesh_dim_names}", _line(mesh)
+    for model in _instances("transformers.modeling_utils", "PreTrainedModel", _is_tensor_parallel):
+        yield f"a model that a tp_plan divides among {model.tp_size} ranks", "rank=0, world_size=1"
+
+
+def _megatron(state: Any) -> Iterator[tuple[str, str]]:
+    if state is None or not state.model_parallel_is_initialized():
+        return
+    if state.get_data_parallel_world_size() < sys.modules["torch.distributed"].get_world_size():
+        yield "Megatron's model parallelism", "mesh=parallel_state.get_data_parallel_group()"
+
+
+def _accelerate(state: Any) -> Iterator[tuple[str, str]]:
+    config, mesh = state.get("parallelism_config"), state.get("device_mesh")
+    shared = getattr(config, "non_data_parallel_size", 1)
+    if shared > 1 and mesh is not None:
+        yield "Accelerate's ParallelismConfig", _line(mesh, "accelerator.torch_device_mesh")
+    elif shared > 1:
+        place = f"rank=accelerator.process_index // {shared}, world_size=accelerator.num_processes // {shared}"
+        yield "Accelerate's ParallelismConfig", place
+
+
+def _divides_model(mesh: Any) -> bool:
+    """Return True for a dimension that is not data. One that joins both, such as "dp_cp", is there without "cp", too.
+
+    A mesh of one dimension may be for anything, such as "loss", unless it is named as a model's.
+    """
+    words = [_words(name) for name in _dimensions(mesh)]
+    return any(not each & _DATA and (mesh.ndim > 1 or each & _MODEL) for each in words)
+
+
+def _is_tensor_parallel(model: Any) -> bool:
+    return (getattr(model, "tp_size", None) or 1) > 1
+
+
+def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[Any]:
+    """Return the instances of a class, if its module is imported, that are wanted."""
+    cls = getattr(sys.modules.get(module), name, None)
+    if cls is None:
+        return []
+    classes = list(_with_subclasses(cls))
+    references = sum(map(sys.getrefcount, classes))  # an instance refers to its class: without a new one, none is new
+    if _searched.get(cls) == references:
+        return []
+
+    def search() -> list[Any]:
+        return [each for each in gc.get_referrers(*classes) if cls in type(each).__mro__ and wanted(each)]
+
+    if search():
+        gc.collect()  # it may be garbage
+        return search()
+    _searched[cls] = references
+    return []
+
+
+def _with_subclasses(cls: type[Any]) -> Iterator[type[Any]]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _with_subclasses(subclass)
