@@ -1,6 +1,9 @@
-"""Human-readable sizes and durations."""
+"""Human-readable sizes, durations and users."""
 
 from __future__ import annotations
+
+import pwd
+from functools import cache
 
 import humanize
 
@@ -17,3 +20,12 @@ def duration(value_s: float) -> str:
     if value_s < 60:
         return f"{value_s:.1f} s"
     return humanize.naturaldelta(value_s)
+
+
+@cache
+def user_name(uid: int) -> str:
+    """Return a user's name; the uid if it has none here, as in a container. May ask a directory server."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

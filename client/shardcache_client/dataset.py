@@ -94,7 +94,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             raises. One of `handlers` can be given by its name, such as "warn_and_continue". Unless `even` is None,
             skipped samples are replaced at the end of the epoch by samples of other readers: ranks with unequal numbers
             would wait for each other indefinitely.
-        job: name of this job in `shardcache status`. Default: the name from Slurm, torchrun or Ray, or the script's.
+        job: name of this job in `shardcache status`. Default: Slurm's or Ray's name of it, else the script's.
         socket: path of the daemon's socket. Default: the same as for `shardcache serve`.
         rank, world_size: of this process. Default: from torch.distributed if it is initialised, else from torchrun's or
             Slurm's variables, else a single process. Determined when iteration begins.

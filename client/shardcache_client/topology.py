@@ -6,12 +6,16 @@ Nothing here imports torch: values from torch come in as arguments, the rest fro
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardcache.errors import ConfigError
+
+_NO_RUN_ID = re.compile(r"none|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # torchrun's defaults
+_NOTEBOOKS = ("ipykernel_launcher", "colab_kernel_launcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +123,15 @@ def _ray_job(env: Mapping[str, str]) -> str:
     return run or f"ray-{env['RAY_JOB_ID']}"
 
 
-def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv) -> str:
+def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv, module: str | None = None) -> str:
     """Return the name under which the daemon lists this job.
 
     In order of precedence: $SHARDCACHE_JOB; in Ray workers, whose scripts all have the same name, the Ray Train run or
-    Ray job; Slurm's job name with the id that `squeue` shows; torchrun's run id, if one was chosen; the script's name.
+    Ray job; Slurm's job name with the id that `squeue` shows; the script's name, with torchrun's run id if the user
+    chose one.
+
+    Args:
+        module: name of the module that `python -m` runs; None for that of this process.
     """
     if env.get("SHARDCACHE_JOB"):
         return env["SHARDCACHE_JOB"]
@@ -131,10 +139,21 @@ def job_name(env: Mapping[str, str] = os.environ, argv: Sequence[str] = sys.argv
         return _ray_job(env)
     if env.get("SLURM_JOB_ID"):
         return f"{env.get('SLURM_JOB_NAME', 'slurm')}-{_slurm_id(env)}"
-    run_id = env.get("TORCHELASTIC_RUN_ID", "none")  # torchrun's own default is the word "none"
-    if run_id != "none":
-        return run_id
-    # With `-c`, with `-m` and at a prompt there is no script.
-    script = Path(argv[0]).name if argv else ""
-    script = script.encode(errors="replace").decode()  # a file name need not be valid text; a message must be
+    script = _script(env, argv, _main_module() if module is None else module)
+    run_id = env.get("TORCHELASTIC_RUN_ID", "none")
+    name = script if _NO_RUN_ID.fullmatch(run_id) else f"{script}-{run_id}"
+    return name.encode(errors="replace").decode()  # a file name need not be valid text; a message must be
+
+
+def _script(env: Mapping[str, str], argv: Sequence[str], module: str) -> str:
+    """Return the script's name; that of a notebook or module, if one runs; "python" at a prompt or with `-c`."""
+    script = module.removesuffix(".__main__") or (Path(argv[0]).name if argv else "")
+    if script.removesuffix(".py") in _NOTEBOOKS:
+        return Path(env.get("JPY_SESSION_NAME", "notebook")).name
     return script if script not in ("", "-c", "-m") else "python"
+
+
+def _main_module() -> str:
+    """Return the name of the module that `python -m` runs; empty for a script."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return "" if spec is None or spec.name == "__main__" else str(spec.name)

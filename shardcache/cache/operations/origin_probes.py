@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pwd
 from collections.abc import Sequence
 from contextlib import aclosing
 
@@ -17,6 +16,7 @@ from shardcache.cache.operations.rounds import Tell
 from shardcache.config import Settings
 from shardcache.errors import ConfigError
 from shardcache.origin.registry import Origins
+from shardcache.units import user_name
 
 MAX_URLS = 16
 """Limit on the urls of one request."""
@@ -46,7 +46,9 @@ class Probing:
         if len(urls) > MAX_URLS:
             raise ConfigError(f"more than {MAX_URLS} urls to probe", remedy="probe fewer of them at a time")
         await asyncio.to_thread(self._manifests.check, urls, peer)
-        trial = Trial(self._settings, self._origins, self._allow, peer, f"the daemon's, run as {_me()}", quick)
+        trial = Trial(
+            self._settings, self._origins, self._allow, peer, f"the daemon's, run as {user_name(os.getuid())}", quick
+        )
         async with self._turn:
             for target in await self._targets(urls, peer):
                 async with aclosing(trial.findings(target)) as findings:
@@ -64,10 +66,3 @@ class Probing:
                     break
         found = targets((), self._settings.origin, cached)
         return [target for target in found if self._allow.shows(target.url, peer)]
-
-
-def _me() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # no passwd entry, as in a container
-        return str(os.getuid())

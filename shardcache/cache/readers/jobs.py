@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from shardcache.cache.transfers.waiting import Stage, Wait
 from shardcache.errors import ProtocolError
+from shardcache.units import user_name
 
 # Number of disconnected jobs still shown: readers disconnect between epochs.
 _PAST_JOBS = 32
@@ -66,6 +67,7 @@ class Job:
         return {
             "name": self.name,
             "uid": self.uid,
+            "user": user_name(self.uid),
             "sessions": self.sessions,
             "shards_planned": self.shards_planned,
             "shards_done": self.shards_done,

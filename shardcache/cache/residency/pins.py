@@ -19,7 +19,7 @@ from shardcache.errors import CacheError, CapacityError
 from shardcache.store.pinfile import Pin, write_pins
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
-from shardcache.units import size
+from shardcache.units import size, user_name
 
 log = structlog.get_logger()
 
@@ -241,4 +241,4 @@ def _without(pin: Pin | None, uid: int | None) -> Pin | None:
 
 def pinned_by(pin: Pin) -> str:
     """Return a human-readable statement of the users who pinned a shard."""
-    return f"pinned by user {', '.join(map(str, sorted(pin.uids)))}; `shardcache unpin` removes the pin"
+    return f"pinned by user {', '.join(map(user_name, sorted(pin.uids)))}; `shardcache unpin` removes the pin"

@@ -110,7 +110,8 @@ class Overview:
         readers: defaultdict[tuple[str, int], list[Reader]] = defaultdict(list)
         for reader in self._readers:
             readers[reader.job.key].append(reader)
-        return [self._job(job, readers[job.key], now, coming) for job in self._readers.jobs()]
+        jobs = sorted(self._readers.jobs(), key=lambda job: not job.sessions)
+        return [self._job(job, readers[job.key], now, coming) for job in jobs]
 
     def _job(self, job: Job, readers: list[Reader], now: Schedule, coming: list[str]) -> Json:
         for reader in readers:

@@ -49,12 +49,12 @@ def _show_pins(lines: Iterable[dict[str, Any]]) -> None:
     from rich.text import Text
 
     from shardcache.cli.display.output import make_console, make_table
-    from shardcache.units import size
+    from shardcache.units import size, user_name
 
     rows = list(lines)
     table = make_table("url", "size", "cached", "pinned by", numbers=("size",))
     for row in sorted(rows, key=itemgetter("url")):
-        users = ", ".join(map(str, row["uids"]))
+        users = ", ".join(map(user_name, row["uids"]))
         table.add_row(
             Text(row["url"]), size(row["size_bytes"]), "yes" if row.get("cached", row.get("here")) else "no", users
         )

@@ -5,9 +5,7 @@ Fields that an older daemon does not report are left blank.
 
 from __future__ import annotations
 
-import pwd
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from rich.progress_bar import ProgressBar
@@ -15,7 +13,7 @@ from rich.text import Text
 
 from shardcache.cli.display.output import count
 from shardcache.cluster.tier import expiry_warning
-from shardcache.units import duration, size
+from shardcache.units import duration, size, user_name
 
 Row = Mapping[str, Any]
 
@@ -134,15 +132,7 @@ def needed_in(transfer: Row) -> str:
 
 def user(job: Row) -> str:
     """Return the name of a job's user; the id if this node has no such user."""
-    return _user_name(job["uid"])
-
-
-@cache
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    return user_name(job["uid"])
 
 
 def progress(job: Row) -> str:

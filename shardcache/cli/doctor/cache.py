@@ -16,12 +16,12 @@ from pathlib import Path
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.display.output import count
 from shardcache.cli.doctor.context import Context
-from shardcache.cli.doctor.paths import barrier, me, mount_of, nearest, user_name, way_in, who_may
+from shardcache.cli.doctor.paths import barrier, me, mount_of, nearest, way_in, who_may
 from shardcache.config import Settings
 from shardcache.errors import CacheFormatError
 from shardcache.store.folder import format as stored_format
 from shardcache.store.folder.layout import Layout
-from shardcache.units import size
+from shardcache.units import size, user_name
 
 _NETWORK = re.compile("nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)")
 _MEMORY = ("tmpfs", "ramfs")

@@ -10,15 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardcache.units import user_name
+
 _OCTAL = re.compile(r"\\([0-7]{3})")
-
-
-def user_name(uid: int) -> str:
-    """Return a user's name, or the uid if it has no name here, as in a container."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def me() -> str:

@@ -12,11 +12,11 @@ from pathlib import Path
 from shardcache import __version__
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.context import Context, connect
-from shardcache.cli.doctor.paths import barrier, user_name, way_in, who_may
+from shardcache.cli.doctor.paths import barrier, way_in, who_may
 from shardcache.config import unknown_variables
 from shardcache.errors import DaemonError, NoDaemonError
 from shardcache.protocol import SOCKET_ENV, SPOKEN, SYSTEM_SOCKET, socket_path
-from shardcache.units import duration
+from shardcache.units import duration, user_name
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 
 _MOST_SOCKET_BYTES = 107

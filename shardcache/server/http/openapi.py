@@ -192,7 +192,14 @@ def _status() -> Json:
     tier |= {name: {"type": "boolean"} for name in ("failing", "stale")}
     transfer = {"url": _TEXT, "done_bytes": _COUNT, "total_bytes": _COUNT_OR_NULL, "rate_bytes_per_s": _COUNT}
     transfer |= {"class": _TEXT, "stage": _TEXT, "waiters": _COUNT, "needed_in_s": _NUMBER_OR_NULL}
-    job = {"name": _TEXT, "uid": _COUNT, "sessions": _COUNT, "shards_planned": _COUNT, "shards_done": _COUNT}
+    job = {
+        "name": _TEXT,
+        "uid": _COUNT,
+        "user": _TEXT,
+        "sessions": _COUNT,
+        "shards_planned": _COUNT,
+        "shards_done": _COUNT,
+    }
     job |= {"waited_s": _NUMBER, "waited": {"type": "object", "additionalProperties": _NUMBER}}
     job |= {"shards_per_s": _NUMBER, "ahead_s": _NUMBER_OR_NULL, "waiting": _COUNT, "waiting_for": _TEXT_OR_NULL}
     return _object(

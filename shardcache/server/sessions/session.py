@@ -40,6 +40,7 @@ from shardcache.server.http.json_stream import written
 from shardcache.server.process.drain import DRAIN
 from shardcache.server.sessions.audit import AUDIT, Audit
 from shardcache.server.sessions.damage_notices import DamageNotices
+from shardcache.units import user_name
 
 log = structlog.get_logger()
 
@@ -70,6 +71,7 @@ async def handle_session(request: web.Request) -> web.WebSocketResponse:
         protocol = _agreed(hello)
         REQUESTS["hello"].check(hello)  # not earlier: that of another version may have other fields
         with about(job=hello["job"], uid=peer.uid):
+            await asyncio.to_thread(user_name, peer.uid)  # remembered for status pages, which must not wait for it
             reader = cache.join(hello["job"], peer.uid, _loader(hello))
             log.debug("reader connected", **_place(hello))
             try:

@@ -104,7 +104,7 @@ def test_missing_shard_is_explained_to_people(daemon: Daemon, shards: list[str])
     missing = shards[0].replace("000000", "99999{8,9}")
     ran = shardcache("warm", missing, socket=daemon.socket)
     assert ran.code == 1
-    assert ran.out.count("failed  ") == 2 and ran.out.count("What to do: check the url") == 1
+    assert ran.out.count("failed  ") == 2 and ran.out.count("What to do: check the path") == 1
 
 
 @pytest.mark.parametrize("nothing", ["nothing-*.tar", "nowhere/"])

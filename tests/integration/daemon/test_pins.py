@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shardcache.units import user_name
 from shardcache_client import ShardDataset
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.programs.cli import shardcache
@@ -206,7 +207,7 @@ def test_who_may_pin_and_unpin() -> None:
             _, (answer,) = other.ask(daemon.socket, "POST", "/v1/unpin", {"urls": urls})
             assert answer == {"unpinned": [], "kept": []}
             _, (answer,) = owner.ask(daemon.socket, "POST", "/v1/unpin", {"urls": urls})
-            assert [row["reason"].partition(";")[0] for row in answer["kept"]] == ["pinned by user 0"] * 2
+            assert [row["reason"].partition(";")[0] for row in answer["kept"]] == ["pinned by user root"] * 2
             assert owner.ask(daemon.socket, "POST", "/v1/settings", {"name": "log_level", "value": "debug"})[0] == 403
             owner.ask(daemon.socket, "POST", "/v1/pin", {"urls": urls[:1]})
             assert unpin(daemon, urls)["unpinned"] == urls[:2], "root takes back everybody's"
@@ -218,11 +219,13 @@ def test_the_commands(daemon: Daemon, urls: list[str]) -> None:
     assert ran.code == 0 and "2 shards pinned: 2 fetched" in ran.out and "of at most 1.6 MB" in ran.out
     listed = shardcache("pin", "--json", socket=daemon.socket)
     assert [(row["url"], row["cached"]) for row in listed.events] == [(url, True) for url in urls[:2]]
-    assert urls[0] in shardcache("pin", socket=daemon.socket).out
+    listed = shardcache("pin", socket=daemon.socket)
+    assert urls[0] in listed.out
+    assert [line.rstrip().endswith(f" {user_name(os.getuid())}") for line in listed.out.splitlines()[1:]] == [True] * 2
     assert shardcache("ls", socket=daemon.socket).out.count("pinned") == 1 + 2
     assert "2 shards" in shardcache("status", socket=daemon.socket).out
     ran = shardcache("evict", urls[0], socket=daemon.socket)
-    assert ran.code == 1 and f"kept  {urls[0]}: pinned by user {os.getuid()}" in ran.out
+    assert ran.code == 1 and f"kept  {urls[0]}: pinned by user {user_name(os.getuid())}" in ran.out
     assert "2 shards unpinned" in shardcache("unpin", f"{urls[0][:-10]}*", socket=daemon.socket).out
     ran = shardcache("unpin", urls[0], socket=daemon.socket)
     assert ran.code == 1 and "no pinned shard matches" in ran.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from shardcache_client import ShardDataset
+from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples, write_shards
@@ -80,3 +82,17 @@ def test_evicted_shards_that_are_fetched_again_are_counted(tmp_path: Path) -> No
             assert len(list(ShardDataset(url, socket=daemon.socket))) == 10
         counters = daemon.status()["counters"]
     assert (counters["evictions"], counters["refetches"]) == (3, 2)
+
+
+def test_live_jobs_stand_before_ended_ones_with_their_users_name(tmp_path: Path) -> None:
+    """Whichever joined first; so `status` begins with what is going on."""
+    with Daemon(tmp_path) as daemon, RawSession(daemon, "long"):
+        RawSession(daemon, "early").close()
+        RawSession(daemon, "ended").close()
+        with RawSession(daemon, "late"):
+            eventually(lambda: [row["sessions"] for row in daemon.status()["jobs"]] == [1, 1, 0, 0])
+            jobs = daemon.status()["jobs"]
+            assert [row["name"] for row in jobs] == ["long", "late", "early", "ended"]
+            assert {row["user"] for row in jobs} == {getpass.getuser()}
+            shown = shardcache("status", socket=daemon.socket).out
+    assert shown.index("late") < shown.index("early")

@@ -12,7 +12,7 @@ const jobKey = (job) => keyOf(job.name, job.uid);
 const sum = (counts) => counts.reduce((total, value) => total + value, 0);
 
 const COLUMNS = [
-  { header: true, fill: (cell, { job }) => lines(cell, job.name, `user ${job.uid}`) },
+  { header: true, fill: (cell, { job }) => lines(cell, job.name, job.user) },
   { name: "now", fill: fillNow },
   { name: "number", fill: (cell, { job }) => say(cell, number(job.sessions)) },
   { name: "number", fill: (cell, { job }) => say(cell, `${number(job.shards_done)} of ${number(job.shards_planned)}`) },
@@ -105,7 +105,7 @@ function showPast(jobs) {
   say(summary, `${count(jobs.length, "ended job")}`);
   sync(list, jobs, jobKey, () => make("li"), (item, job) => {
     const read = `${number(job.shards_done)} of ${number(job.shards_planned)} shards`;
-    say(item, `${job.name} (user ${job.uid}): read ${read}, waited ${duration(job.waited_s)}`);
+    say(item, `${job.name} (${job.user}): read ${read}, waited ${duration(job.waited_s)}`);
   });
 }
 

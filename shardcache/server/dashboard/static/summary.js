@@ -2,12 +2,13 @@
 
 import { byId, definitions, make, say, sync } from "./dom.js";
 import { warningsOf } from "./warnings.js";
-import { byJob, isLong, isStalled, keyOf } from "./waiting.js";
+import { byJob, isLong, isStalled, keyOf, nameUsers, user } from "./waiting.js";
 import { basename, count, duration, neededIn, number, percent, size } from "./words.js";
 
 const MOST_WAITS = 6;
 
 export function showSummary(moment, rates) {
+  nameUsers(moment.jobs);
   say(byId("who"), `${moment.cache.dir} · version ${moment.version} · up ${duration(moment.uptime_s)}`);
   const warnings = warningsOf(moment), waiting = [...byJob(moment.waits).values()].filter(isLong);
   const held = waiting.reduce((total, { readers }) => total + readers, 0);
@@ -34,7 +35,7 @@ function showWaits(waiting) {
   sync(byId("waits"), shown, ({ job, uid }) => keyOf(job, uid), newWait, (item, { job, uid, readers, longest }) => {
     const what = `${basename(longest.url)}: ${longest.reason}`;
     fill(item, [job ?? "no job", count(readers, "reader"), `up to ${duration(longest.for_s)}`, what]);
-    item.title = `${job}, user ${uid}\n${longest.url}`;
+    item.title = `${job}, ${user(uid)}\n${longest.url}`;
   });
   say(byId("waits-more"), more ? `and ${count(more, "more job")}` : "");
 }

@@ -1,6 +1,7 @@
 // Upcoming shards: the missing shards that are needed soonest, then all other transfers.
 
 import { byId, make, say, table } from "./dom.js";
+import { user } from "./waiting.js";
 import { basename, neededIn, size } from "./words.js";
 
 const MOST = 14;
@@ -14,7 +15,7 @@ const WORDS = {
 const COLUMNS = [
   { name: "number", fill: fillNeed },
   { header: true, name: "name", fill: (cell, row) => titled(cell, basename(row.url), row.url) },
-  { name: "name", fill: (cell, row) => titled(cell, row.job ?? "", row.job ? `${row.job}, user ${row.uid}` : "") },
+  { name: "name", fill: (cell, row) => titled(cell, row.job ?? "", row.job ? `${row.job}, ${user(row.uid)}` : "") },
   { name: "state", fill: fillState },
 ];
 

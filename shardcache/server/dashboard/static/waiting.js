@@ -4,6 +4,11 @@
 const SHORT_S = 1;
 const STALLED_S = 10;
 
+const users = new Map();
+
+/** Remember the names of the users who have jobs. */
+export const nameUsers = (jobs) => jobs.forEach((job) => users.set(job.uid, job.user));
+export const user = (uid) => users.get(uid) ?? uid;
 export const keyOf = (name, uid) => JSON.stringify([name, uid]);
 export const isLong = ({ longest }) => longest.for_s >= SHORT_S;
 export const isStalled = ({ longest }) => longest.for_s >= STALLED_S;

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from shardcache.errors import ConfigError
@@ -59,7 +63,8 @@ def test_explicit_ranks_come_in_pairs() -> None:
         ({"SHARDCACHE_JOB": "mine", "SLURM_JOB_ID": "7"}, ["train.py"], "mine"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "vit"}, ["train.py"], "vit-7"),
         ({"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}, ["train.py"], "slurm-5_2"),
-        ({"TORCHELASTIC_RUN_ID": "run-5"}, ["train.py"], "run-5"),
+        ({"TORCHELASTIC_RUN_ID": "run-5"}, ["train.py"], "train.py-run-5"),
+        ({"TORCHELASTIC_RUN_ID": "0b9c3d1e-5a6b-4c7d-8e9f-001122334455"}, ["train.py"], "train.py"),
         ({"TORCHELASTIC_RUN_ID": "none"}, ["/home/me/train.py"], "train.py"),
         ({"RAY_JOB_ID": "02000000"}, ["/ray/default_worker.py"], "ray-02000000"),
         ({"RAY_JOB_ID": "02000000", "SLURM_JOB_ID": "7"}, ["/ray/default_worker.py"], "ray-02000000"),
@@ -67,8 +72,30 @@ def test_explicit_ranks_come_in_pairs() -> None:
         ({}, ["default_worker.py"], "default_worker.py"),
         ({}, ["-c"], "python"),
         ({}, [], "python"),
+        ({}, ["ipykernel_launcher.py"], "notebook"),
+        ({"JPY_SESSION_NAME": "/home/me/look.ipynb"}, ["ipykernel_launcher.py"], "look.ipynb"),
     ],
 )
 def test_a_job_has_a_name(env: dict[str, str], argv: list[str], name: str) -> None:
     """The name is the most telling one at hand."""
-    assert job_name(env, argv) == name
+    assert job_name(env, argv, module="") == name
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("pkg.train", "pkg.train"), ("pkg.__main__", "pkg"), ("ipykernel_launcher", "notebook")]
+)
+def test_a_module_names_its_job(module: str, name: str) -> None:
+    """That of `python -m`, whose file says less; a chosen run id tells runs apart."""
+    assert job_name({}, ["/src/pkg/train.py"], module) == name
+    assert job_name({"TORCHELASTIC_RUN_ID": "7"}, ["/src/pkg/train.py"], module) == f"{name}-7"
+
+
+@pytest.mark.parametrize("command", [["{0}/pkg/train.py"], ["-m", "pkg.train"], ["{0}/pkg"]])
+def test_a_process_names_its_job_by_what_it_runs(tmp_path: Path, command: list[str]) -> None:
+    """A script, a module, and a folder, as Python itself tells them apart."""
+    (tmp_path / "pkg").mkdir()
+    for name in ("train.py", "__main__.py"):
+        (tmp_path / "pkg" / name).write_text("from shardcache_client.topology import job_name; print(job_name({}))")
+    command = [word.format(tmp_path) for word in command]
+    found = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == {"-m": "pkg.train"}.get(command[0], Path(command[0]).name)
