@@ -120,9 +120,12 @@ def _writing() -> Iterator[None]:
 
 
 def expiry_s(tls: Tls) -> float:
-    """Return the time at which the first of a node's certificates expires. Raises OSError and ValueError."""
-    found = (each for file in (tls.certificate, tls.ca) for each in x509.load_pem_x509_certificates(file.read_bytes()))
-    return min(certificate.not_valid_after_utc for certificate in found).timestamp()
+    """Return the time at which a node's certificate or its authority expires. Raises OSError and ValueError."""
+    own, authorities = (
+        [found.not_valid_after_utc for found in x509.load_pem_x509_certificates(file.read_bytes())]
+        for file in (tls.certificate, tls.ca)
+    )
+    return min(*own, max(authorities)).timestamp()  # a file of authorities keeps former ones while nodes change over
 
 
 def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:

@@ -111,9 +111,10 @@ class NodeTier:
             nginx_process.reload(process, tier.front, tier.digest)
         except (ShardcacheError, OSError) as exn:
             self._config.write_text(former)
-            if str(exn) != self._stale:
+            reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
+            if reason != self._stale:
                 self._say(f"the former configuration stays in use: {exn}")
-            self._stale = str(exn)
+            self._stale = reason
             return
         self._tier, self._stale = tier, None
         self._ready(_line(tier))

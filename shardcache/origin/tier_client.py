@@ -145,11 +145,12 @@ class TierState:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state for the status page."""
+        expires_s = self._published.get("certificate_expires_s")
         return {
             "address": self.address,
             "failing": self._breaker.is_open,
             "stale": bool(self._published.get("stale")),
-            "certificate_expires_s": self._published.get("certificate_expires_s"),
+            "certificate_expires_s": expires_s if isinstance(expires_s, float) else None,
         }
 
     async def watch(self) -> None:
@@ -157,7 +158,8 @@ class TierState:
         while True:
             try:
                 async with aiohttp.request("GET", f"http://{self.address}/{_STATUS}", timeout=_LIMIT) as answer:
-                    self._published = await answer.json() if answer.status == 200 else {}
+                    found = await answer.json() if answer.status == 200 else None
+                    self._published = found if isinstance(found, dict) else {}
             except (aiohttp.ClientError, OSError, ValueError):
                 self._published = {}
             await asyncio.sleep(_WATCHED_S)
