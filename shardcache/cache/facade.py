@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from shardcache.cache.catalog.revalidation import Revalidation
 from shardcache.cache.loop_turns import Turns
 from shardcache.cache.observer import Observer
 from shardcache.cache.operations.operations import Operations
-from shardcache.cache.operations.rounds import Tell
+from shardcache.cache.operations.rounds import Tell, reporting
 from shardcache.cache.planner import Planner
 from shardcache.cache.readers.jobs import Loader
 from shardcache.cache.readers.leasing import Leasing
@@ -87,7 +88,7 @@ class Cache:
         readers = Readers(
             planner, leasing, inventory, transfers, counters, changed, turns, observer.waited, settings.plan_memory
         )
-        self._allow = AllowList(settings.allow)
+        self._allow, self._downloader = AllowList(settings.allow), downloader
         self._manifests = Manifests(
             origins, downloader, store.catalogue, history, self._allow, turns, settings.listing_ttl_s
         )
@@ -146,7 +147,8 @@ class Cache:
 
     async def warm(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
         """Fetch every shard that the patterns match, reporting events to `tell`. Raises CapacityError, OriginError."""
-        await self._operations.warming.warm((await self.resolve(patterns, peer)).refs, tell)
+        async with self._found(patterns, peer, tell) as refs:
+            await self._operations.warming.warm(refs, tell)
 
     async def index(self, patterns: Sequence[str], peer: Peer, tell: Tell, member: TokenMember | None = None) -> None:
         """Count the samples of every shard that the patterns match, and the tokens in `member`, if given.
@@ -154,8 +156,18 @@ class Cache:
         Reports events to `tell`. Raises OriginError.
         """
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
-        found = await self._manifests.resolve(patterns, peer, fresh=True)
-        await self._operations.counting.count(found.refs, tell, listed=listed, member=member)
+        async with self._found(patterns, peer, tell, fresh=True) as refs:
+            await self._operations.counting.count(refs, tell, listed=listed, member=member)
+
+    @asynccontextmanager
+    async def _found(
+        self, patterns: Sequence[str], peer: Peer, tell: Tell, *, fresh: bool = False
+    ) -> AsyncIterator[list[ShardRef]]:
+        """Provide the shards that patterns match; report repeated requests for them, in the block as well."""
+        async with reporting(patterns, self._downloader, tell):
+            refs = (await self._manifests.resolve(patterns, peer, fresh=fresh)).refs
+        async with reporting({ref.url for ref in refs}, self._downloader, tell):
+            yield refs
 
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield the published shards under a url prefix that the user may see."""
@@ -179,7 +191,8 @@ class Cache:
 
         Raises CapacityError, DiskError, OriginError.
         """
-        await self._operations.pinning.pin((await self.resolve(patterns, peer)).refs, peer, tell)
+        async with self._found(patterns, peer, tell) as refs:
+            await self._operations.pinning.pin(refs, peer, tell)
 
     async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
         """Remove the user's pins on matching shards; a trusted user removes everyone's. Raises DiskError."""

@@ -116,6 +116,8 @@ class AdminClient:
         event: Json = {}
         with closing(self._lines("POST", path, body)) as events:
             for event in events:
+                if event.get("event") == "failed":
+                    raise from_json(event["error"])
                 yield event
         if event.get("event") != "done":
             raise NoDaemonError("the daemon stopped before the request was done", url=str(self.socket))

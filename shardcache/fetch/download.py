@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +22,7 @@ from shardcache.fetch.parts.pausable_read import Coming
 from shardcache.fetch.parts.request_size import parts_per_request
 from shardcache.fetch.parts.requests import Requests, RequestSpan
 from shardcache.fetch.parts.stall_timeout import StallTimeout
-from shardcache.fetch.retry import BACKOFF, Backoff, Retry
+from shardcache.fetch.retry import BACKOFF, Backoff, FailedAttempt, Retry
 from shardcache.fetch.sink import Sink
 from shardcache.fetch.verification.etags import Etags
 from shardcache.fetch.verification.part_checksums import PartChecksums
@@ -76,6 +76,11 @@ class Downloader:
         """Number of times a part was preempted."""
         return self._scheduler.pauses
 
+    @property
+    def failing(self) -> Mapping[str, FailedAttempt]:
+        """The latest failed attempt at requests that are being repeated, by url."""
+        return self._retry.failing
+
     def loads(self) -> list[OriginLoad]:
         """Return the load on each origin, and its limit."""
         return self._scheduler.loads()
@@ -123,7 +128,7 @@ class Downloader:
             async with stall_timeout.limit():
                 return await request(stall_timeout.received)
 
-        return await self._retry.call(attempt)
+        return await self._retry.call(url, attempt)
 
     async def download(
         self,
@@ -212,7 +217,7 @@ class Downloader:
             return await self._attempt(download, piece)
 
         while parts:
-            finished = await self._retry.call(attempt)
+            finished = await self._retry.call(download.obj.url, attempt)
             download.record(finished)
             parts = parts[len(finished) :]
 

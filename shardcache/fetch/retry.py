@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from shardcache.errors import CorruptShardError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.observability.metrics import Counters
+from shardcache.observability.shared_logger import SharedLogger
+from shardcache.redact import redact
+
+log = SharedLogger()
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +47,18 @@ class Backoff:
 BACKOFF = Backoff()
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class FailedAttempt:
+    """A failed attempt at a request that will be repeated; its text is for people."""
+
+    number: int
+    attempts: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"attempt {self.number} of {self.attempts}: {self.cause}"
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """Retry policy for requests to origins.
@@ -50,36 +66,46 @@ class Retry:
     Attributes:
         attempts: maximum number of attempts, the first included.
         counters: count retries and requests given up.
+        failing: latest failed attempt at requests under way, by url.
     """
 
     attempts: int
     counters: Counters
     backoff: Backoff = BACKOFF
+    failing: dict[str, FailedAttempt] = field(default_factory=dict)
 
-    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return what `attempt` returns.
+    async def call(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what `attempt` returns, which requests something of `url`.
 
         Retries only after OriginUnavailableError: any other error would recur. Raises the last attempt's error, with
         the number of attempts.
         """
         try:
-            return await self._call(attempt)
+            return await self._call(url, attempt)
         except OriginError as exn:
             self.counters.measures.given_up[exn.code] += 1
             raise
+        finally:
+            self.failing.pop(url, None)
 
-    async def _call(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _call(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
         for failures in range(1, self.attempts):
             try:
                 return await attempt()
-            except OriginUnavailableError:
+            except OriginUnavailableError as exn:
                 self.counters.retries += 1
+                self._failed(url, FailedAttempt(failures, self.attempts, exn.message))
             await asyncio.sleep(self.backoff.pause_s(failures, random.random()))
         try:
             return await attempt()
         except OriginUnavailableError as exn:
             message = f"{exn.message} (given up after {self.attempts} attempts)"
             raise type(exn)(message, url=exn.url, remedy=exn.remedy) from exn
+
+    def _failed(self, url: str, failed: FailedAttempt) -> None:
+        self.failing[url] = failed
+        if failed.number > 1 and failed.number.bit_count() == 1:  # the 2nd, 4th, 8th: not every lost connection
+            log.warning("request failed; retrying", url=redact(url), cause=str(failed))
 
 
 def refetch(fetch: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:

@@ -46,6 +46,12 @@ def error_of(status: int, message: str, url: str) -> OriginError:
     return _MEANING.get(status, default)(message, url=url, remedy=remedy)
 
 
+def connection_error(reason: str, url: str) -> OriginError:
+    """Return the error for a connection that failed, or that there was none of: such a reason names the server."""
+    named = reason.startswith(("connection refused", "no connection"))
+    return OriginUnavailableError(reason if named else f"the connection to the server failed: {reason}", url=url)
+
+
 def certificate_error(exn: Exception, url: str) -> OriginError:
     """Return the error for a server whose certificate is not trusted; a retry would not help."""
     return OriginError(

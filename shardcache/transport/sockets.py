@@ -69,7 +69,7 @@ async def connect(host: str, port: int, *, far_only: bool = False) -> socket.soc
         addresses = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, lookup)
         return await _connected(host, addresses, far_only=far_only)
     except OSError as exn:
-        raise ConnectionError(_reason(exn, f"{host}:{port}")) from exn
+        raise ConnectionError(failure(exn, f"{host}:{port}")) from exn
 
 
 async def _connected(host: str, addresses: Sequence[AddrInfoType], *, far_only: bool) -> socket.socket:
@@ -81,7 +81,8 @@ async def _connected(host: str, addresses: Sequence[AddrInfoType], *, far_only: 
     )
 
 
-def _reason(exn: OSError, place: str) -> str:
+def failure(exn: OSError, place: str) -> str:
+    """Return why there is no connection to a place."""
     if isinstance(exn, ConnectionRefusedError):
         return f"connection refused by {place}"
     number = exn.errno or 0  # negative for a name that is not known

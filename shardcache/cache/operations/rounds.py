@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from shardcache.fetch.download import Downloader
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
+from shardcache.redact import redact
 
 Event = dict[str, Any]
 Tell = Callable[[Event], Awaitable[None]]
@@ -110,6 +112,27 @@ class Round:
             "done_bytes": self._done_bytes + sum(transfer.arrived_bytes for transfer in transfers if transfer),
             "total_bytes": self._total_bytes,
         }
+
+
+@asynccontextmanager
+async def reporting(urls: Collection[str], downloader: Downloader, tell: Tell) -> AsyncIterator[None]:
+    """Report the most often repeated request for any of the urls during the block, whenever that changes."""
+
+    async def watch() -> None:
+        told = None
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            failing = [(failed, url) for url, failed in downloader.failing.items() if url in urls]
+            if failing and (latest := max(failing))[0] != told:
+                told, url = latest
+                await tell({"event": "retrying", "url": redact(url), "message": str(told)})
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 async def ask_all(urls: Iterable[str], origins: Origins, downloader: Downloader) -> dict[str, RemoteObject]:

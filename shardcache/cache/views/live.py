@@ -101,5 +101,5 @@ class LiveView:
                     "readers": count,
                     "for_s": round(time.monotonic() - since_s[party], 1),
                     "url": redact(url) if sight(url) else HIDDEN,
-                    "reason": self._reason(transfer),
+                    "reason": self._reason(transfer) if sight(url) else transfer.stages.present.value,
                 }

@@ -78,7 +78,8 @@ class Overview:
         """Return a human-readable reason why a transfer has not finished yet."""
         stage, space = transfer.stages.present, self._store.space
         if stage is not Stage.SPACE:
-            return stage.value
+            failed = self._downloader.failing.get(transfer.ref.url)
+            return f"{stage.value}; {failed}" if failed else stage.value
         amounts = (space.capacity_bytes, self._leased_bytes(), space.pinned_bytes, space.reserved_bytes)
         capacity, leased, pinned, arriving = map(size, amounts)
         pins = f", {pinned} pinned" if space.pinned_bytes else ""
@@ -98,7 +99,8 @@ class Overview:
 
     def _transfer(self, transfer: Transfer, sight: Callable[[str], bool]) -> Json:
         now, url = self._planner.now, transfer.ref.url
-        shown = {"url": redact(url) if sight(url) else HIDDEN}
+        failed = self._downloader.failing.get(url) if sight(url) else None
+        shown = {"url": redact(url) if sight(url) else HIDDEN, "last_error": None if failed is None else str(failed)}
         return (
             transfer.to_json()
             | shown

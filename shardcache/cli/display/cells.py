@@ -59,6 +59,12 @@ def disk(page: Row) -> Text | None:
     return None
 
 
+def retrying(page: Row) -> Text | None:
+    """Describe the requests that are being repeated, by the latest error; None if there are none."""
+    errors = [row["last_error"] for row in page["transfers"] if row.get("last_error")]
+    return Text(f"{count(len(errors), 'transfer')} · {errors[0]}", "yellow") if errors else None
+
+
 def pins(page: Row) -> str | None:
     """Describe how much is pinned; None if nothing is."""
     state = page.get("pins")

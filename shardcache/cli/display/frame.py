@@ -117,9 +117,10 @@ def _head(moment: Moment) -> Table:
         trouble.no_wrap, trouble.overflow = True, "ellipsis"
         head.add_row(Text("disk", "red"), trouble)
     head.add_row("origin", one_line(_store(counters, moment.rates)))
-    if tier := cells.tier(moment.page):
-        tier.no_wrap, tier.overflow = True, "ellipsis"
-        head.add_row("tier", tier)
+    for heading, text in {"retrying": cells.retrying(moment.page), "tier": cells.tier(moment.page)}.items():
+        if text:
+            text.no_wrap, text.overflow = True, "ellipsis"
+            head.add_row(heading, text)
     head.add_row("leases", one_line(_leases(counters, moment.rates)))
     head.add_row("since start", one_line(cells.troubles(counters)))
     if moment.trouble:

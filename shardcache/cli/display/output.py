@@ -117,6 +117,8 @@ def follow(
                 case "shard" if each_shard and not console.is_terminal:
                     line = f"{event['state']}  {size(event['size_bytes'])}  {event['url']}"
                     console.print(line, markup=False)
+                case "retrying":
+                    console.print(f"retrying  {event['url']}: {event['message']}", markup=False)
                 case "error":
                     failures.add(event["error"])
                 case "done":

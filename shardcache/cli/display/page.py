@@ -44,6 +44,8 @@ def _facts(page: Row) -> Table:
     if trouble := cells.disk(page):
         facts.add_row(Text("disk", "red"), trouble)
     facts.add_row("origin", f"{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')}")
+    if trouble := cells.retrying(page):
+        facts.add_row(Text("retrying", "yellow"), trouble)
     if tier := cells.tier(page):
         facts.add_row("tier", tier)
     facts.add_row("leases", cells.leases(counters))

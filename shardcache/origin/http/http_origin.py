@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from email.utils import parsedate
 from http import HTTPStatus
 
-from shardcache.errors import OriginError, OriginUnavailableError, ShardcacheError, ShardChangedError
+from shardcache.errors import OriginError, ShardcacheError, ShardChangedError
 from shardcache.origin.base import Origin, RemoteObject, Setup
 from shardcache.origin.http.http_client import HttpClient, InvalidUrlError
 from shardcache.origin.http.ranges import (
@@ -20,7 +20,7 @@ from shardcache.origin.http.ranges import (
     total_bytes,
     wrong_length,
 )
-from shardcache.origin.http_status import certificate_error, error_of
+from shardcache.origin.http_status import certificate_error, connection_error, error_of
 from shardcache.origin.tier_client import Route, sums_of
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.head import ECHOED, number_in
@@ -110,7 +110,7 @@ def _translated(url: str) -> Iterator[None]:
         exn.url = exn.url or url
         raise
     except OSError as exn:
-        raise OriginUnavailableError(f"the connection to the server failed: {exn}", url=url) from exn
+        raise connection_error(str(exn), url) from exn
 
 
 def _check(answer: Answer, url: str) -> None:

@@ -20,9 +20,10 @@ from shardcache.errors import (
     OriginUnavailableError,
     ShardcacheError,
 )
-from shardcache.origin.http_status import certificate_error, error_of
+from shardcache.origin.http_status import certificate_error, connection_error, error_of
 from shardcache.origin.s3.sdk_http import LedAwayError
 from shardcache.transport.head import HEAD_REMEDY, HeadError
+from shardcache.transport.sockets import failure
 
 E = TypeVar("E", bound=Exception)
 
@@ -91,8 +92,9 @@ def judge(exn: Exception, url: str) -> Verdict:
         return Verdict(OriginError(str(HeadError()), url=url, remedy=HEAD_REMEDY))
     if isinstance(cause, _NONSENSE):
         return Verdict(OriginUnavailableError(f"invalid answer from the origin: {cause!r}", url=url))
-    detail = str(cause) or type(cause).__name__
-    return Verdict(OriginUnavailableError(f"the connection to the origin failed: {detail}", url=url))
+    if refused := _cause(cause, aiohttp.ClientConnectorError):
+        return Verdict(connection_error(failure(refused.os_error, f"{refused.host}:{refused.port}"), url))
+    return Verdict(connection_error(str(cause) or type(cause).__name__, url))
 
 
 def _cause(exn: BaseException | None, kind: type[E]) -> E | None:

@@ -193,10 +193,20 @@ async def _tell(request: web.Request, errand: Errand) -> web.StreamResponse:
     urls = take(await _body(request), "urls", list[str])
     lines = _Lines(request)
     try:
-        await errand(urls, peer_of(request), lines.write)
+        await _run(errand(urls, peer_of(request), lines.write), lines)
     except* ConnectionError:
         pass  # the client disconnected: running transfers finish, no others are started
     return lines.response
+
+
+async def _run(errand: Awaitable[None], lines: _Lines) -> None:
+    """Await a request's end; an error after its first line is its last line."""
+    try:
+        await errand
+    except ShardcacheError as exn:
+        if not lines.response.prepared:
+            raise
+        await lines.write({"event": "failed", "error": exn.to_json()})
 
 
 async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:

@@ -191,7 +191,8 @@ def _status() -> Json:
     tier = {"address": _TEXT, "certificate_expires_s": _NUMBER_OR_NULL}
     tier |= {name: {"type": "boolean"} for name in ("failing", "stale")}
     transfer = {"url": _TEXT, "done_bytes": _COUNT, "total_bytes": _COUNT_OR_NULL, "rate_bytes_per_s": _COUNT}
-    transfer |= {"class": _TEXT, "stage": _TEXT, "waiters": _COUNT, "needed_in_s": _NUMBER_OR_NULL}
+    transfer |= {"class": _TEXT, "stage": _TEXT, "last_error": _TEXT_OR_NULL}
+    transfer |= {"waiters": _COUNT, "needed_in_s": _NUMBER_OR_NULL}
     job = {
         "name": _TEXT,
         "uid": _COUNT,
@@ -228,7 +229,8 @@ def _event() -> Json:
     counts = ("shards", "done_shards", "samples", "tokens", "number", "fetched", "cached", "known", "failed", "corrupt")
     sizes = ("bytes", "done_bytes", "size_bytes", "origin_bytes")
     fields = {
-        "event": {"enum": ["resolved", "start", "progress", "shard", "error", "done"]},
+        "event": {"enum": ["resolved", "start", "progress", "retrying", "shard", "error", "failed", "done"]},
+        "message": _TEXT,
         "url": _TEXT,
         "state": _TEXT,
         "ok": {"type": "boolean"},

@@ -22,6 +22,7 @@ from shardcache.observability.metrics import Counters
 from shardcache.transport.flow import nothing
 
 NO_PAUSE = Backoff(base_s=0, cap_s=0)
+URL = "s3://b/a.tar"
 
 
 class Script:
@@ -47,7 +48,7 @@ def unavailable() -> OriginUnavailableError:
 async def test_what_a_retry_may_mend_is_tried_again() -> None:
     """Failures fewer than the attempts stay invisible, but counted."""
     script, counters = Script(unavailable(), unavailable()), Counters()
-    assert await Retry(3, counters, NO_PAUSE).call(script) == "done"
+    assert await Retry(3, counters, NO_PAUSE).call(URL, script) == "done"
     assert (script.calls, counters.retries) == (3, 2)
 
 
@@ -55,7 +56,7 @@ async def test_the_last_try_s_error_says_how_many_there_were() -> None:
     """As many tries as allowed, and the same kind of error with url and remedy kept."""
     script = Script(*[unavailable() for _ in range(5)])
     with pytest.raises(OriginUnavailableError, match=r"busy.*after 4 attempts") as failed:
-        await Retry(4, Counters(), NO_PAUSE).call(script)
+        await Retry(4, Counters(), NO_PAUSE).call(URL, script)
     assert (script.calls, failed.value.url, failed.value.remedy) == (4, "s3://b/a.tar", "wait")
 
 
@@ -64,7 +65,7 @@ async def test_what_a_retry_cannot_mend_is_raised_at_once(error: Exception) -> N
     """Denied, missing and replaced objects are asked for once."""
     script, counters = Script(error), Counters()
     with pytest.raises(type(error)):
-        await Retry(5, counters, NO_PAUSE).call(script)
+        await Retry(5, counters, NO_PAUSE).call(URL, script)
     assert (script.calls, counters.retries) == (1, 0)
 
 

@@ -62,12 +62,12 @@ function fillState(cell, { presence, transfer }) {
   cell.title = text.textContent;
 }
 
-function fillProgress(bar, text, { done_bytes: done, total_bytes: total, rate_bytes_per_s: rate, stage }) {
+function fillProgress(bar, text, { done_bytes: done, total_bytes: total, rate_bytes_per_s: rate, stage, last_error: error }) {
   if (total) {
     bar.max = total;
     bar.value = done;
   } else bar.removeAttribute("value");
   const pace = rate ? `${size(rate)}/s` : "";
-  const parts = [total ? `${size(done)} of ${size(total)}` : "", stage === DOWNLOADING ? pace : stage];
+  const parts = [total ? `${size(done)} of ${size(total)}` : "", error || (stage === DOWNLOADING ? pace : stage)];
   say(text, parts.filter(Boolean).join(" · "));
 }
