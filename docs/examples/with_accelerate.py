@@ -1,7 +1,7 @@
 """Hugging Face Accelerate: training, evaluation, and resuming from `accelerator.save_state`.
 
-accelerate launch --num_processes 2 with_accelerate.py URLS --validation URLS --checkpoints DIR  # or torchrun
-accelerate launch --num_processes 2 with_accelerate.py URLS --validation URLS --resume DIR/step-12
+accelerate launch --num_processes 2 with_accelerate.py s3://bucket/train/ --validation s3://bucket/val/ --checkpoints .
+accelerate launch --num_processes 2 with_accelerate.py s3://bucket/train/ --validation s3://bucket/val/ --resume step-12
 
 Each process has its own share of the samples; `accelerator.prepare` returns a ShardLoader as it is, and would shard a
 DataLoader a second time.
@@ -9,15 +9,35 @@ DataLoader a second time.
 
 from __future__ import annotations
 
+import argparse
+import json
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import nn
-from toy import BATCH, EPOCHS, arguments, decode, loss_of, model, report
 
 from shardcache_client import ShardDataset, ShardLoader
+
+BATCH = 4
+EPOCHS = 3
+
+
+def decode(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the key, the first bytes of the image as if they were its pixels, and the class."""
+    pixels = torch.frombuffer(bytearray(sample["jpg"][:64]), dtype=torch.uint8)
+    return {"key": sample["__key__"], "image": pixels / 255, "label": int(sample["cls"])}
+
+
+def report(name: str, batches: list[list[str]], out: str | None) -> None:
+    """Print the number of this rank's batches; add their keys to a file, if one is named."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    print(f"{name}: {len(batches)} batches on rank {rank}", flush=True)
+    if out:
+        with open(out, "ab", buffering=0) as file:
+            file.write(json.dumps({"name": name, "rank": rank, "batches": batches}).encode() + b"\n")
 
 
 class Progress:
@@ -37,13 +57,17 @@ class Progress:
 
 def main() -> None:
     """Train on the shards that the command line names."""
-    args = arguments("--validation", "--checkpoints", "--resume")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("urls", help="shards of samples with a jpg and a cls")
+    for option in ("--socket", "--out", "--validation", "--checkpoints", "--resume"):
+        parser.add_argument(option)
+    args = parser.parse_args()
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     common: dict[str, Any] = {"batch_size": BATCH, "decode": decode, "socket": args.socket}
     training = ShardDataset(args.urls, shuffle=True, seed=7, **common)
     loader = training.loader(num_workers=2)
     validation = ShardDataset(args.validation, **common).loader(num_workers=1)
-    net = model()
+    net = nn.Linear(64, 10)
     net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
     progress = Progress()
     accelerator.register_for_checkpointing(loader, progress)  # rank 0's, which speak for all
@@ -56,7 +80,7 @@ def main() -> None:
         for batch in loader:
             batch = send_to_device(batch, accelerator.device)
             optimizer.zero_grad()
-            accelerator.backward(loss_of(net, batch))
+            accelerator.backward(nn.functional.cross_entropy(net(batch["image"]), batch["label"]))
             optimizer.step()
             progress.step += 1
             if args.checkpoints and progress.step % 3 == 0:

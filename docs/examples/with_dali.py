@@ -1,22 +1,45 @@
 """NVIDIA DALI: an external source of encoded images, which DALI decodes in its own threads or on the GPU.
 
-RANK=0 WORLD_SIZE=2 python with_dali.py 's3://bucket/index.json' --checkpoints DIR
-RANK=0 WORLD_SIZE=2 python with_dali.py 's3://bucket/index.json' --resume DIR/step-9.json
+python with_dali.py s3://bucket/train.json --checkpoints .
+python with_dali.py s3://bucket/train.json --resume step-9.json
 
-torchrun sets RANK and WORLD_SIZE, and `srun` variables of its own. Without `--device`, the pipeline runs on the CPU.
+RANK and WORLD_SIZE say which of several processes this is; torchrun and `srun` tell, too. Without `--device`, the
+pipeline runs on the CPU.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from nvidia.dali import fn, pipeline_def
-from toy_numpy import BATCH, EPOCHS, arguments, batches, load, report, save
 
 from shardcache_client import ShardReader
+
+BATCH = 4
+EPOCHS = 3
+
+
+def batches(reader: ShardReader) -> Iterator[dict[str, Any]]:
+    """Yield the batches of an epoch, each with the state after it: frameworks take batches ahead of the training."""
+    samples = iter(reader)
+    while batch := list(islice(samples, BATCH)):
+        fields = {name: [sample[name] for sample in batch] for name in batch[0]}
+        yield fields | {"state": json.dumps(reader.state_dict())}
+
+
+def report(name: str, batches: list[list[str]], out: str | None) -> None:
+    """Print the number of this process's batches; add their keys to a file, if one is named."""
+    print(f"{name}: {len(batches)} batches", flush=True)
+    if out:
+        with open(out, "a") as file:
+            print(json.dumps({"name": name, "rank": 0, "batches": batches}), file=file)
 
 
 def encoded(sample: dict[str, Any]) -> dict[str, Any]:
@@ -51,9 +74,14 @@ def images(source: Batches, *, on_gpu: bool) -> Any:
 
 def main() -> None:
     """Read what the command line names."""
-    args = arguments("--checkpoints", "--resume", "--device")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("urls", help="shards of samples with a jpg and a cls")
+    for option in ("--socket", "--out", "--checkpoints", "--resume", "--device"):
+        parser.add_argument(option)
+    args = parser.parse_args()
     reader = ShardReader(args.urls, shuffle=True, seed=7, batch_size=BATCH, decode=encoded, socket=args.socket)
-    load(reader, args.resume)
+    if args.resume:
+        reader.load_state_dict(json.loads(Path(args.resume).read_text()))
     source, device = Batches(reader), None if args.device is None else int(args.device)
     pipeline = images(source, on_gpu=device is not None, device_id=device)
     pipeline.build()
@@ -69,8 +97,8 @@ def main() -> None:
             shown.append([bytes(np.array(key)).decode() for key in keys])
             step += 1
             state = source.states.popleft()
-            if reader.topology().rank == 0:  # its state speaks for all
-                save(state, args.checkpoints, step)
+            if args.checkpoints and reader.topology().rank == 0:  # its state speaks for all
+                Path(args.checkpoints, f"step-{step}.json").write_text(state)
         report(f"epoch {epoch}", shown, args.out)
 
 

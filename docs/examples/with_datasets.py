@@ -1,11 +1,13 @@
 """Hugging Face datasets: an IterableDataset with a shard for each worker of each process, which datasets shares out.
 
-torchrun --nproc-per-node 2 with_datasets.py 's3://bucket/index.json' --checkpoints DIR
-torchrun --nproc-per-node 2 with_datasets.py 's3://bucket/index.json' --resume DIR/epoch-1-step-3
+torchrun --standalone --nproc-per-node 2 with_datasets.py s3://bucket/train.json --checkpoints .
+torchrun --standalone --nproc-per-node 2 with_datasets.py s3://bucket/train.json --resume epoch-1-step-3
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +15,30 @@ import torch
 import torch.distributed as dist
 from datasets import IterableDataset
 from datasets.distributed import split_dataset_by_node
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchdata.stateful_dataloader import StatefulDataLoader
-from toy import BATCH, EPOCHS, arguments, decode, loss_of, model, report
 
 from shardcache_client import ShardReader
+
+BATCH = 4
+EPOCHS = 3
+
+
+def decode(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the key, the first bytes of the image as if they were its pixels, and the class."""
+    pixels = torch.frombuffer(bytearray(sample["jpg"][:64]), dtype=torch.uint8)
+    return {"key": sample["__key__"], "image": pixels / 255, "label": int(sample["cls"])}
+
+
+def report(name: str, batches: list[list[str]], out: str | None) -> None:
+    """Print the number of this rank's batches; add their keys to a file, if one is named."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    print(f"{name}: {len(batches)} batches on rank {rank}", flush=True)
+    if out:
+        with open(out, "ab", buffering=0) as file:
+            file.write(json.dumps({"name": name, "rank": rank, "batches": batches}).encode() + b"\n")
+
 
 WORKERS = 2  # per process
 
@@ -34,12 +55,16 @@ def read(urls: str, socket: str | None, epoch: int, reader: list[int], readers: 
 
 def main() -> None:
     """Train on what the command line names."""
-    args = arguments("--checkpoints", "--resume")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("urls", help="shards of samples with a jpg and a cls")
+    for option in ("--socket", "--out", "--checkpoints", "--resume"):
+        parser.add_argument(option)
+    args = parser.parse_args()
     dist.init_process_group("gloo")
     rank, processes = dist.get_rank(), dist.get_world_size()
     readers = processes * WORKERS
     saved = torch.load(f"{args.resume}-rank-{rank}.pt", weights_only=False) if args.resume else {"epoch": 0}
-    net = DistributedDataParallel(model())
+    net = DistributedDataParallel(nn.Linear(64, 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for epoch in range(saved["epoch"], EPOCHS):
         # datasets deals out lists among generators: each worker gets one number.
@@ -52,7 +77,7 @@ def main() -> None:
         shown = []
         for step, batch in enumerate(loader):
             optimizer.zero_grad()
-            loss_of(net, batch).backward()
+            nn.functional.cross_entropy(net(batch["image"]), batch["label"]).backward()
             optimizer.step()
             shown.append(batch["key"])
             if args.checkpoints:

@@ -1,24 +1,53 @@
 """Decoding in several processes without torch: each has its own reader, and the training process takes batches in turn.
 
-RANK=0 WORLD_SIZE=2 python with_processes.py 's3://bucket/index.json' --checkpoints DIR
-RANK=0 WORLD_SIZE=2 python with_processes.py 's3://bucket/index.json' --resume DIR/step-9
+python with_processes.py s3://bucket/train.json --checkpoints .
+python with_processes.py s3://bucket/train.json --resume step-9
 
-For JAX, RANK and WORLD_SIZE are jax.process_index() and jax.process_count().
+RANK and WORLD_SIZE say which of several training processes this is; for JAX, they are jax.process_index() and
+jax.process_count().
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 from collections.abc import Iterator
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from toy_numpy import BATCH, EPOCHS, arguments, batches, decode, report
+import numpy as np
 
 from shardcache_client import ShardReader
+
+BATCH = 4
+EPOCHS = 3
+
+
+def decode(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the key, the first bytes of the image as if they were its pixels, and the class."""
+    pixels = np.frombuffer(sample["jpg"][:64], np.uint8)
+    return {"key": sample["__key__"], "image": pixels.astype(np.float32) / 255, "label": int(sample["cls"])}
+
+
+def batches(reader: ShardReader) -> Iterator[dict[str, Any]]:
+    """Yield the batches of an epoch, each with the state after it: frameworks take batches ahead of the training."""
+    samples = iter(reader)
+    while batch := list(islice(samples, BATCH)):
+        fields = {name: [sample[name] for sample in batch] for name in batch[0]}
+        yield fields | {"state": json.dumps(reader.state_dict())}
+
+
+def report(name: str, batches: list[list[str]], out: str | None) -> None:
+    """Print the number of this process's batches; add their keys to a file, if one is named."""
+    print(f"{name}: {len(batches)} batches", flush=True)
+    if out:
+        with open(out, "a") as file:
+            print(json.dumps({"name": name, "rank": 0, "batches": batches}), file=file)
+
 
 PROCESSES = 2  # readers per training process
 
@@ -65,7 +94,11 @@ def in_turn(readers: list[Connection], turn: int) -> Iterator[tuple[int, Any]]:
 
 def main() -> None:
     """Read what the command line names."""
-    args = arguments("--checkpoints", "--resume")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("urls", help="shards of samples with a jpg and a cls")
+    for option in ("--socket", "--out", "--checkpoints", "--resume"):
+        parser.add_argument(option)
+    args = parser.parse_args()
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     resumed: dict[str, Any] = {"epoch": 0, "turn": 0, "states": {}}
     if args.resume:

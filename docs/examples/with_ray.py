@@ -1,14 +1,16 @@
 """Ray Train: two workers, and resuming from a reported checkpoint.
 
-python with_ray.py 's3://bucket/train-{000000..000999}.tar' --storage /shared/runs --name first
-python with_ray.py 's3://bucket/train-{000000..000999}.tar' --storage /shared/runs --name second \\
-    --resume /shared/runs/first/CHECKPOINT/state.pt
+python with_ray.py s3://bucket/train/ --storage $PWD --name first
+python with_ray.py s3://bucket/train/ --storage $PWD --name second \\
+    --resume $(ls $PWD/first/checkpoint_*/state.pt | tail -n 1)
 
 The second run may have another number of `--workers`. `shardcache status` shows the job by the name of the run.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,10 +18,29 @@ from typing import Any
 import ray.train
 import ray.train.torch
 import torch
+import torch.distributed as dist
 from ray.train import Checkpoint, RunConfig, ScalingConfig
-from toy import BATCH, EPOCHS, arguments, decode, loss_of, model, report
+from torch import nn
 
 from shardcache_client import ShardDataset
+
+BATCH = 4
+EPOCHS = 3
+
+
+def decode(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the key, the first bytes of the image as if they were its pixels, and the class."""
+    pixels = torch.frombuffer(bytearray(sample["jpg"][:64]), dtype=torch.uint8)
+    return {"key": sample["__key__"], "image": pixels / 255, "label": int(sample["cls"])}
+
+
+def report(name: str, batches: list[list[str]], out: str | None) -> None:
+    """Print the number of this rank's batches; add their keys to a file, if one is named."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    print(f"{name}: {len(batches)} batches on rank {rank}", flush=True)
+    if out:
+        with open(out, "ab", buffering=0) as file:
+            file.write(json.dumps({"name": name, "rank": rank, "batches": batches}).encode() + b"\n")
 
 
 def train(config: dict[str, Any]) -> None:
@@ -28,7 +49,7 @@ def train(config: dict[str, Any]) -> None:
         config["urls"], shuffle=True, seed=7, batch_size=BATCH, decode=decode, socket=config["socket"]
     )
     loader = dataset.loader(num_workers=1)
-    plain = model()  # its state has the same names on any number of workers; DDP's has others
+    plain = nn.Linear(64, 10)  # its state has the same names on any number of workers; DDP's has others
     net = ray.train.torch.prepare_model(plain)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     first = 0
@@ -43,7 +64,7 @@ def train(config: dict[str, Any]) -> None:
         for step, batch in enumerate(loader):
             batch |= {name: batch[name].to(ray.train.torch.get_device()) for name in ("image", "label")}
             optimizer.zero_grad()
-            loss_of(net, batch).backward()
+            nn.functional.cross_entropy(net(batch["image"]), batch["label"]).backward()
             optimizer.step()
             shown.append(batch["key"])
             if step % 20 == 2:  # Ray takes seconds for a report
@@ -63,7 +84,11 @@ def save(state: dict[str, Any]) -> None:
 
 def main() -> None:
     """Train on the shards that the command line names."""
-    args = arguments("--storage", "--name", "--resume", "--workers")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("urls", help="shards of samples with a jpg and a cls")
+    for option in ("--socket", "--out", "--storage", "--name", "--resume", "--workers"):
+        parser.add_argument(option)
+    args = parser.parse_args()
     trainer = ray.train.torch.TorchTrainer(
         train,
         train_loop_config=vars(args),

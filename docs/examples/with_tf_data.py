@@ -1,7 +1,8 @@
 """tf.data under MultiWorkerMirroredStrategy: each worker reads its share.
 
-TF_CONFIG=… python with_tf_data.py 's3://bucket/index.json' --checkpoints DIR
-TF_CONFIG=… python with_tf_data.py 's3://bucket/index.json' --resume DIR/step-9.json
+export TF_CONFIG='{"cluster": {"worker": ["localhost:4321"]}, "task": {"type": "worker", "index": 0}}'
+python with_tf_data.py s3://bucket/train.json --checkpoints .
+python with_tf_data.py s3://bucket/train.json --resume step-9.json
 
 `model.fit` and `experimental_distribute_dataset` shard the batches a second time, without an error: turn that off with
 `tf.data.experimental.AutoShardPolicy.OFF`. `distribute_datasets_from_function` leaves them as they are.
@@ -9,12 +10,44 @@ TF_CONFIG=… python with_tf_data.py 's3://bucket/index.json' --resume DIR/step-
 
 from __future__ import annotations
 
+import argparse
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
-from toy_numpy import BATCH, EPOCHS, PIXELS, arguments, batches, decode, load, report, save
 
 from shardcache_client import ShardReader
+
+BATCH = 4
+EPOCHS = 3
+PIXELS = 64
+
+
+def decode(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the key, the first bytes of the image as if they were its pixels, and the class."""
+    pixels = np.frombuffer(sample["jpg"][:64], np.uint8)
+    return {"key": sample["__key__"], "image": pixels.astype(np.float32) / 255, "label": int(sample["cls"])}
+
+
+def batches(reader: ShardReader) -> Iterator[dict[str, Any]]:
+    """Yield the batches of an epoch, each with the state after it: frameworks take batches ahead of the training."""
+    samples = iter(reader)
+    while batch := list(islice(samples, BATCH)):
+        fields = {name: [sample[name] for sample in batch] for name in batch[0]}
+        yield fields | {"state": json.dumps(reader.state_dict())}
+
+
+def report(name: str, batches: list[list[str]], out: str | None) -> None:
+    """Print the number of this process's batches; add their keys to a file, if one is named."""
+    print(f"{name}: {len(batches)} batches", flush=True)
+    if out:
+        with open(out, "a") as file:
+            print(json.dumps({"name": name, "rank": 0, "batches": batches}), file=file)
+
 
 BATCH_SPEC = {
     "key": tf.TensorSpec([None], tf.string),
@@ -26,7 +59,11 @@ BATCH_SPEC = {
 
 def main() -> None:
     """Train on what the command line names."""
-    args = arguments("--checkpoints", "--resume")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("urls", help="shards of samples with a jpg and a cls")
+    for option in ("--socket", "--out", "--checkpoints", "--resume"):
+        parser.add_argument(option)
+    args = parser.parse_args()
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     workers = strategy.cluster_resolver
     reader = ShardReader(
@@ -39,7 +76,8 @@ def main() -> None:
         rank=workers.task_id,
         world_size=workers.cluster_spec().num_tasks("worker"),
     )
-    load(reader, args.resume)
+    if args.resume:
+        reader.load_state_dict(json.loads(Path(args.resume).read_text()))
     dataset = tf.data.Dataset.from_generator(lambda: batches(reader), output_signature=BATCH_SPEC).prefetch(2)
     with strategy.scope():
         net = tf.Variable(tf.zeros((PIXELS, 10)))
@@ -62,8 +100,8 @@ def main() -> None:
             keys, state = (strategy.experimental_local_results(batch[name])[0].numpy() for name in ("key", "state"))
             shown.append([key.decode() for key in keys])
             step += 1
-            if workers.task_id == 0:  # its state speaks for all
-                save(state.decode(), args.checkpoints, step)
+            if args.checkpoints and workers.task_id == 0:  # its state speaks for all
+                Path(args.checkpoints, f"step-{step}.json").write_text(state.decode())
         report(f"epoch {epoch}", shown, args.out)
 
 

@@ -1,7 +1,9 @@
 """Hugging Face Trainer: training, evaluation, prediction, and resuming from a checkpoint.
 
-torchrun --nproc-per-node 2 with_trainer.py URLS --validation URLS --checkpoints DIR  # or accelerate launch
-torchrun --nproc-per-node 1 with_trainer.py URLS --validation URLS --checkpoints DIR --resume DIR/checkpoint-6
+torchrun --standalone --nproc-per-node 2 with_trainer.py s3://bucket/train/ --validation s3://bucket/val/ \\
+    --checkpoints saved
+torchrun --standalone --nproc-per-node 1 with_trainer.py s3://bucket/train/ --validation s3://bucket/val/ \\
+    --checkpoints saved --resume saved/checkpoint-6
 
 A step of the optimizer has the same number of samples on any number of processes, so that a run may continue on
 another number of them.
@@ -9,7 +11,9 @@ another number of them.
 
 from __future__ import annotations
 
+import argparse
 import gc
+import json
 import math
 import os
 from typing import Any
@@ -18,11 +22,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import default_collate
-from toy import BATCH, EPOCHS, arguments, decode, model, report
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from shardcache_client import ShardDataset
 from shardcache_client.transformers import ShardTrainer
+
+BATCH = 4
+EPOCHS = 3
+
+
+def decode(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the key, the first bytes of the image as if they were its pixels, and the class."""
+    pixels = torch.frombuffer(bytearray(sample["jpg"][:64]), dtype=torch.uint8)
+    return {"key": sample["__key__"], "image": pixels / 255, "label": int(sample["cls"])}
+
+
+def report(name: str, batches: list[list[str]], out: str | None) -> None:
+    """Print the number of this rank's batches; add their keys to a file, if one is named."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    print(f"{name}: {len(batches)} batches on rank {rank}", flush=True)
+    if out:
+        with open(out, "ab", buffering=0) as file:
+            file.write(json.dumps({"name": name, "rank": rank, "batches": batches}).encode() + b"\n")
+
 
 STEP = 2 * BATCH  # samples
 
@@ -32,7 +54,7 @@ class Toy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = model()
+        self.net = nn.Linear(64, 10)
         self.shown: dict[bool, list[list[str]]] = {True: [], False: []}
 
     def forward(self, key: list[str], image: Tensor, label: Tensor, number: Tensor) -> dict[str, Tensor]:
@@ -70,7 +92,11 @@ def numbered(sample: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Train on the shards that the command line names."""
-    args = arguments("--validation", "--checkpoints", "--resume")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("urls", help="shards of samples with a jpg and a cls")
+    for option in ("--socket", "--out", "--validation", "--checkpoints", "--resume"):
+        parser.add_argument(option)
+    args = parser.parse_args()
     common: dict[str, Any] = {"batch_size": BATCH, "decode": numbered, "socket": args.socket}
     training = ShardDataset(args.urls, shuffle=True, seed=7, **common)
     validation = ShardDataset(args.validation, **common)

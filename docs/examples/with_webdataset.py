@@ -1,22 +1,48 @@
 """A script written for webdataset: one import is another.
 
-torchrun --nproc-per-node 2 with_webdataset.py 's3://bucket/train-{000000..000999}.tar'
+torchrun --standalone --nproc-per-node 2 with_webdataset.py s3://bucket/train/
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import webdataset as wds
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from toy import BATCH, EPOCHS, arguments, decode, loss_of, model, report
 
 from shardcache_client.webdataset import WebDataset  # was: from webdataset import WebDataset
+
+BATCH = 4
+EPOCHS = 3
+
+
+def decode(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the key, the first bytes of the image as if they were its pixels, and the class."""
+    pixels = torch.frombuffer(bytearray(sample["jpg"][:64]), dtype=torch.uint8)
+    return {"key": sample["__key__"], "image": pixels / 255, "label": int(sample["cls"])}
+
+
+def report(name: str, batches: list[list[str]], out: str | None) -> None:
+    """Print the number of this rank's batches; add their keys to a file, if one is named."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    print(f"{name}: {len(batches)} batches on rank {rank}", flush=True)
+    if out:
+        with open(out, "ab", buffering=0) as file:
+            file.write(json.dumps({"name": name, "rank": rank, "batches": batches}).encode() + b"\n")
 
 
 def main() -> None:
     """Train on what the command line names."""
-    args = arguments()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("urls", help="shards of samples with a jpg and a cls")
+    for option in ("--socket", "--out"):
+        parser.add_argument(option)
+    args = parser.parse_args()
     dist.init_process_group("gloo")
     dataset = (
         # batch_size, new here, lets workers' shares be whole batches; socket is for a daemon in an unusual place.
@@ -26,13 +52,13 @@ def main() -> None:
         .batched(BATCH)
     )
     loader = wds.WebLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True)
-    net = DistributedDataParallel(model())
+    net = DistributedDataParallel(nn.Linear(64, 10))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for epoch in range(EPOCHS):
         shown = []
         for batch in loader:
             optimizer.zero_grad()
-            loss_of(net, batch).backward()
+            nn.functional.cross_entropy(net(batch["image"]), batch["label"]).backward()
             optimizer.step()
             shown.append(batch["key"])
         report(f"epoch {epoch}", shown, args.out)

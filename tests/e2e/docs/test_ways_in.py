@@ -19,6 +19,7 @@ from support.programs.examples import (
     check_epochs,
     check_rest,
     check_resumed,
+    check_usage,
     counted_shards,
     run,
     run_ranks,
@@ -36,10 +37,18 @@ def daemon(moto_server: MotoS3) -> Iterator[Daemon]:
         yield it
 
 
+@pytest.mark.parametrize(
+    "way", ["torchrun", "webdataset", "lightning", "accelerate", "processes", "stateful_dataloader", "torchdata_nodes"]
+)
+def test_usage_lines_work_as_they_stand(daemon: Daemon, tmp_path: Path, way: str) -> None:
+    """With the file alone in a folder: the lines of its docstring, one after the other."""
+    check_usage(daemon, tmp_path, f"with_{way}.py")
+
+
 @pytest.mark.parametrize("script", ["with_torchrun.py", "with_webdataset.py"])
 def test_every_sample_once_and_equal_steps(daemon: Daemon, tmp_path: Path, script: str) -> None:
     """Three epochs, each in an order of its own."""
-    epochs = run(daemon, tmp_path / "out", *torchrun(script), "s3://ways-in/train/{0..6}.tar")
+    epochs = run(daemon, tmp_path / "out", *torchrun(script), "s3://bucket/train/{0..6}.tar")
     assert list(epochs) == [f"epoch {epoch}" for epoch in range(EPOCHS)]
     for ranks in epochs.values():
         check(ranks, TRAINING)
@@ -64,7 +73,7 @@ def test_accelerate_trains_validates_and_goes_on(daemon: Daemon, tmp_path: Path)
 
 def test_nodes_of_torchdata_go_on(daemon: Daemon, tmp_path: Path) -> None:
     """Three epochs through nodes that read ahead; all ranks resume from rank 0's state with the very next batch."""
-    command = [*torchrun("with_torchdata_nodes.py"), "s3://ways-in/train.json"]
+    command = [*torchrun("with_torchdata_nodes.py"), "s3://bucket/train.json"]
     epochs = run(daemon, tmp_path / "out", *command, "--checkpoints", str(tmp_path))
     check_epochs(epochs)
     saved = tmp_path / f"step-{len(epochs['epoch 0'][0]) + 3}.pt"
@@ -77,7 +86,7 @@ def test_processes_without_torch_read_in_turn_and_go_on(daemon: Daemon, tmp_path
     """
 
     def ranks(*options: str) -> list[tuple[list[str], dict[str, str]]]:
-        command = ["with_processes.py", "s3://ways-in/train.json", *options]
+        command = ["with_processes.py", "s3://bucket/train.json", *options]
         return [(command, {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}) for rank in range(RANKS)]
 
     epochs = run_ranks(daemon, tmp_path / "out", *ranks("--checkpoints", str(tmp_path)))
@@ -92,7 +101,7 @@ def test_processes_without_torch_read_in_turn_and_go_on(daemon: Daemon, tmp_path
 
 def test_another_number_of_processes_reads_the_rest(daemon: Daemon, tmp_path: Path) -> None:
     """Two ranks of two workers stop after three steps; three ranks of one worker each read every other sample."""
-    script, url, state = "with_stateful_dataloader.py", "s3://ways-in/train/", str(tmp_path / "state.pt")
+    script, url, state = "with_stateful_dataloader.py", "s3://bucket/train/", str(tmp_path / "state.pt")
     before = run(daemon, tmp_path / "before", *torchrun(script), url, "--stop-after=3", "--save", state)["read"]
     command = [*torchrun(script, ranks=3), url, "--resume", state, "--workers=1"]
     after = run(daemon, tmp_path / "after", *command)["read"]

@@ -10,11 +10,20 @@ import pytest
 
 from support.network.ports import free_port
 from support.programs.daemon import Daemon
-from support.programs.examples import RANKS, check_epochs, check_rest, counted_shards, run, run_ranks, torchrun
+from support.programs.examples import (
+    RANKS,
+    check_epochs,
+    check_rest,
+    check_usage,
+    counted_shards,
+    run,
+    run_ranks,
+    torchrun,
+)
 from support.stores.moto_s3 import MotoS3
 
-SHARDS = "s3://ways-in/train/{0..6}.tar"
-INDEX = "s3://ways-in/train.json"
+SHARDS = "s3://bucket/train/{0..6}.tar"
+INDEX = "s3://bucket/train.json"
 LIMIT_S = 300  # TensorFlow takes a minute to import where the disk is cold
 
 pytestmark = [pytest.mark.ecosystem, pytest.mark.timeout(3 * LIMIT_S)]
@@ -50,6 +59,12 @@ def dali_ranks(*options: str) -> list[Rank]:
 def launched(rank: int) -> dict[str, str]:
     """Return a launcher's variables."""
     return {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
+
+
+@pytest.mark.parametrize("way", ["jax", "tf_data", "dali", "datasets", "load_dataset"])
+def test_usage_lines_work_as_they_stand(daemon: Daemon, tmp_path: Path, way: str) -> None:
+    """With the file alone in a folder: the lines of its docstring, one after the other."""
+    check_usage(daemon, tmp_path, f"with_{way}.py")
 
 
 @pytest.mark.parametrize("ranks", [jax_ranks, tf_data_ranks, dali_ranks])

@@ -23,6 +23,7 @@ from support.programs.examples import (
     check,
     check_killed,
     check_resumed,
+    check_usage,
     counted_shards,
     first_samples,
     run,
@@ -41,6 +42,13 @@ def daemon(moto_server: MotoS3) -> Iterator[Daemon]:
     """A daemon with the shards in its store, their samples counted."""
     with counted_shards(moto_server) as it:
         yield it
+
+
+@pytest.mark.usefixtures("ray_env")
+@pytest.mark.parametrize("way", ["trainer", "ray"])
+def test_usage_lines_work_as_they_stand(daemon: Daemon, tmp_path: Path, way: str) -> None:
+    """With the file alone in a folder: the lines of its docstring, one after the other."""
+    check_usage(daemon, tmp_path, f"with_{way}.py")
 
 
 def test_trainer_trains_evaluates_predicts_and_goes_on(daemon: Daemon, tmp_path: Path) -> None:
@@ -63,7 +71,7 @@ def test_one_process_of_trainer_goes_on_where_two_were_killed_and_two_where_it_w
     assert (saved / f"checkpoint-{EPOCHS * steps}").exists()
     shutil.rmtree(saved / f"checkpoint-{EPOCHS * steps}")
     taken = 7
-    command_of_two = [*command[0], "s3://ways-in/long/", "--validation", "s3://ways-in/val/"]
+    command_of_two = [*command[0], "s3://bucket/long/", "--validation", "s3://bucket/val/"]
     checkpoints = ["--checkpoints", str(saved), "--resume", str(saved / f"checkpoint-{steps + taken}")]
     two = run(daemon, tmp_path / "two", *command_of_two, *checkpoints)
     assert "epoch 0 training" not in two
@@ -103,7 +111,7 @@ def ray_checkpoints(run_folder: Path) -> list[Path]:
 @pytest.mark.usefixtures("ray_env")
 def test_ray_train_trains_and_goes_on_under_its_own_name(daemon: Daemon, tmp_path: Path) -> None:
     """Three epochs; a run resumed from a checkpoint of the last one reads on; each is listed by the name of its run."""
-    command = ["with_ray.py", "s3://ways-in/train/", "--storage", str(tmp_path / "storage")]
+    command = ["with_ray.py", "s3://bucket/train/", "--storage", str(tmp_path / "storage")]
     epochs = run(daemon, tmp_path / "out", *command, "--name", "first-run", limit_s=RAY_LIMIT_S)
     for epoch in range(EPOCHS):
         check(epochs[f"epoch {epoch}"], TRAINING)
@@ -123,7 +131,7 @@ def test_one_worker_of_ray_train_goes_on_where_two_were_killed(daemon: Daemon, t
     The newest checkpoint may have been written only in part; the one before it is whole.
     """
     storage = tmp_path / "storage"
-    command = ["with_ray.py", "s3://ways-in/long/", "--storage", str(storage)]
+    command = ["with_ray.py", "s3://bucket/long/", "--storage", str(storage)]
     killed = [*command, "--name", "killed-run"]
     run_and_kill(
         daemon, tmp_path / "killed", killed, lambda: len(ray_checkpoints(storage / "killed-run")) > 1, RAY_LIMIT_S

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 
 from PIL import Image
@@ -43,12 +48,12 @@ Reports = dict[str, list[Rank]]  # by the report's name
 @contextmanager
 def counted_shards(server: MotoS3) -> Iterator[Daemon]:
     """Run a daemon with the shards in its store, their samples counted."""
-    server.make_bucket("ways-in")
+    server.make_bucket("bucket")
     for name, counts in (("train", TRAINING), ("long", LONG), ("val", VALIDATION)):
         put_shards(server, name, counts)
     with tempfile.TemporaryDirectory(prefix="shardcache-ways-") as root, Daemon(Path(root), env=server.env()) as it:
         assert (
-            shardcache("warm", *(f"s3://ways-in/{name}/" for name in ("train", "long", "val")), socket=it.socket).code
+            shardcache("warm", *(f"s3://bucket/{name}/" for name in ("train", "long", "val")), socket=it.socket).code
             == 0
         )
         yield it
@@ -59,9 +64,9 @@ def put_shards(server: MotoS3, name: str, counts: tuple[int, ...]) -> None:
     for number in range(len(counts)):
         keys = range(sum(counts[:number]), sum(counts[: number + 1]))
         tar = make_tar([{"__key__": f"{key:06d}", "jpg": jpeg(key), "cls": str(key % 10).encode()} for key in keys])
-        server.put("ways-in", f"{name}/{number}.tar", tar)
+        server.put("bucket", f"{name}/{number}.tar", tar)
     rows = [{"url": f"{name}/{number}.tar", "nsamples": count} for number, count in enumerate(counts)]
-    server.put("ways-in", f"{name}.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
+    server.put("bucket", f"{name}.json", json.dumps({"wids_version": 1, "shardlist": rows}).encode())
 
 
 def jpeg(number: int) -> bytes:
@@ -120,8 +125,29 @@ def finish(job: subprocess.Popen[str], limit_s: float) -> None:
 
 
 def reports(out: Path) -> Reports:
-    """Return what an example reported to a file."""
-    return {row["name"]: row["ranks"] for row in map(json.loads, out.read_text().splitlines())}
+    """Return what an example's ranks reported to a file, each in its own time."""
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    found: Reports = {row["name"]: [] for row in rows}
+    for row in sorted(rows, key=itemgetter("rank")):
+        found[row["name"]].append(row["batches"])
+    return found
+
+
+def check_usage(daemon: Daemon, folder: Path, script: str) -> None:
+    """Run the lines of an example's docstring as they stand, with nothing but the example in the folder."""
+    shutil.copy(EXAMPLES / script, folder)
+    usage = ast.get_docstring(ast.parse((EXAMPLES / script).read_text())) or ""
+    lines = re.findall(r"^(?:export|python|torchrun|accelerate) (?:.*\\\n)*.*$", usage, re.MULTILINE)
+    assert lines
+    paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = clean_environment({"OMP_NUM_THREADS": "1", "SHARDCACHE_SOCKET": str(daemon.socket), "PATH": paths})
+    exports = [line for line in lines if line.startswith("export")]
+    for line in lines[len(exports) :]:
+        command = ["sh", "-ec", "\n".join([*exports, line])]
+        job = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        finish(job, GUARD_S)
 
 
 def torchrun(script: str, *, ranks: int = RANKS) -> list[str]:
@@ -167,7 +193,7 @@ def check_resumed(daemon: Daemon, folder: Path, command: list[str], checkpoint: 
         checkpoint: names that of a step, counted over all epochs, below the folder of `--checkpoints`.
     """
     saved = folder / "saved"
-    command = [*command, "s3://ways-in/train/", "--validation", "s3://ways-in/val/", "--checkpoints", str(saved)]
+    command = [*command, "s3://bucket/train/", "--validation", "s3://bucket/val/", "--checkpoints", str(saved)]
     epochs = run(daemon, folder / "out", *command)
     for epoch in range(EPOCHS):
         check(epochs[f"epoch {epoch} training"], TRAINING)
@@ -197,7 +223,7 @@ def check_killed(
         checkpoint: as for `check_resumed`.
     """
     saved, steps = folder / "saved", 9
-    shards = ["s3://ways-in/long/", "--validation", "s3://ways-in/val/", "--checkpoints", str(saved)]
+    shards = ["s3://bucket/long/", "--validation", "s3://bucket/val/", "--checkpoints", str(saved)]
     ranks, alone = ([*each, *shards] for each in command)
     run_and_kill(daemon, folder / "killed", ranks, (saved / checkpoint(steps + 3)).exists, limit_s)
     seen = first_samples(daemon, steps, num_workers=2)
@@ -235,8 +261,6 @@ def first_samples(daemon: Daemon, steps: int, *, num_workers: int) -> Counter[st
 
 def _first_keys(daemon: Daemon, rank: int, steps: int, num_workers: int) -> list[str]:
     """Return the keys of the first batches that the examples' loaders give a rank."""
-    dataset = ShardDataset(
-        "s3://ways-in/long/", shuffle=True, seed=7, rank=rank, world_size=RANKS, socket=daemon.socket
-    )
+    dataset = ShardDataset("s3://bucket/long/", shuffle=True, seed=7, rank=rank, world_size=RANKS, socket=daemon.socket)
     loader = dataset.loader(batch_size=BATCH, num_workers=num_workers, collate_fn=list, persistent_workers=False)
     return [sample["__key__"] for batch in islice(loader, steps) for sample in batch]
