@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +20,7 @@ from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier import MIB, PEER_NAME, Tier, Tls
 from shardcache.cluster.upstreams import Upstream
 from shardcache.errors import ConfigError
+from shardcache.origin.tier_client import QUESTION
 
 PEERS = "/.shardcache/peers"
 STATUS = "/.shardcache/status"
@@ -28,6 +30,8 @@ ACCESS_LOG = "access.log"
 PID_FILE = "nginx.pid"
 
 _IDLE_S = 5
+_WAIT = 180
+_MOST_S = 30 * 86400
 _PART_BYTES = 8 * MIB
 _KEYS_PER_MIB = 8000
 _LEAST_KEYS_MIB = 16
@@ -37,6 +41,42 @@ _SIGNATURE = r"X-Amz-(Algorithm|Credential|Date|Expires|Security-Token|Signature
 _LINE = re.compile(r"( *)(?:\[(\w+)\] )?(.*)")
 
 Rows = list[Mapping[str, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """nginx's limits of time, all of which follow from the daemon's stall time-out.
+
+    Attributes:
+        connect_s: to connect to an owner, TLS handshakes included. An owner whose processors are busy is not lost:
+            whoever takes over from it would fetch the part a second time.
+        tries_s: to find another owner.
+        answer_s: for an owner to answer whether it lives, which the daemon asks as long as no part comes.
+        store_s: for the object store to send the next bytes.
+        wait_s: for a part that another request fetches. The store may be slow: this only ends what hangs.
+        front_s: for the first or next bytes from an owner, which sends none while it waits.
+    """
+
+    connect_s: float
+    tries_s: float
+    answer_s: float
+    store_s: float
+    wait_s: float
+    front_s: float
+
+    @classmethod
+    def of(cls, stall_timeout_s: float) -> TimeLimits:
+        """Return the limits. Raises ConfigError if they contradict each other, in milliseconds as nginx has them."""
+        connect_s = answer_s = round(0.8 * QUESTION * stall_timeout_s, 3)
+        store_s, wait_s = round(stall_timeout_s, 3), round(_WAIT * stall_timeout_s, 3)
+        limits = cls(connect_s, 3 * connect_s, answer_s, store_s, wait_s, wait_s + store_s)
+        asked_s = QUESTION * stall_timeout_s
+        if 0 < answer_s < asked_s and 2 * asked_s < store_s < wait_s < limits.front_s < _MOST_S:
+            return limits
+        raise ConfigError(
+            f"no time limits follow from a stall time-out of {stall_timeout_s:g} s",
+            remedy="use that of the daemons, such as 20",
+        )
 
 
 class _Line(Template):
@@ -64,11 +104,7 @@ def _expanded(source: str, values: Mapping[str, object], rows: Mapping[str, Rows
 
 
 def _values(tier: Tier, node: Node) -> dict[str, object]:
-    # The front's patience ends before the daemon's, so that it learns which owner is silent.
-    patience_s = max(1, math.floor(0.9 * tier.stall_timeout_s))
-    # TLS handshakes included. An owner whose processors are busy is not lost: whoever takes over from it would fetch
-    # the part a second time.
-    connect_s = max(1, patience_s // 4)
+    limits = TimeLimits.of(tier.stall_timeout_s)
     owner = node.at(tier.owner_port) if tier.listen is None else Node(node.name, tier.listen).at(tier.owner_port)
     facts = json.dumps({"node": node.name, "peers": len(tier.nodes), "digest": tier.digest})
     return {
@@ -89,11 +125,7 @@ def _values(tier: Tier, node: Node) -> dict[str, object]:
         "peers": f'{facts[:-1]}, "time_s": $msec}}',
         "idle_s": _IDLE_S,
         "pooled_s": _IDLE_S - 1,
-        "connect_s": connect_s,
-        "patience_s": patience_s,
-        "tries_s": 3 * connect_s,
-        "stall_s": math.ceil(tier.stall_timeout_s),
-        "lock_s": math.ceil(3 * tier.stall_timeout_s),
+        **{f"{field.name[:-2]}_ms": round(1000 * getattr(limits, field.name)) for field in fields(limits)},
     }
 
 

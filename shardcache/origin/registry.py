@@ -17,6 +17,7 @@ from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, Upload
 from shardcache.origin.redirect_guard import RedirectGuard, Unrestricted
 from shardcache.origin.tier_client import Route, Tiered, TierState
 from shardcache.transport.flow import Flow, Received
+from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
 
@@ -130,12 +131,10 @@ class Deferred:
         """As `Origin.fetch`."""
         return await (await self._loaded()).fetch(obj, parts, flow, commit)
 
-    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums] | None:
-        """As `Tiered.fetch_from_tier`; None for an origin that cannot have a tier."""
+    async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
+        """As `Tiered.ask_tier`; None for an origin that cannot have a tier."""
         origin = await self._loaded()
-        if not isinstance(origin, Tiered):
-            return None
-        return await origin.fetch_from_tier(route, obj, parts, flow)
+        return await origin.ask_tier(route, obj, parts, flow) if isinstance(origin, Tiered) else None
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""

@@ -19,7 +19,7 @@ import aiohttp
 from shardcache.access.protocols import S3, PlaceKind, row_of
 from shardcache.access.urls import protocol_of
 from shardcache.config import OriginTable
-from shardcache.errors import OriginUnavailableError, ShardChangedError
+from shardcache.errors import OriginBusyError, OriginUnavailableError, ShardChangedError
 from shardcache.observability.shared_logger import SharedLogger
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow
@@ -28,14 +28,23 @@ from shardcache.transport.parts import Parts, PartSums
 
 log = SharedLogger()
 
-# The header makes the tier fetch a part past its cache, and replace what it has cached.
+# Has the tier fetch a part past its cache, and replace what it has cached.
 _REFRESH = {"X-Shardcache-Fresh": "1"}
 _STATUS = ".shardcache/status"
 _WATCHED_S = 60.0
 _LIMIT = aiohttp.ClientTimeout(total=5)
+# Leads to another owner.
+_DETOUR = {"X-Shardcache-Detour": "1"}
+OWNER = "x-shardcache-owner"
+"""Header of a question about the owner, and of the answer, with the owner's address."""
 _MOST_FAILURES = 16
 _REST_S = 10.0
 _MOST_SUSPECTS = 4096
+_SLOW_S = 60.0
+_BUSY = (429, 503)
+
+QUESTION = 0.25
+"""Share of the stall time-out after which an owner that sends nothing is asked whether it lives, and has to answer."""
 
 PRESIGNED_OPTIONS = frozenset({"key", "secret", "token", "endpoint_url", "anon", "use_ssl"})
 """Keys of `storage_options` that presigned urls support; with others, the SDK has to make every request."""
@@ -55,11 +64,14 @@ def reason_to_bypass(table: OriginTable) -> str:
 class Tiered(Protocol):
     """An origin that can have a tier in front of it."""
 
-    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums] | None:
-        """As `Origin.fetch`, from the tier; None, and nothing requested, if this object's parts must bypass it.
+    async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
+        """Return the tier's answer to a request for parts, which are then in their file; see `sums_of`.
 
-        Raises ShardChangedError for bytes that were not requested, OriginUnavailableError for an answer without bytes,
-        and what `Origin.fetch` raises when the connection fails.
+        None, and nothing requested, if this object's parts must bypass the tier. Raises what `Origin.fetch` raises when
+        the connection fails.
+
+        Args:
+            flow: None if no part is expected.
         """
 
 
@@ -109,6 +121,33 @@ class Breaker:
             self._probe_s = max(self._probe_s, now_s + self._rest_s)
 
 
+class SlowOwners:
+    """Owners that are left out for `rest_s`, each because the object store was much quicker twice within that time."""
+
+    def __init__(self, rest_s: float = _SLOW_S) -> None:
+        self._rest_s = rest_s
+        self._seen_s: dict[str, float] = {}
+        self._until_s: dict[str, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<SlowOwners {sorted(self._until_s)}>"
+
+    def add(self, owner: str, now_s: float) -> None:
+        """Record that the object store was much quicker than an owner."""
+        if now_s - self._seen_s.get(owner, -math.inf) < self._rest_s:
+            self._until_s[owner] = now_s + self._rest_s
+            log.info("a slow owner is left out of the tier", owner=owner, for_s=self._rest_s)
+        self._seen_s[owner] = now_s
+
+    def has(self, owner: str, now_s: float) -> bool:
+        """Return whether an owner is left out."""
+        return now_s < self._until_s.get(owner, -math.inf)
+
+    def any(self, now_s: float) -> bool:
+        """Return whether any owner is left out."""
+        return any(now_s < until_s for until_s in self._until_s.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Way of one request to the tier.
@@ -116,15 +155,20 @@ class Route:
     Attributes:
         address: HOST:PORT to connect to.
         refreshes: True if the part is to be fetched past the tier's cache.
+        detours: True if another owner than the first is to be asked.
+        question: "name" or "alive": asks about the owner, in place of the parts; empty for the parts.
     """
 
     address: str
     refreshes: bool = False
+    detours: bool = False
+    question: str = ""
 
     @property
     def headers(self) -> Mapping[str, str]:
         """Headers to send in addition to the origin's."""
-        return _REFRESH if self.refreshes else {}
+        asked = {OWNER: self.question} if self.question else {}
+        return (_REFRESH if self.refreshes else {}) | (_DETOUR if self.detours else {}) | asked
 
 
 class TierState:
@@ -132,6 +176,7 @@ class TierState:
 
     Attributes:
         address: HOST:PORT of this node's nginx.
+        slow_owners: owners that are left out.
     """
 
     def __init__(self, address: str, breaker: Breaker | None = None) -> None:
@@ -139,6 +184,7 @@ class TierState:
         self._breaker = breaker or Breaker()
         self._published: dict[str, Any] = {}
         self._suspects: dict[tuple[str, str, int], None] = {}  # parts whose cached bytes may be damaged, oldest first
+        self.slow_owners = SlowOwners()
 
     def __repr__(self) -> str:
         return f"<TierState {self.address} {self._breaker}>"
@@ -193,9 +239,15 @@ class TierState:
 
 
 def sums_of(answer: Answer, obj: RemoteObject) -> list[PartSums]:
-    """Return the checksums of the parts that the tier sent. Raises as `Tiered.fetch_from_tier`."""
+    """Return the checksums of the parts that the tier sent.
+
+    Raises ShardChangedError for bytes that were not requested, OriginBusyError if the object store is throttling,
+    OriginUnavailableError for any other answer without bytes.
+    """
     if answer.sums is not None:
         return answer.sums
+    if answer.status in _BUSY and "x-shardcache-tier" in answer.headers:
+        raise OriginBusyError(f"the object store answered the tier with status {answer.status}", url=obj.url)
     if answer.status < 300:
         raise ShardChangedError("the tier sent bytes that were not requested", url=obj.url)
     raise OriginUnavailableError(f"the tier answered with status {answer.status}", url=obj.url)

@@ -19,7 +19,7 @@ from shardcache.transport.connections import (
 )
 from shardcache.transport.gate import Gate
 from shardcache.transport.head import Response, number_in, request_head
-from shardcache.transport.messages import Answer, Body, Request
+from shardcache.transport.messages import KEPT, Answer, Body, Request
 from shardcache.transport.parts import PartSums, PartsWriter, write_parts, writing
 from shardcache.transport.tls import TlsSocket
 
@@ -107,8 +107,10 @@ class Exchange:
                 sums, whole = self._take(self._body, response, connection.socket)
             else:
                 whole = self._drain(response, headers, connection.socket)
-        # The headers of an expected answer are not needed; there are a hundred such answers per GB.
-        answer = Answer(response.status, {} if sums else headers, sums)
+        # Of an expected answer, one header is needed; there are a hundred such answers per GB.
+        answer = Answer(
+            response.status, {name: headers[name] for name in KEPT & headers.keys()} if sums else headers, sums
+        )
         return answer, whole and not response.will_close
 
     def _drain(self, response: Response, headers: dict[str, str], sock: socket.socket) -> bool:

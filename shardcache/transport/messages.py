@@ -52,12 +52,17 @@ class Body:
     encoded_chunks: bool = True
 
 
+KEPT = frozenset({"x-shardcache-tier"})
+"""Headers that an answer has even if it is as expected."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An answer to a request.
 
     Attributes:
-        headers: by name in lower case, values of repeated headers joined by ", "; empty if there are `sums`.
+        headers: by name in lower case, values of repeated headers joined by ", "; only those `KEPT` if there are
+            `sums`.
         sums: checksums of the parts written; None if the answer was not as expected.
     """
 

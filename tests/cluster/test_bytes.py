@@ -53,6 +53,19 @@ def test_a_slow_store_sends_one_copy(cluster: Cluster, dataset: Dataset) -> None
         cluster.store.host.limit(MBIT_PER_S)
 
 
+@pytest.mark.slow
+def test_a_narrow_link_to_the_store_costs_one_copy(cluster: Cluster, dataset: Dataset) -> None:
+    """Parts take longer than the stall time-out; nodes wait, because the owners live, and no request fails."""
+    cluster.store.host.limit(20)
+    flags = ("--part-size", "4MiB", "--max-connections", str(len(dataset)), "--max-transfers", str(len(dataset)))
+    try:
+        with cluster.tiered(3, *flags, stall_timeout_s=10.0) as (nodes, _):
+            assert 0.99 <= cluster.fetch(nodes, dataset, shuffled(dataset, 3)) <= 1.05
+            assert not sum(node.daemon.status()["counters"]["tier_failures"] for node in nodes)
+    finally:
+        cluster.store.host.limit(MBIT_PER_S)
+
+
 @pytest.fixture(scope="class")
 def filled(cluster: Cluster, dataset: Dataset) -> Iterator[Filled]:
     """Three nodes that have fetched the dataset at the same time and in the same order, and what the store sent."""

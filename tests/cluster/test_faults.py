@@ -22,6 +22,7 @@ PATIENCE_S = 10.0
 SLOWLY = ("--max-bandwidth", "20MB", "--max-connections", "3")
 LONG_S = 120.0
 PAUSE_S = 3.0
+FAST_MBIT_PER_S = 10_000
 MORE_S = 60.0
 """The time that a fault may cost."""
 IN_FLIGHT = 0.15
@@ -93,6 +94,24 @@ def test_a_slow_owner_is_not_taken_for_a_lost_one(cluster: Cluster, dataset: Dat
             time.sleep(PAUSE_S)
         round_.check(nodes)
         assert round_.sent() <= ONCE
+
+
+def test_an_owner_behind_a_slow_link_is_left_out(cluster: Cluster, dataset: Dataset) -> None:
+    """The others find it out within seconds, and get its shards from the store and from each other."""
+    with cluster.tiered(3) as (nodes, tier):
+        *others, slow = nodes
+        tier.form(others)
+        base_s = seconds(lambda: cluster.fetch(others, dataset))
+        empty(others)
+        tier.form([])
+        tier.form(nodes)
+        slow.host.limit(1)
+        try:
+            with cluster.fetching(others, dataset) as round_:
+                round_.check(others, limit_s=base_s + MORE_S)
+                assert round_.sent() <= 1.6
+        finally:
+            slow.host.limit(FAST_MBIT_PER_S)
 
 
 def flip(path: Path) -> None:

@@ -32,6 +32,13 @@ _MOST_PATIENCE = 5
 # Shorter times are not worth a second request: it would cost more than it could save.
 _LEAST_PATIENCE_S = 0.05
 _MOST_CREDIT = 8.0
+# So that a slow owner in a cluster's tier is found before a hundred parts have come.
+_TRIES = 2
+# Expected time of a part from a tier that nothing is known of, as a share of the stall time-out.
+_UNKNOWN = 0.2
+
+LEAST = 0.04
+"""Share of the stall time-out: a part from a tier that takes no longer is not late."""
 # From a single part to the largest request.
 _MOST_DOUBLINGS = MOST_PARTS.bit_length() - 1
 
@@ -58,6 +65,7 @@ class _Times:
 class _Origin:
     times: defaultdict[int, _Times] = field(default_factory=lambda: defaultdict(_Times))
     credit: float = 0.0
+    tries: int = _TRIES
 
 
 class Hedging:
@@ -112,6 +120,38 @@ class Hedging:
         left_bytes = max(1, size_bytes - received_bytes)
         return min(max(patience_s, again_s * received_bytes / left_bytes), _MOST_PATIENCE * patience_s)
 
+    def usual_s(self, origin: str, size_bytes: int, stall_timeout_s: float) -> float:
+        """Return the time in which the origin usually sends a part, itself or by way of the tier."""
+        known = self._origins[origin].times.get(size_bytes.bit_length())
+        return max(LEAST, _UNKNOWN if known is None else known.percentile_s(0.5) / stall_timeout_s) * stall_timeout_s
+
+    def left_s(
+        self,
+        size_bytes: int,
+        received_bytes: int,
+        elapsed_s: float,
+        usual_s: float,
+        others_bytes_per_s: Sequence[float],
+        stall_timeout_s: float,
+    ) -> float | None:
+        """Return the time that a part from a tier will still take, if it takes much longer than usual; else None.
+
+        Before the first byte, its owner may be waiting for the object store itself, as long as the others' parts take.
+
+        Args:
+            others_bytes_per_s: rates of the other parts in flight. While these are slow as well, a part has to be so
+                slow that it would take longer than the stall time-out.
+        """
+        if not self._share or elapsed_s < usual_s:
+            return None
+        if not received_bytes:
+            return elapsed_s if elapsed_s >= _MEDIANS * max(usual_s, stall_timeout_s) else None
+        if others_bytes_per_s:
+            others_s = size_bytes / max(median(others_bytes_per_s), 1.0)
+            usual_s = max(usual_s, min(others_s, _UNKNOWN * stall_timeout_s))
+        expected_s = elapsed_s * size_bytes / received_bytes
+        return expected_s - elapsed_s if expected_s >= _MEDIANS * usual_s else None
+
     def _similar(self, origin: str, size_bytes: int) -> tuple[_Times, int] | None:
         """Return the times to compare a request with, and the factor for its size; None if too few are known."""
         times = self._origins[origin].times
@@ -128,6 +168,19 @@ class Hedging:
             return False
         known.credit -= parts
         return True
+
+    def tries(self, origin: str) -> bool:
+        """Return whether a request to a tier whose owner seems slow may be hedged, and count it until it has `won`."""
+        known = self._origins[origin]
+        if not self._share or not known.tries:
+            return self.spend(origin)
+        known.tries -= 1
+        return True
+
+    def won(self, origin: str) -> None:
+        """Record that a request was hedged with good reason."""
+        known = self._origins[origin]
+        known.tries = min(_TRIES, known.tries + 1)
 
 
 async def race(

@@ -100,6 +100,11 @@ class PausableRead:
         """Bytes per second of reading time."""
         return self.received_bytes / self.worked.elapsed_s if self.received_bytes and self.worked.elapsed_s else 0.0
 
+    def heard(self) -> None:
+        """Restart the stall time-out: the peer lives, and has nothing to send yet."""
+        if self._may_read:
+            self._stall_timeout.restart()
+
     # slots.Pausable
 
     def halt(self) -> None:

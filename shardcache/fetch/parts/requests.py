@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 
-from shardcache.errors import OriginError, OriginUnavailableError, ShardChangedError
+from shardcache.errors import OriginBusyError, OriginError, OriginUnavailableError, ShardChangedError
 from shardcache.fetch.connections.bandwidth import Bandwidth
 from shardcache.fetch.connections.scheduler import Claim, Scheduler
 from shardcache.fetch.parts.hedging import Hedging, race
 from shardcache.fetch.parts.pausable_read import PausableRead
 from shardcache.fetch.parts.stall_timeout import LEAST_BYTES_PER_S, StalledError, StallTimeout
+from shardcache.fetch.parts.tier_watch import SlowOwnerError, TierWatch
 from shardcache.observability.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Deferred
+from shardcache.origin.tier_client import OWNER, QUESTION, Route, TierState, sums_of
 from shardcache.transport.flow import Received
+from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
 
@@ -56,8 +61,8 @@ class Requests:
     async def fetch(self, span: RequestSpan) -> list[PartSums]:
         """Fetch the bytes and return its parts' checksums once it is written.
 
-        The tier is requested first, if there is one; whatever fails there, the origin is requested next. That request
-        is hedged if late; the one to the tier is not: it would wait for the same node.
+        The tier is requested first, if there is one; whatever fails there, the origin is requested next. A request to
+        either is hedged if late, by one to the origin.
 
         Raises what the origin raises for the first request, and PartFileError.
         """
@@ -74,12 +79,18 @@ class Requests:
         origin, obj, parts = span.origin, span.obj, span.parts
         if not isinstance(origin, Deferred) or (tier := origin.tier) is None:
             return None
-        while (route := tier.route(obj, parts)) is not None:
+        while (route := await self._route(span, origin, tier)) is not None:
             with self._pausable_read(span, span.claim, self._count_from_tier) as pausable_read:
                 span.begun(pausable_read)
+                watch = self._watch(span, origin, tier, route, pausable_read)
+                reading = self._read_tier(span, origin, route, pausable_read)
                 try:
-                    async with pausable_read.limit():
-                        sums = await origin.fetch_from_tier(route, obj, parts, pausable_read)
+                    sums, is_first = await race(reading, 0.0, watch.run)
+                except SlowOwnerError:
+                    continue
+                except OriginBusyError:  # the object store's answer
+                    self._counters.tier_requests += 1
+                    raise
                 except OriginError as exn:
                     if span.claim.paused and isinstance(exn, OriginUnavailableError):
                         raise  # nginx may close a paused connection; that is not a failure
@@ -95,11 +106,89 @@ class Requests:
             if sums is None:
                 return None
             self._counters.tier_requests += 1
+            if not is_first:
+                self._counters.hedged_bytes += pausable_read.received_bytes
+                return sums
             tier.served(obj, parts)
             self._observe(tier.address, pausable_read)
             self._scheduler.took(span.claim, parts.size_bytes, pausable_read.worked.elapsed_s)
             return sums
         return None
+
+    async def _route(self, span: RequestSpan, origin: Deferred, tier: TierState) -> Route | None:
+        """Return the way to request parts from the tier, by another owner if the first is left out."""
+        route = tier.route(span.obj, span.parts)
+        if route is None or not tier.slow_owners.any(time.monotonic()):
+            return route
+        for way in (route, replace(route, detours=True)):
+            if not tier.slow_owners.has(await self._owner(span, origin, way), time.monotonic()):
+                return way
+        return None
+
+    async def _read_tier(
+        self, span: RequestSpan, origin: Deferred, route: Route, pausable_read: PausableRead
+    ) -> list[PartSums] | None:
+        """Return None if the object's parts bypass the tier."""
+        async with pausable_read.limit():
+            answer = await origin.ask_tier(route, span.obj, span.parts, pausable_read)
+        if answer is None:
+            return None
+        sums = sums_of(answer, span.obj)
+        if answer.headers.get("x-shardcache-tier") != "HIT":  # then the time is the object store's
+            self._hedging.took(span.claim.origin, span.parts.size_bytes, pausable_read.worked.elapsed_s)
+        return sums
+
+    async def _owner(self, span: RequestSpan, origin: Deferred, route: Route) -> str:
+        """Return the address of the node that owns the parts; empty if unknown."""
+        answer = await self._answer(span, origin, replace(route, question="name"))
+        return "" if answer is None else answer.headers.get(OWNER, "")
+
+    async def _is_alive(self, span: RequestSpan, origin: Deferred, route: Route) -> bool:
+        answer = await self._answer(span, origin, replace(route, question="alive"))
+        return answer is not None and answer.status < 500
+
+    async def _answer(self, span: RequestSpan, origin: Deferred, route: Route) -> Answer | None:
+        """Return the answer to a question about the parts' owner; None if there is none in time."""
+        try:
+            async with asyncio.timeout(QUESTION * self._stall_timeout_s):
+                return await origin.ask_tier(route, span.obj, span.parts, None)
+        except (OriginError, TimeoutError):
+            return None
+
+    def _watch(
+        self, span: RequestSpan, origin: Deferred, tier: TierState, route: Route, read: PausableRead
+    ) -> TierWatch:
+        return TierWatch(
+            tier,
+            self._hedging,
+            self._stall_timeout_s,
+            read,
+            span.obj.url,
+            span.parts.size_bytes,
+            span.claim.origin,
+            partial(self._owner, span, origin, route),
+            partial(self._is_alive, span, origin, route),
+            partial(self._rates, span, read),
+            partial(self._sooner, span),
+        )
+
+    async def _sooner(self, span: RequestSpan, limit_s: float, end_first: Commit) -> list[PartSums] | None:
+        """Return the checksums of the bytes from the origin; None unless they arrive within a time.
+
+        The request needs no slot of its own: the one to the tier, which has a slot, is none to the origin.
+        """
+        if self._scheduler.is_throttled(span.claim.origin):
+            return None
+
+        async def commit() -> bool:
+            limit.reschedule(None)
+            return await end_first()
+
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                return await self._again(span, span.claim.again(), nullcontext(), commit)
+        except TimeoutError:
+            return None
 
     async def _from_origin(self, span: RequestSpan) -> list[PartSums]:
         with self._pausable_read(span, span.claim, self._count) as pausable_read:
@@ -143,6 +232,12 @@ class Requests:
             span.claim.origin, span.parts.count
         ):
             return None
+        claim = span.claim.again()
+        return await self._again(span, claim, self._scheduler.hold(claim), end_first)
+
+    async def _again(
+        self, span: RequestSpan, claim: Claim, slot: AbstractAsyncContextManager[None], end_first: Commit
+    ) -> list[PartSums] | None:
         first_has_ended = False
 
         async def commit() -> bool:
@@ -150,9 +245,8 @@ class Requests:
             first_has_ended = await end_first()
             return first_has_ended
 
-        claim = span.claim.again()
         try:
-            async with self._scheduler.hold(claim):
+            async with slot:
                 return await self._read_in_time(span, claim, commit)
         except OriginError:
             if first_has_ended:
@@ -166,13 +260,12 @@ class Requests:
             await first.worked.reaches(max(due_s, _LOOK_AGAIN * elapsed_s))
 
     def _due_s(self, span: RequestSpan, first: PausableRead, patience_s: float) -> float:
-        origin = span.claim.origin
-        rates = [
-            pausable_read.rate_bytes_per_s
-            for pausable_read in self._pausable_reads[origin]
-            if pausable_read is not first and pausable_read.received_bytes
-        ]
-        return self._hedging.due_s(origin, span.parts.size_bytes, patience_s, first.received_bytes, rates)
+        size_bytes, received_bytes = span.parts.size_bytes, first.received_bytes
+        return self._hedging.due_s(span.claim.origin, size_bytes, patience_s, received_bytes, self._rates(span, first))
+
+    def _rates(self, span: RequestSpan, read: PausableRead) -> list[float]:
+        others = self._pausable_reads[span.claim.origin] - {read}
+        return [other.rate_bytes_per_s for other in others if other.received_bytes]
 
     async def _read_in_time(self, span: RequestSpan, claim: Claim, end_first: Commit) -> list[PartSums] | None:
         self._counters.hedges += 1

@@ -44,7 +44,7 @@ class StallTimeout:
         self._tally(count)
         self._received += count
         if self._received >= self._least:
-            self._restart()
+            self.restart()
 
     @asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
@@ -68,9 +68,10 @@ class StallTimeout:
         try:
             yield
         finally:
-            self._restart()
+            self.restart()
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Restart the timer."""
         self._received = 0
         now_s = asyncio.get_running_loop().time()
         if self._limit is None or self._limit.expired() or now_s < self._restarts_from_s:

@@ -87,14 +87,13 @@ class HttpClient:
             self._redirect_guard.check_hop(url, str(target))
         raise OriginError(f"the server redirects more than {_MOST_HOPS} times", url=url)
 
-    async def fetch_from_tier(
-        self, route: Route, url: str, headers: Mapping[str, str], body: Body, flow: Flow
-    ) -> Answer:
+    async def ask_tier(
+        self, route: Route, url: str, headers: Mapping[str, str], body: Body, flow: Flow | None
+    ) -> Answer | None:
         """Return the tier's answer to a GET; it follows no redirects. Raises InvalidUrlError, and as `Workers`."""
         request = self._request(_parsed(url), {**headers, **route.headers}, at_home=True)
-        answer = await self._workers.fetch(replace(request, via=route.address, proxy=None, far_only=False), body, flow)
-        assert answer is not None
-        return answer
+        request = replace(request, via=route.address, proxy=None, far_only=False)
+        return await (self._workers.ask(request) if flow is None else self._workers.fetch(request, body, flow))
 
     def _request(self, target: URL, headers: Mapping[str, str], *, at_home: bool) -> Request:
         own = self._headers if at_home else {}

@@ -21,7 +21,7 @@ from shardcache.origin.http.ranges import (
     wrong_length,
 )
 from shardcache.origin.http_status import certificate_error, connection_error, error_of
-from shardcache.origin.tier_client import Route, sums_of
+from shardcache.origin.tier_client import Route
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.head import ECHOED, number_in
 from shardcache.transport.messages import Answer, Body
@@ -68,13 +68,13 @@ class HttpOrigin(Origin):
             raise ShardChangedError("the server sent a different version than requested", url=obj.url)
         raise wrong_length(parts.size_bytes, obj.url)
 
-    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums] | None:
-        """As `Tiered.fetch_from_tier`; None unless ETags tell versions of the file apart."""
+    async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
+        """As `Tiered.ask_tier`; None unless ETags tell versions of the file apart."""
         if not (obj.ranges and obj.version.startswith('"')):
             return None
         headers, body = _ask_for(obj, parts, held=False)
         with _translated(obj.url):
-            return sums_of(await self._client.fetch_from_tier(route, obj.url, headers, body, flow), obj)
+            return await self._client.ask_tier(route, obj.url, headers, body, flow)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """Raise OriginError: HTTP has no listings."""

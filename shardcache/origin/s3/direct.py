@@ -23,7 +23,7 @@ from shardcache.origin.http.ranges import check_range, content_ranges, no_versio
 from shardcache.origin.http_status import error_of
 from shardcache.origin.proxy import proxy_of
 from shardcache.origin.s3.signing import SIGNED_FOR_S, Signer
-from shardcache.origin.tier_client import PRESIGNED_OPTIONS, Route, sums_of
+from shardcache.origin.tier_client import PRESIGNED_OPTIONS, Route
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer, Body, Request
 from shardcache.transport.parts import Parts, PartSums
@@ -92,17 +92,17 @@ class DirectRequests:
         del self._refusals[where["Bucket"]]
         return answer.sums
 
-    async def fetch_from_tier(
-        self, route: Route, fs: Any, where: dict[str, str], obj: RemoteObject, parts: Parts, flow: Flow
-    ) -> list[PartSums] | None:
-        """As `Tiered.fetch_from_tier`; also raises what botocore and the network raise."""
+    async def ask_tier(
+        self, route: Route, fs: Any, where: dict[str, str], obj: RemoteObject, parts: Parts, flow: Flow | None
+    ) -> Answer | None:
+        """As `Tiered.ask_tier`; also raises what botocore and the network raise."""
         if not self._usable(where["Bucket"]):
             return None
         headers = {**_of_version(obj, parts), **route.headers}
         request = Request("GET", await self._signed_url(fs, where, obj), headers, via=route.address)
-        answer = await self._workers.fetch(request, _body(obj, parts, held=False), flow)
-        assert answer is not None
-        return sums_of(answer, obj)
+        if flow is None:
+            return await self._workers.ask(request)
+        return await self._workers.fetch(request, _body(obj, parts, held=False), flow)
 
     def _usable(self, bucket: str) -> bool:
         return self._plain and self._refusals[bucket] < _PATIENCE

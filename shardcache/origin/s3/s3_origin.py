@@ -20,6 +20,7 @@ from shardcache.origin.s3.sdk_sessions import SdkSessions
 from shardcache.origin.tier_client import Route
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.head import ECHOED
+from shardcache.transport.messages import Answer
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit
 
@@ -82,11 +83,11 @@ class S3Origin(Origin):
             self._direct.refused(obj.url, bucket)
             return sums
 
-    async def fetch_from_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow) -> list[PartSums] | None:
-        """As `Tiered.fetch_from_tier`."""
+    async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
+        """As `Tiered.ask_tier`."""
         bucket, key = split(obj.url)
         async with self._sessions.use(obj.url) as fs:
-            return await self._direct.fetch_from_tier(route, fs, {"Bucket": bucket, "Key": key}, obj, parts, flow)
+            return await self._direct.ask_tier(route, fs, {"Bucket": bucket, "Key": key}, obj, parts, flow)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""

@@ -161,12 +161,13 @@ class ByArgument(http.server.BaseHTTPRequestHandler):
     """Files chosen by an argument of the url; all have one ETag, as of one second and one size."""
 
     seen: ClassVar[list[str]]
+    fails: ClassVar[bool]
 
     @classmethod
     @contextmanager
     def served(cls) -> Iterator[tuple[str, list[str]]]:
         """Yield the address of such a server, and the ranges that it is asked for."""
-        cls.seen = []
+        cls.seen, cls.fails = [], False
         with http.server.ThreadingHTTPServer(("127.0.0.1", 0), cls) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             try:
@@ -175,9 +176,12 @@ class ByArgument(http.server.BaseHTTPRequestHandler):
                 server.shutdown()
 
     def do_GET(self) -> None:
-        """Answer a range of the file; 503 for one of the name `busy`."""
-        if self.path.startswith("/busy"):
-            self.send_error(503)
+        """Answer a range of the file; 503 for one of the name `busy`, and for all once the server fails."""
+        if self.path.startswith("/busy") or self.fails:
+            self.send_response(503)
+            self.send_header("Retry-After", "7")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
             return
         self.seen.append(self.headers["Range"])
         first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
@@ -265,3 +269,22 @@ def test_a_store_that_is_busy_is_not_taken_for_a_broken_tier() -> None:
     """Its 503 reaches the daemon, and is no failure of the tier's own."""
     with ByArgument.served() as (store, _), TierNodes([store], 1) as nodes:
         assert [_first(nodes, f"{store}/{path}").status for path in ("get?", "busy?")] == [206, 503]
+
+
+@pytest.mark.parametrize("outage_s", [0, 600])
+def test_while_the_store_fails_nodes_read_what_it_permitted_lately(outage_s: int) -> None:
+    """If the operator wants it: with the same key, and what is cached. To others its answer goes as it is."""
+    with ByArgument.served() as (store, _), TierNodes([store], 1, outage_s=outage_s) as nodes:
+
+        def read(key: str, name: str = "get") -> Answer:
+            signature = f"X-Amz-Credential={key}%2F20260101&X-Amz-Signature={os.urandom(4).hex()}"
+            return _first(nodes, f"{store}/{name}?{signature}")
+
+        assert [read("a").status, read("a", "another").status] == [206, 206]
+        ByArgument.fails = True
+        if outage_s:
+            eventually(lambda: read("a").status == 206)  # nginx notes a permission after its answer
+        else:
+            assert read("a").status == 503
+        refused = [read("b"), read("a", "unread")]
+    assert [(answer.status, answer.headers["retry-after"]) for answer in refused] == [(503, "7")] * 2

@@ -111,12 +111,44 @@ async def test_the_tier_is_asked_for_single_parts(tiered: TieredRig, *, web: boo
 
 @pytest.mark.parametrize("fault", [Fault.STALL, Fault.SILENCE])
 async def test_a_part_on_which_the_tier_stalls_comes_from_the_origin(fault: Fault, tiered: TieredRig) -> None:
-    """Once the stall time-out has passed, which is counted anew for the origin."""
+    """Once the stall time-out has passed after its beginning, or its owner turns out to be silent."""
     obj = await tiered.put()
     tiered.near.fail("a.tar", fault, start=2 * PART)
+    tiered.near.owner = None
     tiered.downloader = tiered.make(stall_timeout_s=2, attempts=1)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert (tiered.gets(tiered.far), tiered.counters.tier_failures) == (1, 1)
+
+
+async def test_a_part_for_which_its_owner_waits_is_waited_for(tiered: TieredRig) -> None:
+    """However long the object store takes: the owner answers that it lives, and nothing comes from the origin."""
+    obj = await tiered.put()
+    tiered.near.fail("a.tar", Fault.LATE, start=2 * PART)
+    tiered.downloader = tiered.make(stall_timeout_s=0.5, attempts=1)
+    download = asyncio.create_task(tiered.download(obj))
+    while tiered.near.questions["alive"] < 8:  # noqa: ASYNC110  # twice the stall time-out
+        await asyncio.sleep(0.01)
+    tiered.near.answer_late()
+    assert (await download).path.read_bytes() == DATA
+    assert (tiered.gets(tiered.far), tiered.counters.tier_failures) == (0, 0)
+
+
+async def test_an_owner_that_is_slow_twice_is_left_out(tiered: TieredRig) -> None:
+    """What it sends too slowly comes from the origin, and then everything from another owner."""
+    obj = await tiered.put()
+    tiered.downloader = tiered.make(hedged_share=0.03, stall_timeout_s=10)
+    await tiered.download(obj)
+    tiered.near.owner_is_slow = True
+    for number in (2, 4):
+        tiered.forget()
+        tiered.near.fail("a.tar", Fault.STALL, start=number * PART)
+        assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert (tiered.gets(tiered.far), tiered.counters.hedges, tiered.counters.tier_failures) == (2, 2, 0)
+    before = len(tiered.near.detoured)
+    tiered.forget()
+    await tiered.download(obj)
+    assert len(tiered.near.detoured) - before == PARTS
+    assert tiered.gets(tiered.far) == 2
 
 
 @pytest.mark.parametrize(("fault", "refreshed"), [(Fault.STALL, True), (Fault.SERVER_ERROR, False)])
@@ -171,7 +203,7 @@ async def test_a_dead_tier_is_left_alone_but_for_probes(tiered: TieredRig) -> No
 async def test_a_tier_that_stalls_is_left_alone_after_two_stalls(tiered: TieredRig) -> None:
     """A failure counts by the time that it took: sixteen stalls, two at a time, would hold up a shard for minutes."""
     obj = await tiered.put()
-    tiered.near.fail("a.tar", Fault.SILENCE, times=1000)
+    tiered.near.fail("a.tar", Fault.STALL, times=1000)
     tiered.downloader = tiered.make(stall_timeout_s=1, shard_connections=2)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert tiered.gets(tiered.near) in (2, 3), "a third part may begin between two stalls"

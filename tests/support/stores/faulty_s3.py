@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import re
 import ssl
+from collections import Counter
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -78,6 +79,10 @@ class FaultyS3:
         seen: (method, key, Range, If-Match) of every request.
         hosts: Host of every request.
         refreshed: Range of each request that a tier has to answer past its cache.
+        detoured: Range of each request that a tier has to send to another owner.
+        owner: the tier's answer to questions about owners; None if the owner is silent.
+        owner_is_slow: whether no owner says that it lives.
+        questions: those questions, by kind.
     """
 
     context: ssl.SSLContext | None = None
@@ -90,6 +95,10 @@ class FaultyS3:
     seen: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
     hosts: list[str | None] = field(default_factory=list)
     refreshed: list[str | None] = field(default_factory=list)
+    detoured: list[str | None] = field(default_factory=list)
+    owner: str | None = "10.0.0.1:9081"
+    owner_is_slow: bool = False
+    questions: Counter[str] = field(default_factory=Counter)
     endpoint_url: str = ""
     _objects: dict[str, bytes] = field(default_factory=dict)
     _rules: list[Rule] = field(default_factory=list)
@@ -141,11 +150,15 @@ class FaultyS3:
         self._rules.append(Rule(key, fault, times, method, start))
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if question := request.headers.get("X-Shardcache-Owner"):
+            return await self._about_owner(question, is_detour="X-Shardcache-Detour" in request.headers)
         key, asked = request.match_info["key"], request.headers.get("Range")
         self.seen.append((request.method, key, asked, request.headers.get("If-Match")))
         self.hosts.append(request.headers.get("Host"))
         if "X-Shardcache-Fresh" in request.headers:
             self.refreshed.append(asked)
+        if "X-Shardcache-Detour" in request.headers:
+            self.detoured.append(asked)
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", asked or "")
         fault = self._fault(request.method, key, int(match[1]) if match else None)
         if fault is Fault.REPLACED:
@@ -173,6 +186,13 @@ class FaultyS3:
             headers["Content-Range"] = f"bytes {start + shift}-{stop - 1 + shift}/{len(body)}"
             status, body = 206, body[start:stop]
         return await self._send(request, status, headers, body, fault)
+
+    async def _about_owner(self, question: str, *, is_detour: bool) -> web.Response:
+        self.questions[question] += 1
+        if self.owner_is_slow and question == "alive":
+            await self._closing.wait()
+        owner = "10.0.0.2:9081" if is_detour else self.owner
+        return web.Response(status=502 if owner is None else 200, headers={"X-Shardcache-Owner": owner or ""})
 
     def _fault(self, method: str, key: str, start: int | None) -> Fault | None:
         for rule in self._rules:

@@ -119,6 +119,52 @@ def test_without_a_share_nothing_is_hedged() -> None:
     assert taught([1.0] * 1000, share=0).patience_s(STORE, SIZE) is None
 
 
+def left_s(
+    received_bytes: int, elapsed_s: float, times_s: list[float], others_s: list[float], share: float = 0.02
+) -> float | None:
+    """Return what is left of a part from a tier, where others take so long, at a stall time-out of 20 s."""
+    hedging = taught(times_s, share=share)
+    usual_s = hedging.usual_s(STORE, SIZE, 20.0)
+    rates = [SIZE / other_s for other_s in others_s]
+    return hedging.left_s(SIZE, received_bytes, elapsed_s, usual_s, rates, 20.0)
+
+
+def test_a_part_from_the_tier_is_late_if_it_will_take_five_times_as_long_as_others() -> None:
+    """Its rate tells, as soon as it has taken as long as they do."""
+    assert left_s(SIZE // 10, 1.0, [1.0], []) == pytest.approx(9.0, rel=0.01)
+    assert left_s(SIZE // 4, 1.0, [1.0], []) is None
+    assert left_s(SIZE // 10, 0.9, [1.0], []) is None
+    assert left_s(SIZE // 10, 1.0, [1.0], [], share=0) is None
+
+
+def test_no_part_from_the_tier_is_late_while_all_are_slow() -> None:
+    """The object store's link is, and a request to it would be as slow; but for one that would take too long."""
+    assert left_s(SIZE // 10, 1.0, [1.0], [10.0, 10.0]) is None
+    assert left_s(SIZE // 30, 1.0, [1.0], [30.0, 30.0]) == pytest.approx(29.0, rel=0.01)
+    assert left_s(SIZE // 10, 30.0, [200.0], []) is None
+
+
+def test_a_part_that_its_owner_has_not_begun_is_late_after_five_stall_timeouts() -> None:
+    """The owner waits for the object store as well."""
+    assert left_s(0, 99.0, [1.0], []) is None
+    assert left_s(0, 100.0, [1.0], []) == 100.0
+
+
+def test_hedges_of_the_tier_begin_with_two_and_cost_nothing_if_they_win() -> None:
+    """A slow owner is found before a hundred parts have come, and a slow object store is not asked for many twice."""
+    hedging = taught([1.0] * 50)
+    assert [hedging.tries(STORE) for _ in range(4)] == [True, True, True, False]
+    hedging.won(STORE)
+    assert hedging.tries(STORE) and not hedging.spend(STORE)
+
+
+def test_a_fifth_of_the_stall_timeout_is_usual_where_nothing_is_known() -> None:
+    """And what takes milliseconds is never late."""
+    assert Hedging().usual_s(STORE, SIZE, 20.0) == 4.0
+    assert taught([0.01]).usual_s(STORE, SIZE, 20.0) == pytest.approx(0.8)
+    assert taught([1.0, 3.0, 3.0]).usual_s(STORE, SIZE, 20.0) == 3.0
+
+
 class Rivals:
     """Two requests that end when they are told to, and note what became of them."""
 
