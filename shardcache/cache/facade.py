@@ -229,6 +229,11 @@ class Cache:
         """Return a human-readable reason why a transfer has not finished yet."""
         return self._overview.reason(transfer)
 
+    def listing_reason(self, patterns: Sequence[str]) -> str:
+        """Return a human-readable reason why patterns are not resolved yet."""
+        failed = next(filter(None, map(self._downloader.failing.get, patterns)), None)
+        return f"listing the shards; {failed}" if failed else "listing the shards"
+
     def status(self, peer: Peer) -> Json:
         """Return the contents and current activity of the cache."""
         own = {

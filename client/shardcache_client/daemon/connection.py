@@ -7,6 +7,7 @@ opens another (see `session`).
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shlex
@@ -45,7 +46,12 @@ from shardcache_client.daemon.websocket import FarewellError, HandshakeError, We
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.topology import Topology
 
+log = logging.getLogger("shardcache")
+
 _OPEN_TIMEOUT_S = 10.0
+# The daemon explains a wait immediately, unless it is overloaded.
+_EXPLAIN_TIMEOUT_S = 5.0
+_FIRST_REPORT_S, _NEXT_REPORT_S = 10.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +163,28 @@ class DaemonConnection:
 
     def call(self, kind: str, deadline_s: float, **fields: Any) -> Json:
         """Send a request and return its answer. Raises NoDaemonError if none comes by the deadline."""
-        answer = self.answer(self.request(kind, **fields), deadline_s)
-        if answer is None:
-            raise NoDaemonError(
-                f"the daemon did not answer {kind!r} in time",
-                url=str(self._path),
-                remedy="check what it is doing: shardcache status",
-            )
+        request, begun_s = self.request(kind, **fields), time.monotonic()
+        report_s = begun_s + _FIRST_REPORT_S
+        while (answer := self.answer(request, min(deadline_s, report_s))) is None:
+            if time.monotonic() >= deadline_s:
+                raise NoDaemonError(
+                    f"the daemon did not answer {kind!r} in time",
+                    url=str(self._path),
+                    remedy="check what it is doing: shardcache status",
+                )
+            reason, report_s = self.explain(request, deadline_s), time.monotonic() + _NEXT_REPORT_S
+            log.warning("waiting for the daemon for %.0f s: %s", time.monotonic() - begun_s, reason)
         return answer
+
+    def explain(self, request: int, deadline_s: float = math.inf) -> str:
+        """Return the daemon's reason for not having answered a request yet."""
+        until_s = min(deadline_s, time.monotonic() + _EXPLAIN_TIMEOUT_S)
+        answer = self.answer(self.request("explain", of=request), until_s)
+        if answer is None:
+            return "the daemon is too busy to say why"
+        total_bytes = answer.get("total_bytes")
+        done = f" ({answer.get('done_bytes', 0) / 1e6:.0f} of {total_bytes / 1e6:.0f} MB)" if total_bytes else ""
+        return f"{answer['reason']}{done}"
 
     def close(self) -> None:
         """End the session; the daemon drops its plan and leases."""

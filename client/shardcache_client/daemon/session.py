@@ -24,8 +24,6 @@ log = logging.getLogger("shardcache")
 T = TypeVar("T")
 Grant: TypeAlias = Arriving | Leased
 
-# The daemon explains a wait immediately, unless it is overloaded.
-_EXPLAIN_TIMEOUT_S = 5.0
 # A daemon that takes longer to accept a session is frozen or exiting: the next try may reach its successor.
 _OPEN_TIMEOUT_S = 10.0
 _LEAST_OPEN_S = 1.0
@@ -228,7 +226,7 @@ class ReaderSession:
         answer = self._patience.wait(
             self._plan.shard(lease.position).url,
             lambda until_s: through(deadline_s, partial(_answer, lease=lease, until_s=until_s)),
-            lambda: through(deadline_s, partial(_explain, lease=lease)),
+            lambda: through(deadline_s, lambda connection: connection.explain(lease.request)),
             self.on_wait,
             remedy="fix that cause (`shardcache status` shows the transfers), or raise timeout_s",
         )
@@ -358,13 +356,3 @@ def _tell_of_damage(answer: Json) -> None:
             exn.url,
             exn.message,
         )
-
-
-def _explain(connection: DaemonConnection, lease: LeaseRequest) -> str:
-    request = connection.request("explain", of=lease.request)
-    answer = connection.answer(request, time.monotonic() + _EXPLAIN_TIMEOUT_S)
-    if answer is None:
-        return "the daemon is too busy to say why"
-    total_bytes = answer.get("total_bytes")
-    done = f" ({answer.get('done_bytes', 0) / 1e6:.0f} of {total_bytes / 1e6:.0f} MB)" if total_bytes else ""
-    return f"{answer['reason']}{done}"

@@ -155,6 +155,7 @@ class Session:
         self._epoch: int | None = None  # of the latest plan
         self._planning = asyncio.Lock()
         self._resolving = asyncio.Lock()
+        self._listed: tuple[int, list[str]] = 0, []  # id and urls of the latest `resolve`
         self._room = asyncio.Semaphore(_MOST_AT_ONCE)
         self._gone = False
         self._news = DamageNotices()
@@ -216,6 +217,7 @@ class Session:
         match message.get("type"):
             case "resolve":
                 async with self._resolving:  # one at a time: each may be millions of shards
+                    self._listed = request_id, message["urls"]
                     found = await self._cache.resolve(message["urls"], self._peer)
                     tokens: list[int | None] = []
                     await self._cache.turns.take(found.refs, lambda some: tokens.extend(ref.tokens for ref in some))
@@ -324,6 +326,8 @@ class Session:
 
     def _explain(self, of: int) -> Json:
         position = self._awaited.get(of)
+        if self._resolving.locked() and of == self._listed[0]:
+            return {"type": "waiting", "of": of, "reason": self._cache.listing_reason(self._listed[1])}
         if position is None:
             return {"type": "waiting", "of": of, "reason": "the daemon has just answered"}
         transfer = self._reader.transfer(position)
