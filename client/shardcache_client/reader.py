@@ -91,6 +91,9 @@ ARGUMENTS = {
     "socket": PATH.or_none(),
     "rank": whole(0).or_none(),
     "world_size": whole(1).or_none(),
+    "mesh": Accepts(
+        'the DeviceMesh itself, such as mesh["dp"], or a ProcessGroup that this process belongs to', MeshRanks.of
+    ).or_none(),
     "timeout_s": SECONDS,
     "partial_reads": flag(),
     "fallback": one_of("error", "direct"),
@@ -137,7 +140,7 @@ class ShardReader(Selecting, Generic[T_co]):
         socket: str | os.PathLike[str] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        mesh: object = None,
+        mesh: Any = None,
         timeout_s: float = 300.0,
         partial_reads: bool = True,
         fallback: Fallback = "error",

@@ -81,7 +81,7 @@ class WebDataset(Theirs):  # type: ignore[misc]
         ShardcacheError: as ShardDataset.
     """
 
-    @checked(OTHER_WORDS | _WORDS, _OPTIONS, handler=ARGUMENTS["on_error"], **_OPTIONS)
+    @checked(OTHER_WORDS | _WORDS, (*_OPTIONS, "missing"), handler=ARGUMENTS["on_error"], **_OPTIONS)
     def __init__(
         self,
         urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
@@ -114,7 +114,7 @@ class WebDataset(Theirs):  # type: ignore[misc]
             log.warning("WebDataset: cache_dir and cache_size are ignored; the daemon does the caching")
         options = {"shuffle_window": 0} | _deal(nodesplitter, workersplitter, endless) | options
         patterns = _patterns(urls)
-        self.source = ShardDataset(
+        self.source = (_Rounds if endless else ShardDataset)(
             patterns,
             shuffle=bool(shardshuffle) or endless,
             seed=int(os.environ.get("WDS_SEED", "0")) if seed is None else seed,
@@ -166,6 +166,13 @@ class WebDataset(Theirs):  # type: ignore[misc]
                 "to skip none, use shuffle_window instead of .shuffle(), and let the DataLoader batch"
             )
         self.source.load_state_dict(state)
+
+
+class _Rounds(ShardDataset[Any]):
+    """The rounds of an endless stream, which has no epochs: each rank counts for itself."""
+
+    def _agree_on_epoch(self, epoch: int, left: int | None) -> int:
+        return epoch
 
 
 class _Begin:

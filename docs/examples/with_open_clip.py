@@ -10,6 +10,9 @@ give --dataset-resampled as well. Here, too, every sample comes once before any 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,16 +33,25 @@ def get_wds_dataset(args: Any, preprocess: Any, is_train: bool, *more: Any, **op
             args.train_data,
             shuffle=True,
             seed=args.seed,
-            batch_size=args.batch_size,
-            samples_per_epoch=info.dataloader.num_samples,  # whole batches, as many on each rank and worker
+            samples_per_epoch=args.train_num_samples,
         )
         info.shared_epoch = SimpleNamespace(set_value=samples.set_epoch)
     else:
         samples = ShardDataset(args.val_data, rank=0, world_size=1)  # one rank alone evaluates
     stages = info.dataloader.pipeline[0].dataset.pipeline
     first = next(place for place, stage in enumerate(stages) if getattr(stage, "f", None) is wds.select.f)
-    stages[:first] = [samples]
+    stages[:first] = [partial(filled, samples, 2 * args.batch_size) if is_train else samples]
     return info
+
+
+def filled(samples: Iterable[Any], at_hand: int) -> Iterator[Any]:
+    """Yield a worker's samples, then the first ones again, as open_clip rounds each worker up to whole batches."""
+    first = []
+    for number, sample in enumerate(samples):
+        if number < at_hand:
+            first.append(sample)
+        yield sample
+    yield from cycle(first)
 
 
 data.get_wds_dataset = get_wds_dataset

@@ -7,6 +7,11 @@ python train.py --dataset wds/ --data-dir s3://bucket/imagenet --train-split 'tr
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import cycle
+from typing import Any
+
 import webdataset as wds
 from timm.data.readers import reader_wds
 
@@ -19,13 +24,11 @@ class ShardReader(reader_wds.ReaderWds):
     def set_loader_cfg(self, num_workers: int | None = None) -> None:
         """Make the dataset, once timm says how many workers will read it."""
         super().set_loader_cfg(num_workers)
-        per_epoch = self._num_samples_per_worker() * self.global_num_workers if self.is_training else None
         self.samples = ShardDataset(
             [f"{self.root}/{name}" for name in self.split_info.filenames],
             shuffle=self.is_training,
             seed=self.common_seed,
-            batch_size=self.batch_size,
-            samples_per_epoch=per_epoch,  # whole batches, as many on each rank and worker
+            samples_per_epoch=self.num_samples if self.is_training else None,
         )
 
     def set_epoch(self, count: int) -> None:
@@ -37,7 +40,17 @@ class ShardReader(reader_wds.ReaderWds):
         super()._lazy_init()
         stages = self.ds.pipeline
         first = next(place for place, stage in enumerate(stages) if getattr(stage, "f", None) is wds.map.f)
-        stages[:first] = [self.samples]
+        stages[:first] = [partial(filled, self.samples, 2 * self.batch_size) if self.is_training else self.samples]
+
+
+def filled(samples: Iterable[Any], at_hand: int) -> Iterator[Any]:
+    """Yield a worker's samples, then the first ones again, as timm rounds each worker up to whole batches."""
+    first = []
+    for number, sample in enumerate(samples):
+        if number < at_hand:
+            first.append(sample)
+        yield sample
+    yield from cycle(first)
 
 
 reader_wds.ReaderWds = ShardReader

@@ -25,13 +25,19 @@ class MeshRanks:
 
     A mesh cannot be pickled: a worker keeps the place of the process that started it.
 
-    Raises ConfigError for anything else, for dimensions that divide a model, and where this process is not a member.
+    Raises TypeError for anything else; ConfigError for dimensions that divide a model, and where this process is not a
+    member.
     """
 
-    def __init__(self, mesh: object) -> None:
+    def __init__(self, mesh: Any) -> None:
         _members(mesh)
         self._mesh = mesh
         self._kept: tuple[tuple[int, ...], int] | None = None
+
+    @classmethod
+    def of(cls, mesh: Any) -> MeshRanks:
+        """Return the ranks of a mesh, which may have been converted already."""
+        return mesh if isinstance(mesh, MeshRanks) else cls(mesh)
 
     def __repr__(self) -> str:
         return f"MeshRanks{self._resolved()[0]}"
@@ -61,14 +67,14 @@ class MeshRanks:
         return self._kept or (_members(self._mesh), sys.modules["torch.distributed"].get_rank())
 
 
-def given_ranks(mesh: object, rank: int | None, world_size: int | None) -> Ranks | MeshRanks | None:
+def given_ranks(mesh: MeshRanks | None, rank: int | None, world_size: int | None) -> Ranks | MeshRanks | None:
     """Return the ranks that the caller named, None if it named none. Raises ConfigError for an invalid choice."""
     explicit = explicit_ranks(rank, world_size)
     if mesh is None:
         return explicit
     if explicit is not None:
         raise ConfigError("mesh is given, and rank and world_size as well", remedy="give mesh alone")
-    return MeshRanks(mesh)
+    return mesh
 
 
 def _members(mesh: Any) -> tuple[int, ...]:
@@ -82,10 +88,7 @@ def _members(mesh: Any) -> tuple[int, ...]:
         return tuple(mesh.mesh.flatten().tolist())
     distributed: Any = sys.modules.get("torch.distributed")
     if not isinstance(mesh, getattr(distributed, "ProcessGroup", ())):
-        raise ConfigError(
-            f"mesh is {mesh!r}",
-            remedy='give the DeviceMesh itself, such as mesh["dp"], or a ProcessGroup that this process belongs to',
-        )
+        raise TypeError
     return tuple(distributed.get_process_group_ranks(mesh))
 
 

@@ -60,7 +60,10 @@ _ACCELERATE = (
     "rank=0, world_size=1, so that every process reads all samples and keeps its share"
 )
 _STAGE = "remove the stage: ranks and workers have their own samples already"
-_DATASETS = "use the ShardDataset itself, without datasets.IterableDataset around it; .map() becomes decode="
+_DATASETS = (
+    "read without datasets.IterableDataset, whose .map() becomes decode=; or give it a ShardReader for each of its "
+    'shards, with rank and world_size, as in "Hugging Face datasets" of docs/frameworks.md'
+)
 
 _RESHARDERS = {
     ("accelerate.data_loader", "IterableDatasetShard.__iter__"): Resharder(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import webdataset as wds
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.utils.data import DataLoader
 from webdataset.cache import StreamingOpen
 
@@ -195,6 +196,21 @@ def test_resampled_never_ends(dataset: Any) -> None:
     by_round = [keys[start : start + TOTAL] for start in range(0, len(keys), TOTAL)]
     assert [len(set(part)) for part in by_round] == [TOTAL] * rounds
     assert by_round[0] != by_round[1] != by_round[2]
+
+
+def test_resampled_ranks_count_their_rounds_alone(
+    dataset: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank that reads on while the other has yet to begin is not warned of epochs, which its user does not have."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port)}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    endless = dataset(resampled=True).with_epoch(2 * TOTAL)
+    for _ in range(2):
+        assert len(set(keys_of(endless))) > TOTAL // 2
+    assert server.num_keys() > 1, "the ranks share a store, and compare their options over it"
+    assert not caplog.records
 
 
 def test_length_is_what_is_said(dataset: Any) -> None:

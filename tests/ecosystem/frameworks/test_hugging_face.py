@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
-from shardcache_client import ShardDataset
+from shardcache_client import ShardDataset, ShardReader
 from support.programs.cli import clean_environment
 from support.programs.daemon import Daemon
 from support.shards.tars import write_shards
@@ -61,7 +61,7 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
 
 
-def generated(dataset: ShardDataset, **shards: Any) -> Any:
+def generated(dataset: Iterable[Any], **shards: Any) -> Any:
     """Wrap the dataset as one of datasets' own."""
     datasets = pytest.importorskip("datasets")
 
@@ -86,11 +86,15 @@ def test_transformers_shard_of_a_rank_is_an_error(make: Make) -> None:
 
 
 @pytest.mark.usefixtures("two_ranks")
-def test_datasets_split_of_a_rank_is_an_error(make: Make) -> None:
-    """split_dataset_by_node around a generator raises it, and splits what every rank reads whole."""
+def test_datasets_split_of_a_rank_is_an_error(make: Make, index: str, daemon: Daemon) -> None:
+    """split_dataset_by_node around a generator raises it, and splits what every rank reads whole.
+
+    The remedy fits a ShardReader as well: there may be one for each shard of the IterableDataset.
+    """
     split = pytest.importorskip("datasets.distributed").split_dataset_by_node
-    with pytest.raises(ConfigError, match="split_dataset_by_node"):
-        next(iter(split(generated(make()), rank=1, world_size=2)))
+    for dataset in (make(), ShardReader(index, socket=daemon.socket)):
+        with pytest.raises(ConfigError, match=r"split_dataset_by_node[\s\S]*a ShardReader for each of its shards"):
+            next(iter(split(generated(dataset), rank=1, world_size=2)))
     whole = split(generated(make(rank=0, world_size=1)), rank=1, world_size=2)
     assert [sample["key"] for sample in whole] == KEYS[1::2]
 

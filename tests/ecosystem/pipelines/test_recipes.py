@@ -82,11 +82,25 @@ def test_open_clip_reads_every_sample_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, url: str, options: list[str]
 ) -> None:
     """Two ranks of two workers, two epochs in different orders; by a brace pattern, and by an index."""
+    check(open_clip(monkeypatch, f"{folder}/{url}", BATCH, *options))
+
+
+def test_open_clip_reads_every_sample_in_epochs_that_it_rounds_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 samples are promised of 48, by batches of 5 for each of four workers: all come, and 12 come again."""
+    for ranks in open_clip(monkeypatch, f"{folder}/train-{{0..3}}.tar", 5):
+        reads = Counter(number for numbers in ranks for number in numbers)
+        assert (len(reads), reads.total()) == (TOTAL, 60)
+
+
+def open_clip(monkeypatch: pytest.MonkeyPatch, url: str, batch_size: int, *options: str) -> list[list[list[int]]]:
+    """Return the numbers that each rank reads in each of two epochs."""
     recipe = importlib.import_module("with_open_clip")
     params = importlib.import_module("open_clip_train.params")
     data = recipe.data
-    command = ["--train-data", f"{folder}/{url}", "--train-num-samples", str(TOTAL), "--dataset-type", "webdataset"]
-    args = params.parse_args([*command, *options, "--batch-size", str(BATCH), "--workers", str(WORKERS)])
+    command = ["--train-data", url, "--train-num-samples", str(TOTAL), "--dataset-type", "webdataset"]
+    args = params.parse_args([*command, *options, "--batch-size", str(batch_size), "--workers", str(WORKERS)])
     args.world_size = RANKS
     infos = []
     for rank in range(RANKS):
@@ -102,7 +116,7 @@ def test_open_clip_reads_every_sample_once(
             assert len(batches) == info.dataloader.num_batches
             ranks.append([number for batch in batches for number in batch])
         epochs.append(ranks)
-    check(epochs)
+    return epochs
 
 
 def test_open_clip_evaluates_on_every_sample(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,21 +146,25 @@ def test_timm_reads_every_sample_once(folder: Path, monkeypatch: pytest.MonkeyPa
     importlib.import_module("with_timm")
     from timm.data import create_dataset, create_loader
 
-    def loader(is_training: bool) -> tuple[Any, Any]:
+    def loader(is_training: bool, batch_size: int = BATCH) -> tuple[Any, Any]:
         split = f"train-{{0..3}}.tar|{TOTAL}"
         dataset = create_dataset(
-            "wds/", root=str(folder), split=split, is_training=is_training, batch_size=BATCH, num_samples=TOTAL
+            "wds/", root=str(folder), split=split, is_training=is_training, batch_size=batch_size, num_samples=TOTAL
         )
         made = create_loader(
-            dataset, (3, 8, 8), BATCH, is_training=is_training, num_workers=WORKERS, use_prefetcher=False
+            dataset, (3, 8, 8), batch_size, is_training=is_training, num_workers=WORKERS, use_prefetcher=False
         )
         return dataset, made
 
-    dataset, training = loader(True)
-    epochs = []
-    for epoch in range(2):
-        dataset.set_epoch(epoch)
-        epochs.append([[int(number) for _, numbers in training for number in numbers]])
-    check(epochs)
+    def epochs(batch_size: int) -> list[list[list[int]]]:
+        dataset, training = loader(True, batch_size)
+        read = []
+        for epoch in range(2):
+            dataset.set_epoch(epoch)
+            read.append([[int(number) for _, numbers in training for number in numbers]])
+        return read
+
+    check(epochs(BATCH))
+    assert [(len(each), len(set(each))) for [each] in epochs(7)] == [(56, TOTAL)] * 2, "rounded up"
     _, evaluation = loader(False)
     assert sorted(int(number) for _, numbers in evaluation for number in numbers) == list(range(TOTAL))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -13,9 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers a backend of one process
 
 from shardcache.errors import ConfigError
+from shardcache_client import ShardReader
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.mesh import MeshRanks, given_ranks
 from shardcache_client.topology import Ranks
+from shardcache_client.webdataset import WebDataset
 
 RANK, WORLD = 6, 8
 
@@ -72,11 +75,14 @@ def test_meshes_of_the_same_ranks_are_equal() -> None:
     assert MeshRanks(whole["dp"]) != MeshRanks(dist.new_group([3, RANK]))
 
 
+@pytest.mark.parametrize("called", [ShardReader, WebDataset])
 @pytest.mark.parametrize("value", ["dp", 3, Ranks(0, 2)])
-def test_mesh_of_another_type_is_an_error(value: object) -> None:
+def test_mesh_of_another_type_is_an_error(called: Callable[..., Any], value: object) -> None:
     """The remedy names what is wanted."""
-    with pytest.raises(ConfigError, match=r'mesh\["dp"\]'):
-        MeshRanks(value)
+    with pytest.raises(
+        ConfigError, match=rf'{called.__name__}: mesh is [\s\S]*give the DeviceMesh itself.* mesh\["dp"\]'
+    ):
+        called("s3://bucket/0.tar", mesh=value)
 
 
 def test_mesh_with_model_dimensions_is_an_error() -> None:
@@ -95,7 +101,7 @@ def test_mesh_without_this_process_is_an_error() -> None:
 def test_mesh_and_ranks_exclude_each_other() -> None:
     """Nobody can tell which is meant."""
     with pytest.raises(ConfigError, match="mesh alone"):
-        given_ranks(mesh(dp=8), 0, 1)
+        given_ranks(MeshRanks(mesh(dp=8)), 0, 1)
 
 
 @pytest.mark.parametrize(
