@@ -198,6 +198,17 @@ def test_nothing_of_an_iteration_given_up_is_counted(env: pytest.MonkeyPatch) ->
     assert at_once(*[ask(rank, "round 1", 4) for rank in group("again")]) == [4] * WORLD
 
 
+def test_replicas_agree_with_one_reader_of_each_other_rank(server: TCPStore) -> None:
+    """Two processes read for each of two ranks: whichever meet, all get the greatest, also if they come again."""
+    places = [MeetingPlace(StoreAddress("127.0.0.1", server.port, 4, process)) for process in range(4)]
+    for _ in range(2):
+        readers = [Agreement("replicas", Ranks(process // 2, 2), PATIENT_S, places[process]) for process in range(4)]
+        for number in range(2):
+            values = (3, 3, 7 + number, 7 + number)
+            calls = [ask(reader, f"round {number}", value) for reader, value in zip(readers, values, strict=True)]
+            assert at_once(*calls) == [7 + number] * 4
+
+
 def test_without_a_store_the_user_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that know of no store cannot agree, and the error names the variables."""
     monkeypatch.delenv("MASTER_ADDR", raising=False)

@@ -32,11 +32,20 @@ def server(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
 class Rank:
     """One rank's count of epochs, as `Epochs` keeps it."""
 
-    def __init__(self, server: TCPStore, rank: int, patience_s: float = PATIENT_S, name: str = "train/0") -> None:
-        place = MeetingPlace(StoreAddress("127.0.0.1", server.port, WORLD))
+    def __init__(
+        self,
+        server: TCPStore,
+        rank: int,
+        patience_s: float = PATIENT_S,
+        name: str = "train/0",
+        process: int = 0,
+        processes: int = WORLD,
+        world_size: int = WORLD,
+    ) -> None:
+        place = MeetingPlace(StoreAddress("127.0.0.1", server.port, processes, process))
         # As in a loader's worker, to which the dataset was pickled.
         self._one: OneEpoch = pickle.loads(pickle.dumps(OneEpoch(name, place, patience_s)))
-        self._ranks = Ranks(rank, WORLD)
+        self._ranks = Ranks(rank, world_size)
         self._last: int | None = None
         self._read = True
 
@@ -156,6 +165,12 @@ def test_datasets_restarts_and_jobs_of_one_rank_are_apart(server: TCPStore, monk
     keys = server.num_keys()
     assert OneEpoch("train/0", MeetingPlace(), PATIENT_S).agree(Ranks(), 5, 4) == 5
     assert server.num_keys() == keys
+
+
+def test_replicas_leave_an_epoch_with_one_rank_of_each_share(server: TCPStore) -> None:
+    """Four processes read two shares: a loop that all leave early goes on to the next epoch, without a wait."""
+    job = [Rank(server, process // 2, process=process, processes=4, world_size=2) for process in range(4)]
+    assert [at_once([rank.begin for rank in job]) for _ in range(3)] == [[number] * 4 for number in range(3)]
 
 
 def test_where_ranks_share_no_store_each_counts_for_itself(server: TCPStore) -> None:
