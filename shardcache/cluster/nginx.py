@@ -135,6 +135,7 @@ def _rows(tier: Tier, node: Node) -> dict[str, Rows]:
     return {
         "user": [{"user": tier.user}] if tier.user else [],
         "resolved": [{"resolvers": " ".join(servers)}] if tier.resolvers else [],
+        "outage": [{"outage_s": tier.outage_s}] if tier.outage_s else [],
         "trusted": [{"trust_s": tier.trust_s}] if tier.trust_s else [],
         "nodes": [{"number": number, "server": each.at(tier.owner_port)} for number, each in enumerate(tier.nodes)],
         "stores": [{"pattern": _host_pattern(store), "url": _url(tier, store), "host": store.host} for store in stores],

@@ -57,6 +57,7 @@ class Tier:
         min_free_bytes: space always kept free on the cache's filesystem.
         spread: "shard" if one node owns all parts of a shard, "part" if parts are distributed.
         trust_s: time for which the store's permission for a signed url is cached.
+        outage_s: time for which a permission is good while the store fails.
         stall_timeout_s: the daemon's option of that name.
         tls: None for plain HTTP between the nodes.
         store_ca: certificates of authorities to trust for https stores.
@@ -78,6 +79,7 @@ class Tier:
     min_free_bytes: int = 5_000 * MIB
     spread: Literal["shard", "part"] = "shard"
     trust_s: int = 300
+    outage_s: int = 0
     stall_timeout_s: float = 20.0
     tls: Tls | None = None
     store_ca: Path = Path("/etc/ssl/certs/ca-certificates.crt")

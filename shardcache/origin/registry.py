@@ -12,7 +12,7 @@ from pathlib import Path
 from shardcache.access.protocols import row_of
 from shardcache.access.urls import checked, protocol_of
 from shardcache.config import OriginTable
-from shardcache.errors import CacheError, ConfigError, MissingPackageError
+from shardcache.errors import CacheError, ConfigError, MissingPackageError, OriginUnavailableError
 from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, Uploads
 from shardcache.origin.redirect_guard import RedirectGuard, Unrestricted
 from shardcache.origin.tier_client import Route, Tiered, TierState
@@ -25,6 +25,7 @@ from shardcache.transport.workers import Commit, Workers
 _SPARE_CONNECTIONS = 8
 # A preempted part keeps its connection while another one reads.
 _CONNECTIONS_A_SLOT = 2
+_MOST_KNOWN = 10_000
 _DEFAULT = OriginTable.model_validate({"match": ""})
 
 
@@ -113,6 +114,7 @@ class Deferred:
         self._setup = setup
         self._loading = asyncio.Lock()
         self._origin: Origin | None = None
+        self._known: dict[str, RemoteObject] = {}  # behind the tier, oldest first
 
     async def _loaded(self) -> Origin:
         async with self._loading:
@@ -122,8 +124,20 @@ class Deferred:
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; any method may raise MissingPackageError or ConfigError as well."""
-        obj = await (await self._loaded()).stat(url)
-        return replace(obj, joinable=obj.joinable and self.tier is None)  # the tier caches single parts
+        origin = await self._loaded()
+        if self.tier is None:
+            return await origin.stat(url)
+        try:
+            obj = replace(await origin.stat(url), joinable=False)  # the tier caches single parts
+        except OriginUnavailableError:
+            if (known := self._known.get(url)) is None:
+                raise
+            return known  # the tier may have its parts; it asks whether this version may be read
+        self._known.pop(url, None)
+        self._known[url] = obj
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        return obj
 
     async def fetch(
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None

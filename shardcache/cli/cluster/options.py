@@ -106,6 +106,15 @@ def _store_options(command: Command) -> Command:
         metavar="SECONDS",
         help="Time for which the store's permission for a signed url is cached; also the delay of a revocation.",
     )
+    outage_s = click.option(
+        "--outage-s",
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        metavar="SECONDS",
+        help="While the store fails, serve what is cached to nodes that it permitted to read it within this time. "
+        "Signatures cannot be checked then.",
+    )
     stall_timeout_s = click.option(
         "--stall-timeout-s",
         type=click.FloatRange(1),
@@ -114,7 +123,7 @@ def _store_options(command: Command) -> Command:
         metavar="SECONDS",
         help="The daemons' --stall-timeout-s, which the tier's time limits follow.",
     )
-    return stores(store_ca(resolvers(trust_s(stall_timeout_s(command)))))
+    return stores(store_ca(resolvers(trust_s(outage_s(stall_timeout_s(command))))))
 
 
 def _address_options(command: Command) -> Command:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardcache.config import OriginTable
-from shardcache.errors import CorruptShardError, ShardChangedError
+from shardcache.errors import CorruptShardError, OriginBusyError, ShardChangedError
 from shardcache.observability.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.tier_client import TierState
@@ -79,6 +79,27 @@ async def test_a_part_that_the_tier_fails_to_send_comes_from_the_origin(fault: F
     tiered.near.fail("a.tar", fault, start=2 * PART)
     assert (await tiered.download(obj)).path.read_bytes() == DATA
     assert (tiered.gets(tiered.far), tiered.counters.tier_failures, tiered.counters.retries) == (1, 1, 0)
+
+
+async def test_a_busy_store_is_asked_again_by_way_of_the_tier(tiered: TieredRig) -> None:
+    """Its 503 is no failure of the tier, and a request past that would be one more for the store."""
+    obj = await tiered.put()
+    tiered.near.passes_on = True
+    tiered.near.fail("a.tar", Fault.SLOW_DOWN, start=2 * PART)
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert (tiered.gets(tiered.far), tiered.counters.tier_failures, tiered.counters.retries) == (0, 0, 1)
+
+
+async def test_while_the_store_fails_known_versions_come_from_the_tier(tiered: TieredRig) -> None:
+    """An object whose version was not learned before cannot be read."""
+    obj = await tiered.put()
+    for key in ("a.tar", "b.tar"):
+        tiered.far.fail(key, Fault.SLOW_DOWN, method="HEAD", times=1000)
+    assert await tiered.stat(obj.url) == obj
+    assert (await tiered.download(obj)).path.read_bytes() == DATA
+    assert tiered.gets(tiered.far) == 0
+    with pytest.raises(OriginBusyError):
+        await tiered.put("b.tar")
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -81,6 +81,7 @@ class FaultyS3:
         refreshed: Range of each request that a tier has to answer past its cache.
         detoured: Range of each request that a tier has to send to another owner.
         owner: the tier's answer to questions about owners; None if the owner is silent.
+        passes_on: whether refusals are those of an object store, passed on by a tier.
         owner_is_slow: whether no owner says that it lives.
         questions: those questions, by kind.
     """
@@ -98,6 +99,7 @@ class FaultyS3:
     detoured: list[str | None] = field(default_factory=list)
     owner: str | None = "10.0.0.1:9081"
     owner_is_slow: bool = False
+    passes_on: bool = False
     questions: Counter[str] = field(default_factory=Counter)
     endpoint_url: str = ""
     _objects: dict[str, bytes] = field(default_factory=dict)
@@ -168,7 +170,9 @@ class FaultyS3:
         if fault is Fault.SILENCE:
             await self._closing.wait()
         if fault in _REFUSALS:
-            return _refusal(request, *_REFUSALS[fault])
+            refusal = _refusal(request, *_REFUSALS[fault])
+            refusal.headers.update({"X-Shardcache-Tier": "MISS"} if self.passes_on else {})
+            return refusal
         if self.access_key and f"Credential={self.access_key}/" not in request.headers.get("Authorization", ""):
             return _refusal(request, 400, "ExpiredToken")
         if key not in self._objects:
