@@ -29,6 +29,8 @@ class Pausable(Protocol):
         """Continue after `halt`."""
 
 
+# Origins remembered; those in use and the most recent ones.
+_MAX_ORIGINS = 64
 # A download whose parts do not arrive holds up the others for no longer than this.
 _ALONE_S = 1.0
 # Priorities change with every step of a reader; asking all downloads at each part would take longer than some parts do.
@@ -112,7 +114,7 @@ class Scheduler:
         self._held: Counter[str] = Counter()  # slots by origin
         self._lesser: Counter[str] = Counter()  # those of `_held` that no reader waits for
         self._clearing: Counter[str] = Counter()  # groups that others are paused for, by origin
-        self._limits: dict[str, Aimd] = {}
+        self._limits: dict[str, Aimd] = {}  # the origin used last is at the end
         self._lines: defaultdict[str, Line] = defaultdict(Line)
         self._alone_until_s: WeakKeyDictionary[Callable[[], Priority], float] = WeakKeyDictionary()  # by download
         self._ask_again_s = 0.0
@@ -127,8 +129,9 @@ class Scheduler:
         return self._pauses
 
     def loads(self) -> list[OriginLoad]:
-        """Return the load on every origin used so far."""
-        return [OriginLoad(name, self._held[name], aimd.limit, aimd.generation) for name, aimd in self._limits.items()]
+        """Return the load on each of the origins used last."""
+        latest = list(self._limits.items())[-_MAX_ORIGINS:]
+        return [OriginLoad(name, self._held[name], aimd.limit, aimd.generation) for name, aimd in latest]
 
     def is_throttled(self, origin: str) -> bool:
         """Return whether an origin currently accepts fewer requests than there are slots."""
@@ -158,9 +161,9 @@ class Scheduler:
 
         A block that ends with OriginBusyError lowers the origin's limit; one that succeeds may raise it.
         """
-        limit = self._limits.setdefault(claim.origin, Aimd(self._count))
         claim._granted, claim.paused = asyncio.get_running_loop().create_future(), False
         self._join(claim)
+        limit = self._limits[claim.origin]
         try:
             self._deal()
             await claim._granted
@@ -293,9 +296,21 @@ class Scheduler:
     def _group(self, ask: Callable[[], Priority], origin: str) -> _Group:
         priority, group = ask(), self._groups.get((ask, origin))
         if group is None:
+            self._use(origin)
             group = self._groups[ask, origin] = Group(ask, origin, priority)
         self._take_priority(group, priority)
         return group
+
+    def _use(self, origin: str) -> None:
+        """Remember an origin as the one used last, and forget unused ones beyond `_MAX_ORIGINS`."""
+        self._limits[origin] = self._limits.pop(origin, Aimd(self._count))
+        if len(self._limits) > _MAX_ORIGINS:
+            used = {origin, *(group.origin for group in self._groups.values())}
+            for name in [name for name in self._limits if name not in used][: len(self._limits) - _MAX_ORIGINS]:
+                del self._limits[name]
+                self._lines.pop(name, None)
+                for counts in (self._held, self._lesser, self._clearing):
+                    counts.pop(name, None)
 
     def _grant(self, claim: Claim) -> None:
         group = self._waiting.pop(claim)

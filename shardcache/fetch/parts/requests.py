@@ -213,6 +213,8 @@ class Requests:
         finally:
             claim.work = None
             self._pausable_reads[claim.origin].discard(pausable_read)
+            if not self._pausable_reads[claim.origin]:
+                del self._pausable_reads[claim.origin]
             self._bandwidth.settle(pausable_read.leave_bytes)
 
     async def _first_of_two(self, span: RequestSpan, pausable_read: PausableRead) -> tuple[list[PartSums] | None, bool]:

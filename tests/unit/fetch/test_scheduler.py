@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -407,3 +408,19 @@ async def test_an_origin_that_refused_is_throttled_until_it_takes_all_again() ->
     async with slots.hold(claim):
         pass
     assert not slots.is_throttled("s3://b")
+
+
+async def test_origins_in_use_and_the_last_ones_are_remembered() -> None:
+    """Of any number of hosts a fixed number of rows is kept, with what was learnt about those that stay."""
+    slots, busy = Scheduler(3), Claim(lambda: PLANNED, "busy")
+    async with slots.hold(busy):
+        for number in range(600):
+            with suppress(OriginBusyError):
+                async with slots.hold(Claim(lambda: PLANNED, f"host {number}")):
+                    raise OriginBusyError("slow down")
+            with slots.expect(lambda: PLANNED, f"dead {number}"):
+                pass
+        loads = {load.name: load for load in slots.loads()}
+        assert len(loads) == 64
+        assert loads["busy"].connections == 1 and loads["host 599"].throttled == 1
+        assert "host 1" not in loads
