@@ -249,7 +249,9 @@ class Cache:
         return {"status": "ok" if well else "degraded", "disk": self._disk()}
 
     def _disk(self) -> Json:
-        return self._residency.health.to_json() | {"short_bytes": self._residency.evictor.short_bytes}
+        space = self._store.space
+        short_bytes = space.capacity_bytes - space.effective_bytes()
+        return self._residency.health.to_json() | {"short_bytes": short_bytes}
 
 
 async def _enduring(name: str, run: Callable[[], Awaitable[None]]) -> None:

@@ -6,7 +6,10 @@ files together never exceed the capacity.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+
+from shardcache.units import size
 
 # With less, not even the cache's own state can be written.
 _LEAST_FREE_BYTES = 64 * 1024
@@ -28,6 +31,7 @@ class Space:
         reserved_bytes: open reservations, whether already on disk or not.
         unwritten_bytes: the part of `reserved_bytes` that the filesystem does not yet count as used.
         pinned_bytes: the part of `kept_bytes` that is pinned.
+        disk_limit_bytes: size that other files on the disk leave to the cache, when last measured.
     """
 
     capacity_bytes: int
@@ -36,26 +40,46 @@ class Space:
     reserved_bytes: int = 0
     unwritten_bytes: int = 0
     pinned_bytes: int = 0
-
-    @property
-    def unpinned_bytes(self) -> int:
-        """The part of the capacity available for shards that are not pinned."""
-        return max(0, self.capacity_bytes - self.pinned_bytes)
+    disk_limit_bytes: int = sys.maxsize
 
     @property
     def used_bytes(self) -> int:
         """All bytes that count against the capacity."""
         return self.kept_bytes + self.reserved_bytes
 
-    def shortfall_bytes(self, wanted_bytes: int, disk_free_bytes: int) -> int:
-        """Return how many bytes must be evicted before `wanted_bytes` can be reserved; 0 if none."""
-        over_capacity = self.used_bytes + wanted_bytes - self.capacity_bytes
-        spare_bytes = disk_free_bytes - self.unwritten_bytes - self.min_free_bytes
-        return max(0, over_capacity, wanted_bytes - spare_bytes)
+    def measure(self, disk_free_bytes: int) -> None:
+        """Update `disk_limit_bytes`, which changes with other files only, not with the cache's own."""
+        self.disk_limit_bytes = self.used_bytes - self.unwritten_bytes + disk_free_bytes - self.min_free_bytes
 
-    def crowding_bytes(self, disk_free_bytes: int) -> int:
-        """Return how many bytes must be evicted to keep `min_free_bytes` and a small reserve of the filesystem free."""
-        return max(0, self.min_free_bytes + self.unwritten_bytes + _LEAST_FREE_BYTES - disk_free_bytes)
+    def effective_bytes(self, allocating_bytes: int = 0) -> int:
+        """Return the effective capacity: what the disk can hold of the configured one.
+
+        Args:
+            allocating_bytes: bytes that may have been on disk when it was measured, though still counted as unwritten.
+        """
+        return max(0, min(self.capacity_bytes, self.disk_limit_bytes + allocating_bytes))
+
+    @property
+    def explanation(self) -> str:
+        """The effective capacity in words, with its cause."""
+        if self.effective_bytes() < self.capacity_bytes:
+            return f"other files on the disk limit the cache to {size(self.effective_bytes())}"
+        return f"the cache's capacity is {size(self.capacity_bytes)}"
+
+    @property
+    def remedy(self) -> str:
+        """Advice for those to whom the effective capacity is too small."""
+        is_limited = self.effective_bytes() < self.capacity_bytes
+        return "remove other files from the cache's disk, or lower --min-free" if is_limited else "raise --capacity"
+
+    def shortfall_bytes(self, wanted_bytes: int) -> int:
+        """Return how many bytes must be evicted before `wanted_bytes` can be reserved; 0 if none."""
+        return max(0, self.used_bytes + wanted_bytes - min(self.capacity_bytes, self.disk_limit_bytes))
+
+    @property
+    def crowding_bytes(self) -> int:
+        """Bytes to evict so that `min_free_bytes` and a small reserve of the filesystem are free."""
+        return max(0, self.used_bytes + _LEAST_FREE_BYTES - self.disk_limit_bytes)
 
     def reserve(self) -> Reservation:
         """Open an empty reservation."""

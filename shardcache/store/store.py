@@ -89,13 +89,18 @@ class Store:
         self.catalogue.close()
         self.folder.close()
 
+    def measured(self) -> Space:
+        """Return the accounting, after measuring what other files on the disk leave to the cache. Raises DiskError."""
+        self.space.measure(free_bytes(self.layout.root))
+        return self.space
+
     def shortfall_bytes(self, wanted_bytes: int) -> int:
         """Return how many bytes must be evicted before `wanted_bytes` can be reserved."""
-        return self.space.shortfall_bytes(wanted_bytes, free_bytes(self.layout.root))
+        return self.measured().shortfall_bytes(wanted_bytes)
 
     def crowding_bytes(self) -> int:
         """Return how many bytes must be evicted because other files fill the filesystem."""
-        return self.space.crowding_bytes(free_bytes(self.layout.root))
+        return self.measured().crowding_bytes
 
     # Arriving shards
 

@@ -51,7 +51,23 @@ class Warming:
         await self._leasing.recall(refs)
         sized = await self.ask(refs)
         self._check_capacity(sized)
-        await tell({"event": "done", **await self.fetch(sized, tell)})
+        delivered: list[Published] = []
+
+        async def note(found: Published) -> None:
+            delivered.append(found)
+
+        totals = await self.fetch(sized, tell, note)
+        for found in delivered:
+            if self._store.shards.get(found.shard.key) is not found.shard:
+                totals["cached" if found.hit else "fetched"] -= 1
+                totals["failed"] += 1
+                await tell({"event": "error", "error": self._evicted_again(found).to_json()})
+        await tell({"event": "done", **totals})
+
+    def _evicted_again(self, found: Published) -> CapacityError:
+        space = self._store.space
+        message = f"evicted again, to make room for other shards; {space.explanation}"
+        return CapacityError(message, url=found.facts.url, remedy=f"{space.remedy}, or warm fewer shards")
 
     async def fetch(self, refs: Sequence[ShardRef], tell: Tell, use: Use = _no_use) -> Event:
         """Fetch the shards, reporting every event but the last; return its totals. `use` gets each shard, retained."""
@@ -83,12 +99,11 @@ class Warming:
         return [_told(ref, found.get(ref.url), versions=versions) for ref in wanted]
 
     def _check_capacity(self, refs: Sequence[ShardRef]) -> None:
-        known_bytes = sum(ref.size_bytes or 0 for ref in refs)
-        capacity_bytes = self._store.space.capacity_bytes
-        if known_bytes > capacity_bytes:
+        known_bytes, space = sum(ref.size_bytes or 0 for ref in refs), self._store.measured()
+        if known_bytes > space.effective_bytes(space.unwritten_bytes):
             raise CapacityError(
-                f"the shards total {size(known_bytes)}; the cache's capacity is {size(capacity_bytes)}",
-                remedy="raise --capacity, or warm fewer shards",
+                f"the shards total {size(known_bytes)}; {space.explanation}",
+                remedy=f"{space.remedy}, or warm fewer shards",
             )
 
 

@@ -23,7 +23,7 @@ def check_progress(claim: KeyClaim, others: Collection[KeyClaim], in_use: Collec
         claim: one that waits for space, or for another claim's turn to end.
         others: every claim, including this one.
         in_use: all shards with leases.
-        space: the cache's capacity and pinned size.
+        space: the cache's effective capacity and pinned size.
 
     Raises:
         PostponedError: no reader waits for the shard.
@@ -40,23 +40,25 @@ def check_progress(claim: KeyClaim, others: Collection[KeyClaim], in_use: Collec
     # Everything else resolves itself: shards without leases can be evicted, and running downloads finish.
     least_bytes = min(each.wanted_bytes for each in blocked if each.wanted_bytes)
     may_be_given_back = sum(shard.leases for shard in in_use) != sum(reader.leased_shards() for reader in readers)
-    if staying_bytes + least_bytes <= space.capacity_bytes or may_be_given_back:
+    running = [each.reservation for each in others if each.reservation is not None and not each.is_blocked]
+    possible_bytes = space.effective_bytes(sum(reservation.unwritten_bytes for reservation in running))
+    if staying_bytes + least_bytes <= possible_bytes or may_be_given_back:
         return
     if claim is not max(blocked, key=_readiness):
         return
     if not claim.waits:
         raise PostponedError
-    amounts = (space.pinned_bytes + held_bytes, space.capacity_bytes, reserved_bytes, space.pinned_bytes, least_bytes)
-    kept, capacity, reserved, pinned, least = map(size, amounts)
+    amounts = (space.pinned_bytes + held_bytes, reserved_bytes, space.pinned_bytes, least_bytes)
+    kept, reserved, pinned, least = map(size, amounts)
     raise CapacityError(
-        f"deadlock: {kept} of the cache's {capacity} is leased"
+        f"deadlock: {space.explanation}, {kept} of it is leased"
         + (f" or pinned ({pinned})" if space.pinned_bytes else "")
         + (f", {reserved} is reserved by transfers" if reserved_bytes else "")
         + f", the next shard needs {least}, and all {len(readers)} reader(s) with leases wait for that space or for "
         "each other",
         url=claim.transfers[0].ref.url,
         remedy="the cache must hold readers x (shuffle_window + 1) shards, each compressed one also in its inflated "
-        "form: raise --capacity, or lower shuffle_window or the number of workers"
+        f"form: {space.remedy}, or lower shuffle_window or the number of workers"
         f"{', or unpin shards' if space.pinned_bytes else ''}",
     )
 

@@ -17,7 +17,7 @@ from shardcache.cache.residency.inventory import LOOK_AGAIN_S, Inventory
 from shardcache.cache.residency.pins import Pins
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers.transfers import KeyClaim, PostponedError
-from shardcache.errors import CapacityError, DiskFullError
+from shardcache.errors import CapacityError
 from shardcache.observability.metrics import Counters
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
@@ -79,7 +79,7 @@ class Evictor:
             ahead_waits: wait for space even if no reader waits for the shard.
 
         Raises:
-            CapacityError, DiskFullError: there will never be enough space, or there is a deadlock over it.
+            CapacityError: there will never be enough space, or there is a deadlock over it.
             PostponedError: no reader waits for the shard, and it may not wait for space or blocks others.
         """
         if await self._try_reserve(claim, size_bytes, needed_at_s()):
@@ -166,6 +166,11 @@ class Evictor:
                 remedy="choose a larger capacity, unpin shards, or try again when jobs have ended",
             )
 
+    def may_fit(self, size_bytes: int) -> bool:
+        """Return False if `size_bytes` would not fit even with all unpinned shards evicted."""
+        space = self._store.space
+        return size_bytes <= space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
+
     def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
         """Return whether `_try_reserve` would succeed now; evict nothing."""
         if self._health.error is not None:
@@ -229,24 +234,16 @@ class Evictor:
         return self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
 
     def _check_possible(self, size_bytes: int, url: str) -> None:
-        """Raise CapacityError or DiskFullError if `size_bytes` would not fit even with all unpinned shards evicted."""
+        """Raise CapacityError if `size_bytes` would not fit even with all unpinned shards evicted."""
         space = self._store.space
-        if size_bytes > space.capacity_bytes:
-            raise CapacityError(
-                f"the shard takes {size(size_bytes)}; the cache's capacity is {size(space.capacity_bytes)}", url=url
-            )
-        if size_bytes > space.unpinned_bytes:
-            raise CapacityError(
-                f"the shard takes {size(size_bytes)}; only {size(space.unpinned_bytes)} of the cache's "
-                f"{size(space.capacity_bytes)} is not pinned",
-                url=url,
-                remedy="remove pins with `shardcache unpin`, or enlarge the cache with `shardcache set capacity`",
-            )
-        on_disk_bytes = space.used_bytes - space.unwritten_bytes - space.pinned_bytes
-        if self._store.shortfall_bytes(size_bytes) > on_disk_bytes + space.reserved_bytes:
-            raise DiskFullError(
-                f"the filesystem of {self._store.layout.root} cannot provide {size(size_bytes)} and keep "
-                f"{size(space.min_free_bytes)} free, even with all unpinned shards evicted",
-                url=url,
-                remedy="free space there, or lower --min-free",
-            )
+        if self.may_fit(size_bytes):
+            return
+        if size_bytes > space.effective_bytes(space.unwritten_bytes):
+            remedy = f"{space.remedy}, or write smaller shards"
+            raise CapacityError(f"the shard takes {size(size_bytes)}; {space.explanation}", url=url, remedy=remedy)
+        free_bytes = max(0, space.effective_bytes() - space.pinned_bytes)
+        raise CapacityError(
+            f"the shard takes {size(size_bytes)}; {space.explanation}, of which only {size(free_bytes)} is not pinned",
+            url=url,
+            remedy=f"remove pins with `shardcache unpin`, or {space.remedy}",
+        )

@@ -79,8 +79,7 @@ class Prefetcher:
 
     def _must_wait(self, size_bytes: int, needed_at_s: float) -> bool:
         """Return whether there is no space now. A shard that can never fit is started, so that it fails early."""
-        possible = size_bytes <= self._store.space.unpinned_bytes
-        return possible and not self._evictor.could_fit(size_bytes, needed_at_s)
+        return self._evictor.may_fit(size_bytes) and not self._evictor.could_fit(size_bytes, needed_at_s)
 
     @staticmethod
     def _is_ahead(transfer: Transfer) -> bool:

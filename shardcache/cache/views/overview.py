@@ -80,12 +80,11 @@ class Overview:
         if stage is not Stage.SPACE:
             failed = self._downloader.failing.get(transfer.ref.url)
             return f"{stage.value}; {failed}" if failed else stage.value
-        amounts = (space.capacity_bytes, self._leased_bytes(), space.pinned_bytes, space.reserved_bytes)
-        capacity, leased, pinned, arriving = map(size, amounts)
+        leased, pinned, arriving = map(size, (self._leased_bytes(), space.pinned_bytes, space.reserved_bytes))
         pins = f", {pinned} pinned" if space.pinned_bytes else ""
         return (
-            f"{stage.value}: of {capacity}, {leased} leased{pins}, {arriving} reserved by transfers; "
-            "each reader needs space for shuffle_window + 1 shards, two without shuffling (--capacity)"
+            f"{stage.value}: {space.explanation}, {leased} of it leased{pins}, {arriving} reserved by transfers; "
+            f"each reader needs space for shuffle_window + 1 shards, two without shuffling ({space.remedy})"
         )
 
     def _free_bytes(self) -> int | None:

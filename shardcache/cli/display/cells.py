@@ -55,7 +55,8 @@ def disk(page: Row) -> Text | None:
     if error := state["error"]:
         return Text(f"{error['message']}, for {duration(state['since_s'])}: {error['remedy']}", "red")
     if short_bytes := state.get("short_bytes"):
-        return Text(f"free space is {size(short_bytes)} below --min-free, and nothing can be evicted", "yellow")
+        limit = size(page["cache"]["capacity_bytes"] - short_bytes)
+        return Text(f"other files on the disk limit the cache to {limit}", "yellow")
     return None
 
 

@@ -39,7 +39,7 @@ _UNKNOWN = 0.2
 
 LEAST = 0.04
 """Share of the stall time-out: a part from a tier that takes no longer is not late."""
-# Origins remembered: those that answered last.
+# Origins remembered: those used last.
 _MAX_ORIGINS = 64
 # From a single part to the largest request.
 _MOST_DOUBLINGS = MOST_PARTS.bit_length() - 1
@@ -82,16 +82,20 @@ class Hedging:
 
     def __init__(self, share: float = HEDGED_SHARE) -> None:
         self._share = share
-        self._origins: dict[str, _Origin] = {}  # the one that answered last is at the end
+        self._origins: dict[str, _Origin] = {}  # the one used last is at the end
 
     def __repr__(self) -> str:
         return f"<Hedging {self._share:.0%} of requests to {sorted(self._origins)}>"
 
-    def took(self, origin: str, size_bytes: int, time_s: float, parts: int = 1) -> None:
-        """Record the time from the first request for some parts to their arrival, whichever request brought them."""
+    def _known(self, origin: str) -> _Origin:
         known = self._origins[origin] = self._origins.pop(origin, _Origin())
         if len(self._origins) > _MAX_ORIGINS:
             del self._origins[next(iter(self._origins))]
+        return known
+
+    def took(self, origin: str, size_bytes: int, time_s: float, parts: int = 1) -> None:
+        """Record the time from the first request for some parts to their arrival, whichever request brought them."""
+        known = self._known(origin)
         known.times[size_bytes.bit_length()].add(time_s)
         known.credit = min(_MOST_CREDIT, known.credit + parts * self._share)
 
@@ -126,7 +130,7 @@ class Hedging:
 
     def usual_s(self, origin: str, size_bytes: int, stall_timeout_s: float) -> float:
         """Return the time in which the origin usually sends a part, itself or by way of the tier."""
-        known = self._origins.get(origin, _Origin()).times.get(size_bytes.bit_length())
+        known = self._known(origin).times.get(size_bytes.bit_length())
         return max(LEAST, _UNKNOWN if known is None else known.percentile_s(0.5) / stall_timeout_s) * stall_timeout_s
 
     def left_s(
@@ -158,7 +162,7 @@ class Hedging:
 
     def _similar(self, origin: str, size_bytes: int) -> tuple[_Times, int] | None:
         """Return the times to compare a request with, and the factor for its size; None if too few are known."""
-        times = self._origins.get(origin, _Origin()).times
+        times = self._known(origin).times
         for doublings in range(_MOST_DOUBLINGS + 1):
             similar = times.get(size_bytes.bit_length() - doublings)
             if similar is not None and len(similar.last_s) >= _LEAST_OBSERVED:
@@ -167,15 +171,15 @@ class Hedging:
 
     def spend(self, origin: str, parts: int = 1) -> bool:
         """Return whether one more hedged request of `parts` parts is allowed, and count it."""
-        known = self._origins.get(origin)
-        if known is None or known.credit < parts:
+        known = self._known(origin)
+        if known.credit < parts:
             return False
         known.credit -= parts
         return True
 
     def tries(self, origin: str) -> bool:
         """Return whether a request to a tier whose owner seems slow may be hedged, and count it until it has `won`."""
-        known = self._origins[origin]
+        known = self._known(origin)
         if not self._share or not known.tries:
             return self.spend(origin)
         known.tries -= 1
@@ -183,7 +187,7 @@ class Hedging:
 
     def won(self, origin: str) -> None:
         """Record that a request was hedged with good reason."""
-        known = self._origins[origin]
+        known = self._known(origin)
         known.tries = min(_TRIES, known.tries + 1)
 
 

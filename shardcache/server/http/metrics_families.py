@@ -79,7 +79,7 @@ _COUNTERS = (
 _DISK = (
     Row(GAUGE, "healthy", "disk_healthy", "1 if the cache disk is healthy; while 0, nothing new is fetched."),
     Row(GAUGE, "silent_s", "disk_silent_seconds", "Time for which the disk has not responded; 0 if it responds."),
-    Row(GAUGE, "short_bytes", "disk_short_bytes", "Shortfall of free disk space below --min-free."),
+    Row(GAUGE, "short_bytes", "disk_short_bytes", "Part of the capacity that other files on the disk take."),
 )
 _PINS = (
     Row(GAUGE, "shards", "pinned_shards", "Pinned shards."),

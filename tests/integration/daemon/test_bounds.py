@@ -110,7 +110,7 @@ def test_who_waits_for_space_is_told_who_has_it(tmp_path: Path) -> None:
         waiting.send(type="lease", id=99, position=0)
         eventually(lambda: [row["stage"] for row in daemon.status()["transfers"]] == ["waiting for space in the cache"])
         reason = waiting.ask("explain", of=99)["reason"]
-        assert "of 500.0 kB, 42" in reason and "--capacity" in reason
+        assert "the cache's capacity is 500.0 kB, 42" in reason and "--capacity" in reason
         holding.send(type="release", lease=leased["lease"])
         assert waiting.receive()["id"] == 99
 

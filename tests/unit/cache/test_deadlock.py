@@ -84,7 +84,7 @@ async def test_when_all_wait_for_what_they_hold_themselves_the_last_gives_up() -
 async def test_the_error_says_what_would_be_enough() -> None:
     """It counts the readers, and names the arithmetic and the options."""
     claims = [waiting(1), waiting(2)]
-    with pytest.raises(CapacityError, match=r"30\.0 MB of the cache's 35\.0 MB .* 2 reader") as caught:
+    with pytest.raises(CapacityError, match=r"the cache's capacity is 35\.0 MB, 30\.0 MB of it .* 2 reader") as caught:
         check_progress(claims[1], claims, held(1, 1, 1), Space(35 * MB))
     assert "readers x (shuffle_window + 1)" in caught.value.remedy and "--capacity" in caught.value.remedy
     assert caught.value.url == "s3://bucket/a.tar"

@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_node_is_shown() -> None:
     """A disk that others fill is a line; a node that was never asked is neither up nor down."""
     rows = lines([node(1, short_bytes=10**9), NodeState(DaemonNode.parse("new"))])
     assert any(row.startswith("gpu-node-0001 degraded ") for row in rows) and "new asking" in rows
-    assert rows[-1].startswith("gpu-node-0001: free space is 1.0 GB below --min-free")
+    assert rows[-1].startswith("gpu-node-0001: other files on the disk limit the cache to 4.0 TB")
 
 
 @pytest.mark.parametrize("height", [8, 24, 50])

@@ -130,8 +130,8 @@ def test_a_bad_disk_is_shown_with_its_cause_and_remedy() -> None:
 
 def test_a_crowded_disk_is_shown() -> None:
     """Others fill it, and the cache has nothing to give."""
-    crowded = {"state": "ok", "error": None, "since_s": 1.0, "short_bytes": 10**9}
-    assert "free space is 1.0 GB below --min-free" in shown(PAGE | {"disk": crowded})
+    crowded = {"state": "ok", "error": None, "since_s": 1.0, "short_bytes": PAGE["cache"]["capacity_bytes"] - 10**9}
+    assert "other files on the disk limit the cache to 1.0 GB" in shown(PAGE | {"disk": crowded})
 
 
 def test_the_scrub_is_shown() -> None:

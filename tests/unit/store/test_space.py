@@ -42,7 +42,8 @@ class Accounting(RuleBasedStateMachine):
     @rule(reservation=reservations, size_bytes=st.integers(0, 60))
     def grow(self, reservation: Reservation, size_bytes: int) -> None:
         """A transfer asks for space, and takes it where there is some."""
-        if self.space.shortfall_bytes(size_bytes, self.free_bytes) == 0:
+        self.space.measure(self.free_bytes)
+        if self.space.shortfall_bytes(size_bytes) == 0:
             reservation.grow(size_bytes)
 
     @rule(reservation=reservations)

@@ -11,10 +11,10 @@ export const warningsOf = (moment) => CHECKS.map((check) => check(moment)).filte
 const CHECKS = [
   ({ draining }) => (draining ? ["The daemon is stopping.", "Readers wait for the next daemon, then continue."] : null),
   ({ disk }) => (disk.error ? [`${disk.error.message}, for ${duration(disk.since_s)}.`, disk.error.remedy] : null),
-  ({ disk }) => (disk.short_bytes && !disk.error
+  ({ cache, disk }) => (disk.short_bytes && !disk.error
     ? [
-      "Other files fill the disk.",
-      `Free space is ${size(disk.short_bytes)} below --min-free, and nothing can be evicted.`,
+      `Other files on the disk limit the cache to ${size(cache.capacity_bytes - disk.short_bytes)}.`,
+      "Remove them, lower --min-free, or lower --capacity.",
     ] : null),
   ({ tiers }) => (tiers?.some((tier) => tier.failing)
     ? [
