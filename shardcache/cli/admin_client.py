@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from socket import socket
@@ -127,7 +127,8 @@ class AdminClient:
         content = {} if body is None else {"Content-Type": "application/json"}
         with closing(HTTPConnection("shardcache")) as connection, self._translated():
             connection.sock = self._connected()
-            connection.request(method, path, None if body is None else json.dumps(body).encode(), content)
+            with suppress(BrokenPipeError):  # a daemon that refuses a connection answers and closes without reading
+                connection.request(method, path, None if body is None else json.dumps(body).encode(), content)
             with connection.getresponse() as response:
                 if response.status >= 400:
                     raise error_of(response.status, response.reason, response.read())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
@@ -47,6 +48,8 @@ _STATUS: dict[type[ShardcacheError], int] = {
     ExhaustedError: 503,
     CacheError: 507,
 }
+
+_BODY_S = 10.0
 
 routes = web.RouteTableDef()
 STARTED_AT_S = web.AppKey("STARTED_AT_S", float)
@@ -221,4 +224,8 @@ async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.Stre
 
 
 async def _body(request: web.Request) -> Json:
-    return parse(await request.read())
+    try:
+        async with asyncio.timeout(_BODY_S):
+            return parse(await request.read())
+    except TimeoutError:  # a connection that its client holds for nothing
+        raise ProtocolError(f"the request's body did not arrive within {_BODY_S:g} s") from None
