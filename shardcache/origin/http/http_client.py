@@ -132,9 +132,8 @@ def _parsed(url: str) -> URL:
 
 
 def _verbatim(server: URL, path: str, query: str) -> URL:
-    return URL.build(
-        scheme=server.scheme, host=server.raw_host or "", port=server.port, path=path, query_string=query, encoded=True
-    )
+    authority = server.host_port_subcomponent or ""
+    return URL.build(scheme=server.scheme, authority=authority, path=path, query_string=query, encoded=True)
 
 
 def _sendable(text: str) -> str:
