@@ -213,14 +213,6 @@ class Cache:
         """
         await self._operations.probing.probe(urls, peer, tell, quick=quick)
 
-    def settings(self) -> list[Json]:
-        """Return the settings that `set` can change."""
-        return self._operations.settings.rows()
-
-    async def set(self, name: str, text: str, peer: Peer) -> Json:
-        """Change a setting until the daemon exits. Raises NotAllowedError, ConfigError, CapacityError."""
-        return await self._operations.settings.set(name, text, peer)
-
     def sight(self, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url?"""
         return lambda url: self._allow.shows(url, peer)

@@ -61,15 +61,6 @@ class AdminClient:
         """Unpin the shards that match; return those unpinned, and those kept with the reason."""
         return self._json("POST", "/v1/unpin", {"urls": urls})
 
-    def settings(self) -> list[Json]:
-        """Return the settings that can be changed, with their current values."""
-        answer: list[Json] = (self._json("GET", "/v1/settings"))["settings"]
-        return answer
-
-    def set(self, name: str, value: str) -> Json:
-        """Change a setting; return its row, with the previous value."""
-        return self._json("POST", "/v1/settings", {"name": name, "value": value})
-
     def pins(self) -> Lines:
         """Yield the pinned shards."""
         return self._lines("GET", "/v1/pins")

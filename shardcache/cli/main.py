@@ -15,7 +15,6 @@ from shardcache.cli.commands.index import index
 from shardcache.cli.commands.pin import pin, unpin
 from shardcache.cli.commands.probe import probe
 from shardcache.cli.commands.serve import serve
-from shardcache.cli.commands.set import set_
 from shardcache.cli.commands.shards import evict, ls
 from shardcache.cli.commands.status import status
 from shardcache.cli.commands.top import top
@@ -47,7 +46,7 @@ class App(Family):
 @click.group(
     cls=App,
     commands=[
-        *(serve, status, top, dashboard, write, warm, index, ls, pin, unpin, evict, verify, set_, doctor, probe, demo),
+        *(serve, status, top, dashboard, write, warm, index, ls, pin, unpin, evict, verify, doctor, probe, demo),
         *(cluster, config, install, completion, man),
     ],
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -85,10 +85,6 @@ class Downloader:
         """Return the load on each origin, and its limit."""
         return self._scheduler.loads()
 
-    def limit(self, bytes_per_s: int | None) -> None:
-        """Set the bandwidth limit of all downloads together; None for no limit."""
-        self._bandwidth.change(bytes_per_s)
-
     def reconsider(self) -> None:
         """Re-evaluate priorities now; otherwise that happens when a part begins or ends, some fifty times a second."""
         self._scheduler.deal()

@@ -15,24 +15,7 @@ from structlog.typing import EventDict, Processor
 
 from shardcache.redact import printable, redact
 
-_LEVELS = logging.getLevelNamesMapping()
 _MOST_CHARS = 512
-
-
-class _Threshold:
-    """Drops lines below a level that can be changed at runtime."""
-
-    def __init__(self) -> None:
-        self.level = "info"
-
-    def __call__(self, _logger: Any, method: str, event: EventDict) -> EventDict:
-        """Return the event, or raise DropEvent if it is below the level."""
-        if _LEVELS.get(method.upper(), logging.ERROR) < _LEVELS[self.level.upper()]:
-            raise structlog.DropEvent
-        return event
-
-
-threshold = _Threshold()
 
 
 def about(**facts: object) -> AbstractContextManager[None]:
@@ -44,10 +27,10 @@ def about(**facts: object) -> AbstractContextManager[None]:
 def configure(level: str, form: str) -> None:
     """Write log lines of at least `level` to stderr: `text` for people, or `json` with one object per line.
 
-    Set `threshold.level` to change the level later. Lines include the facts set by `about`. Secrets in urls are
-    redacted, and tracebacks omit local variables, which may hold credentials.
+    Lines include the facts set by `about`. Secrets in urls are redacted, and tracebacks omit local variables, which may
+    hold credentials.
     """
-    threshold.level = level
+    least = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         _on_one_line,
@@ -56,8 +39,8 @@ def configure(level: str, form: str) -> None:
     ]
     written = _json() if form == "json" else _text()
     structlog.configure(
-        processors=[threshold, *shared, *written, _redacted],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
+        processors=[*shared, *written, _redacted],
+        wrapper_class=structlog.make_filtering_bound_logger(least),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
@@ -69,7 +52,7 @@ def configure(level: str, form: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
         )
     )
-    handler.addFilter(_is_above_threshold)
+    handler.setLevel(least)
     handler.addFilter(_is_no_bad_request)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.captureWarnings(capture=True)
@@ -91,10 +74,6 @@ def _on_one_line(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 def _redacted(_logger: Any, _method: str, line: Any) -> str:
     return redact(str(line))
-
-
-def _is_above_threshold(record: logging.LogRecord) -> bool:
-    return record.levelno >= _LEVELS[threshold.level.upper()]
 
 
 def _is_no_bad_request(record: logging.LogRecord) -> bool:

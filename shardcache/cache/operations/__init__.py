@@ -1,1 +1,1 @@
-"""Operations that users ask for: warm, pin, list, evict, verify, probe, change settings."""
+"""Operations that users ask for: warm, pin, list, evict, verify, probe."""

@@ -9,7 +9,6 @@ from shardcache.cache.catalog.sample_counts import Counting
 from shardcache.cache.operations.maintenance import Maintenance
 from shardcache.cache.operations.origin_probes import Probing
 from shardcache.cache.operations.pinning import Pinning
-from shardcache.cache.operations.runtime_settings import RuntimeSettings
 from shardcache.cache.operations.warming import Warming
 from shardcache.cache.readers.leasing import Leasing
 from shardcache.cache.residency.residency import Residency
@@ -44,5 +43,4 @@ class Operations:
         self.probing = Probing(settings, origins, allow, manifests, self.maintenance)
         self.warming = Warming(store, transfers, leasing, origins, downloader, most)
         self.pinning = Pinning(pins, self.warming)
-        self.settings = RuntimeSettings(settings, store, evictor, downloader)
         self.counting = Counting(store, transfers, leasing, history, origins, downloader, indexers, most)

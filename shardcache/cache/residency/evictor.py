@@ -128,44 +128,6 @@ class Evictor:
             async with asyncio.timeout(LOOK_AGAIN_S):
                 await self.changed.wait()
 
-    async def resize(self, capacity_bytes: int) -> int:
-        """Change the cache's capacity and return the number of bytes freed.
-
-        Raises CapacityError if the shards that cannot be evicted would not fit; the capacity is then unchanged.
-        """
-        async with self._lock:
-            self._inventory.look_again()
-            self._pins.check_capacity(capacity_bytes)
-            self._check_holds(capacity_bytes)
-            space, former_bytes = self._store.space, self._store.space.capacity_bytes
-            kept_bytes, space.capacity_bytes = space.kept_bytes, capacity_bytes
-            try:
-                while (excess_bytes := space.used_bytes - capacity_bytes) > 0:
-                    if not await self._free(excess_bytes, NOW):
-                        self._check_holds(capacity_bytes)
-                        raise CapacityError(
-                            f"shards of {size(excess_bytes)} are still open in another process",
-                            remedy="end the process that reads them (lsof shows it), or try again",
-                        )
-            except BaseException:
-                space.capacity_bytes = former_bytes
-                raise
-        self.changed.notify()
-        return kept_bytes - space.kept_bytes
-
-    def _check_holds(self, capacity_bytes: int) -> None:
-        """Raise CapacityError unless pinned, leased and arriving shards fit in the given capacity."""
-        space, shards = self._store.space, self._store.shards.values()
-        read_bytes = sum(shard.kept_bytes for shard in shards if shard.leases and not shard.pinned)
-        if read_bytes + space.pinned_bytes + space.reserved_bytes > capacity_bytes:
-            sizes = (capacity_bytes, space.pinned_bytes, read_bytes, space.reserved_bytes)
-            wanted, pinned, read, arriving = map(size, sizes)
-            raise CapacityError(
-                f"{wanted} cannot hold the shards that must stay: {pinned} pinned, {read} leased, {arriving} reserved "
-                "by transfers",
-                remedy="choose a larger capacity, unpin shards, or try again when jobs have ended",
-            )
-
     def may_fit(self, size_bytes: int) -> bool:
         """Return False if `size_bytes` would not fit even with all unpinned shards evicted."""
         space = self._store.space

@@ -102,22 +102,14 @@ class Pins:
         await self._change(pins, lambda pin: _without(self._pins.get(pin.url), uid))
         return {pin.url: self._pins.get(pin.url) for pin in pins}
 
-    def check_capacity(self, capacity_bytes: int) -> None:
-        """Raise CapacityError if the present pins would exceed their limit in a cache of that capacity."""
-        self._check(self._size_bytes, self._most.of(capacity_bytes))
-
     def _check_growth(self, growth_bytes: int) -> None:
-        if growth_bytes > 0:
-            self._check(self._size_bytes + growth_bytes, self.limit_bytes)
-
-    @staticmethod
-    def _check(pinned_bytes: int, limit_bytes: int) -> None:
-        if pinned_bytes > limit_bytes:
+        pinned_bytes, limit_bytes = self._size_bytes + growth_bytes, self.limit_bytes
+        if growth_bytes > 0 and pinned_bytes > limit_bytes:
             pinned, limit = map(size, (pinned_bytes, limit_bytes))
             raise CapacityError(
                 f"pins would take {pinned}, more than their limit of {limit}; the rest is for unpinned shards",
-                remedy="pin less, remove pins with `shardcache unpin` (`shardcache pin` lists them), enlarge the cache "
-                "with `shardcache set capacity`, or give pins a larger share of it with --max-pinned",
+                remedy="pin less, remove pins with `shardcache unpin` (`shardcache pin` lists them), or restart the "
+                "daemon with a larger --capacity or --max-pinned",
             )
 
     # Shard events

@@ -37,7 +37,7 @@ def show(file: Path | None, as_json: bool, **flags: Any) -> None:
     """Show the value of each option of `serve`, and the flag, the variable or the line of the file that sets it.
 
     Takes the options of `serve`, and shows what they would lead to. Secrets are redacted: passwords in urls, and the
-    values of storage_options. For the settings that a running daemon was given since, see `shardcache set`.
+    values of storage_options.
     """
     from shardcache.config import DEFAULT_CONFIG, Settings, unknown_variables
     from shardcache.config_sources import Sources

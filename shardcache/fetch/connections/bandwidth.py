@@ -35,7 +35,8 @@ class Bandwidth:
 
     def __init__(self, limit_bytes_per_s: int | None) -> None:
         self._limited = limit_bytes_per_s is not None
-        self._set_pace(limit_bytes_per_s or 0)
+        self._most_bytes = max(1, (limit_bytes_per_s or 0) // _GRANTS_PER_S)
+        self._limiter = AsyncLimiter(_BURST_GRANTS * self._most_bytes, _BURST_GRANTS / _GRANTS_PER_S)
         self._paid_bytes: float = 0  # let through but not granted yet; negative after reads without credit
         self._payment: asyncio.Event | None = None  # in progress: one order waits for the limiter on behalf of all
         self._orders: list[_Order] = []
@@ -43,16 +44,6 @@ class Bandwidth:
 
     def __repr__(self) -> str:
         return f"<Bandwidth {f'{self._most_bytes * _GRANTS_PER_S} bytes/s' if self._limited else 'unlimited'}>"
-
-    def change(self, limit_bytes_per_s: int | None) -> None:
-        """Set another limit, None for none; the grant in progress keeps the former rate."""
-        self._limited = limit_bytes_per_s is not None
-        if limit_bytes_per_s is not None:
-            self._set_pace(limit_bytes_per_s)
-
-    def _set_pace(self, bytes_per_s: int) -> None:
-        self._most_bytes = max(1, bytes_per_s // _GRANTS_PER_S)
-        self._limiter = AsyncLimiter(_BURST_GRANTS * self._most_bytes, _BURST_GRANTS / _GRANTS_PER_S)
 
     async def grant(self, claim: Claim, wanted_bytes: float) -> float:
         """Wait for byte credit and return it: at most `wanted_bytes`; infinite without a limit."""

@@ -151,20 +151,6 @@ async def unpin(request: web.Request) -> web.Response:
     return web.json_response(await request.app[CACHE].unpin(urls, peer_of(request)))
 
 
-@routes.get("/v1/settings")
-async def settings(request: web.Request) -> web.Response:
-    """Return the settings that can be changed while the daemon runs, with their current values."""
-    return web.json_response({"settings": request.app[CACHE].settings()})
-
-
-@routes.post("/v1/settings")
-async def change_setting(request: web.Request) -> web.Response:
-    """Set the setting `name` to `value`, written as on the command line."""
-    body = await _body(request)
-    name, value = take(body, "name", str), take(body, "value", str)
-    return web.json_response(await request.app[CACHE].set(name, value, peer_of(request)))
-
-
 @routes.post("/v1/verify")
 async def verify(request: web.Request) -> web.StreamResponse:
     """Verify the cached shards whose url starts with `prefix`; stream events, one per line."""

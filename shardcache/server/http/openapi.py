@@ -71,11 +71,6 @@ def _paths() -> Json:
         "/v1/pin": {"post": _of_urls("Fetch and pin the named shards.", NDJSON, _lines("Event"), _OF_URLS)},
         "/v1/unpin": {"post": _of_urls("Unpin the matching shards.", JSON, _ref("Unpinned"), _OF_DISK)},
         "/v1/pins": {"get": _operation("The pinned shards.", NDJSON, _lines("Pin"))},
-        "/v1/settings": {
-            "get": _operation("The settings of the running daemon.", JSON, _object({"settings": _list(_SETTING)})),
-            "post": _operation("Change a setting until the daemon ends.", JSON, _SETTING, _STOPPING | _OF_DISK)
-            | {"requestBody": {"required": True, "content": {JSON: {"schema": _change()}}}},
-        },
         "/v1/evict": {
             "post": _of_urls("Evict the matching shards, except leased and pinned ones.", JSON, _ref("Evicted"))
         },
@@ -141,20 +136,6 @@ _COUNT_OR_NULL: Json = {"type": ["integer", "null"], "minimum": 0}
 _NUMBER: Json = {"type": "number"}
 _NUMBER_OR_NULL: Json = {"type": ["number", "null"]}
 _COUNTS: Json = {"type": "object", "additionalProperties": _COUNT}
-
-
-_SETTING: Json = _object({"name": _TEXT, "value": {"type": ["string", "integer", "null"]}, "description": _TEXT})
-
-
-def _change() -> Json:
-    """Describe a change of a setting: its value is written as on the command line."""
-    formats = {"capacity": "amount", "max_bandwidth": "rate", "log_level": "log-level"}
-    return {
-        "oneOf": [
-            _object({"name": {"const": name}, "value": {"type": "string", "format": form}})
-            for name, form in formats.items()
-        ]
-    }
 
 
 def _schemas() -> Json:

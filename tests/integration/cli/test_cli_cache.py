@@ -295,7 +295,7 @@ def sidecar(path: Path) -> str:
     return path.with_suffix(".idx").read_bytes().decode(errors="replace")
 
 
-@pytest.mark.parametrize("command", ["status", "warm", "ls", "evict", "verify", "pin", "set"])
+@pytest.mark.parametrize("command", ["status", "warm", "ls", "evict", "verify", "pin"])
 def test_a_request_to_the_daemon_loads_little(command: str, warmed: Daemon, shards: list[str]) -> None:
     """The packages that the daemon is made of would take longer to import than the daemon takes to answer."""
     urls = shards if command in ("warm", "evict") else []

@@ -18,7 +18,6 @@ LINES = [
     ("sta", {"status"}),
     ("serve --cap", {"--capacity"}),
     ("serve --log-format ", {"text", "json"}),
-    ("set log-level w", {"warning"}),
     ("completion f", {"fish"}),
 ]
 

@@ -1,16 +1,17 @@
-"""The log has one line for each epoch of a job, and reading processes only at level debug."""
+"""The log: one line for each epoch of a job, reading processes only at level debug, and the shards of other lines."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
-from support.programs.daemon import Daemon
+from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.tars import write_shards
 
@@ -87,3 +88,23 @@ def test_a_process_that_reads_nothing_is_no_line(daemon: Daemon, urls: list[str]
         assert session.ask("resolve", urls=urls)["type"] == "manifest"
     assert epochs(daemon, "looks") == []
     assert [line["pid"] for line in lines(daemon, "looks", "reader connected")] == [4711]
+
+
+def test_lines_name_job_and_shard(daemon: Daemon, urls: list[str]) -> None:
+    """Each fetch, at level debug, has the job and the shard that it is for."""
+    daemon.empty()
+    assert len(list(ShardDataset(urls[1], socket=daemon.socket, job="loud"))) == 4
+    assert [line["shard"] for line in lines(daemon, "loud", "fetched")] == [urls[1]]
+
+
+def test_an_error_names_job_and_shard(daemon: Daemon, urls: list[str], tmp_path: Path) -> None:
+    """A shard that could not be fetched ahead has a line with whose it is, its url without its secrets."""
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(Path(urls[0].removeprefix("file://")).read_bytes()[:10_000])
+    with RawSession(daemon, job="unlucky") as session:
+        session.plan([urls[0], f"file://{cut}"], [0, 1])
+        session.take(0)
+        eventually(lambda: lines(daemon, "unlucky", "prefetch failed") != [])
+    (line,) = lines(daemon, "unlucky", "prefetch failed")
+    assert (line["shard"], line["level"]) == (f"file://{cut}", "warning")
+    assert "url" not in line and line["cause"]

@@ -62,16 +62,6 @@ async def test_without_a_limit_all_may_be_read_at_once() -> None:
     assert await bandwidth.grant(ANY, 1) == math.inf
 
 
-async def test_another_limit_holds_for_what_is_asked_from_then_on() -> None:
-    """Taken off, it lets everything through; put back, grants are as small as its rate says."""
-    bandwidth = Bandwidth(RATE)
-    assert await bandwidth.grant(ANY, 10**9) == GRANT
-    bandwidth.change(None)
-    assert await bandwidth.grant(ANY, 10**9) == math.inf
-    bandwidth.change(2 * RATE)
-    assert await bandwidth.grant(ANY, 10**9) == 2 * GRANT
-
-
 async def test_who_waits_has_it_all() -> None:
     """One reader of a waiting job against four that fetch ahead: these get what was there before anyone waited."""
     readers = Readers(RATE, 40 * GRANT)
