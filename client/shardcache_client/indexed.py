@@ -15,10 +15,12 @@ from typing import Any, Generic, Self, SupportsIndex, cast
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.source import ShardSource
+from shardcache_client.dataloader.callers import replicas_of_sampler_asking_length
 from shardcache_client.decoding.pipeline import Dropped
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.order.selection import By, Choices, split, subset
+from shardcache_client.ranks.mesh import MeshRanks
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import StreamSettings
 from shardcache_client.typed import T_co
@@ -52,6 +54,9 @@ class IndexedShards(Generic[T_co]):
         samples = dataset.indexed()
         loader = DataLoader(samples, batch_size=64, sampler=DistributedSampler(samples, shuffle=False), num_workers=8)
 
+    It is not divided among ranks: that is up to the sampler. If the dataset has a `mesh`, its ranks are the ones to
+    divide among: `DistributedSampler(samples, num_replicas=mesh.size(), rank=…)`; any other number is a ConfigError.
+
     The shard of a sample is fetched as a whole when one of its samples is first asked for, and held until `window`
     others have been asked for since. So samples in order, or near each other, cost what they cost a ShardDataset, while
     a random order over a dataset larger than the cache fetches a shard for almost every sample: train with a
@@ -65,7 +70,9 @@ class IndexedShards(Generic[T_co]):
     Raises, for a sample: what reading it raises; `on_error` is not called. IndexError for a number out of range.
     """
 
-    def __init__(self, settings: StreamSettings, reader: ReaderIdentity, window: int) -> None:
+    def __init__(
+        self, settings: StreamSettings, reader: ReaderIdentity, window: int, mesh: MeshRanks | None = None
+    ) -> None:
         if settings.manifest.counts is None:
             raise ConfigError(
                 f"samples have no numbers: {settings.manifest.uncounted} of {len(settings.manifest)} shards were never "
@@ -80,6 +87,7 @@ class IndexedShards(Generic[T_co]):
         self._settings = settings
         self._reader = reader
         self._window = window
+        self._mesh = mesh
         self._counts = settings.manifest.counts
         self._ends = list(accumulate(self._counts))
         self._held: OrderedDict[int, _Held] = OrderedDict()  # by number of the shard, the last asked for at the end
@@ -91,6 +99,13 @@ class IndexedShards(Generic[T_co]):
         return f"IndexedShards({self._settings.manifest!r}, held={sorted(self._held)})"
 
     def __len__(self) -> int:
+        replicas = replicas_of_sampler_asking_length()
+        if self._mesh is not None and replicas not in (None, self._mesh.ranks.world_size):
+            share = self._mesh.ranks
+            raise ConfigError(
+                f"the sampler divides samples among {replicas} ranks, the dataset's mesh among {share.world_size}",
+                remedy=f"write DistributedSampler(..., num_replicas={share.world_size}, rank={share.rank})",
+            )
         return self._ends[-1]
 
     def __getitem__(self, number: SupportsIndex) -> T_co:
@@ -116,7 +131,7 @@ class IndexedShards(Generic[T_co]):
 
     def _selected(self, choices: Choices) -> IndexedShards[T_co]:
         settings = replace(self._settings, manifest=self._settings.manifest.select(choices))
-        return IndexedShards(settings, self._reader, self._window)
+        return IndexedShards(settings, self._reader, self._window, self._mesh)
 
     def __iter__(self) -> Iterator[T_co]:
         return map(self.__getitem__, range(len(self)))
@@ -137,9 +152,10 @@ class IndexedShards(Generic[T_co]):
     def _find(self, number: SupportsIndex) -> tuple[int, int]:
         """Return the shard of a sample, and its number there."""
         place = operator.index(number)
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"sample {place} of a dataset with {len(self)} samples")
-        place %= len(self)
+        samples = self._ends[-1]
+        if not -samples <= place < samples:
+            raise IndexError(f"sample {place} of a dataset with {samples} samples")
+        place %= samples
         shard = bisect_right(self._ends, place)
         return shard, place - (self._ends[shard - 1] if shard else 0)
 

@@ -286,7 +286,8 @@ class ShardReader(Selecting, Generic[T_co]):
 
         Raises ConfigError if the samples are not counted, or if this dataset leaves samples out.
         """
-        return IndexedShards(self._settings, ReaderIdentity(self._job), window)
+        mesh = self._group.given if isinstance(self._group.given, MeshRanks) else None
+        return IndexedShards(self._settings, ReaderIdentity(self._job), window, mesh)
 
     def _derived(self, **changes: Any) -> Self:
         """Return a copy with changes to its settings, and epochs and states of its own."""

@@ -42,6 +42,13 @@ def batch_size_of_loader_asking_length(dataset: object) -> int | None:
     return batch_size
 
 
+def replicas_of_sampler_asking_length() -> int | None:
+    """Return the number of ranks of the DistributedSampler whose constructor calls a dataset's `__len__`."""
+    asking = sys._getframe(2)  # 0 is this function, 1 the dataset's own `__len__`
+    found = asking.f_code.co_qualname == "DistributedSampler.__init__"
+    return asking.f_locals["self"].num_replicas if found else None
+
+
 def stateful_loader_asks() -> bool:
     """Return True if the caller is torchdata's StatefulDataLoader, whose own state records the end of an iteration."""
     return any(str(frame.f_globals.get("__name__")).startswith("torchdata.") for frame in frames())

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DistributedSampler
 
 from shardcache.errors import ShardcacheError
 from shardcache_client import Mixture, ShardDataset
@@ -120,11 +121,24 @@ class Job:
     def mixture(self) -> list[list[str]]:
         """Read two sources."""
         sources = {str(seed): self.dataset(self.mesh, seed=seed).map(named(seed)) for seed in (7, 8)}
+        unlike = {"divided": self.dataset(self.mesh), "whole": self.dataset(None, rank=0, world_size=1)}
+        assert "differ in rank and world_size, or in mesh" in (error(lambda: Mixture(unlike)) or "")
         return [[sample["key"]] for sample in Mixture(sources)]
 
     def without_mesh(self) -> list[str | None]:
         """Return the errors of a dataset made now, and of one made before the model was divided."""
         return [error(lambda: self.dataset(None)), error(lambda: list(self._early.loader(batch_size=1, num_workers=1)))]
+
+    def numbered(self) -> dict[str, Any]:
+        """Read by number, with a sampler for the ranks of the mesh; return the error of one for all ranks as well."""
+        dataset = self.dataset(self.mesh)
+        samples: Any = dataset.indexed()
+        share = dataset.topology()
+        sampler = DistributedSampler(samples, share.world_size, share.rank, shuffle=False, drop_last=True)
+        return {
+            "read": [keys([samples[number]]) for number in sampler],
+            "error": error(lambda: DistributedSampler(samples)),
+        }
 
     def other_seeds(self) -> dict[str, str | None]:
         """Return the errors where the last rank has a seed of its own."""
@@ -160,6 +174,7 @@ def main() -> None:
         "rest": job.rest(states),
         "spawned": job.spawned(),
         "mixture": job.mixture(),
+        "numbered": job.numbered(),
         "no mesh": job.without_mesh(),
         "other seeds": job.other_seeds(),
     }

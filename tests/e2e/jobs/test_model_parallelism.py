@@ -86,6 +86,16 @@ def test_other_ways_of_reading_take_the_mesh(copies: list[list[Report]]) -> None
         assert count(*(one[way] for one, _ in copies)) == samples
 
 
+def test_sampler_of_indexed_divides_among_the_mesh(
+    recipe: str, ranks: list[Report], copies: list[list[Report]]
+) -> None:
+    """The ranks of a copy read the same numbers; a sampler for all ranks of the job is an error with the right ones."""
+    assert [one["numbered"]["read"] == other["numbered"]["read"] for one, other in copies] == [True, True]
+    assert count(*(one["numbered"]["read"] for one, _ in copies)) == 2 * EACH
+    for rank, copy in zip(ranks, COPIES[recipe], strict=True):
+        assert f"num_replicas=2, rank={copy})" in rank["numbered"]["error"]
+
+
 def test_state_resumes_on_another_mesh(ranks: list[Report], copies: list[list[Report]]) -> None:
     """Two copies of two ranks stop after two batches; as four copies of one rank, they read the rest once."""
     stopped = [one["stopped"] for one, _ in copies]

@@ -119,3 +119,24 @@ def test_a_trainer_with_loaders_of_its_own_is_refused(daemon: Daemon, index: str
         errors = json.loads((tmp_path / f"{rank}.json").read_text())
         assert list(errors) == ["train", "evaluate", "predict"]
         assert all("ShardTrainer" in (error or "") for error in errors.values()), errors
+
+
+def test_shard_trainer_resumes_on_another_mesh(daemon: Daemon, index: str, tmp_path: Path) -> None:
+    """The two ranks of a copy train on the same batches; after a resume, four ranks on batches of their own."""
+    ranks = mesh_job(daemon, index, tmp_path, "divided")
+    assert ranks[0] == ranks[1] and ranks[2] == ranks[3]
+    before = [batches[:4] for batches in ranks[::2]]
+    after = mesh_job(daemon, index, tmp_path, "whole")
+    numbers = [number for batches in [*before, *after] for batch in batches for number in batch]
+    assert len(numbers) == len(set(numbers)) == 64
+
+
+def mesh_job(daemon: Daemon, index: str, out: Path, how: str) -> list[list[list[int]]]:
+    """Return the batches of each of four ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    command += [str(JOB.with_name("mesh_trainer_job.py")), str(daemon.socket), index, str(out), how]
+    done = subprocess.run(
+        command, env=clean_environment({"OMP_NUM_THREADS": "1"}), capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((out / f"{how}-{rank}.json").read_text()) for rank in range(4)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -142,6 +144,27 @@ def test_slice_with_a_joined_dimension_is_no_sign_of_a_model() -> None:
     kept = whole["dp_shard"]._flatten("dp_shard_cp")
     RankGroup(None).refuse_resharding()
     assert kept.size() == 4
+
+
+def test_model_of_transformers_with_a_tp_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases before 5 divide it over a mesh without names."""
+
+    class PreTrainedModel:
+        tp_size: int | None = None
+
+    class Llama(PreTrainedModel):
+        pass
+
+    module: Any = ModuleType("transformers.modeling_utils")
+    module.PreTrainedModel = PreTrainedModel
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    model = Llama()
+    RankGroup(None).refuse_resharding()
+    divided = Llama()
+    divided.tp_size = WORLD
+    with pytest.raises(ConfigError, match=r"tp_plan [\s\S]*rank=0, world_size=1"):
+        RankGroup(None).refuse_resharding()
+    assert model.tp_size is None
 
 
 def test_parallelism_of_accelerate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
