@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -46,6 +47,8 @@ _STOP_LIMIT_S = 20.0
 _MARGIN_S = 5.0
 # Blocking work mostly waits for the disk rather than a CPU: part writes, fsync, SQLite, unlink, inflating.
 _THREADS = 32
+# How long a thread that parses an index may keep the interpreter while the event loop waits, at each system call.
+_SWITCH_S = 0.001
 _INDEXERS = 2
 
 
@@ -78,6 +81,7 @@ async def _serve(settings: Settings, manager: ServiceNotifier, handed: Activated
         await predecessor_gone(path, _STOP_LIMIT_S)
     log.info("starting", socket=str(path), handed_over=handed.unix is not None)
     garbage.collect_seldom()
+    sys.setswitchinterval(_SWITCH_S)
     with (
         listening(settings.http, settings.http_token_file, handed.tcp) as listener,
         listening_at(path, settings.group, handed.unix) as sock,

@@ -7,13 +7,18 @@ gets to anything else.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
 
-# Items per piece: a few milliseconds of typical work per shard of a plan or manifest.
-_PIECE = 256
+# A turn ends after this time or number of items. A request passes through the loop about ten times until it is
+# answered, and may meet a turn each time.
+_TURN_S = 0.001
+_MOST = 256
+# Items between two looks at the clock.
+_PIECE = 32
 
 
 class Turns:
@@ -24,9 +29,15 @@ class Turns:
 
     async def take(self, items: Sequence[T], act: Callable[[Sequence[T]], object]) -> None:
         """Call `act` with the items, piece by piece. Raises as `act` does."""
-        for first in range(0, len(items), _PIECE):
+        at = 0
+        while at < len(items):
             async with self._lock:
-                act(items[first : first + _PIECE])
+                stop, until_s = min(at + _MOST, len(items)), time.perf_counter() + _TURN_S
+                while at < stop:
+                    act(items[at : at + _PIECE])
+                    at += _PIECE
+                    if time.perf_counter() > until_s:
+                        break
                 await asyncio.sleep(0)
 
     async def wait(self) -> None:

@@ -96,9 +96,12 @@ class Manifests:
             raise NotFoundError("no urls given", remedy="name at least one shard")
         # An index file may name any url.
         await self._turns.take(refs, lambda some: self._allow.check_all((ref.url for ref in some), peer))
-        pieces = [refs[first : first + _FILLED] for first in range(0, len(refs), _FILLED)]
-        filled = [ref for piece in pieces for ref in await self._history.fill(piece)]
-        return Resolved(filled, _counted(filled) - _counted(refs))
+        filled, remembered = [], 0
+        for first in range(0, len(refs), _FILLED):
+            piece = refs[first : first + _FILLED]
+            filled += await self._history.fill(piece)
+            remembered += _counted(filled[first:]) - _counted(piece)
+        return Resolved(filled, remembered)
 
     def check(self, patterns: Sequence[str], peer: Peer) -> None:
         """Raise NotAllowedError unless the user is allowed every pattern. Blocks."""
