@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map  # torch's documented extension point
@@ -25,7 +25,8 @@ from shardcache_client.ranks.torch_group import TorchRankGroup
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
-from shardcache_client.sharing.bookmark import WorkerPlace
+from shardcache_client.sharing.bookmark import Iteration
+from shardcache_client.sharing.epoch import WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology
 from shardcache_client.typed import B_co, T_co, U
@@ -133,8 +134,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     def _ranks_of(self, given: Ranks | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
         return TorchRankGroup(given, urls, timeout_s)
 
-    def _new_shared_state(self, notes: dict[str, Any] | None = None) -> SharedState:
-        return SharedState(notes, in_worker)
+    def _new_shared_state(self) -> SharedState:
+        return SharedState({}, in_worker)
 
     def __len__(self) -> int:
         """Return the number of samples that this rank reads per epoch.
@@ -157,20 +158,24 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             """See `ShardReader.map`."""
 
     def __iter__(self) -> Iterator[T_co]:
-        loader = _loader()
-        if loader is not None:
+        return self._begin(_loader())
+
+    def _check(self) -> None:
+        super()._check()
+        if in_worker():
             end_with_trainer()
             keep_freed_memory()
         if self._settings.handover is not None:
             _let_collate_pass_buffers()
-            if loader is None:
+            if not in_worker():
                 self._settings.handover.acks.receive_here()
-        return self._begin(loader)
 
-    def _look_at_callers(self) -> None:
-        super()._look_at_callers()
+    def _look_at_callers(self, iteration: Iteration) -> int:
+        super()._look_at_callers(iteration)
         found = batching_of(self)
-        self._bookmark.note_batching(None if found is None else (found.batch_size, found.drop_last))
+        if not iteration.looks:
+            self._bookmark.note_batching(None if found is None else (found.batch_size, found.drop_last))
+        return 1 if found is None else found.batch_size
 
     def _why_not_counted(self) -> str:
         remedy = "" if self.manifest.uncounted else "; or initialise torch.distributed before creating the dataset"
@@ -236,16 +241,17 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         persistent_workers: bool | None = None,
         **options: Any,
     ) -> ShardLoader[B_co]:
-        """Return a loader of this dataset's batches, which keeps account of epochs, length and state::
+        """Return a loader of this dataset's batches, with epochs, length and state of its own::
 
             loader = dataset.loader(batch_size=256, num_workers=8)
             for epoch in range(loader.epoch, 90):
-                for batch in loader:
+                for batch in tqdm(loader, initial=len(loader) - loader.remaining, total=len(loader)):
                     ...  # torch.save(loader.state_dict(), ...) at any batch
 
+        It begins where the dataset would; a `set_epoch` or `load_state_dict` of the dataset holds for its loaders, too.
+
         Args:
-            batch_size: samples per batch; None for samples one by one. Default: the dataset's. It becomes the dataset's
-                if that has none of its own.
+            batch_size: samples per batch; None for samples one by one. Default: the dataset's.
             num_workers: number of worker processes. Default: this process's share of the CPUs, 8 at most.
             collate_fn: makes a batch of a list of samples. Default: torch's `default_collate`.
             pin_memory: default: True if there is a CUDA device.
@@ -254,8 +260,8 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
                 `prefetch_factor` or `multiprocessing_context`. With `in_order=False` and several workers, ranks take
                 different workers' batches: another number of ranks or workers then needs the states of all ranks.
 
-        Raises ConfigError if the dataset has another batch_size, or for an option that a dataset of its own order
-        cannot have.
+        Raises ConfigError if the batch_size is not that of `global_batch_size`, or for an option that a dataset of its
+        own order cannot have.
         """
         from shardcache_client.loader import ShardLoader
 
@@ -266,10 +272,9 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             )
         if batch_size == "dataset":
             batch_size = self.batch_size
-        elif batch_size is not None:
-            self._read_batches_of(batch_size)
         return ShardLoader(
             self,
+            self._in_batches_of(batch_size, drop_last=bool(options.get("drop_last"))),
             batch_size=batch_size,
             num_workers=num_workers,
             collate_fn=collate_fn,
@@ -278,39 +283,65 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             **options,
         )
 
-    def _read_batches_of(self, batch_size: int) -> None:
-        own = self.batch_size
-        if own != batch_size and (own != 1 or self._elastic):
+    def _in_batches_of(self, batch_size: int | None, *, drop_last: bool) -> Self:
+        """Return a copy for a loader of batches of this size, with epochs and states of its own."""
+        size = self.batch_size if batch_size is None else batch_size
+        if self._elastic and size != self.batch_size:
             raise ConfigError(
-                f"the loader's batch_size is {batch_size}, the dataset's {own}",
-                remedy="give it to one of the two; two loaders of different sizes need a dataset each",
+                f"the loader's batch_size is {size}, each rank's part of a global batch {self.batch_size}",
+                remedy="omit it; another size of batches needs another dataset",
             )
-        if self._elastic:
-            return
-        self._dealing = replace(self._dealing, batch_size=batch_size)
-        self._settings = replace(self._settings, deal=self._dealing.deal(self.manifest))
+        copied = self._derived(f"{size}")
+        if not self._elastic:
+            copied._dealing = replace(self._dealing, batch_size=size)
+            copied._settings = replace(self._settings, deal=copied._dealing.deal(self.manifest))
+        copied._bookmark.note_batching((batch_size or 1, drop_last))
+        return copied
 
-    def rank_position(self, workers: int, *, batch_size: int, drop_last: bool, in_order: bool) -> RankPosition:
-        """Return the position of this rank at the start of the next iteration, by a loader with these workers."""
-        states, turn = self._bookmark.next_states()
+    def begin(self, iteration: Iteration) -> None:
+        """Begin an iteration of the loader that reads this copy; see `Bookmark.begin`."""
+        self._refuse_resharding()
+        self._bookmark.begin(iteration, None, self._follows)
+
+    def follow(self, dataset: ShardDataset[Any]) -> None:
+        """Continue where the dataset does that this is a copy of, if its epoch or state were set since."""
+        if self._bookmark.follow(dataset._bookmark):
+            self._take_seeds(dataset._seeds)
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that an iteration would read if it began now."""
+        return self._bookmark.next_epoch
+
+    @property
+    def current(self) -> Iteration | None:
+        """The iteration whose position is the loader's; None if that is where the next one begins."""
+        return self._bookmark.current
+
+    def finish(self, iteration: Iteration) -> None:
+        """Note that all batches of an iteration were taken."""
+        self._bookmark.finish(iteration)
+
+    def rank_position(self, begun: Iteration | None, workers: int, batch_size: int | None, **how: bool) -> RankPosition:
+        """Return the position of this rank at the start of an iteration, or else of the next one."""
+        epoch = self.next_epoch if begun is None else begun.epoch
+        states, turn = self._bookmark.next_states() if begun is None else (begun.states, begun.turn)
         return RankPosition(
-            lambda epoch: self._streams_of_rank(epoch, max(1, workers), states),
+            self._streams_of_rank(epoch, max(1, workers), states),
             lambda stream, place: self._state(stream, place, over=False),
-            epoch=self._bookmark.next_epoch,
             turn=turn if states and states[0].cut.workers == workers else 0,
-            batch_size=batch_size,
-            drop_last=drop_last,
-            in_order=in_order,
+            batch_size=batch_size or 1,
+            **how,
         )
 
-    def reader_state(self) -> ReaderState:
-        """Return the state of the reader of this process, a worker of a `ShardLoader`, after its last sample."""
-        return self._own_state(alone=False)
+    def state_after(self, stream: EpochStream) -> ReaderState:
+        """Return the state of a reader of this process, a worker of a `ShardLoader`, after its last sample."""
+        return self._state_after(stream, alone=False)
 
     def _state_of_rank(self, batches: int) -> dict[str, Any]:
         """Return the states of all workers of this rank after `batches` batches were taken from them in turn."""
         bookmark = self._bookmark
-        states = bookmark.states_of_workers if bookmark.workers else bookmark.states
+        states = bookmark.states_of_workers
         workers = max(1, bookmark.workers)
         streams = self._streams_of_rank(bookmark.epoch_begun, workers, states)
         if not streams[0].counted:

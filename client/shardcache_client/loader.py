@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol
-from weakref import ReferenceType, ref
 
 import torch
-from torch.utils.data import DataLoader, default_collate, default_convert
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
 from shardcache.errors import ConfigError, MissingMemberError
 from shardcache_client.order.state import ReaderState
+from shardcache_client.ranks.membership import in_worker
 from shardcache_client.reading.rank_position import RankPosition
 from shardcache_client.reading.stream import EpochStream
+from shardcache_client.sharing.bookmark import Iteration
+from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.typed import B_co
 
 Collate = Callable[[Any], Any]
@@ -36,14 +38,17 @@ _PROPERTIES = (
 
 
 class Batched(Protocol):
-    """A dataset that a `ShardLoader` can read, as ShardDataset describes it."""
+    """The copy of a dataset that a `ShardLoader` reads, as ShardDataset describes it."""
 
     @property
-    def epoch(self) -> int:
-        """The epoch that is being read, or else the next one."""
+    def next_epoch(self) -> int:
+        """The epoch that an iteration would read if it began now."""
+
+    @property
+    def current(self) -> Iteration | None:
+        """The iteration whose position is the loader's; None if that is where the next one begins."""
 
     def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Any]: ...
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
@@ -51,21 +56,40 @@ class Batched(Protocol):
     def load_state_dict(self, state: object) -> None:
         """Resume from a state at the next iteration."""
 
-    def rank_position(self, workers: int, *, batch_size: int, drop_last: bool, in_order: bool) -> RankPosition:
-        """Return the position of this rank at the start of the next iteration."""
+    def follow(self, dataset: Any) -> None:
+        """Continue where the dataset does that this is a copy of, if its epoch or state were set since."""
+
+    def begin(self, iteration: Iteration) -> None:
+        """Begin an iteration."""
+
+    def count(self, iteration: Iteration) -> None:
+        """Count an iteration that is more than a look."""
+
+    def finish(self, iteration: Iteration) -> None:
+        """Note that all batches of an iteration were taken."""
+
+    def rank_position(self, begun: Iteration | None, workers: int, batch_size: int | None, **how: bool) -> RankPosition:
+        """Return the position of this rank at the start of an iteration, or else of the next one."""
+
+    def stream(self, epoch: int, states: Sequence[ReaderState], turn: int) -> EpochStream:
+        """Return the stream of this process's share of an epoch, from states if there are any."""
+
+    def state_after(self, stream: EpochStream) -> ReaderState:
+        """Return the state of a reader of this process after its last sample."""
 
     def ranks_end_together(self, stream: EpochStream) -> bool:
         """Return True if the epoch ends after the same number of batches on all ranks."""
-
-    def reader_state(self) -> ReaderState:
-        """Return the state of the reader of this process after its last sample."""
 
 
 class ShardLoader(Generic[B_co]):
     """The batches of a ShardDataset. Made by `ShardDataset.loader`, which describes the arguments.
 
-    Each iteration reads one epoch: the one set by `set_epoch`, or else the next. It is not a torch DataLoader but has
-    one, so that frameworks which would shard a DataLoader's samples a second time take it as it is.
+    Each iteration reads one epoch: the one set by `set_epoch`, or else the next. An iterator counts as one from its
+    second batch on; a look before that (`next(iter(loader))`), or while the epoch is being read by another iterator,
+    yields the same batches and changes nothing. It gets workers of its own, while those of the others persist.
+
+    It is not a torch DataLoader but has some, so that frameworks which would shard a DataLoader's samples a second time
+    take it as it is.
 
     Attributes:
         dataset: the dataset.
@@ -75,7 +99,8 @@ class ShardLoader(Generic[B_co]):
 
     def __init__(
         self,
-        dataset: Batched,
+        dataset: IterableDataset[Any],
+        reader: Batched,
         *,
         batch_size: int | None,
         num_workers: int | None = None,
@@ -88,20 +113,15 @@ class ShardLoader(Generic[B_co]):
         self.dataset = dataset
         self.batch_size = batch_size
         self.collate_fn = collate_fn or (default_convert if batch_size is None else default_collate)
+        self._reader = reader  # a copy, of this batch size
         workers = _default_workers() if num_workers is None else num_workers
-        self._batches: DataLoader[Any] = DataLoader(
-            dataset,  # type: ignore[arg-type]  # an IterableDataset
-            batch_size=batch_size,
-            num_workers=workers,
-            collate_fn=_Reporting(dataset, self.collate_fn),
-            pin_memory=torch.cuda.is_available() if pin_memory is None else pin_memory,
-            persistent_workers=bool(workers) if persistent_workers is None else persistent_workers,
-            **options,
-        )
-        self._position: RankPosition | None = None
-        self._begun: Generator[B_co] | None = None  # of which no batch has been asked for
-        # The last iteration, if it was not read to its end. Weak, as in a cycle its workers would end late.
-        self._last: ReferenceType[Generator[B_co]] | None = None
+        self._options = options | {
+            "batch_size": batch_size,
+            "num_workers": workers,
+            "pin_memory": torch.cuda.is_available() if pin_memory is None else pin_memory,
+            "persistent_workers": bool(workers) if persistent_workers is None else persistent_workers,
+        }
+        self._keep(self._new_batches(), None)
 
     def __repr__(self) -> str:
         return f"ShardLoader({self.dataset!r}, batch_size={self.batch_size}, num_workers={self.num_workers})"
@@ -111,63 +131,96 @@ class ShardLoader(Generic[B_co]):
             return getattr(self._batches, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers, and iterations that were begun, stay with this process.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_batches", "_owner")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._keep(self._new_batches(), None)
+
     def __len__(self) -> int:
         """Return the number of batches in an epoch of this rank. Raises TypeError while it is unknown."""
-        samples, size = len(self.dataset), self.batch_size or 1
+        samples, size = len(self._reader), self.batch_size or 1
         return samples // size if self._batches.drop_last else -(-samples // size)
 
     def __iter__(self) -> Iterator[B_co]:
-        # Lightning begins an iteration twice. An epoch that was begun but not read is not left for the next one.
-        if self._begun is None:
-            self._position = position = self._at_start()  # before the workers take the states to resume from
-            self._begun = self._follow(iter(self._batches), position)
-            self._last = ref(self._begun)
-        return self._begun
+        iteration = Iteration()
+        batches = self._read(iteration)
+        iteration.read_by(batches)
+        return batches
 
-    def _at_start(self) -> RankPosition:
-        return self.dataset.rank_position(
-            self.num_workers,
-            batch_size=self.batch_size or 1,
-            drop_last=self._batches.drop_last,
-            in_order=self._batches.in_order,
-        )
-
-    def _follow(self, batches: Iterator[Any], position: RankPosition) -> Generator[B_co]:
-        self._begun = None
+    def _read(self, iteration: Iteration) -> Generator[B_co]:
+        self._reader.follow(self.dataset)
+        self._reader.begin(iteration)
+        iteration.place = position = self._position_of(iteration)
+        loader = self._loader_for(iteration)
         try:
-            for batch, state in batches:
+            for taken, (batch, state) in enumerate(loader.begin(iteration)):
+                if taken == 1:
+                    self._count(iteration, loader)
                 position.note(ReaderState.from_json(state))
+                if position.is_read:
+                    self._reader.finish(iteration)
                 yield batch
         except GeneratorExit:
             raise
         except BaseException:
-            self._end_workers()  # one may have been killed
+            loader.end()  # a worker may have been killed
             raise
         position.end()
-        if self._position is position:
-            self._last = None
+        self._reader.finish(iteration)
+        self._count(iteration, loader)
+        iteration.ended = True
 
-    def _give_up(self) -> None:
-        """End the last iteration and its workers, of which one that is slow could take a state loaded from now on."""
-        if self._last is not None:
-            batches = self._last()
-            if batches is not None:
-                batches.close()
-            self._end_workers()
-        self._begun = self._last = None
+    def _loader_for(self, iteration: Iteration) -> _Batches:
+        """Return batches that no other iteration is reading; if it is not a look, the next one may have its workers."""
+        taken = self._owner is not None and self._owner.live
+        batches = self._new_batches() if taken or self._batches.bound_to_others(iteration) else self._batches
+        if not iteration.looks:
+            self._keep(batches, iteration)
+        return batches
 
-    def _end_workers(self) -> None:
-        self._batches._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
+    def _keep(self, batches: _Batches, owner: Iteration | None) -> None:
+        self._batches, self._owner = batches, owner
+
+    def _count(self, iteration: Iteration, batches: _Batches) -> None:
+        self._reader.count(iteration)
+        if not iteration.looks:
+            self._keep(batches, iteration)
+
+    def _new_batches(self) -> _Batches:
+        return _Batches(self._reader, self.collate_fn, self._options)
+
+    def _position_of(self, iteration: Iteration | None) -> RankPosition:
+        how = {"drop_last": self._batches.drop_last, "in_order": self._batches.in_order}
+        return self._reader.rank_position(iteration, self.num_workers, self.batch_size, **how)
+
+    @property
+    def _position(self) -> RankPosition:
+        self._reader.follow(self.dataset)
+        current = self._reader.current
+        return self._position_of(None) if current is None else current.place
 
     @property
     def epoch(self) -> int:
         """The epoch that is being read, or else the next one."""
-        return self.dataset.epoch if self._position is None else self._position.epoch
+        position = self._position
+        return self._reader.next_epoch if position.is_read else position.epoch
+
+    @property
+    def remaining(self) -> int:
+        """Number of batches left of `epoch`: fewer than `len(loader)` if it is being read or resumed.
+
+        Raises TypeError while it is unknown.
+        """
+        whole, position = len(self), self._position
+        return whole if position.is_read else position.batches_left
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
-        self.dataset.set_epoch(epoch)
-        self._position = self._begun = None
+        self._reader.follow(self.dataset)
+        self._reader.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch taken: a few numbers per worker.
@@ -175,23 +228,71 @@ class ShardLoader(Generic[B_co]):
         One rank's state suffices to resume all ranks, on any number of ranks and workers; see
         `ShardDataset.load_state_dict`.
         """
-        return (self._position or self._at_start()).states(self.dataset.ranks_end_together)
+        return self._position.states(self._reader.ranks_end_together)
 
     def load_state_dict(self, state: object) -> None:
         """Resume from a state at the next iteration: with exactly the next batch, if ranks and workers are the same.
 
         Raises what `ShardDataset.load_state_dict` raises.
         """
-        self._give_up()
-        self.dataset.load_state_dict(state)
-        self._position = None
+        self._reader.follow(self.dataset)
+        self._reader.load_state_dict(state)
+
+
+class _Batches(DataLoader[Any]):
+    """Batches of one iteration after another, each with the reader's state after it."""
+
+    def __init__(self, reader: Batched, collate: Collate, options: Mapping[str, Any]) -> None:
+        self._share = _Share(reader)
+        super().__init__(self._share, collate_fn=_Reporting(self._share, collate), **options)
+
+    def begin(self, iteration: Iteration) -> Iterator[Any]:
+        """Begin an iteration."""
+        self._share.begin(iteration)
+        self._pid = os.getpid()
+        return iter(self)
+
+    def bound_to_others(self, iteration: Iteration) -> bool:
+        """Return True if the workers are those of the process that forked this one, or cannot take states."""
+        return self._iterator is not None and (self._pid != os.getpid() or bool(iteration.states))
+
+    def end(self) -> None:
+        """End the workers."""
+        self._iterator = None  # of persistent workers, which a DataLoader keeps for its next iteration
+
+
+class _Share(IterableDataset[Any]):
+    """The samples of the worker that this is a copy for."""
+
+    def __init__(self, reader: Batched) -> None:
+        self._reader = reader
+        self._start: tuple[int, Sequence[ReaderState], int] = (0, (), 0)
+        self._stream: EpochStream | None = None
+        self._epoch = SharedState({}, in_worker)
+
+    def begin(self, iteration: Iteration) -> None:
+        """Set what is read next: by workers that have yet to be started, and, without states, by others."""
+        self._start = iteration.epoch, iteration.states, iteration.turn
+        with self._epoch.edit() as notes:
+            notes["epoch"] = iteration.epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._stream is not None and in_worker():
+            self._start = self._epoch.read()["epoch"], (), 0
+        self._stream = self._reader.stream(*self._start)
+        return self._stream.samples()
+
+    def state(self) -> ReaderState:
+        """Return the state after the last sample."""
+        assert self._stream is not None
+        return self._reader.state_after(self._stream)
 
 
 class _Reporting:
     """A collate function that returns each batch with the reader's state after it."""
 
-    def __init__(self, dataset: Batched, collate: Collate) -> None:
-        self._dataset = dataset
+    def __init__(self, share: _Share, collate: Collate) -> None:
+        self._share = share
         self._collate = collate
 
     def __call__(self, samples: Any) -> tuple[Any, dict[str, Any]]:
@@ -199,7 +300,7 @@ class _Reporting:
             batch = self._collate(samples)
         except KeyError as exn:
             raise _missing(samples, exn) or exn from None
-        return batch, self._dataset.reader_state().to_json()
+        return batch, self._share.state().to_json()
 
 
 def _missing(samples: Any, exn: KeyError) -> MissingMemberError | None:

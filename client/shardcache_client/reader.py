@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, cast
 
 from shardcache.errors import ConfigError
@@ -51,7 +51,8 @@ from shardcache_client.ranks.mesh import MeshRanks, given_ranks
 from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.selecting import Selecting, row_of, tables_of
-from shardcache_client.sharing.bookmark import Bookmark, WorkerPlace
+from shardcache_client.sharing.bookmark import Bookmark, Iteration
+from shardcache_client.sharing.epoch import WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology, job_name
 from shardcache_client.typed import T_co, U
@@ -200,7 +201,6 @@ class ShardReader(Selecting, Generic[T_co]):
         self._job = job
         self._dealing = dealing
         self._settings = settings
-        self._reading: tuple[int, EpochStream] | None = None
         self._shared_state = self._new_shared_state()
         self._bookmark = Bookmark(self._shared_state, dealing.identities(settings.manifest))
 
@@ -210,8 +210,8 @@ class ShardReader(Selecting, Generic[T_co]):
     def _ranks_of(self, given: Ranks | MeshRanks | None, urls: Sequence[str], timeout_s: float) -> RankGroup:
         return RankGroup(given)
 
-    def _new_shared_state(self, notes: dict[str, Any] | None = None) -> SharedState:
-        return SharedState(notes)
+    def _new_shared_state(self) -> SharedState:
+        return SharedState()
 
     def __len__(self) -> int:
         """Return the number of samples that this rank reads per epoch.
@@ -289,18 +289,32 @@ class ShardReader(Selecting, Generic[T_co]):
         mesh = self._group.given if isinstance(self._group.given, MeshRanks) else None
         return IndexedShards(self._settings, ReaderIdentity(self._job), window, mesh)
 
-    def _derived(self, **changes: Any) -> Self:
-        """Return a copy with changes to its settings, and epochs and states of its own."""
+    def _derived(self, name: str = "", **changes: Any) -> Self:
+        """Return a copy with changes to its settings, and epochs and states of its own; `name` as for `of_copy`."""
         derived = copy(self)
         derived._settings = replace(self._settings, **changes)
-        derived._group = self._group.of_copy()
-        derived._shared_state = self._new_shared_state(self._shared_state.read())
+        derived._group = self._group.of_copy(name)
+        derived._shared_state = self._new_shared_state()
         derived._bookmark = Bookmark(derived._shared_state, self._bookmark.datasets)
-        derived._reading = None
+        derived._bookmark.follow(self._bookmark)
         return derived
 
     def _begin(self, loader: WorkerPlace | None) -> Iterator[Any]:
         """Begin an iteration, as a worker of a DataLoader or alone, and return its samples."""
+        iteration = Iteration()
+        self._start(iteration, loader)
+        samples = self._samples(iteration, loader)
+        iteration.read_by(samples)
+        return samples
+
+    def _start(self, iteration: Iteration, loader: WorkerPlace | None) -> None:
+        self._bookmark.begin(iteration, loader, self._follows)
+        iteration.place = stream = self.stream(iteration.epoch, iteration.states, iteration.turn)
+        if iteration.states and not (stream.counted and stream.samples_left):
+            self.count(iteration)  # StatefulDataLoader asks for no sample if it resumes at the end
+
+    def _check(self) -> None:
+        """Raise an error if this process may not read."""
         self._refuse_resharding()
         topology = self.topology()
         self._take_seeds(self._shared_state.read().get("seeds", {}))
@@ -309,13 +323,40 @@ class ShardReader(Selecting, Generic[T_co]):
         self._check_filters(topology)
         self._group.compare(self.manifest, topology, counted=deal.counted)
         self._group.compare_options(self._dealing.options(), topology)
-        self._group.compare_options(self._dealing.batches(), topology)
-        epoch = self._bookmark.begin(loader, self._agree_on_epoch)
-        topology = topology.turned(self._bookmark.turn)
-        stream = self._stream_of(epoch, topology, self._bookmark.states)
-        self._reading = os.getpid(), stream
+
+    def _samples(self, iteration: Iteration, loader: WorkerPlace | None) -> Iterator[Any]:
+        batch_size = self._look_at_callers(iteration)
+        if iteration.looks and loader is None:
+            self._start(iteration, None)  # by now, the iteration that was being read may have ended
+        # A DataLoader's workers are two batches ahead, and the first one makes a third as soon as one has been taken.
+        ahead = batch_size * (1 if loader is None else 2 if loader.worker else 3)
+
+        def finish() -> None:
+            if self._bookmark.finish(iteration, loader) and loader is not None:
+                self.count(iteration)
+
+        stream: EpochStream = iteration.place
+        samples = stream.samples(finish)
+        yield from islice(samples, ahead)
+        if loader is None or not stream.read:
+            self.count(iteration)
+        yield from samples
+        iteration.ended = True
+
+    def stream(self, epoch: int, states: Sequence[ReaderState], turn: int) -> EpochStream:
+        """Return the stream of this process's share of an epoch, from states if there are any."""
+        self._check()
+        topology = self.topology()
+        if states and states[0].cut.workers == topology.workers:
+            topology = topology.turned(turn)
         self._explain(topology)
-        return stream.samples(self._look_at_callers, partial(self._bookmark.finish, epoch, loader))
+        return self._stream_of(epoch, topology, states)
+
+    def count(self, iteration: Iteration) -> None:
+        """Count an iteration that is more than a look."""
+        self._bookmark.count(iteration, self._begun)
+        if not iteration.looks:
+            self._group.compare_options(self._dealing.batches(), replace(self.topology(), worker=0))
 
     def _check_filters(self, topology: Topology) -> None:
         if self._settings.pipeline.filters and self._elastic:
@@ -332,15 +373,22 @@ class ShardReader(Selecting, Generic[T_co]):
 
     @property
     def _stream(self) -> EpochStream | None:
-        """The stream that this process reads; None in a process forked after the stream began."""
-        return self._reading[1] if self._reading is not None and self._reading[0] == os.getpid() else None
+        """The stream at whose position this process is; None if it has begun none."""
+        current = self._bookmark.current
+        return None if current is None else current.place
 
-    def _look_at_callers(self) -> None:
+    def _look_at_callers(self, iteration: Iteration) -> int:
+        """Return the size of the batches that samples are requested for; 1 if nobody batches them."""
         self._refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
+        return 1
 
-    def _agree_on_epoch(self, epoch: int, left: int | None) -> int:
+    def _follows(self, epoch: int, left: int) -> int:
         # With even=None, ranks need not be in step: each one counts for itself.
-        return epoch if self._dealing.even is None else self._group.agree(epoch, left)
+        return epoch if self._dealing.even is None else self._group.follows(epoch, left)
+
+    def _begun(self, epoch: int) -> None:
+        if self._dealing.even is not None:
+            self._group.begin(epoch)
 
     def _stream_of(self, epoch: int, topology: Topology, states: Sequence[ReaderState]) -> EpochStream:
         settings, start = replace(self._settings, deal=self._deal()), Resumption(epoch)
@@ -420,7 +468,8 @@ class ShardReader(Selecting, Generic[T_co]):
     @property
     def epoch(self) -> int:
         """The epoch that this process is reading, or else the next one that it would read."""
-        return self._bookmark.next_epoch if self._stream is None else self._stream.start.epoch
+        current = self._bookmark.current
+        return self._bookmark.next_epoch if current is None or current.ended else current.epoch
 
     @property
     def position(self) -> int:
@@ -432,7 +481,6 @@ class ShardReader(Selecting, Generic[T_co]):
         """Set the epoch that every iteration reads from now on, including those in running DataLoader workers."""
         self._refuse_resharding()  # a wrapper that sends one process's batches to all never reads on the others
         self._bookmark.set_epoch(epoch)
-        self._reading = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last sample taken: a few numbers, whatever the size of the dataset.
@@ -445,6 +493,9 @@ class ShardReader(Selecting, Generic[T_co]):
     def _own_state(self, *, alone: bool) -> ReaderState:
         """Return the state of this reader; `alone` if no loader keeps account of the end of the epoch."""
         stream = self._stream or self._stream_of(self.epoch, self.topology(), self._bookmark.states)
+        return self._state_after(stream, alone=alone)
+
+    def _state_after(self, stream: EpochStream, *, alone: bool) -> ReaderState:
         over = self._is_over(stream) and self.ranks_end_together(stream)
         return replace(self._state(stream, stream.reader_position.place, over=over), over=alone and over)
 
@@ -481,7 +532,6 @@ class ShardReader(Selecting, Generic[T_co]):
         if not self._loads_of_a_loader and self._is_read(states := find_states(state)):
             state = [replace(each, over=True).to_json() for each in states]
         self._bookmark.load(state, worker=self._in_worker)
-        self._reading = None
 
     def _is_read(self, states: Sequence[ReaderState]) -> bool:
         """Return True if states of this dataset show that nothing is left of their epoch."""
@@ -554,7 +604,7 @@ class ShardReader(Selecting, Generic[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_resharding()  # a spawned worker cannot see wrappers around its parent's loader
-        state = self.__dict__ | {"_reading": None}
+        state = dict(self.__dict__)
         state.pop("__orig_class__", None)  # set by ShardDataset[Sample](...): a type that may not be importable
         return state
 

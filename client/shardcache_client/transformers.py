@@ -37,7 +37,7 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
     `ignore_data_skip=True`, the epoch begins again; checkpoints of such a run have no position.
 
     Of the arguments for loaders, `dataloader_num_workers`, `dataloader_pin_memory`, `dataloader_prefetch_factor` and
-    `dataloader_drop_last` apply. Training workers persist.
+    `dataloader_drop_last` apply, and `auto_find_batch_size`. Training workers persist.
 
     Another subclass of Trainer comes second: `class MyTrainer(ShardTrainer, Seq2SeqTrainer)`.
 
@@ -50,7 +50,8 @@ class ShardTrainer(Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> Any:
         """Return the loader for `train`."""
-        self._loader = self._loader_of(self.train_dataset, self.args.train_batch_size)
+        self._batches: Iterator[Any] = iter(())  # without the workers of an attempt with larger batches
+        self._loader = self._loader_of(self.train_dataset, self._train_batch_size)
         self._asked: Iterator[Any] | None = None
         self._epoch: int | None = None
         return super().get_train_dataloader() if self._loader is None else self._loader

@@ -75,15 +75,22 @@ class RankGroup:
     def compare_options(self, options: Mapping[str, object], topology: Topology) -> None:
         """Raise RanksError if another rank is known to have other options of the order."""
 
-    def of_copy(self) -> RankGroup:
-        """Return the group of a copy of the dataset, which counts epochs of its own."""
+    def of_copy(self, name: str = "") -> RankGroup:
+        """Return the group of a copy of the dataset, which counts epochs of its own.
+
+        Args:
+            name: the same on all ranks. Default: a number, by the order in which copies are made.
+        """
         return self
 
-    def agree(self, epoch: int, left: int | None) -> int:
-        """Return the epoch that this rank begins.
+    def follows(self, epoch: int, left: int) -> int:
+        """Return the epoch that follows after this rank has ended one early.
 
         Args:
             epoch: the next one by its own count.
-            left: the epoch that it ended early, if any.
+            left: the epoch that it ended early.
         """
         return epoch
+
+    def begin(self, epoch: int) -> None:
+        """Note that this rank reads an epoch, beyond a look."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from shardcache.errors import EpochMismatchError, RanksError
 from shardcache_client.ranks.distributed import KeyValueStore, MeetingPlace
@@ -19,11 +21,10 @@ _NEXT, _AGAIN = "next", "again"
 class OneEpoch:
     """Decides which epoch follows after a rank ends one early. Can be pickled for DataLoader workers.
 
-    If all ranks end it early (a loop with a fixed number of steps), the next epoch follows. If a single rank does (it
-    looked at a sample), that rank begins the epoch again, in step with the others, which are in it or have yet to begin
-    it. A rank that reads an epoch to its end never waits here, but logs a warning if some rank has not begun that
-    epoch. This also happens if loader workers read a short epoch ahead to its end while the rank took only a few
-    samples of it.
+    If all ranks end it early (a loop with a fixed number of steps), the next epoch follows. If a single rank does, that
+    rank begins the epoch again, in step with the others, which are in it or have yet to begin it. A rank that takes a
+    single batch does not end here: that is a look. One that reads an epoch to its end never waits, but logs a warning
+    if some rank has not begun that epoch.
 
     Ranks communicate over the job's key-value store, under keys made of the epoch and each rank's number of passes over
     it; the first rank to decide decides for all. If ranks share no store, each one counts for itself.
@@ -43,40 +44,45 @@ class OneEpoch:
     def __repr__(self) -> str:
         return f"OneEpoch({self._name}, {self._place!r})"
 
-    def agree(self, ranks: Ranks, epoch: int, left: int | None) -> int:
-        """Return the epoch that this rank begins.
+    def follows(self, ranks: Ranks, epoch: int, left: int) -> int:
+        """Return the epoch that follows after this rank has ended one early.
 
         Args:
             epoch: the next one by its own count.
-            left: the epoch that it ended early, if any.
+            left: the epoch that it ended early.
 
         Raises EpochMismatchError if it has repeatedly been the only rank to end an epoch early.
         """
+        with self._passes(ranks, left) as passes:
+            if passes is not None and self._follows(passes, left) == _AGAIN:
+                return left
+        return epoch
+
+    def begin(self, ranks: Ranks, epoch: int) -> None:
+        """Note that this rank reads an epoch."""
+        with self._passes(ranks, epoch) as passes:
+            if passes is not None:
+                if epoch:
+                    self._warn_if_ahead(passes, epoch)
+                    passes.close(epoch - 1)
+                passes.begin(epoch)
+
+    @contextmanager
+    def _passes(self, ranks: Ranks, epoch: int) -> Iterator[_Passes | None]:
+        """Lend the record of the ranks' passes, None if they share none; a store that fails is logged."""
         store = None if ranks.world_size == 1 else self._place.store()
-        if store is None:
-            return epoch
         try:
-            return self._agree(_Passes(store, self._prefix(store, ranks), ranks), epoch, left)
+            yield None if store is None else _Passes(store, self._prefix(store, ranks), ranks)
         except EpochMismatchError:
             raise
         except RanksError as exn:
             log.warning("cannot check that all ranks read epoch %d: %s", epoch, exn.message)
-            return epoch
 
     def _prefix(self, store: KeyValueStore, ranks: Ranks) -> str:
         # Processes restarted by torchrun count from the start.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         name = f"{self._name}/{ranks.world_size}"
         return f"epochs/{attempt}/{name}/{store.replica(name, ranks)}"
-
-    def _agree(self, passes: _Passes, epoch: int, left: int | None) -> int:
-        if left is not None and self._follows(passes, left) == _AGAIN:
-            epoch = left
-        elif epoch:
-            self._warn_if_ahead(passes, epoch)
-            passes.close(epoch - 1)
-        passes.begin(epoch)
-        return epoch
 
     def _warn_if_ahead(self, passes: _Passes, epoch: int) -> None:
         if passes.number(epoch - 1) and not passes.by_all(epoch - 1):

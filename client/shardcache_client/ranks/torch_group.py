@@ -83,16 +83,20 @@ class TorchRankGroup(RankGroup):
         """Return the topology with the rank that messages name: in a mesh, several processes read for one."""
         return replace(topology, rank=self.ranks_of_job.rank) if isinstance(self.given, MeshRanks) else topology
 
-    def of_copy(self) -> TorchRankGroup:
-        """Return the group of a copy of the dataset, matched across ranks by the order in which copies are made."""
+    def of_copy(self, name: str = "") -> TorchRankGroup:
+        """Return the group of a copy of the dataset, matched across ranks by its name or the order of copies."""
         group = copy(self)
-        self._copies += 1
-        group._name = f"{self._name}+{self._copies}"
+        self._copies += not name
+        group._name = f"{self._name}/{name}" if name else f"{self._name}+{self._copies}"
         group._epoch = OneEpoch(group._name, self._manifest.place, self._patience_s)
-        group._order = OneOrder(group._name, self._manifest.place)
+        group._order = self._order if name else OneOrder(group._name, self._manifest.place)
         group._copies = 0
         return group
 
-    def agree(self, epoch: int, left: int | None) -> int:
-        """Return the epoch that all ranks begin; see `OneEpoch`."""
-        return self._epoch.agree(self.ranks, epoch, left)
+    def follows(self, epoch: int, left: int) -> int:
+        """Return the epoch that follows on all ranks; see `OneEpoch`."""
+        return self._epoch.follows(self.ranks, epoch, left)
+
+    def begin(self, epoch: int) -> None:
+        """Note that this rank reads an epoch, beyond a look."""
+        self._epoch.begin(self.ranks, epoch)

@@ -9,17 +9,13 @@ from typing import Any
 from shardcache_client.order.state import Place, ReaderState
 from shardcache_client.reading.stream import EpochStream
 
-Streams = Callable[[int], Sequence[EpochStream]]
-"""Returns the streams of all workers at the start of an iteration over an epoch."""
-
 
 class RankPosition:
     """The states of a rank's workers after the batches that the training loop has taken from them.
 
     Args:
-        streams: makes the workers' streams.
+        streams: of all workers, at the start of the iteration.
         state_of: returns a state of a stream at a place.
-        epoch: the epoch that the iteration is expected to read; another one if the ranks agree on it.
         turn: number of the worker whose batch comes first.
         batch_size: size of the loader's batches.
         drop_last: True if the loader drops short batches.
@@ -31,37 +27,28 @@ class RankPosition:
 
     def __init__(
         self,
-        streams: Streams,
+        streams: Sequence[EpochStream],
         state_of: Callable[[EpochStream, Place], ReaderState],
         *,
-        epoch: int,
         turn: int,
         batch_size: int,
         drop_last: bool,
         in_order: bool,
     ) -> None:
-        self.epoch = epoch
-        self._make = streams
-        self._state_of = state_of
+        self.epoch = streams[0].start.epoch
+        self._streams = streams
+        self._states = [state_of(stream, stream.reader_position.place) for stream in streams]
         self._next_worker = turn
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._in_order = in_order
         self._ended = False
-        self._begin(epoch)
 
     def __repr__(self) -> str:
         return f"RankPosition(epoch={self.epoch}, next_worker={self._next_worker}, ended={self._ended})"
 
-    def _begin(self, epoch: int) -> None:
-        self.epoch = epoch
-        self._streams = self._make(epoch)
-        self._states = [self._state_of(stream, stream.reader_position.place) for stream in self._streams]
-
     def note(self, state: ReaderState) -> None:
         """Note the state of the worker that has made the batch just taken."""
-        if state.epoch != self.epoch:
-            self._begin(state.epoch)
         worker = state.reader % len(self._states)
         self._states[worker] = state
         self._next_worker = (worker + 1) % len(self._states)
@@ -76,13 +63,18 @@ class RankPosition:
         Args:
             ends_together: returns True if all ranks end the epoch after the same number of batches.
         """
-        over = (self._ended or all(map(self._is_read, self._streams, self._states))) and ends_together(self._streams[0])
+        over = self.is_read and ends_together(self._streams[0])
         in_step = self._in_order or len(self._states) == 1
         states = [replace(state, over=over, in_step=in_step) for state in self._states]
         return {"workers": [state.to_json() for state in states], "turn": 0 if over else self._next_worker}
 
-    def _is_read(self, stream: EpochStream, state: ReaderState) -> bool:
-        """Return True if a worker is known to make no more batches."""
-        if not stream.counted:
-            return False
-        return stream.left_after(state.place) < (self._batch_size if self._drop_last else 1)
+    @property
+    def is_read(self) -> bool:
+        """True if there are known to be no more batches."""
+        return self._ended or (all(stream.counted for stream in self._streams) and not self.batches_left)
+
+    @property
+    def batches_left(self) -> int:
+        """Number of batches that are left, if the samples are counted; at most so many with a filter."""
+        samples = [stream.left_after(state.place) for stream, state in zip(self._streams, self._states, strict=True)]
+        return sum(left // self._batch_size if self._drop_last else -(-left // self._batch_size) for left in samples)

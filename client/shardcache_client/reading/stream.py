@@ -82,17 +82,13 @@ class EpochStream:
     def __iter__(self) -> Iterator[Any]:
         return self.samples()
 
-    def samples(
-        self, when_asked: Callable[[], object] = _unheard, when_read: Callable[[], object] = _unheard
-    ) -> Iterator[Any]:
+    def samples(self, when_read: Callable[[], object] = _unheard) -> Iterator[Any]:
         """Yield the samples.
 
         Args:
-            when_asked: called when the first sample is requested, with the requesting code on the call stack.
             when_read: called before the last sample is yielded, or when there are none left.
         """
         reader_position, quota, pipeline = self.reader_position, self._quota, self._settings.pipeline or None
-        when_asked()
         if quota == reader_position.given or not self._first.segments:
             self._end(when_read)
             return

@@ -1,33 +1,59 @@
-"""A dataset's position: the epoch of the next iteration, and the states from which it resumes."""
+"""A dataset's position: its iterations, the epoch of the next one, and the states from which it resumes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.state import ReaderState, find_states, find_turn
-from shardcache_client.sharing.epoch import Agree, EpochCounter, by_own_count
-from shardcache_client.sharing.shared_state import SharedState
+from shardcache_client.sharing.epoch import Agree, EpochCounter, WorkerPlace, by_own_count
+from shardcache_client.sharing.shared_state import Notes, SharedState
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """The place of a process among the workers of a DataLoader.
+@dataclass(slots=True, eq=False)
+class Iteration:
+    """One iteration over a dataset, in the process that reads it.
 
     Attributes:
-        number: shared by all workers that the loader started together.
+        epoch: the epoch that it reads.
+        states: states from which it resumes; none if it reads the epoch from its beginning.
+        turn: number of the worker that has the first turn, if there are as many as there were.
+        looks: True if it takes no part in the dataset's position, since another one is being read.
+        place: tracks its position.
+        done: True if nothing of it is left.
+        ended: True once it was read to its end.
     """
 
-    number: int
-    worker: int
-    workers: int
+    epoch: int = 0
+    states: Sequence[ReaderState] = ()
+    turn: int = 0
+    looks: bool = False
+    place: Any = None
+    done: bool = False
+    ended: bool = False
+    _number: int = 0
+    _pid: int = 0
+    _reader: weakref.ref[Iterator[Any]] | None = None
+
+    def read_by(self, reader: Iterator[Any]) -> None:
+        """Note the generator that the user holds."""
+        self._reader = weakref.ref(reader)
+
+    @property
+    def live(self) -> bool:
+        """True until the generator has ended, or the user has dropped it."""
+        reader = None if self._reader is None else self._reader()
+        return getattr(reader, "gi_frame", None) is not None
 
 
 class Bookmark:
     """Position of a dataset, shared by a trainer and its workers, except for states that a worker loads itself.
+
+    It is that of the main iteration, or of one that may become it; see `EpochCounter`.
 
     Args:
         shared_state: the shared state.
@@ -39,10 +65,16 @@ class Bookmark:
         self._shared_state = shared_state
         self._epochs = EpochCounter(shared_state)
         self._loaded_here: Sequence[ReaderState] = ()  # loaded by this worker, for its next iteration
-        # Pid, and the states from which that process began its current iteration; a forked child has begun none.
-        self._begun: tuple[int, Sequence[ReaderState]] | None = None
-        self._turn = 0
         self._iterations = 0  # number begun by this worker
+        self._followed = -1  # number of changes of another bookmark that this one has followed
+        self._forget()
+
+    def _forget(self) -> None:
+        self._main: Iteration | None = None
+        self._begun: list[Iteration] = []  # since then, by this process
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_main": None, "_begun": []}
 
     def __repr__(self) -> str:
         return f"Bookmark(next={self.next_epoch}, loaded={len(self._loaded_here)})"
@@ -67,51 +99,84 @@ class Bookmark:
         epoch: int = self._shared_state.read().get("begun_epoch", self.next_epoch)
         return epoch
 
+    @property
+    def current(self) -> Iteration | None:
+        """The iteration of this process whose position is the dataset's; None if that is where the next one begins."""
+        main = self._main if self._main is not None and self._main._pid == os.getpid() else None
+        if main is None or main.done or not main.live:
+            self._begun = [each for each in self._begun if each.live and not each.looks and each._pid == os.getpid()]
+            return self._begun[-1] if self._begun else main
+        return main
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""
+        self._forget()
         self._epochs.set(epoch)
+        self._changed()
 
-    def begin(self, loader: WorkerPlace | None, agree: Agree = by_own_count) -> int:
-        """Begin an iteration in this process and return its epoch.
+    def begin(self, iteration: Iteration, loader: WorkerPlace | None = None, agree: Agree = by_own_count) -> None:
+        """Begin an iteration in this process.
 
         Args:
+            iteration: gets epoch, states and turn.
             loader: this process's place in its loader; None if it is not a worker.
             agree: as for `EpochCounter`.
         """
         own, self._loaded_here = self._loaded_here, ()
         self._iterations += loader is not None
-        chosen = self._epochs.chosen(iteration=self._iterations if loader else 0)
-        if own and chosen in (None, own[0].epoch):
-            epoch = own[0].epoch
-            self._epochs.passed(agree, epoch, *((loader.number, loader.workers) if loader else ()))
+        loaded, number = (own[0].epoch if own else None), (self._iterations if loader else 0)
+        begun = self._epochs.begin(loader, agree, iteration=number, loaded=loaded, is_read=self._is_main_and_live)
+        iteration.epoch, iteration.looks = begun["epoch"], begun["look"]
+        iteration._number, iteration._pid = begun["number"], os.getpid()
+        if loader is not None:
+            self._main = iteration
+        elif not iteration.looks:
+            self._begun.append(iteration)
+        if own and loaded == iteration.epoch:
+            iteration.states = own
         else:
-            own = ()
-            if loader is None:
-                epoch = self._epochs.begin(agree)
-            else:
-                epoch = self._epochs.join(
-                    loader.number, loader.worker, loader.workers, agree, iteration=self._iterations
-                )
+            iteration.states, iteration.turn = self._begin_from_loaded(iteration, loader)
+
+    def _begin_from_loaded(self, iteration: Iteration, loader: WorkerPlace | None) -> tuple[Sequence[ReaderState], int]:
+        if iteration.looks:
+            return (), 0
         with self._shared_state.edit() as notes:
-            notes |= {
-                "begun_epoch": epoch,
-                "loader": loader and loader.number,
-                "workers": loader.workers if loader else 0,
-            }
-            taken = _take(notes, epoch, loader)
-            self._begun = os.getpid(), own or taken
-            same_workers = bool(taken) and loader is not None and taken[0].cut.workers == loader.workers
-            self._turn = notes["loaded"]["turn"] if same_workers and not own else 0
-        return epoch
+            notes |= {"begun_epoch": iteration.epoch, "workers": loader.workers if loader else 0}
+            notes["last"] = iteration._number
+            loaded = notes.get("loaded")
+            if loaded is None or loaded.get("taken", iteration._number) != iteration._number:
+                return (), 0
+            if loaded["epoch"] != iteration.epoch:
+                return (), 0
+            return find_states(loaded["states"]), loaded["turn"]
 
-    @property
-    def turn(self) -> int:
-        """Number of the worker that has the first turn in the iteration that this process has begun."""
-        return self._turn
+    def _is_main_and_live(self, main: Notes) -> bool:
+        found = self._main
+        return found is not None and (found._number, found._pid) == (main["number"], os.getpid()) and found.live
 
-    def finish(self, epoch: int, loader: WorkerPlace | None) -> None:
-        """Note that this process has yielded the last sample of its part of the iteration."""
-        self._epochs.finish(epoch, *((loader.number, loader.worker) if loader else ()))
+    def count(self, iteration: Iteration, agree: Callable[[int], object] = lambda _: None) -> None:
+        """Count an iteration, of which the second batch is asked for or the end was reached.
+
+        Args:
+            agree: as for `EpochCounter.count`.
+        """
+        if iteration.looks:
+            return
+        iteration.looks = not self._epochs.count(iteration._number, agree)
+        if iteration.looks:
+            return
+        self._main, self._begun = iteration, []
+        with self._shared_state.edit() as notes:
+            loaded = notes.get("loaded")
+            if loaded and loaded["epoch"] == iteration.epoch:
+                loaded.setdefault("taken", iteration._number)
+            elif loaded and loaded["over"]:
+                del notes["loaded"]  # if that epoch is set from now on, it is to be read whole
+
+    def finish(self, iteration: Iteration, loader: WorkerPlace | None = None) -> bool:
+        """Note that this process has yielded the last sample of its part; return True if all processes have."""
+        iteration.done = True
+        return self._epochs.finish(iteration._number, loader.worker if loader else 0)
 
     @property
     def batching(self) -> tuple[int, bool] | None:
@@ -140,7 +205,7 @@ class Bookmark:
                 "the state is from another dataset, or the numbers of samples in its shards have changed",
                 remedy="create the dataset with the urls, seed, shuffle and samples_per_epoch of the run that saved it",
             )
-        self._begun = None
+        self._forget()
         if worker:
             self._loaded_here = states
             return
@@ -152,45 +217,47 @@ class Bookmark:
             turn = 0 if over else find_turn(data)
             loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states], "turn": turn}
             notes |= {"workers": 0, "begun_epoch": next_epoch, "loaded": loaded}
+        self._changed()
+
+    def _changed(self) -> None:
+        with self._shared_state.edit() as notes:
+            notes["changes"] = notes.get("changes", 0) + 1
+
+    def follow(self, other: Bookmark) -> bool:
+        """Continue where another bookmark does, if an epoch was set or a state loaded there since the last call.
+
+        Returns True if so.
+        """
+        notes = other._shared_state.read()
+        changes = notes.get("changes", 0)
+        if changes == self._followed:
+            return False
+        self._followed = changes
+        self._forget()
+        kept = self.batching
+        with self._shared_state.edit() as own:
+            own.clear()
+            own |= {name: value for name, value in notes.items() if name not in ("main", "iterations")}
+            own["batching"] = kept
+        return True
 
     @property
     def states(self) -> Sequence[ReaderState]:
-        """States from which this process reads the epoch that it has begun, or else would read the next one."""
-        if self._begun is not None and self._begun[0] == os.getpid():
-            return self._begun[1]
-        return self._loaded_here or self.states_of_workers
+        """States from which this process would read its next iteration."""
+        return self._loaded_here or self.next_states()[0]
 
     @property
     def states_of_workers(self) -> Sequence[ReaderState]:
         """States from which the loader's workers read the epoch that they have begun, or would read the next one."""
         notes = self._shared_state.read()
         loaded = notes.get("loaded")
-        if loaded is None or loaded.get("loader", notes.get("loader")) != notes.get("loader"):
+        if loaded is None or loaded.get("taken", notes.get("last")) != notes.get("last"):
             return ()
         return find_states(loaded["states"])
 
     def next_states(self) -> tuple[Sequence[ReaderState], int]:
         """Return the states that the next iteration resumes from, if any, and the worker that has its first turn."""
-        notes = self._shared_state.read()
-        loaded = notes.get("loaded")
-        if loaded is None or "loader" in loaded or loaded["epoch"] != self.next_epoch:
+        loaded = self._shared_state.read().get("loaded")
+        if loaded is None or "taken" in loaded or loaded["epoch"] != self.next_epoch:
             return (), 0
         return find_states(loaded["states"]), loaded["turn"]
-
-
-def _take(notes: dict[str, Any], epoch: int, loader: WorkerPlace | None) -> Sequence[ReaderState]:
-    """Return the states loaded for an epoch, once: for its first iteration, to each worker of that."""
-    loaded = notes.get("loaded")
-    if loaded is None or loaded["epoch"] != epoch:
-        if loaded and loaded["over"]:
-            del notes["loaded"]  # if that epoch is set from now on, it is to be read whole
-        return ()
-    states = find_states(loaded["states"])
-    if loader is None:
-        del notes["loaded"]
-        return states
-    joined = loaded.setdefault("joined", [])
-    if loaded.setdefault("loader", loader.number) != loader.number or loader.worker in joined:
-        return ()
-    joined.append(loader.worker)
-    return states

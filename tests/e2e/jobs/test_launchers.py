@@ -95,11 +95,13 @@ def torchrun(job: Path, train: str, daemon: Daemon, out: Path, *scenario: str) -
     return [json.loads((out / f"{rank}.json").read_text())["read"] for rank in range(WORLD)]
 
 
-def test_a_rank_that_looks_on_its_own(train: str, daemon: Daemon, tmp_path: Path) -> None:
-    """Rank 0 takes a sample before the others begin, and one once they have begun: every sample comes once an epoch."""
-    read = torchrun(LOOKING_JOB, train, daemon, tmp_path, "look")
+@pytest.mark.parametrize("scenario", ["look", "own"])
+def test_a_rank_that_looks_on_its_own(scenario: str, train: str, daemon: Daemon, tmp_path: Path) -> None:
+    """Rank 0 looks before the others begin, and at each batch: every sample comes once an epoch, and no rank waits."""
+    read = torchrun(LOOKING_JOB, train, daemon, tmp_path, scenario)
     whole = [epochs(dataset(train, daemon, rank), 2) for rank in range(WORLD)]
     assert [[sorted(each) for each in rank] for rank in read] == [[sorted(each) for each in rank] for rank in whole]
+    assert [json.loads((tmp_path / f"{rank}.json").read_text())["warned"] for rank in range(WORLD)] == [[]] * WORLD
 
 
 def test_epochs_that_all_ranks_leave_early_follow_each_other(train: str, daemon: Daemon, tmp_path: Path) -> None:

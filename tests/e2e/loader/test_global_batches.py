@@ -197,7 +197,7 @@ def test_loaders_that_would_change_global_batches_are_refused(make: Make) -> Non
     """Ranks that do not divide them; a loader with batches of another size."""
     with pytest.raises(ConfigError, match="cannot be divided among 3 ranks"):
         next(iter(make(0, 3)))
-    with pytest.raises(ConfigError, match="the loader's batch_size is 4, the dataset's 8"):
+    with pytest.raises(ConfigError, match="the loader's batch_size is 4, each rank's part of a global batch 8"):
         make(0, 2).loader(batch_size=4)
     assert make(0, 2).loader().batch_size == 8
     with pytest.raises(ConfigError, match="a filter would change the global batches"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
@@ -15,6 +17,7 @@ from shardcache.errors import ConfigError, MissingMemberError
 from shardcache_client import ShardDataset, ignore_and_continue
 from shardcache_client.loader import ShardLoader
 from support.programs.daemon import Daemon
+from support.programs.guard import GUARD_S
 from support.shards.tars import make_tar, write_indexed
 
 # The machine may have fewer CPUs than a test has workers.
@@ -206,15 +209,87 @@ def test_batches_that_come_out_of_order_are_counted_to_their_workers(make: Make)
     assert sorted(chain(*taken, *keys_of(iter(resumed)))) == KEYS
 
 
-def test_the_batch_size_is_given_once(make: Make) -> None:
-    """The loader's is the dataset's; two that differ are an error, and so is an order beside the dataset's."""
-    assert make(batch_size=BATCH).loader(num_workers=0).batch_size == BATCH
-    with pytest.raises(ConfigError, match="batch_size is 8, the dataset's 4"):
-        make(batch_size=BATCH).loader(batch_size=8)
+def test_a_loader_changes_nothing_of_its_dataset(make: Make) -> None:
+    """Not even one that is refused: splits and other loaders have the dataset's batch size, and epochs of their own."""
+    dataset = make()
     with pytest.raises(ConfigError, match="does not take shuffle"):
-        make().loader(shuffle=True)
+        dataset.loader(batch_size=8, shuffle=True)
+    train, evaluate = load(dataset, 0), dataset.loader(batch_size=8, num_workers=0, collate_fn=list)
+    part, _ = dataset.split(0.5, 0.5)
+    assert (dataset.batch_size, part.batch_size, len(train), len(evaluate)) == (1, 1, 12, 6)
+    whole = keys_of(iter(load(make(), 0)))
+    read = []
+    for batch in train:
+        read.append(batch)
+        if len(read) % 6 == 0:
+            assert sorted(chain(*keys_of(iter(evaluate)))) == KEYS
+    assert keys_of(read) == whole
+    assert (dataset.epoch, train.epoch, evaluate.epoch) == (0, 1, 2)
+    assert make(batch_size=BATCH).loader(num_workers=0).batch_size == BATCH
     singles = make().loader(batch_size=None, num_workers=0)
     assert len(singles) == len(list(singles)) == len(KEYS)
+
+
+def test_epoch_and_state_that_are_set_in_the_dataset_hold_for_its_loaders(make: Make) -> None:
+    """As a framework does that finds the dataset in the loader; what is set last holds."""
+    dataset = make()
+    loader = load(dataset, 0)
+    epochs = [keys_of(iter(loader)) for _ in range(3)]
+    dataset.set_epoch(1)
+    assert (loader.epoch, keys_of(iter(loader)), keys_of(iter(loader))) == (1, epochs[1], epochs[1])
+    dataset.load_state_dict(state_after(load(make(), 0), 5))
+    assert (loader.epoch, loader.remaining, keys_of(iter(loader))) == (0, 7, epochs[0][5:])
+    loader.set_epoch(2)
+    assert keys_of(iter(loader)) == epochs[2]
+
+
+def test_remaining_is_the_number_of_batches_left_of_the_epoch(make: Make) -> None:
+    """Of one that is read or resumed; then the next epoch follows, which is whole."""
+    loader = load(make(), 2, drop_last=True)
+    assert (loader.remaining, loader.epoch) == (11, 0)
+    for taken, _ in enumerate(loader, 1):
+        assert loader.remaining == (11 - taken or 11)
+    assert (loader.remaining, loader.epoch) == (11, 1)
+    loader.load_state_dict(state_after(load(make(), 2, drop_last=True), 4))
+    assert (loader.remaining, len(list(loader)), loader.remaining, loader.epoch) == (7, 7, 11, 1)
+    with pytest.raises(TypeError, match="filter"):
+        _ = load(make().filter(bool), 0).remaining
+
+
+def read_to_its_end(loader: ShardLoader, answers: Any) -> None:
+    """Read an epoch in another process."""
+    answers.put((loader.epoch, keys_of(iter(loader))))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_used_loader_can_be_sent_to_another_process(make: Make, method: str) -> None:
+    """Also in the middle of an epoch, with persistent workers: it goes on where a new iteration would."""
+    loader, second = load(make(), 2), load(make(), 2)
+    second.set_epoch(1)
+    batches = iter(loader)
+    list(islice(batches, 5))
+    context: Any = multiprocessing.get_context(method)
+    answers = context.SimpleQueue()
+    process = context.Process(target=read_to_its_end, args=(loader, answers))
+    process.start()
+    assert answers.get() == (1, keys_of(iter(second)))
+    process.join(GUARD_S)
+    assert len(list(batches)) == 7
+
+
+def test_a_dropped_loader_ends_its_workers(make: Make) -> None:
+    """At once, without a garbage collection: after an epoch, and in the middle of one."""
+    gc.disable()
+    try:
+        for taken in (None, 5):
+            loader = load(make(), 2)
+            batches = iter(loader)
+            list(islice(batches, taken))
+            assert len(multiprocessing.active_children()) == 2
+            del loader, batches
+            assert multiprocessing.active_children() == []
+    finally:
+        gc.enable()
 
 
 def test_a_member_that_some_samples_lack_is_named(make: Make, train: Path) -> None:

@@ -250,7 +250,7 @@ def test_what_cannot_be_read_leaves_the_other_samples_in_place(
     bad = make(urls, spoilt)
     have = read(bad)
     bad.set_epoch(0)
-    for taken in (1, 11, 40):
+    for taken in (2, 11, 40):
         before = read(islice(bad, taken))
         resumed = make(urls, spoilt)
         resumed.load_state_dict(bad.state_dict())

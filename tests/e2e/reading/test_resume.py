@@ -204,8 +204,8 @@ def test_a_run_goes_back(make: Make, persistent: bool) -> None:
     loader: DataLoader[Any] = DataLoader(
         ds, batch_size=BATCH, num_workers=2, persistent_workers=persistent, collate_fn=list
     )
-    first = list(islice(loader, 4))
-    state = through_json(ds.state_dict(batches=4))
+    first = list(islice(loader, 6))
+    state = through_json(ds.state_dict(batches=6))
     second = list(loader)
     ds.load_state_dict(state)
     rest = list(loader)

@@ -35,14 +35,17 @@ Train = Callable[..., Shown]
 class Net(nn.Module):
     """A model of one number, which notes the numbers that it is shown in training and in evaluation."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: int = BATCH) -> None:
         super().__init__()
+        self.largest = largest
         self.net = nn.Linear(1, 1)
         self.shown: Shown = []
         self.evaluated: list[int] = []
 
     def forward(self, number: Tensor) -> dict[str, Tensor]:
-        """Return a loss and the logits."""
+        """Return a loss and the logits. Raises RuntimeError for a batch that is too large, as CUDA does."""
+        if self.training and len(number) > self.largest:
+            raise RuntimeError("CUDA out of memory.")
         if self.training:
             self.shown.append(number.tolist())
         else:
@@ -88,9 +91,11 @@ def dataset(daemon: Daemon) -> ShardDataset[dict[str, int]]:
 def train(tmp_path: Path) -> Train:
     """Train with checkpoints every third step, or resume from one of them; return the batches."""
 
-    def train(dataset: Any, resume: int | None = None, trainer: Any = ShardTrainer, **options: Any) -> Shown:
+    def train(
+        dataset: Any, resume: int | None = None, trainer: Any = ShardTrainer, largest: int = BATCH, **options: Any
+    ) -> Shown:
         options = {"num_train_epochs": 2, "gradient_accumulation_steps": 1} | options
-        net = Net()
+        net = Net(largest)
         arguments = transformers.TrainingArguments(
             output_dir=tmp_path,
             use_cpu=True,
@@ -124,6 +129,14 @@ def test_steps_of_several_batches_go_on(dataset: ShardDataset[Any], train: Train
     assert len(whole) == 2 * STEPS
     assert train(dataset, 3, gradient_accumulation_steps=3) == whole[9:]
     assert train(dataset, 9, gradient_accumulation_steps=3) == whole[STEPS + 6 :]
+
+
+def test_the_batch_size_that_fits_is_found(dataset: ShardDataset[Any], train: Train) -> None:
+    """With `auto_find_batch_size`, each attempt has smaller batches, and the last reads all epochs whole."""
+    shown = train(dataset, largest=2, auto_find_batch_size=True)
+    assert {len(batch) for batch in shown} == {2}
+    assert [sorted(chain(*shown[:50])), sorted(chain(*shown[50:]))] == [list(range(SAMPLES))] * 2
+    assert train(dataset, 30, largest=2, auto_find_batch_size=True) == shown[30:]
 
 
 def test_a_loader_of_unknown_length_goes_on(dataset: ShardDataset[Any], train: Train) -> None:

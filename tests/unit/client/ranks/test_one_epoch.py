@@ -52,7 +52,10 @@ class Rank:
     def begin(self) -> int:
         """Begin an iteration; return its epoch."""
         following = 0 if self._last is None else self._last + 1
-        self._last = self._one.agree(self._ranks, following, None if self._read else self._last)
+        if not self._read and self._last is not None:
+            following = self._one.follows(self._ranks, following, self._last)
+        self._one.begin(self._ranks, following)
+        self._last = following
         self._read = False
         return self._last
 
@@ -163,7 +166,7 @@ def test_datasets_restarts_and_jobs_of_one_rank_are_apart(server: TCPStore, monk
     alone = Rank(server, 1)
     assert [alone.begin(), alone.begin()] == [0, 0]
     keys = server.num_keys()
-    assert OneEpoch("train/0", MeetingPlace(), PATIENT_S).agree(Ranks(), 5, 4) == 5
+    assert OneEpoch("train/0", MeetingPlace(), PATIENT_S).follows(Ranks(), 5, 4) == 5
     assert server.num_keys() == keys
 
 
@@ -176,4 +179,4 @@ def test_replicas_leave_an_epoch_with_one_rank_of_each_share(server: TCPStore) -
 def test_where_ranks_share_no_store_each_counts_for_itself(server: TCPStore) -> None:
     """As the same loop on each rank did before."""
     assert "MASTER_ADDR" not in os.environ
-    assert OneEpoch("train/0", MeetingPlace(), PATIENT_S).agree(Ranks(0, WORLD), 5, 4) == 5
+    assert OneEpoch("train/0", MeetingPlace(), PATIENT_S).follows(Ranks(0, WORLD), 5, 4) == 5

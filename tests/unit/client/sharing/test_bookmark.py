@@ -11,7 +11,8 @@ from shardcache.errors import ConfigError
 from shardcache_client.order.partition import Partition
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.state import Place, ReaderState, Resumption, resume
-from shardcache_client.sharing.bookmark import Bookmark, WorkerPlace
+from shardcache_client.sharing.bookmark import Bookmark, Iteration
+from shardcache_client.sharing.epoch import WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Topology
 
@@ -38,18 +39,25 @@ def forked(bookmark: Bookmark) -> list[Bookmark]:
     return [copy.copy(bookmark), copy.copy(bookmark)]
 
 
+def begun(bookmark: Bookmark, place: WorkerPlace | None = None) -> Iteration:
+    """Begin an iteration in a process, which takes a second batch of it, and reads it to its end."""
+    iteration = Iteration()
+    bookmark.begin(iteration, place)
+    bookmark.count(iteration)
+    bookmark.finish(iteration, place)
+    return iteration
+
+
 def begin(workers: list[Bookmark], loader: int) -> list[Resumption]:
-    """Have a loader's workers begin an iteration; return from where each reads."""
-    epochs = [each.begin(WorkerPlace(loader, worker, len(workers))) for worker, each in enumerate(workers)]
-    starts = zip(workers, epochs, strict=True)
-    return [start(each, epoch, CUT, Topology(0, 1, worker, 2)) for worker, (each, epoch) in enumerate(starts)]
+    """Have a loader's workers read an iteration; return from where each reads."""
+    iterations = [begun(each, WorkerPlace(loader, worker, len(workers))) for worker, each in enumerate(workers)]
+    return [start(each, CUT, Topology(0, 1, worker, 2)) for worker, each in enumerate(iterations)]
 
 
-def start(bookmark: Bookmark, epoch: int, cut: Partition, topology: Topology) -> Resumption:
-    """Return from where a reader reads the epoch that it has begun."""
-    states = bookmark.states
-    assert all(state.epoch == epoch for state in states)
-    return resume(states, cut, topology, 100) if states else Resumption(epoch)
+def start(iteration: Iteration, cut: Partition, topology: Topology) -> Resumption:
+    """Return from where a reader reads its iteration."""
+    assert all(state.epoch == iteration.epoch for state in iteration.states)
+    return resume(iteration.states, cut, topology, 100) if iteration.states else Resumption(iteration.epoch)
 
 
 def in_the_middle() -> list[Resumption]:
@@ -75,6 +83,16 @@ def test_a_loader_that_loads_its_workers(bookmark: Bookmark, persistent: bool) -
     assert bookmark.next_epoch == EPOCH + 3
 
 
+def test_a_look_leaves_a_loaded_state_to_the_next_iteration(bookmark: Bookmark) -> None:
+    """With and without workers: it resumes there, and is followed by the next, which does, too."""
+    bookmark.load([saved(0), saved(1)], worker=False)
+    for place in (None, WorkerPlace(5, 0, 1)):
+        look = Iteration()
+        bookmark.begin(look, place)
+        assert (look.epoch, [state.reader for state in look.states]) == (EPOCH, [0, 1])
+    assert begin(forked(bookmark), 17) == in_the_middle()
+
+
 def test_living_workers_hear_of_what_is_loaded(bookmark: Bookmark) -> None:
     """Persistent workers, which were started before, go on from the state that the main process loads."""
     workers = forked(bookmark)
@@ -88,9 +106,9 @@ def test_workers_that_load_and_begin_one_after_another(bookmark: Bookmark) -> No
     """However far one is before the other even starts."""
     first, second = forked(bookmark)
     first.load(saved(0), worker=True)
-    assert first.begin(WorkerPlace(17, 0, 2)) == EPOCH
+    assert begun(first, WorkerPlace(17, 0, 2)).epoch == EPOCH
     second.load(saved(1), worker=True)
-    assert second.begin(WorkerPlace(17, 1, 2)) == EPOCH
+    assert begun(second, WorkerPlace(17, 1, 2)).epoch == EPOCH
     assert begin([first, second], 17) == from_the_beginning(EPOCH + 1)
 
 
@@ -108,14 +126,14 @@ def test_without_workers(bookmark: Bookmark) -> None:
     whole, place = Partition(1, 1), Place(taken=3, given=3)
     bookmark.load(saved(0, cut=whole, place=place), worker=False)
     assert bookmark.next_epoch == EPOCH
-    starts = [start(bookmark, bookmark.begin(None), whole, Topology()) for _ in range(2)]
+    starts = [start(begun(bookmark), whole, Topology()) for _ in range(2)]
     assert starts == [Resumption(EPOCH, (), place), Resumption(EPOCH + 1)]
 
 
 def test_other_workers_than_before(bookmark: Bookmark) -> None:
     """The remainder follows from how far those before came."""
     bookmark.load([saved(0), saved(1)], worker=False)
-    resumed = start(bookmark, bookmark.begin(None), Partition(1, 1), Topology())
+    resumed = start(begun(bookmark), Partition(1, 1), Topology())
     assert resumed == Resumption(EPOCH, (Phase(CUT, (10, 11)),))
 
 
@@ -165,7 +183,7 @@ def test_a_state_of_another_dataset(bookmark: Bookmark) -> None:
     """It is refused, and changes nothing."""
     with pytest.raises(ConfigError, match="another dataset"):
         bookmark.load(saved(0, dataset="validation"), worker=False)
-    assert bookmark.begin(None) == 0
+    assert begun(bookmark).epoch == 0
 
 
 def test_the_main_process_knows_who_reads(bookmark: Bookmark) -> None:
@@ -174,7 +192,7 @@ def test_the_main_process_knows_who_reads(bookmark: Bookmark) -> None:
     begin(forked(bookmark), 17)
     begin(forked(bookmark), 29)
     assert (bookmark.workers, bookmark.epoch_begun) == (2, 1)
-    bookmark.begin(None)
+    begun(bookmark)
     assert (bookmark.workers, bookmark.epoch_begun) == (0, 2)
     begin(forked(bookmark), 31)
     bookmark.load(saved(0), worker=False)

@@ -1,10 +1,14 @@
-"""epoch.py: all workers of a loader's iteration read the same epoch, the next iteration the next one."""
+"""epoch.py: workers of an iteration read one epoch; a counted one is followed by the next epoch, a look by none."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+from typing import Any
+
 import pytest
 
-from shardcache_client.sharing.epoch import EpochCounter
+from shardcache_client.sharing.epoch import EpochCounter, WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
 
 
@@ -14,86 +18,140 @@ def epochs() -> EpochCounter:
     return EpochCounter(SharedState())
 
 
-def iteration(epochs: EpochCounter, loader: int, order: list[int], number: int = 1) -> list[int]:
-    """Have a loader's workers begin in an order; return the epoch that each of them reads."""
-    return [epochs.join(loader, worker, len(order), iteration=number) for worker in order]
+def join(epochs: EpochCounter, loader: int, worker: int, workers: int, number: int = 1) -> Any:
+    """Have a loader's worker begin; return its iteration."""
+    return epochs.begin(WorkerPlace(loader, worker, workers), iteration=number)
 
 
-def test_iterations_are_counted(epochs: EpochCounter) -> None:
-    """Each reads the epoch after the last one; to look which is next takes none."""
+def read(epochs: EpochCounter, loader: int, order: list[int], number: int = 1) -> list[int]:
+    """Have a loader's workers begin in an order, and count the iteration; return the epoch that each reads."""
+    begun = [join(epochs, loader, worker, len(order), number) for worker in order]
+    epochs.count(begun[0]["number"])
+    for worker in order:
+        epochs.finish(begun[0]["number"], worker)
+    return [each["epoch"] for each in begun]
+
+
+def alone(epochs: EpochCounter) -> int:
+    """Read an epoch without workers."""
+    begun = epochs.begin()
+    epochs.count(begun["number"])
+    epochs.finish(begun["number"])
+    return int(begun["epoch"])
+
+
+def test_counted_iterations_read_one_epoch_after_another(epochs: EpochCounter) -> None:
+    """To ask which is next takes none, and a look takes none."""
     assert [epochs.next, epochs.next] == [0, 0]
-    assert [epochs.begin() for _ in range(3)] == [0, 1, 2]
+    assert [epochs.begin()["epoch"] for _ in range(3)] == [0, 0, 0]
+    assert [alone(epochs) for _ in range(3)] == [0, 1, 2]
     assert epochs.next == 3
 
 
-def test_workers_that_begin_at_any_time_read_the_same(epochs: EpochCounter) -> None:
+def test_workers_that_begin_at_any_time_read_the_same_epoch(epochs: EpochCounter) -> None:
     """Also when the first has long begun and the last begins late; the iteration after that is another."""
-    assert iteration(epochs, 17, [0, 1, 2]) == [0, 0, 0]
-    assert iteration(epochs, 29, [2, 0, 1]) == [1, 1, 1]
+    assert read(epochs, 17, [0, 1, 2]) == [0, 0, 0]
+    assert read(epochs, 29, [2, 0, 1]) == [1, 1, 1]
+    begun = join(epochs, 31, 0, 2)
+    epochs.count(begun["number"])
+    epochs.set(7)
+    assert join(epochs, 31, 1, 2)["epoch"] == begun["epoch"] == 2
 
 
-def test_iterations_of_persistent_workers_are_told_apart(epochs: EpochCounter) -> None:
+def test_iterations_of_persistent_workers_are_distinct(epochs: EpochCounter) -> None:
     """They keep their loader's number: each takes part once in an iteration, in its first, second and third."""
     orders = enumerate(([0, 1], [1, 0], [0, 1]), 1)
-    assert [iteration(epochs, 17, order, number) for number, order in orders] == [[0, 0], [1, 1], [2, 2]]
+    assert [read(epochs, 17, order, number) for number, order in orders] == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_a_persistent_worker_that_starts_late_begins_with_the_first_iteration(epochs: EpochCounter) -> None:
     """The other has begun its second by then, and a state was loaded: each iteration is one epoch all the same."""
-    assert [epochs.join(17, 0, 2, iteration=number) for number in (1, 2)] == [0, 1]
+    for number in (1, 2):
+        epochs.count(join(epochs, 17, 0, 2, number)["number"])
     epochs.go_on(7)
-    assert epochs.join(17, 0, 2, iteration=3) == 7
-    assert [epochs.join(17, 1, 2, iteration=number) for number in (1, 2, 3)] == [0, 1, 7]
+    assert join(epochs, 17, 0, 2, 3)["epoch"] == 7
+    assert [join(epochs, 17, 1, 2, number)["epoch"] for number in (1, 2, 3)] == [0, 1, 7]
 
 
-def test_loaders_at_the_same_time_have_epochs_of_their_own(epochs: EpochCounter) -> None:
-    """Two iterators over one dataset do not mix theirs up, however their workers take turns, nor with a third."""
-    begun = [epochs.join(loader, worker, 2) for loader, worker in ((17, 0), (29, 0), (29, 1), (17, 1))]
-    assert begun == [0, 1, 1, 0]
-    assert epochs.begin() == 2
+def test_an_iteration_that_begins_while_another_is_read_looks_at_the_same_epoch(epochs: EpochCounter) -> None:
+    """As long as the worker of the other one lives: it is never counted, however much of it is read."""
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        main = join(epochs, 17, 0, 1)
+        epochs.count(main["number"])
+        with epochs._shared_state.edit() as notes:
+            notes["iterations"][0]["pid"] = worker.pid
+        look = join(epochs, 29, 0, 1)
+        assert (look["epoch"], look["look"]) == (0, True)
+        assert not epochs.count(look["number"])
+        worker.kill()
+    assert (join(epochs, 31, 0, 1)["epoch"], epochs.next) == (1, 1)
 
 
-def test_a_loader_that_was_dropped_at_once(epochs: EpochCounter) -> None:
-    """Of which only some workers had begun: the next one's do not take part in its epoch, nor does it harm a third."""
-    epochs.join(17, 0, 2)
-    assert iteration(epochs, 29, [1, 0]) == [1, 1]
-    assert iteration(epochs, 31, [0, 1]) == [2, 2]
+def test_the_first_of_two_iterations_to_be_counted_makes_the_other_a_look(epochs: EpochCounter) -> None:
+    """Both have begun with the same epoch, and one goes on: the other may be read, too, and counts for nothing."""
+    first, second = epochs.begin(), epochs.begin()
+    assert first["epoch"] == second["epoch"] == 0
+    assert epochs.count(second["number"])
+    assert not epochs.count(first["number"])
+    assert epochs.next == 1
+
+
+def test_an_iteration_that_was_counted_and_left_is_followed_by_what_is_agreed_on(epochs: EpochCounter) -> None:
+    """The next epoch or the same again. One that was read to its end needs no agreement, nor does a look."""
+    asked: list[tuple[int, int]] = []
+
+    def again(epoch: int, left: int) -> int:
+        asked.append((epoch, left))
+        return left
+
+    left = epochs.begin(agree=again)
+    assert epochs.count(left["number"])
+    second = epochs.begin(agree=again)
+    assert (second["epoch"], asked) == (0, [(1, 0)])
+    epochs.count(second["number"])
+    epochs.finish(second["number"])
+    assert (epochs.begin(agree=again)["epoch"], asked) == (1, [(1, 0)])
 
 
 def test_a_dropped_loader_with_the_number_of_the_next(epochs: EpochCounter) -> None:
     """Loaders seeded alike have one number: the workers of the new one stay together."""
-    epochs.join(17, 0, 2)
-    assert iteration(epochs, 17, [0, 1]) == [1, 1]
+    epochs.count(join(epochs, 17, 0, 2)["number"])
+    assert read(epochs, 17, [0, 1]) == [1, 1]
 
 
 def test_many_dropped_loaders_leave_no_heap() -> None:
-    """The board's memory is bounded."""
+    """The shared memory is bounded, and the main iteration is not forgotten."""
     shared_state = SharedState()
     epochs = EpochCounter(shared_state)
-    for loader in range(1_000):
-        assert epochs.join(loader, 0, 2) == loader
+    main = join(epochs, 0, 0, 2)
+    epochs.count(main["number"])
+    for loader in range(1, 1_000):
+        join(epochs, loader, 0, 2)
     assert len(str(shared_state.read())) < 5_000
+    assert [epochs.finish(main["number"], worker) for worker in range(2)] == [False, True]
 
 
-def test_what_was_set_holds_for_every_iteration(epochs: EpochCounter) -> None:
+def test_an_epoch_that_is_set_holds_for_every_iteration(epochs: EpochCounter) -> None:
     """With workers and without, until another one is set."""
-    epochs.begin()
+    alone(epochs)
     for epoch in (7, 3):
         epochs.set(epoch)
         assert epochs.next == epoch
-        assert [epochs.begin(), *iteration(epochs, 17, [0, 1]), *iteration(epochs, 17, [1, 0])] == [epoch] * 5
+        assert [alone(epochs), *read(epochs, 17, [0, 1]), *read(epochs, 17, [1, 0])] == [epoch] * 5
 
 
 def test_going_on_counts_from_there(epochs: EpochCounter) -> None:
     """A new iteration ends settings of the last one, and iterations that some workers have yet to begin."""
-    epochs.join(17, 0, 2)
+    begun = join(epochs, 17, 0, 2)
     epochs.set(2)
     epochs.go_on(5)
-    assert iteration(epochs, 29, [0, 1]) == [5, 5]
-    assert epochs.begin() == 6
+    assert not epochs.count(begun["number"])
+    assert read(epochs, 29, [0, 1]) == [5, 5]
+    assert alone(epochs) == 6
 
 
 def test_another_process_counts_on() -> None:
-    """Epochs over one board are one count: that is how workers started later know of those before."""
+    """Epochs over one shared state are one count: that is how workers started later know of those before."""
     shared_state = SharedState()
-    assert [EpochCounter(shared_state).begin() for _ in range(3)] == [0, 1, 2]
+    assert [alone(EpochCounter(shared_state)) for _ in range(3)] == [0, 1, 2]
+    assert shared_state.read()["iterations"][-1]["pid"] == os.getpid()
