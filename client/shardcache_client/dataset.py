@@ -318,10 +318,6 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         """The iteration whose position is the loader's; None if that is where the next one begins."""
         return self._bookmark.current
 
-    def finish(self, iteration: Iteration) -> None:
-        """Note that all batches of an iteration were taken."""
-        self._bookmark.finish(iteration)
-
     def rank_position(self, begun: Iteration | None, workers: int, batch_size: int | None, **how: bool) -> RankPosition:
         """Return the position of this rank at the start of an iteration, or else of the next one."""
         epoch = self.next_epoch if begun is None else begun.epoch

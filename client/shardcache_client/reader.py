@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, cast
 
@@ -331,12 +332,8 @@ class ShardReader(Selecting, Generic[T_co]):
         # A DataLoader's workers are two batches ahead, and the first one makes a third as soon as one has been taken.
         ahead = batch_size * (1 if loader is None else 2 if loader.worker else 3)
 
-        def finish() -> None:
-            if self._bookmark.finish(iteration, loader) and loader is not None:
-                self.count(iteration)
-
         stream: EpochStream = iteration.place
-        samples = stream.samples(finish)
+        samples = stream.samples(partial(self.finish, iteration, loader))
         yield from islice(samples, ahead)
         if loader is None or not stream.read:
             self.count(iteration)
@@ -357,6 +354,15 @@ class ShardReader(Selecting, Generic[T_co]):
         self._bookmark.count(iteration, self._begun)
         if not iteration.looks:
             self._group.compare_options(self._dealing.batches(), replace(self.topology(), worker=0))
+
+    def finish(self, iteration: Iteration, loader: WorkerPlace | None = None) -> None:
+        """Note that all samples of this process's part of an iteration were yielded."""
+        if not self._bookmark.finish(iteration, loader):
+            return
+        if loader is not None:
+            self.count(iteration)
+        if not iteration.looks and not iteration.is_set and self._dealing.even is not None:
+            self._group.end(iteration.epoch)
 
     def _check_filters(self, topology: Topology) -> None:
         if self._settings.pipeline.filters and self._elastic:

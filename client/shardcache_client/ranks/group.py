@@ -94,3 +94,6 @@ class RankGroup:
 
     def begin(self, epoch: int) -> None:
         """Note that this rank reads an epoch, beyond a look."""
+
+    def end(self, epoch: int) -> None:
+        """Note that this rank has read an epoch to its end."""

@@ -67,6 +67,12 @@ class OneEpoch:
                     passes.close(epoch - 1)
                 passes.begin(epoch)
 
+    def end(self, ranks: Ranks, epoch: int) -> None:
+        """Note that this rank has read an epoch to its end: those that have left it need not wait for this one."""
+        with self._passes(ranks, epoch) as passes:
+            if passes is not None and passes.by_all(epoch):
+                passes.close(epoch)
+
     @contextmanager
     def _passes(self, ranks: Ranks, epoch: int) -> Iterator[_Passes | None]:
         """Lend the record of the ranks' passes, None if they share none; a store that fails is logged."""

@@ -100,3 +100,7 @@ class TorchRankGroup(RankGroup):
     def begin(self, epoch: int) -> None:
         """Note that this rank reads an epoch, beyond a look."""
         self._epoch.begin(self.ranks, epoch)
+
+    def end(self, epoch: int) -> None:
+        """Note that this rank has read an epoch to its end."""
+        self._epoch.end(self.ranks, epoch)

@@ -23,6 +23,7 @@ class Iteration:
         states: states from which it resumes; none if it reads the epoch from its beginning.
         turn: number of the worker that has the first turn, if there are as many as there were.
         looks: True if it takes no part in the dataset's position, since another one is being read.
+        is_set: True if the epoch was set, not counted.
         place: tracks its position.
         done: True if nothing of it is left.
         ended: True once it was read to its end.
@@ -32,6 +33,7 @@ class Iteration:
     states: Sequence[ReaderState] = ()
     turn: int = 0
     looks: bool = False
+    is_set: bool = False
     place: Any = None
     done: bool = False
     ended: bool = False
@@ -126,7 +128,7 @@ class Bookmark:
         self._iterations += loader is not None
         loaded, number = (own[0].epoch if own else None), (self._iterations if loader else 0)
         begun = self._epochs.begin(loader, agree, iteration=number, loaded=loaded, is_read=self._is_main_and_live)
-        iteration.epoch, iteration.looks = begun["epoch"], begun["look"]
+        iteration.epoch, iteration.looks, iteration.is_set = begun["epoch"], begun["look"], begun["set"]
         iteration._number, iteration._pid = begun["number"], os.getpid()
         if loader is not None:
             self._main = iteration
