@@ -17,7 +17,7 @@ from shardcache.cache.residency.inventory import LOOK_AGAIN_S, Inventory
 from shardcache.cache.residency.pins import Pins
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers.transfers import KeyClaim, PostponedError
-from shardcache.errors import CapacityError
+from shardcache.errors import CapacityError, DiskFullError
 from shardcache.observability.metrics import Counters
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
@@ -79,7 +79,7 @@ class Evictor:
             ahead_waits: wait for space even if no reader waits for the shard.
 
         Raises:
-            CapacityError: there will never be enough space, or there is a deadlock over it.
+            CapacityError, DiskFullError: there will never be enough space, or there is a deadlock over it.
             PostponedError: no reader waits for the shard, and it may not wait for space or blocks others.
         """
         if await self._try_reserve(claim, size_bytes, needed_at_s()):
@@ -196,13 +196,14 @@ class Evictor:
         return self._planner.now.victims(wanted_bytes, needed_at_s, self._planner.lead_s)
 
     def _check_possible(self, size_bytes: int, url: str) -> None:
-        """Raise CapacityError if `size_bytes` would not fit even with all unpinned shards evicted."""
+        """Raise CapacityError or DiskFullError if `size_bytes` would not fit even with all unpinned shards evicted."""
         space = self._store.space
         if self.may_fit(size_bytes):
             return
         if size_bytes > space.effective_bytes(space.unwritten_bytes):
             remedy = f"{space.remedy}, or write smaller shards"
-            raise CapacityError(f"the shard takes {size(size_bytes)}; {space.explanation}", url=url, remedy=remedy)
+            kind = DiskFullError if space.crowding_bytes else CapacityError  # the disk is full, or too small
+            raise kind(f"the shard takes {size(size_bytes)}; {space.explanation}", url=url, remedy=remedy)
         free_bytes = max(0, space.effective_bytes() - space.pinned_bytes)
         raise CapacityError(
             f"the shard takes {size(size_bytes)}; {space.explanation}, of which only {size(free_bytes)} is not pinned",
