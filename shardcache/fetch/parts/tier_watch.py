@@ -107,7 +107,7 @@ class TierWatch:
         if not asking.done() and left_s is None and not self.read.received_bytes:
             left_s = self.stall_timeout_s
         if left_s is not None:
-            sums = await self._sooner(left_s, end_first, is_prompt=asking.done())
+            sums = await self._sooner(left_s, asking, end_first)
             if sums is not None:
                 return sums
         is_alive = await asking
@@ -119,19 +119,19 @@ class TierWatch:
             raise OriginUnavailableError("the shard's owner in the tier does not answer", url=self.url)
         return None
 
-    async def _sooner(self, left_s: float, end_first: Commit, *, is_prompt: bool) -> list[PartSums] | None:
+    async def _sooner(self, left_s: float, asking: asyncio.Future[bool], end_first: Commit) -> list[PartSums] | None:
         owner = await self.owner()
         if self.tier.slow_owners.has(owner, time.monotonic()):
             if await end_first():
                 raise SlowOwnerError
             return None
-        if not (self.hedging.spend(self.origin) if is_prompt else self.hedging.tries(self.origin)):
+        if not (self.hedging.spend(self.origin) if asking.done() else self.hedging.tries(self.origin)):
             return None
         asked_s = time.monotonic()
         sums = await self.from_origin(max(_MUCH_SOONER * left_s, self._usual_s), end_first)
         if sums is not None:
             self.hedging.took(self.origin, self.size_bytes, time.monotonic() - asked_s)
-            self.hedging.won(self.origin)
-            if owner:
+            if owner and not asking.done():  # the store has sent all of it before the owner has answered a question
+                self.hedging.won(self.origin)
                 self.tier.slow_owners.add(owner, time.monotonic())
         return sums
