@@ -361,7 +361,7 @@ class ShardReader(Selecting, Generic[T_co]):
             return
         if loader is not None:
             self.count(iteration)
-        if not iteration.looks and not iteration.is_set and self._dealing.even is not None:
+        if not iteration.looks and not iteration.is_set and self._in_step:
             self._group.end(iteration.epoch)
 
     def _check_filters(self, topology: Topology) -> None:
@@ -388,12 +388,16 @@ class ShardReader(Selecting, Generic[T_co]):
         self._refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
         return 1
 
+    @property
+    def _in_step(self) -> bool:
+        """True if ranks read the same epoch; with even=None, each one counts for itself."""
+        return self._dealing.even is not None
+
     def _follows(self, epoch: int, left: int) -> int:
-        # With even=None, ranks need not be in step: each one counts for itself.
-        return epoch if self._dealing.even is None else self._group.follows(epoch, left)
+        return self._group.follows(epoch, left) if self._in_step else epoch
 
     def _begun(self, epoch: int) -> None:
-        if self._dealing.even is not None:
+        if self._in_step:
             self._group.begin(epoch)
 
     def _stream_of(self, epoch: int, topology: Topology, states: Sequence[ReaderState]) -> EpochStream:

@@ -171,8 +171,9 @@ class WebDataset(Theirs):  # type: ignore[misc]
 class _Rounds(ShardDataset[Any]):
     """The rounds of an endless stream, which has no epochs: each rank counts for itself."""
 
-    def _agree_on_epoch(self, epoch: int, left: int | None) -> int:
-        return epoch
+    @property
+    def _in_step(self) -> bool:
+        return False
 
 
 class _Begin:
