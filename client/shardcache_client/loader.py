@@ -215,7 +215,7 @@ class ShardLoader(Generic[B_co]):
         Raises TypeError while it is unknown.
         """
         whole, position = len(self), self._position
-        return whole if position.is_read else position.batches_left
+        return whole if position.is_read and self._reader.current is not None else position.batches_left
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that every iteration reads from now on."""

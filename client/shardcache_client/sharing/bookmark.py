@@ -219,11 +219,12 @@ class Bookmark:
             turn = 0 if over else find_turn(data)
             loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states], "turn": turn}
             notes |= {"workers": 0, "begun_epoch": next_epoch, "loaded": loaded}
-        self._changed()
+        self._changed("loaded_in")
 
-    def _changed(self) -> None:
+    def _changed(self, what: str = "changes") -> None:
         with self._shared_state.edit() as notes:
             notes["changes"] = notes.get("changes", 0) + 1
+            notes[what] = notes["changes"]
 
     def follow(self, other: Bookmark) -> bool:
         """Continue where another bookmark does, if an epoch was set or a state loaded there since the last call.
@@ -234,13 +235,15 @@ class Bookmark:
         changes = notes.get("changes", 0)
         if changes == self._followed:
             return False
-        self._followed = changes
+        before, self._followed = self._followed, changes
+        if notes.get("loaded_in", 0) <= before:
+            self.set_epoch(notes["chosen"])  # the state that was loaded earlier may have been read since
+            return True
         self._forget()
-        kept = self.batching
         with self._shared_state.edit() as own:
+            kept = {"batching": own.get("batching"), "begun": max(own.get("begun", 0), notes.get("begun", 0))}
             own.clear()
-            own |= {name: value for name, value in notes.items() if name not in ("main", "iterations")}
-            own["batching"] = kept
+            own |= {name: value for name, value in notes.items() if name not in ("main", "iterations")} | kept
         return True
 
     @property

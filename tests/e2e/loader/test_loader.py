@@ -243,6 +243,42 @@ def test_epoch_and_state_that_are_set_in_the_dataset_hold_for_its_loaders(make: 
     assert keys_of(iter(loader)) == epochs[2]
 
 
+def test_epoch_set_in_the_dataset_is_whole_again_after_its_loader_has_resumed_it(make: Make) -> None:
+    """The dataset's own state is not used up by the loader: it is not read from there a second time."""
+    dataset = make()
+    loader = load(dataset, 0)
+    dataset.load_state_dict(state_after(load(make(), 0), 5))
+    assert len(keys_of(iter(loader))) == len(loader) - 5
+    dataset.set_epoch(0)
+    assert (loader.remaining, len(keys_of(iter(loader)))) == (len(loader), len(loader))
+
+
+def test_iterator_from_before_a_state_was_loaded_in_the_dataset_does_not_move_the_position(make: Make) -> None:
+    """However many iterations the dataset has begun itself."""
+    dataset = make()
+    loader = load(dataset, 0)
+    old = iter(loader)
+    next(old)
+    dataset.load_state_dict(state_after(load(make(), 0), 5))
+    new = iter(loader)
+    next(new)
+    next(new)
+    next(old)
+    assert (loader.epoch, loader.remaining) == (0, len(loader) - 7)
+    next(old)
+    assert len(list(new)) == len(loader) - 7
+    assert loader.epoch == 1
+
+
+def test_nothing_remains_of_an_epoch_that_is_resumed_at_its_end(make: Make) -> None:
+    """If it is set again: the first iteration of it yields nothing, and those after it are whole."""
+    loader = load(make(), 0)
+    loader.load_state_dict(state_after(load(make(), 0), len(loader)))
+    assert (loader.epoch, loader.remaining) == (1, len(loader))
+    loader.set_epoch(0)
+    assert (loader.remaining, list(loader), loader.remaining) == (0, [], len(loader))
+
+
 def test_remaining_is_the_number_of_batches_left_of_the_epoch(make: Make) -> None:
     """Of one that is read or resumed; then the next epoch follows, which is whole."""
     loader = load(make(), 2, drop_last=True)
