@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from calendar import timegm
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from email.utils import parsedate
@@ -47,7 +48,7 @@ class HttpOrigin(Origin):
         size_bytes = _size_bytes(answer, url)
         version = _version(answer.headers, size_bytes)
         # Ranges that no version ties together could be of several: without one, the file comes in a single answer.
-        guarded = not version.startswith("size=")
+        guarded = version == answer.headers.get("etag") or _settled(answer.headers)
         ranges, joinable = guarded and answer.status != 200, "content-length" in answer.headers
         return RemoteObject(url, version, size_bytes, ranges=ranges, guarded=guarded, joinable=joinable)
 
@@ -160,9 +161,21 @@ def _size_bytes(answer: Answer, url: str) -> int:
 
 def _version(headers: Mapping[str, str], size_bytes: int) -> str:
     """Return the ETag verbatim, else Last-Modified; failing both, the size, which says little."""
-    said = (headers.get("etag", ""), headers.get("last-modified", ""))
+    etag, date = headers.get("etag", ""), headers.get("last-modified", "")
     # A value that cannot be sent back cannot pin a version.
-    return next(filter(ECHOED.fullmatch, said), f"size={size_bytes}")
+    return next(filter(ECHOED.fullmatch, (etag, date if parsedate(date) else "")), f"size={size_bytes}")
+
+
+def _settled(headers: Mapping[str, str]) -> bool:
+    """Return whether any later version has another Last-Modified: one of the same second may follow a new file.
+
+    Two seconds, because files are dated by a clock that lags by some milliseconds.
+    """
+    try:
+        sent, modified = (timegm(parsedate(headers.get(name)) or ()) for name in ("date", "last-modified"))
+    except (ValueError, OverflowError):
+        return False
+    return sent - modified >= 2
 
 
 def _condition(version: str) -> dict[str, str]:

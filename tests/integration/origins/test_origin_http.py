@@ -17,6 +17,7 @@ from shardcache.errors import (
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.transport.flow import nothing
+from support.network.scripted_server import ScriptedServer, answer
 from support.stores.faulty_s3 import Fault, FaultyS3
 from support.stores.origins import read_range, read_whole
 
@@ -74,6 +75,23 @@ async def test_object_without_any_version_comes_in_one_answer(faulty: FaultyS3, 
     faulty.put("a.tar", DATA[1:])
     with pytest.raises(ShardChangedError):
         await parts_of(origins, obj)
+
+
+@pytest.mark.parametrize(
+    ("modified", "ranges"),
+    [
+        ("Thu, 01 Jan 2026 00:00:08 GMT", True),
+        ("Thu, 01 Jan 2026 00:00:10 GMT", False),
+        ("Thu, 01 Jan 99999 00:00:08 GMT", False),
+        ("0", False),
+    ],
+)
+async def test_object_modified_just_now_comes_in_one_answer(modified: str, ranges: bool, origins: Origins) -> None:
+    """A second version of the same second would have the same date; what is no date is no version."""
+    dates = "Date: Thu, 01 Jan 2026 00:00:10 GMT", f"Last-Modified: {modified}"
+    with ScriptedServer(answer(b"x", "Content-Range: bytes 0-0/9", *dates)) as server:
+        obj = await origins.origin(server.url()).stat(server.url())
+    assert (obj.ranges, obj.guarded, obj.version) == (ranges, ranges, "size=9" if modified == "0" else modified)
 
 
 async def test_object_with_neither_version_nor_length_is_refused(faulty: FaultyS3, origins: Origins) -> None:
