@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import time
 import weakref
 from contextlib import suppress
@@ -57,7 +58,9 @@ class WebSocket:
         _open_sockets.add(self._socket)
         weakref.finalize(self, self._socket.close)
         try:
-            self._socket.settimeout(timeout_s)
+            # Only a connect that blocks in the kernel waits for a place in a full backlog.
+            limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             self._socket.connect(str(path))
             self._shake_hands(time.monotonic() + timeout_s)
         except BaseException:

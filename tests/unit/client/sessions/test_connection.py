@@ -11,7 +11,8 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,25 @@ def test_no_socket_names_the_path_and_the_command(path: Path) -> None:
         DaemonConnection(path, READER)
     assert str(path) in str(caught.value)
     assert f"shardcache serve --socket {path}" in str(caught.value)
+
+
+def test_connection_waits_for_its_turn_in_a_full_backlog(path: Path) -> None:
+    """However many connect at once, none is told that there is no daemon."""
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as stack:
+        listener.bind(str(path))
+        listener.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+        with ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(WebSocket, path, "/", 30)
+            with pytest.raises(TimeoutError):
+                opening.result(0.1)
+            listener.accept()[0].close()
+            with listener.accept()[0] as connection:
+                assert connection.recv(5) == b"GET /"
+            assert isinstance(opening.exception(), ConnectionError)
+        with pytest.raises(NoDaemonError, match="temporarily"):
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+            DaemonConnection(path, READER, 0.01)
 
 
 def test_a_dead_daemons_socket_is_no_daemon(path: Path) -> None:
