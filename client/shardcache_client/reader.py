@@ -69,7 +69,12 @@ def _zero_copy(value: Any) -> Any:
 
 
 def _decode(value: Any) -> Any:
-    return value if isinstance(value, str | Mapping) else FUNCTION.converted(value)
+    is_table = isinstance(value, Mapping) and NAMES.converted(value)
+    return value if is_table or isinstance(value, str) else FUNCTION.converted(value)
+
+
+def _missing(value: Any) -> Any:
+    return value if isinstance(value, Mapping) else one_of("error", "skip").converted(value)
 
 
 ARGUMENTS = {
@@ -88,6 +93,7 @@ ARGUMENTS = {
         'the name of an image decoder, a table such as {"jpg": "rgb8"}, or a function', _decode
     ).or_none(),
     "members": NAMES.or_none("None for all"),
+    "missing": Accepts('"error", "skip", or a dict of default values', _missing),
     "on_error": Accepts(ANY_HANDLER, handler_of),
     "job": TEXT.or_none(),
     "socket": PATH.or_none(),

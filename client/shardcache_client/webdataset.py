@@ -81,7 +81,7 @@ class WebDataset(Theirs):  # type: ignore[misc]
         ShardcacheError: as ShardDataset.
     """
 
-    @checked(OTHER_WORDS | _WORDS, (*_OPTIONS, "missing"), handler=ARGUMENTS["on_error"], **_OPTIONS)
+    @checked(OTHER_WORDS | _WORDS, _OPTIONS, handler=ARGUMENTS["on_error"], **_OPTIONS)
     def __init__(
         self,
         urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],

@@ -59,8 +59,6 @@ class Pipeline:
                 "blocks of tokens have no members to choose or decode by name",
                 remedy="omit members and missing; pass a function as decode",
             )
-        if not isinstance(missing, Mapping) and missing not in ("error", "skip"):
-            raise ConfigError(f"missing is {missing!r}", remedy='choose "error", "skip", or a dict of default values')
         chosen = None if members is None else Members([members] if isinstance(members, str) else members)
         required = () if chosen is None else chosen.names
         table: DecodeMembers | DecodeByExtension | None = None

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from shardcache.errors import ConfigError
 from shardcache_client.topology import Ranks, explicit_ranks
 
-_DATA = {"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard", "batch", "world"}
+_DATA = {"dp", "ddp", "fsdp", "hsdp", "data", "replicate", "replica", "shard", "batch", "world"}
 _DATA |= {"ep", "efsdp"}  # ranks that hold other experts have samples of their own
 _MODEL = {"tp", "pp", "cp", "sp", "mp", "tensor", "pipeline", "pipe", "stage", "context", "sequence", "model"}
 
-_searched: dict[type, int] = {}  # by class, the number of references to it when no instance was found
+_searched: dict[type, tuple[int, list[weakref.ref[Any]]]] = {}
+"""By class, the number of references to it and its instances when none was wanted."""
 
 
 class MeshRanks:
@@ -78,7 +80,7 @@ def given_ranks(mesh: MeshRanks | None, rank: int | None, world_size: int | None
 
 
 def _members(mesh: Any) -> tuple[int, ...]:
-    if hasattr(mesh, "mesh_dim_names"):
+    if hasattr(mesh, "mesh_dim_names") and not isinstance(mesh, type):
         if shared := [name for name in _dimensions(mesh) if _words(name) & _MODEL]:
             raise ConfigError(
                 f"the ranks of the mesh's dimension {shared[0]!r} train on the same samples, and mesh= would divide "
@@ -170,17 +172,20 @@ def _instances(module: str, name: str, wanted: Callable[[Any], bool]) -> list[An
     if cls is None:
         return []
     classes = list(_with_subclasses(cls))
-    references = sum(map(sys.getrefcount, classes))  # an instance refers to its class: without a new one, none is new
-    if _searched.get(cls) == references:
+    # An instance refers to its class: if no reference is new and no instance has gone, no instance is new.
+    references, (known, seen) = sum(map(sys.getrefcount, classes)), _searched.get(cls, (0, []))
+    if known == references and all(instance() is not None for instance in seen):
         return []
 
     def search() -> list[Any]:
-        return [each for each in gc.get_referrers(*classes) if cls in type(each).__mro__ and wanted(each)]
+        return [each for each in gc.get_referrers(*classes) if cls in type(each).__mro__]
 
-    if search():
+    found = search()
+    if any(map(wanted, found)):
+        del found
         gc.collect()  # it may be garbage
-        return search()
-    _searched[cls] = references
+        return list(filter(wanted, search()))
+    _searched[cls] = references, list(map(weakref.ref, found))
     return []
 
 

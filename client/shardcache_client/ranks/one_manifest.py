@@ -28,8 +28,9 @@ _made: Counter[tuple[str, Ranks | None]] = Counter()  # by urls, and the ranks t
 class OneManifest:
     """The manifest of one dataset, across all ranks. Can be pickled for DataLoader workers.
 
-    Datasets of different processes are matched by their urls and, among datasets with the same urls, by the order of
-    their creation. The manifest stays in the key-value store, so a process restarted by torchrun gets the same one.
+    Datasets of different processes are matched by their urls, by whether ranks or a mesh were named, and, among those
+    that agree in this, by the order of their creation. The manifest stays in the key-value store, so a process
+    restarted by torchrun gets the same one.
 
     Args:
         urls: as the user gave them.
@@ -43,8 +44,8 @@ class OneManifest:
     """
 
     def __init__(self, urls: Sequence[str], given: Ranks | MeshRanks | None, timeout_s: float) -> None:
-        mesh = ["mesh"] if isinstance(given, MeshRanks) else []
-        digest = hashlib.blake2b(json.dumps([*urls, *mesh]).encode(), digest_size=16).hexdigest()
+        how = [] if given is None else [type(given).__name__]
+        digest = hashlib.blake2b(json.dumps([*urls, *how]).encode(), digest_size=16).hexdigest()
         kind = digest, None if isinstance(given, MeshRanks) else given
         self.name = f"{digest}/{_made[kind]}"
         _made[kind] += 1

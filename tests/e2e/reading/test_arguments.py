@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
@@ -44,6 +45,9 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
         ({"seed": "a"}, ["seed is 'a'", "None, for a random one"]),
         ({"seed": True}, ["seed is True"]),
         ({"decode": 5}, ["decode is 5", "rgb8"]),
+        ({"decode": {0: int}}, ["decode is {0:", "rgb8"]),
+        ({"missing": "ignore"}, ["missing is 'ignore'", '"error", "skip", or a dict']),
+        ({"missing": np.array([1, 2])}, ["missing is array([1, 2])", "or a dict"]),
         ({"on_error": "wran"}, ["on_error is 'wran'", "warn_and_continue"]),
         ({"on_error": 5}, ["on_error is 5", "warn_and_continue"]),
         ({"urls": None}, ["urls is None", "a url, a path, or a list of them"]),
@@ -63,6 +67,7 @@ def refusal(kind: Any, *args: Any, **options: Any) -> str:
         ({"canonical_nodes": 0}, ["canonical_nodes is 0"]),
         ({"rank": "0", "world_size": 2}, ["write rank=0, without quotes"]),
         ({"job": 5}, ["job is 5"]),
+        ({"mesh": DeviceMesh}, ["mesh is <class", "the DeviceMesh itself"]),
         ({"zero_copy": 5}, ["zero_copy is 5"]),
         ({"fallback": "store"}, ["fallback is 'store'", "direct"]),
     ],

@@ -291,6 +291,13 @@ def test_the_shard_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> N
             first.compare(manifest(last_version="c"), Topology(0, WORLD), counted=True)
 
 
+def test_dataset_with_named_ranks_is_not_compared_with_one_without(env: pytest.MonkeyPatch, url: str) -> None:
+    """Both are the first dataset of these urls, each among those whose ranks were found or named in the same way."""
+    detected, named = TorchRankGroup(None, [url], 5.0), TorchRankGroup(Ranks(1, WORLD), [url], 5.0)
+    detected.compare_options(Assignment(Shuffle(7)).options(), Topology(1, WORLD))
+    named.compare_options(Assignment(None).options(), Topology(1, WORLD))
+
+
 def test_the_option_that_differs_is_named(env: pytest.MonkeyPatch, url: str) -> None:
     """Ranks with another seed, or a mixture's other weights, would read some samples twice and others never."""
     groups = [TorchRankGroup(Ranks(rank, WORLD), [url], 5.0) for rank in range(WORLD)]

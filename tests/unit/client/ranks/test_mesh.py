@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -126,6 +127,20 @@ def test_mesh_that_divides_a_model_is_found(sizes: dict[str, int], line: str) ->
     RankGroup(Ranks(1, 2)).refuse_resharding()
     kept.clear()
     RankGroup(None).refuse_resharding()
+
+
+def test_mesh_in_place_of_one_that_is_gone_is_found() -> None:
+    """A search that found nothing holds for the meshes that there were, not for as many others."""
+    for dimension in ("dp", "fsdp"):
+        kept = mesh(**{dimension: WORLD})
+        RankGroup(None).refuse_resharding()
+        assert kept.size() == WORLD
+        del kept
+        gc.collect()
+    kept = mesh(tp=WORLD)
+    with pytest.raises(ConfigError, match="DeviceMesh with the dimensions"):
+        RankGroup(None).refuse_resharding()
+    assert kept.size() == WORLD
 
 
 @pytest.mark.parametrize(

@@ -185,8 +185,6 @@ def test_a_sample_that_lacks_a_member_can_be_skipped_or_completed() -> None:
     assert completing(sample(cls=b"5")) == sample(cls=5)
     with pytest.raises(ConfigError, match="a value for 'cls', which neither"):
         Pipeline.of(None, ("jpg",), {"cls": 0})
-    with pytest.raises(ConfigError, match="missing is 'ignore'"):
-        Pipeline.of(None, ("jpg",), "ignore")  # type: ignore[arg-type]
 
 
 def test_members_have_alternatives_under_the_first_name() -> None:
