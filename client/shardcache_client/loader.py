@@ -65,6 +65,9 @@ class Batched(Protocol):
     def count(self, iteration: Iteration) -> None:
         """Count an iteration that is more than a look."""
 
+    def leave(self, iteration: Iteration) -> None:
+        """Note that an iteration was dropped before its end."""
+
     def finish(self, iteration: Iteration) -> None:
         """Note that all batches of an iteration were taken."""
 
@@ -164,6 +167,7 @@ class ShardLoader(Generic[B_co]):
                     self._reader.finish(iteration)
                 yield batch
         except GeneratorExit:
+            self._reader.leave(iteration)
             raise
         except BaseException:
             loader.end()  # a worker may have been killed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -343,7 +344,11 @@ class ShardReader(Selecting, Generic[T_co]):
         yield from islice(samples, ahead)
         if loader is None or not stream.read:
             self.count(iteration)
-        yield from samples
+        try:
+            yield from samples
+        except GeneratorExit:
+            self.leave(iteration)
+            raise
         iteration.ended = True
 
     def stream(self, epoch: int, states: Sequence[ReaderState], turn: int) -> EpochStream:
@@ -360,6 +365,12 @@ class ShardReader(Selecting, Generic[T_co]):
         self._bookmark.count(iteration, self._begun)
         if not iteration.looks:
             self._group.compare_options(self._dealing.batches(), replace(self.topology(), worker=0))
+
+    def leave(self, iteration: Iteration) -> None:
+        """Note that an iteration of this process was dropped before its end."""
+        counts = iteration.counted and not (iteration.looks or iteration.is_set or iteration.done)
+        if counts and self._in_step and not self._in_worker and not sys.is_finalizing():
+            self._group.leave(iteration.epoch)
 
     def finish(self, iteration: Iteration, loader: WorkerPlace | None = None) -> None:
         """Note that all samples of this process's part of an iteration were yielded."""

@@ -95,5 +95,8 @@ class RankGroup:
     def begin(self, epoch: int) -> None:
         """Note that this rank reads an epoch, beyond a look."""
 
+    def leave(self, epoch: int) -> None:
+        """Note that this rank has ended an epoch early."""
+
     def end(self, epoch: int) -> None:
         """Note that this rank has read an epoch to its end."""

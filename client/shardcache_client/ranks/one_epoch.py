@@ -67,6 +67,12 @@ class OneEpoch:
                     passes.close(epoch - 1)
                 passes.begin(epoch)
 
+    def leave(self, ranks: Ranks, epoch: int) -> None:
+        """Note that this rank has ended an epoch early: a look of another rank need not wait until this one goes on."""
+        with self._passes(ranks, epoch) as passes:
+            if passes is not None:
+                passes.leave(epoch, passes.number(epoch))
+
     def end(self, ranks: Ranks, epoch: int) -> None:
         """Note that this rank has read an epoch to its end: those that have left it need not wait for this one."""
         with self._passes(ranks, epoch) as passes:
@@ -108,9 +114,7 @@ class OneEpoch:
         if passes.alone(epoch):
             log.info("only rank %d has read from epoch %d; it begins the epoch again", passes.ranks.rank, epoch)
             return passes.decide(epoch, number, _AGAIN)
-        decided = passes.decided(epoch, number)
-        if decided is None and passes.leave(epoch, number):
-            decided = passes.decide(epoch, number, _NEXT)
+        decided = passes.decided(epoch, number) or passes.leave(epoch, number)
         return decided or self._wait(passes, epoch, number)
 
     def _wait(self, passes: _Passes, epoch: int, number: int) -> str:
@@ -155,9 +159,11 @@ class _Passes:
     def _begun(self, epoch: int) -> int:
         return self._store.add(f"{self._prefix}/{epoch}/ranks", 0)
 
-    def leave(self, epoch: int, number: int) -> bool:
-        """Note that this rank has ended its pass of this number early; return True if all ranks have."""
-        return self._store.add(f"{self._prefix}/{epoch}/{number}/left", 1) == self.ranks.world_size
+    def leave(self, epoch: int, number: int) -> str | None:
+        """Note that this rank has ended its pass of this number early; return what follows if all ranks have."""
+        first = self._store.add(f"{self._mine(epoch)}/{number}/left", 1) == 1
+        left = self._store.add(f"{self._prefix}/{epoch}/{number}/left", int(first))
+        return self.decide(epoch, number, _NEXT) if left == self.ranks.world_size else None
 
     def decided(self, epoch: int, number: int) -> str | None:
         """Return what follows the ranks' passes of this number, None if undecided."""

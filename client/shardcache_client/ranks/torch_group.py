@@ -101,6 +101,10 @@ class TorchRankGroup(RankGroup):
         """Note that this rank reads an epoch, beyond a look."""
         self._epoch.begin(self.ranks, epoch)
 
+    def leave(self, epoch: int) -> None:
+        """Note that this rank has ended an epoch early."""
+        self._epoch.leave(self.ranks, epoch)
+
     def end(self, epoch: int) -> None:
         """Note that this rank has read an epoch to its end."""
         self._epoch.end(self.ranks, epoch)

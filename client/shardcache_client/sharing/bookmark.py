@@ -27,6 +27,7 @@ class Iteration:
         place: tracks its position.
         done: True if nothing of it is left.
         ended: True once it was read to its end.
+        counted: True once it was the main one.
     """
 
     epoch: int = 0
@@ -37,6 +38,7 @@ class Iteration:
     place: Any = None
     done: bool = False
     ended: bool = False
+    counted: bool = False
     _number: int = 0
     _pid: int = 0
     _reader: weakref.ref[Iterator[Any]] | None = None
@@ -167,7 +169,7 @@ class Bookmark:
         iteration.looks = not self._epochs.count(iteration._number, agree)
         if iteration.looks:
             return
-        self._main, self._begun = iteration, []
+        self._main, self._begun, iteration.counted = iteration, [], True
         with self._shared_state.edit() as notes:
             loaded = notes.get("loaded")
             if loaded and loaded["epoch"] == iteration.epoch:

@@ -59,6 +59,10 @@ class Rank:
         self._read = False
         return self._last
 
+    def leave(self) -> None:
+        """Drop an iteration before its end."""
+        self._one.leave(self._ranks, self._last or 0)
+
     def resume(self, epoch: int) -> None:
         """Go on with an epoch of an earlier run."""
         self._last = epoch - 1
@@ -128,6 +132,16 @@ def test_a_loop_that_every_rank_leaves_early(server: TCPStore) -> None:
     """Each pass is another epoch: whoever leaves first waits for the last."""
     job = ranks(server)
     assert [at_once([rank.begin for rank in job]) for _ in range(4)] == [[number] * WORLD for number in range(4)]
+
+
+def test_rank_that_looks_after_all_have_left_an_epoch_does_not_wait(server: TCPStore) -> None:
+    """The others may wait for it in a barrier before they begin the next epoch; it begins that one."""
+    job = ranks(server, IN_VAIN_S)
+    for epoch in range(3):
+        assert at_once([rank.begin for rank in job]) == [epoch] * WORLD
+        for rank in job:
+            rank.leave()
+        assert job[0]._one.follows(job[0]._ranks, epoch + 1, epoch) == epoch + 1
 
 
 def test_all_ranks_look_before_they_train(server: TCPStore) -> None:
