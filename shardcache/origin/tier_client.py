@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import aiohttp
-
 from shardcache.access.protocols import S3, PlaceKind, row_of
 from shardcache.access.urls import protocol_of
 from shardcache.config import OriginTable
@@ -32,7 +30,7 @@ log = SharedLogger()
 _REFRESH = {"X-Shardcache-Fresh": "1"}
 _STATUS = ".shardcache/status"
 _WATCHED_S = 60.0
-_LIMIT = aiohttp.ClientTimeout(total=5)
+_STATUS_TIMEOUT_S = 5.0
 # Leads to another owner.
 _DETOUR = {"X-Shardcache-Detour": "1"}
 OWNER = "x-shardcache-owner"
@@ -201,9 +199,12 @@ class TierState:
 
     async def watch(self) -> None:
         """Keep up with what `shardcache cluster run` publishes on this node; runs until it is cancelled."""
+        import aiohttp  # 0.1 s, which processes without a tier need not spend
+
+        limit = aiohttp.ClientTimeout(total=_STATUS_TIMEOUT_S)
         while True:
             try:
-                async with aiohttp.request("GET", f"http://{self.address}/{_STATUS}", timeout=_LIMIT) as answer:
+                async with aiohttp.request("GET", f"http://{self.address}/{_STATUS}", timeout=limit) as answer:
                     found = await answer.json() if answer.status == 200 else None
                     self._published = found if isinstance(found, dict) else {}
             except (aiohttp.ClientError, OSError, ValueError):

@@ -85,7 +85,8 @@ def test_ranks_read_each_block_once_and_resume_on_others(
             readers(1)
         return
     before = readers(ranks[0])
-    read = [taken(islice(reader, steps)) for reader in before]
+    iterators = [iter(reader) for reader in before]  # a first sample whose iterator is dropped would be a look
+    read = [taken(islice(iterator, steps)) for iterator in iterators]
     states = [reader.state_dict() for reader in before]
     after = readers(ranks[1])
     for reader in after:

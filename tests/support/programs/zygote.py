@@ -63,7 +63,9 @@ class Forked:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def _ended(self, timeout_s: float | None) -> bool:
-        return bool(select.select([self._pidfd], [], [], timeout_s)[0])
+        ended = select.poll()  # select() takes no descriptor above 1,023
+        ended.register(self._pidfd, select.POLLIN)
+        return bool(ended.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 class Zygote:

@@ -232,6 +232,7 @@ weightings = st.integers(1, 9).flatmap(
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 1000), weightings)
 @example(40, ({}, [0.99, 0.01]))
+@example(3, ({3: [1.0, 34.0, 1.0, 1.0]}, [1.0, 1.0, 1.0, 1.0]))
 @example(1, ({epoch: [0.99 - epoch / 1e6, 0.01, 0.001] for epoch in range(1, 200)}, [1, 0.01, 0.001]))
 def test_numbers_are_those_of_the_weights(samples: int, weightings: tuple[dict[int, list[float]], list[float]]) -> None:
     """Over the first 1 to 200 epochs, whatever the weights of each: no rounding adds up, and none is taken back."""
@@ -239,7 +240,10 @@ def test_numbers_are_those_of_the_weights(samples: int, weightings: tuple[dict[i
     by_epoch = {0: weights} | later
     sources = [source(str(number), [1]) for number in range(len(weights))]
     schedule = SourceQuotas.of(by_epoch, sources, samples)
-    bound = Fraction((len(weights) - 1).bit_length(), 2) + Fraction(1, 10**9)
+    bound, grows = Fraction(0), Fraction(3, 2) if later else 1
+    for _division in range((len(weights) - 1).bit_length()):
+        bound = bound * grows + Fraction(1, 2)
+    bound += Fraction(1, 10**9)
     taken, due = [0] * len(weights), [Fraction(0)] * len(weights)
     for epoch in range(200):
         weights = by_epoch.get(epoch, weights)
