@@ -422,7 +422,7 @@ class ShardReader(Selecting, Generic[T_co]):
         if states and states[0].epoch == epoch:
             if states[0].counted != settings.deal.counted:
                 settings = replace(settings, deal=self._dealing.deal(self.manifest, counted=states[0].counted))
-            self._check_states(states, topology)
+            self._check_states(states)
             if self._elastic:
                 start = resume_batches(states, self._cut(topology), topology)
             else:
@@ -430,19 +430,11 @@ class ShardReader(Selecting, Generic[T_co]):
         reader = ReaderIdentity(self._job, topology, self._loader_name(), self.batch_size)
         return EpochStream(settings, reader, start, ReaderPosition.at(start.place, self._on_error))
 
-    def _check_states(self, states: Sequence[ReaderState], topology: Topology) -> None:
-        """Raise ConfigError if the states do not tell how far other ranks are."""
-        cut, known = states[0].cut, {state.reader for state in states}
-        if known == set(range(cut.readers)):
-            return
-        if self._settings.pipeline.filters:
+    def _check_states(self, states: Sequence[ReaderState]) -> None:
+        """Raise ConfigError if states are missing that others do not determine."""
+        if self._settings.pipeline.filters and {state.reader for state in states} != set(range(states[0].cut.readers)):
             raise ConfigError(
                 "with a filter, one rank's state does not tell how far the others are",
-                remedy="load the states of all ranks",
-            )
-        if not states[0].in_step and (topology.reader not in known or cut != self._cut(topology)):
-            raise ConfigError(
-                "with in_order=False, one rank's state does not tell how far the others are",
                 remedy="load the states of all ranks",
             )
 
@@ -597,7 +589,14 @@ class ShardReader(Selecting, Generic[T_co]):
             place=place,
             over=over,
             seeds=self._seeds,
+            in_step=over or not self._ends_sooner(stream, place),
         )
+
+    def _ends_sooner(self, stream: EpochStream, place: Place) -> bool:
+        """Return True if a reader has nothing left but a short batch, which the loader drops, and others may have."""
+        size, drop_last = self._bookmark.batching or (1, False)
+        left = stream.left_after(place) if drop_last and stream.counted else 0
+        return 0 < left < size and not self.ranks_end_together(stream)
 
     # Ranks and workers
 

@@ -59,7 +59,8 @@ class ReaderState:
         sources: of a mixture, by name: position in its endless sequence at the "start" of the epoch, number of its
             "samples" in the epoch, and of those that this reader has "passed" of its share.
         seeds: seeds that were drawn, by source; that of a dataset alone under "". Its states are of this seed's order.
-        in_step: True if this rank's workers have taken turns, so that those of other ranks have come as far.
+        in_step: False if other ranks may have come further, or less far: workers did not take turns, or this one has
+            reached its end sooner than they have, as its loader drops a short batch.
     """
 
     dataset: str
@@ -293,9 +294,13 @@ class _Places:
         self._cut = states[0].cut
         self._left = len(what_is_left(samples, states[0].phases, self._cut))
         self._known: dict[int, dict[int, Place]] = {}
+        out_of_step = set()
         for state in states:
             rank, worker = divmod(state.reader, self._cut.workers)
             self._known.setdefault(rank, {})[worker] = state.place
+            if not state.in_step:
+                out_of_step.add(rank)
+        self._telling = [rank for rank in self._known if rank not in out_of_step]
 
     @property
     def sizes(self) -> list[int]:
@@ -312,14 +317,14 @@ class _Places:
                 f"the state of worker {worker} is missing and cannot be derived from the other states",
                 remedy="load the loader's whole state, with all of its workers",
             )
-        for other in self._known:
+        for other in self._telling:
             given = self._given(worker, rank, other)
             if given is not None:
                 # Samples that the other rank skipped or read ahead belong to that rank's own share.
                 return Place(taken=given, given=given)
         raise ConfigError(
             f"the state of rank {rank} is missing and cannot be derived from those of other ranks, which had fewer or "
-            "more samples, skipped some, or had reached the end",
+            "more samples, skipped some, had reached the end, or took batches as they came (in_order=False)",
             remedy="load the states of all ranks; or use even='pad' or even='drop', which keep ranks equal",
         )
 

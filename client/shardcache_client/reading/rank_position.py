@@ -65,7 +65,7 @@ class RankPosition:
         """
         over = self.is_read and ends_together(self._streams[0])
         in_step = self._in_order or len(self._states) == 1
-        states = [replace(state, over=over, in_step=in_step) for state in self._states]
+        states = [replace(state, over=over, in_step=in_step and state.in_step) for state in self._states]
         return {"workers": [state.to_json() for state in states], "turn": 0 if over else self._next_worker}
 
     @property

@@ -392,21 +392,26 @@ def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(make: Ma
 def test_an_end_that_comes_sooner_on_one_rank_where_a_short_batch_is_dropped(make: Make) -> None:
     """Of 23 and 24 samples, in batches of 12 without a short one, the first rank's are over a batch before the other's.
 
-    The first rank's state does not claim the next epoch for the other, which would lose its second batch.
+    From there on the first rank's state neither claims the next epoch for the other nor tells if that is in its second
+    batch; the states of both continue exactly.
     """
 
     def rank(number: int) -> tuple[ShardDataset, DataLoader[Any]]:
         ds = make(rank=number, world_size=2, even=None, batch_size=12)
         return ds, DataLoader(ds, batch_size=12, collate_fn=list, drop_last=True)
 
-    ds, loader = rank(0)
-    next(iter(loader))
-    state = through_json(ds.state_dict(batches=1))
-    _, loader = rank(1)
-    expected = list(loader)[1:]
-    resumed, loader = rank(1)
-    resumed.load_state_dict(state)
-    assert list(loader) == expected
+    (ds, loader), (other, others) = rank(0), rank(1)
+    reading = iter(loader)
+    next(reading)
+    expected = list(others)[1:]
+    states = [through_json(each) for each in (ds.state_dict(batches=1), ds.state_dict())]
+    for state in states:
+        resumed, loader = rank(1)
+        resumed.load_state_dict(state)
+        with pytest.raises(ConfigError, match="states of all ranks"):
+            list(loader)
+        resumed.load_state_dict([state, other.state_dict(batches=1)])
+        assert list(loader) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -312,6 +312,8 @@ def test_one_workers_state_tells_nothing_of_ranks_that_have_another_share() -> N
 )
 @example([103], [(4, 1, 1), (3, 1, 1)] * 3, "drop", [(5, 0)] * 6, False)
 @example([21], [(5, 1, 1), (3, 1, 1)], "pad", [(4, 0)] * 6, False)
+@example([23], [(2, 1, 4), (3, 1, 1)], None, [(3, 0)] * 6, True)
+@example([7], [(2, 2, 4), (3, 1, 1)], None, [(1, 0)] * 6, True)
 def test_any_job_goes_on_from_one_ranks_states(
     counts: list[int], sizes: list[tuple[int, int, int]], even: Even, moments: list[tuple[int, int]], drop_last: bool
 ) -> None:
@@ -332,13 +334,15 @@ def test_any_job_goes_on_from_one_ranks_states(
         for first in range(0, cut.readers, cut.workers):
             mine = range(first, first + cut.workers)
             left = [len(shares[reader]) for reader in mine]
-            whole = [size - size % cut.batch_size if drop_last and even else size for size in left]
+            whole = [size - size % cut.batch_size if drop_last else size for size in left]
             taken = taken_in_turns(whole, cut.batch_size, batches)
+            drops = any(0 < size - more < cut.batch_size for size, more in zip(left, taken, strict=True))
+            ends_sooner = drop_last and drops and not deal.ends_together(cut, starts[0].phases, drop_last=True)
             for reader, more in zip(mine, taken, strict=True):
                 count.update(shares[reader][:more])
                 before = starts[reader].place
                 place = Place(taken=before.taken + more, given=before.given + more)
-                saved.append(state_of(reader, cut, phases=starts[reader].phases, place=place))
+                saved.append(state_of(reader, cut, phases=starts[reader].phases, place=place, in_step=not ends_sooner))
         chosen = [state for state in saved if state.reader // cut.workers == rank % cut.world_size]
         last = cut if count.total() > before_phase else last
     lost = cuts[-1].world_size * (cuts[-1].batch_size - 1 if drop_last else 0)
