@@ -101,14 +101,15 @@ class AdminClient:
     def _lines(self, method: str, path: str, body: Json | None = None) -> Lines:
         with self._request(method, path, body) as response:
             for line in _lines_of(response):
-                yield shown(json.loads(line))
+                event = shown(json.loads(line))
+                if event.get("event") == "failed":
+                    raise from_json(event["error"])
+                yield event
 
     def _until_done(self, path: str, body: Json) -> Lines:
         event: Json = {}
         with closing(self._lines("POST", path, body)) as events:
             for event in events:
-                if event.get("event") == "failed":
-                    raise from_json(event["error"])
                 yield event
         if event.get("event") != "done":
             raise NoDaemonError("the daemon stopped before the request was done", url=str(self.socket))

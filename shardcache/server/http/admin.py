@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -200,12 +201,14 @@ async def _run(errand: Awaitable[None], lines: _Lines) -> None:
 
 async def _stream(request: web.Request, events: AsyncIterator[Json]) -> web.StreamResponse:
     lines = _Lines(request)
-    await lines.response.prepare(request)
-    try:
+
+    async def write() -> None:
         async for event in events:
             await lines.write(event)
-    except ConnectionError:
-        pass  # the client disconnected
+
+    with suppress(ConnectionError):  # the client disconnected
+        await _run(write(), lines)
+        await lines.response.prepare(request)  # if there was no line
     return lines.response
 
 

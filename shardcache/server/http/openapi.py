@@ -33,6 +33,7 @@ _OF_URLS = {
     502: "The origin failed to deliver what was requested.",
     507: "There is not enough space in the cache or on its disk.",
 }
+_STREAMED = "streamed, one JSON value per line; if an error ends the stream, the last is an event `failed` with it"
 _OF_DISK = {507: "The cache or its disk does not allow it."}
 
 
@@ -103,7 +104,7 @@ def _body(properties: Json, optional: Iterable[str] = ()) -> Json:
 
 def _lines(name: str) -> Json:
     """Describe a stream of JSON values, one per line, as an array."""
-    return {"type": "array", "items": _ref(name), "description": "streamed, one JSON value per line"}
+    return {"type": "array", "items": _ref(name), "description": _STREAMED}
 
 
 def _ref(name: str) -> Json:

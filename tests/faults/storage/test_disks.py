@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import http.client
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -142,12 +140,25 @@ def test_lack_of_resources_condemns_no_shard(tmp_path: Path, suffix: str) -> Non
         file = min((tmp_path / "cache" / "shards").rglob(f"*{suffix}"))
         for number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN):
             shim.arm(Action.FAIL, ops=(Op.OPEN,), match=file.name, error=number)
-            with suppress(http.client.HTTPException):  # the answer ends early
-                rig.daemon.request("POST", "/v1/verify", {"prefix": ""})
+            events = map(json.loads, rig.daemon.request("POST", "/v1/verify", {"prefix": ""}).splitlines())
+            errors = [event["error"]["code"] for event in events if "error" in event]
+            assert errors == ([] if number == errno.EINTR else ["exhausted"]), errno.errorcode[number]
             assert shim.acted == 1
             status = rig.daemon.status()
             assert (status["counters"]["corrupt"], status["cache"]["shards"], status["disk"]["state"]) == (0, 2, "ok")
         assert rig.read(0) and rig.read(1)
+
+
+@needs_cc
+def test_list_that_lack_of_resources_ends_says_so(tmp_path: Path) -> None:
+    """After its first lines, too: the last is the error, and not that of a list that is complete."""
+    shim = Shim(tmp_path / "shim", root=tmp_path / "cache")
+    with CacheRig(tmp_path, env=shim.env()) as rig:
+        assert rig.read(0) and rig.read(1)
+        rig.daemon.restart()
+        shim.arm(Action.FAIL, at=2, ops=(Op.OPEN,), match=SIDECAR, error=errno.EMFILE)
+        first, last = map(json.loads, rig.daemon.request("GET", "/v1/shards").splitlines())
+        assert ("url" in first, last["event"], last["error"]["code"]) == (True, "failed", "exhausted")
 
 
 @needs_cc
