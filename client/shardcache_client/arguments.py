@@ -88,7 +88,7 @@ def _flag(value: Any) -> bool:
     return bool(value)
 
 
-def _seconds(value: Any) -> float:
+def _positive(value: Any) -> float:
     number = value if isinstance(value, int) and not isinstance(value, bool) else float(value)
     if isinstance(value, str | bool) or not number > 0:
         raise ValueError
@@ -169,7 +169,7 @@ OTHER_WORDS = _words(
         "empty_check num_threads",
         "omit it: the daemon prefetches, retries and verifies",
     ),
-    ("timeout download_timeout timeout_seconds", "write timeout_s=...; of a loader: .loader(timeout=...)"),
+    ("timeout download_timeout timeout_positive", "write timeout_s=...; of a loader: .loader(timeout=...)"),
     (
         "storage_options endpoint_url token profile credentials region anon s3_client fs filesystem",
         "write it into the daemon's config, as an [[origin]] table (docs/settings.md)",
@@ -177,11 +177,17 @@ OTHER_WORDS = _words(
 )
 """Words of DataLoader, webdataset, MosaicML Streaming, LitData and datasets for what a dataset does otherwise."""
 
+CHOSEN = Accepts("whole numbers of samples", lambda value: [whole().converted(plain(each)) for each in value])
 FUNCTION = Accepts("a function", _function)
 NAMES = Accepts("extensions of members", _names)
 PATH = instance("a path", str, os.PathLike)
-SECONDS = Accepts("a number of seconds above 0", _seconds)
+SECONDS = Accepts("a number of seconds above 0", _positive)
 TEXT = instance("a string", str)
+SPLIT = {
+    "fractions": Accepts("numbers above 0 whose sum is 1", lambda value: [_positive(plain(each)) for each in value]),
+    "seed": whole(),
+    "by": one_of("samples", "shards"),
+}
 URLS = Accepts("a url, a path, or a list of them", _urls)
 
 

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, Generic, Self, SupportsIndex, cast
 
 from shardcache.errors import ConfigError, SampleError
+from shardcache_client.arguments import CHOSEN, SPLIT, checked
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.source import ShardSource
 from shardcache_client.dataloader.callers import replicas_of_sampler_asking_length
@@ -118,13 +119,15 @@ class IndexedShards(Generic[T_co]):
         samples = {nth: self._decoded(*places[nth]) for nth in by_shard}  # each its own, if asked for twice
         return [samples[nth] for nth in range(len(places))]
 
+    @checked(numbers=CHOSEN)
     def subset(self, numbers: Iterable[SupportsIndex]) -> IndexedShards[T_co]:
         """Return the samples with these numbers, each once and in the order of `urls`, numbered from 0.
 
         torch.utils.data.Subset keeps an order of its own. Raises IndexError for a number out of range.
         """
-        return self._selected(subset(self._counts, map(operator.index, numbers)))
+        return self._selected(subset(self._counts, map(int, numbers)))
 
+    @checked(**SPLIT)
     def split(self, *fractions: float, seed: int = 0, by: By = "samples") -> list[IndexedShards[T_co]]:
         """Return the parts of a random split, as `ShardDataset.split`; each part holds shards of its own."""
         return [self._selected(choices) for choices in split(self._counts, fractions, seed, by)]

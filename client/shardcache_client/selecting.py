@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self, SupportsIndex
@@ -11,7 +10,7 @@ from typing import Self, SupportsIndex
 from shardcache.errors import ConfigError, NotFoundError
 from shardcache.tarindex import IndexEntry, Row, entries_of
 from shardcache.tarindex.sample_rows import SUFFIX
-from shardcache_client.arguments import FUNCTION, checked, one_of, plain, whole
+from shardcache_client.arguments import CHOSEN, FUNCTION, SPLIT, checked
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.selection import By, Choices, Marked, split, subset
@@ -71,6 +70,7 @@ class Selecting(ABC):
                 remedy="write it beside the index: shardcache index URL... -o index.json --samples",
             ) from exn
 
+    @checked(numbers=CHOSEN)
     def subset(self, numbers: Iterable[SupportsIndex]) -> Self:
         """Return a dataset of the samples with these numbers, such as `range(1000)`; otherwise as `select`.
 
@@ -79,9 +79,9 @@ class Selecting(ABC):
 
         Raises ConfigError if the samples are not counted, or without any number; IndexError for one out of range.
         """
-        return self._selected(subset(self._counts(), map(operator.index, numbers)))
+        return self._selected(subset(self._counts(), map(int, numbers)))
 
-    @checked(seed=whole(), by=one_of("samples", "shards"))
+    @checked(**SPLIT)
     def split(self, *fractions: float, seed: int = 0, by: By = "samples") -> list[Self]:
         """Return datasets that divide the samples of this one at random, such as for training and validation::
 
@@ -99,7 +99,7 @@ class Selecting(ABC):
 
         Raises ConfigError if the samples are not counted, for wrong fractions, or if a part would be empty.
         """
-        return [self._selected(choices) for choices in split(self._counts(), [*map(plain, fractions)], seed, by)]
+        return [self._selected(choices) for choices in split(self._counts(), fractions, seed, by)]
 
     def _counts(self) -> Sequence[int]:
         if self.manifest.counts is None:

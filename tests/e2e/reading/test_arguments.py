@@ -134,7 +134,12 @@ def test_each_class_and_method_has_its_own_name_in_errors(daemon: Daemon, index:
     assert refusal(dataset.set_epoch, "1").startswith("ShardDataset.set_epoch(): epoch is '1'")
     assert refusal(dataset.set_epoch, -1).startswith("ShardDataset.set_epoch(): epoch is -1")
     assert refusal(dataset.indexed, 0).startswith("ShardDataset.indexed(): window is 0")
-    assert refusal(dataset.split, 0.5, 0.5, seed=None).startswith("ShardDataset.split(): seed")
+    for samples in (dataset, dataset.indexed()):
+        name = type(samples).__name__
+        assert refusal(samples.split, 0.5, 0.5, seed=None).startswith(f"{name}.split(): seed")
+        assert refusal(samples.split, 0.5, 0.5, by="shard").startswith(f"{name}.split(): by")
+        assert refusal(samples.split, "0.5", 0.5).startswith(f"{name}.split(): fractions")
+        assert refusal(samples.subset, [1.5]).startswith(f"{name}.subset(): numbers")
     assert refusal(dataset.loader, batch_size="64").startswith("ShardDataset.loader(): batch_size is '64'")
     assert "did you mean 'num_workers'" in refusal(dataset.loader, numworkers=2)
     assert "give it to the dataset" in refusal(dataset.loader, seed=2)
