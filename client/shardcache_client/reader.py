@@ -593,10 +593,10 @@ class ShardReader(Selecting, Generic[T_co]):
         )
 
     def _ends_sooner(self, stream: EpochStream, place: Place) -> bool:
-        """Return True if a reader has nothing left but a short batch, which the loader drops, and others may have."""
+        """Return True if a reader has no batch left, and others may, as the loader drops short ones."""
         size, drop_last = self._bookmark.batching or (1, False)
-        left = stream.left_after(place) if drop_last and stream.counted else 0
-        return 0 < left < size and not self.ranks_end_together(stream)
+        left = stream.left_after(place) if drop_last and stream.counted else size
+        return left < size and not self.ranks_end_together(stream)
 
     # Ranks and workers
 

@@ -59,8 +59,8 @@ class ReaderState:
         sources: of a mixture, by name: position in its endless sequence at the "start" of the epoch, number of its
             "samples" in the epoch, and of those that this reader has "passed" of its share.
         seeds: seeds that were drawn, by source; that of a dataset alone under "". Its states are of this seed's order.
-        in_step: False if other ranks may have come further, or less far: workers did not take turns, or this one has
-            reached its end sooner than they have, as its loader drops a short batch.
+        in_step: False if other ranks may have come further, or less far: its workers did not take turns, or this
+            one has reached its end, and loaders drop short batches, which not all ranks have.
     """
 
     dataset: str

@@ -314,6 +314,7 @@ def test_one_workers_state_tells_nothing_of_ranks_that_have_another_share() -> N
 @example([21], [(5, 1, 1), (3, 1, 1)], "pad", [(4, 0)] * 6, False)
 @example([23], [(2, 1, 4), (3, 1, 1)], None, [(3, 0)] * 6, True)
 @example([7], [(2, 2, 4), (3, 1, 1)], None, [(1, 0)] * 6, True)
+@example([22], [(3, 1, 4), (1, 1, 1)], None, [(2, 2)] * 6, True)
 def test_any_job_goes_on_from_one_ranks_states(
     counts: list[int], sizes: list[tuple[int, int, int]], even: Even, moments: list[tuple[int, int]], drop_last: bool
 ) -> None:
@@ -336,8 +337,8 @@ def test_any_job_goes_on_from_one_ranks_states(
             left = [len(shares[reader]) for reader in mine]
             whole = [size - size % cut.batch_size if drop_last else size for size in left]
             taken = taken_in_turns(whole, cut.batch_size, batches)
-            drops = any(0 < size - more < cut.batch_size for size, more in zip(left, taken, strict=True))
-            ends_sooner = drop_last and drops and not deal.ends_together(cut, starts[0].phases, drop_last=True)
+            end = any(size - more < cut.batch_size for size, more in zip(left, taken, strict=True))
+            ends_sooner = drop_last and end and not deal.ends_together(cut, starts[0].phases, drop_last=True)
             for reader, more in zip(mine, taken, strict=True):
                 count.update(shares[reader][:more])
                 before = starts[reader].place
