@@ -107,7 +107,9 @@ def _dimensions(mesh: Any) -> list[str]:
 def _line(mesh: Any, name: str = "mesh") -> str:
     """Return the argument that divides samples over the mesh's dimensions of data."""
     data = [f'"{each}"' for each in mesh.mesh_dim_names if _words(each) & _DATA and not _words(each) & _MODEL]
-    return f"mesh={name}[{', '.join(data)}]" if data else "rank=0, world_size=1"
+    if data or not any(_words(each) & _MODEL for each in mesh.mesh_dim_names):
+        return f"mesh={name}[{', '.join(data) or 'the names of its dimensions of data'}]"
+    return "rank=0, world_size=1"
 
 
 def refuse_model_parallelism() -> None:

@@ -114,6 +114,7 @@ def test_mesh_and_ranks_exclude_each_other() -> None:
         ({"pp": 2, "dp_replicate": 2, "dp_shard": 1, "cp": 2}, 'mesh=mesh["dp_replicate", "dp_shard"]'),
         ({"fsdp": 4, "experimental": 2}, 'mesh=mesh["fsdp"]'),
         ({"tp": 8}, "rank=0, world_size=1"),
+        ({"node": 2, "gpu": 4}, "mesh=mesh[the names of its dimensions of data]"),
     ],
 )
 def test_mesh_that_divides_a_model_is_found(sizes: dict[str, int], line: str) -> None:
