@@ -20,7 +20,6 @@ FRONT = "127.0.0.1:9080"
 OWNER_PORT = 9081
 CACHE_DIR = "/var/cache/shardcache-tier"
 RUN_DIR = "/run/shardcache-tier"
-TLS_DIR = "/etc/shardcache/tier"
 
 PEER_NAME = "shardcache-tier"
 """Name in the certificate of every node: a node trusts whoever the cluster's authority gave this name."""
