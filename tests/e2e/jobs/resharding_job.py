@@ -69,6 +69,8 @@ def main() -> None:
             except ConfigError as exn:
                 row["error"] = str(exn)
             print(json.dumps(row), file=file)
+    # A thread of the process group that frees a tensor while the interpreter ends would abort it (pytorch#190489).
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
