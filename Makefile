@@ -34,11 +34,12 @@ ecosystem: $(VENV)/.installed-ecosystem $(VENV)/apart  ## run other projects' co
 	$(BIN)/python -m pytest -m '' tests/ecosystem/frameworks
 	PYTHONPATH=$(abspath $(VENV))/apart $(BIN)/python -m pytest -m '' tests/ecosystem/pipelines
 
-lint: $(VENV)/.installed-dev  ## check style, types and which module may import which
+lint: $(VENV)/.installed-dev  ## check style, types, which module may import which, and the size of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/lint-imports
+	$(BIN)/python tests/house.py
 
 docs: $(VENV)/.installed-docs  ## build the documentation site into build/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d build/docs-trees docs build/docs

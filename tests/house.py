@@ -1,0 +1,155 @@
+"""The size of the house: measures the source against its limits, prints a table, and fails above a limit.
+
+    python tests/house.py [--json]
+
+What shrank stays small: a limit is raised by a change that says why, and by its own budget. The number of files that
+one cold shard passes takes a run; tests/integration/test_cold_path.py measures it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).parent.parent
+SOURCES = ("shardcache", "client")
+POSITION = ROOT / "client" / "shardcache_client" / "position"
+
+LIMITS: dict[str, float] = {
+    "lines of Python and JavaScript": 47_087,
+    "Python files": 404,
+    "import lines, % of Python": 8.9,
+    "cycles inside packages": 5,
+    "files that a reader's message touches": 7,
+    "arguments of a service's constructor": 11,
+    "classes of a reader's position": 5,
+    "lines of tests": 62_360,
+    "words in docs": 50_269,
+}
+
+
+def files(*suffixes: str, under: tuple[str, ...] = SOURCES) -> list[Path]:
+    """Return the files with one of `suffixes` under the folders `under` of the repository."""
+    found = (path for folder in under for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+    return sorted(path for path in found if path.is_file())
+
+
+def lines(paths: list[Path]) -> int:
+    """Return the number of lines of `paths` together."""
+    return sum(path.read_bytes().count(b"\n") for path in paths)
+
+
+def import_lines(paths: list[Path]) -> int:
+    """Return the number of lines that import statements take, blank lines between them excluded."""
+    statements = (
+        node
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in statements)
+
+
+def constructors(paths: list[Path]) -> Iterator[tuple[int, str]]:
+    """Yield the number of arguments of each `__init__` that is written out, and its class."""
+    for path in paths:
+        for owner in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(owner, ast.ClassDef) or "Error" in owner.name:
+                continue
+            for method in owner.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    yield (
+                        len(method.args.args) + len(method.args.kwonlyargs) - 1,
+                        f"{path.relative_to(ROOT)}: {owner.name}",
+                    )
+
+
+def cycles() -> list[str]:
+    """Return the rings of imports between the children of each package, as `package: a, b, c`."""
+    graph = grimp.build_graph("shardcache", "shardcache_client", cache_dir=None)
+    packages = {name.rpartition(".")[0] for name in graph.modules} - {""}
+    return [f"{package}: {', '.join(ring)}" for package in sorted(packages) for ring in _rings(graph, package)]
+
+
+def _rings(graph: grimp.ImportGraph, package: str) -> Iterator[list[str]]:
+    arrows: dict[str, set[str]] = {child: set() for child in graph.find_children(package)}
+    for child, seen in arrows.items():
+        for module in {child} | graph.find_descendants(child):
+            imported = graph.find_modules_directly_imported_by(module)
+            seen |= {other for name in imported if (other := _child(package, name)) in arrows and other != child}
+    reach = {child: _reachable(arrows, child) for child in arrows}
+    rings = {frozenset(b for b in reach[a] if a in reach[b]) for a in arrows if a in reach[a]}
+    yield from sorted(sorted(name.rpartition(".")[2] for name in ring) for ring in rings)
+
+
+def _child(package: str, module: str) -> str:
+    below = module.removeprefix(package + ".")
+    return f"{package}.{below.partition('.')[0]}" if below != module else module
+
+
+def _reachable(arrows: dict[str, set[str]], start: str) -> set[str]:
+    found: set[str] = set()
+    front = [start]
+    while front:
+        new = arrows[front.pop()] - found
+        found |= new
+        front += new
+    return found
+
+
+def message_files(message: str = "more") -> list[Path]:
+    """Return the files that define or name `message`, one of a reader's requests that all layers know."""
+    pattern = re.compile(rf'def {message}\(|"{message}"')
+    return [path for path in files(".py") if pattern.search(path.read_text())]
+
+
+def position_classes() -> int:
+    """Return the number of classes in the package that says where a reader is."""
+    return sum(
+        isinstance(node, ast.ClassDef)
+        for path in POSITION.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+    )
+
+
+def measures() -> dict[str, tuple[float, str]]:
+    """Return each measure's value and the place that sets it, where there is one."""
+    python = files(".py")
+    rings = cycles()
+    arguments, widest = max(constructors(files(".py", under=("shardcache",))))
+    message = message_files()
+    words = sum(len(page.read_text().split()) for page in files(".md", under=("docs",)))
+    return {
+        "lines of Python and JavaScript": (lines(files(".py", ".js")), ""),
+        "Python files": (len(python), ""),
+        "import lines, % of Python": (round(100 * import_lines(python) / lines(python), 1), ""),
+        "cycles inside packages": (len(rings), "; ".join(rings)),
+        "files that a reader's message touches": (len(message), ", ".join(path.name for path in message)),
+        "arguments of a service's constructor": (arguments, widest),
+        "classes of a reader's position": (position_classes(), ""),
+        "lines of tests": (lines(files(".py", under=("tests",))), ""),
+        "words in docs": (words, ""),
+    }
+
+
+def main() -> int:
+    """Print the table; return 1 if a measure is above its limit."""
+    found = measures()
+    if "--json" in sys.argv[1:]:
+        print(json.dumps({name: value for name, (value, _) in found.items()}, indent=2))
+        return 0
+    above = [name for name, (value, _) in found.items() if value > LIMITS[name]]
+    for name, (value, place) in found.items():
+        mark = "ABOVE" if name in above else ""
+        print(f"{name:40} {value:>8,} of {LIMITS[name]:>8,} {mark:5} {place}".rstrip())
+    return 1 if above else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
