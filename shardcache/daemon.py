@@ -24,7 +24,6 @@ from shardcache.config import Settings, unknown_variables
 from shardcache.fetch.download import Downloader
 from shardcache.observability import logs
 from shardcache.observability.metrics import Counters
-from shardcache.observability.traces import tracing
 from shardcache.origin.registry import Origins
 from shardcache.protocol import socket_path
 from shardcache.server.app import serving
@@ -142,8 +141,8 @@ async def _run(
     )
     indexers = Indexers(_INDEXERS)
     try:
-        async with tracing() as traces, asyncio.TaskGroup() as group:
-            cache = Cache(settings, store, origins, downloader, counters, indexers, group, traces)
+        async with asyncio.TaskGroup() as group:
+            cache = Cache(settings, store, origins, downloader, counters, indexers, group)
             drain = await serve_with(cache)
             with _stop_signals() as stop:
                 log.info(

@@ -34,7 +34,6 @@ from shardcache.config import Settings
 from shardcache.errors import ShardcacheError
 from shardcache.fetch.download import Downloader
 from shardcache.observability.metrics import Counters
-from shardcache.observability.traces import Traces
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.store.indexers import Indexers
@@ -60,7 +59,6 @@ class Cache:
         counters: Counters,
         indexers: Indexers,
         group: asyncio.TaskGroup,
-        traces: Traces | None = None,
     ) -> None:
         aliases, history = AliasTable(store.shards), History(store.catalogue)
         planner, turns = Planner(aliases), Turns()
@@ -79,7 +77,7 @@ class Cache:
             residency.health,
             settings.part_size,
         )
-        observer = Observer(counters, traces)
+        observer = Observer(counters)
         transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group, observer.transferred)
         prefetcher = Prefetcher(planner, aliases, store, evictor, transfers, changed, settings.max_transfers)
         revalidation = Revalidation(store, origins, aliases, counters, group, settings.listing_ttl_s)

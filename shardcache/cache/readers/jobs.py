@@ -87,7 +87,7 @@ class WaitClock:
     """
 
     job: Job
-    over: Callable[[Wait, Job], None]
+    over: Callable[[Wait], None]
     waits: list[Wait] = field(default_factory=list)
     waited_s: float = 0.0
     _charged_until_s: float = 0.0
@@ -103,7 +103,7 @@ class WaitClock:
         if wait in self.waits:
             self.charge()
             self.waits.remove(wait)
-            self.over(wait, self.job)
+            self.over(wait)
 
     def charge(self) -> None:
         """Charge the time since the last call to the stages of the transfer being waited for."""

@@ -151,7 +151,7 @@ class Reader:
             raise ProtocolError(f"request {number} has already asked for a lease")
         if len(self._leases) >= _MOST_LEASES:
             raise ProtocolError(f"a reader may have at most {_MOST_LEASES} leases")
-        wait = Wait(self.job.key, partial=partial, holder=self, url=ref.url)
+        wait = Wait(self.job.key, partial=partial, holder=self)
         lease = self._leases[number] = Lease(number, position, wait)
         try:
             found = await self.owner.leasing.acquire(ref, Class.PLANNED, wait)
@@ -213,9 +213,9 @@ class Reader:
         arrival = lease.granted
         if not isinstance(arrival, Arrival) or lease.position == _OF_A_FORMER_PLAN:
             raise ProtocolError(f"lease {number} is not on a shard that is still arriving")
-        transfer, url = self.transfer(lease.position), lease.wait.url
+        transfer = self.transfer(lease.position)
         stages = None if transfer is None else transfer.stages
-        wait = Wait(self.job.key, stages=stages, holder=self, url=url)
+        wait = Wait(self.job.key, stages=stages, holder=self)
         self._stand_still(wait, transfer)
         try:
             await arrival.beyond(beyond_bytes, wait)
@@ -344,7 +344,7 @@ class Readers:
         counters: Counters,
         changed: Signal,
         turns: Turns,
-        waited: Callable[[Wait, Job], None],
+        waited: Callable[[Wait], None],
         plan_memory_bytes: int,
     ) -> None:
         self.planner = planner

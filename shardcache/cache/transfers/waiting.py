@@ -84,7 +84,6 @@ class Wait:
         partial: True if the caller accepts a shard that is still arriving.
         stages: the stages of the transfer being waited for, once there is one.
         holder: the waiting reader; None if the caller is not a reader.
-        url: url of the shard; empty if the caller is not a reader.
     """
 
     party: Hashable | None = None
@@ -92,4 +91,3 @@ class Wait:
     partial: bool = False
     stages: Stages | None = None
     holder: Holder | None = None
-    url: str = ""

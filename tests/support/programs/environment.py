@@ -8,10 +8,10 @@ import signal
 from collections.abc import MutableMapping
 from pathlib import Path
 
-# Options of the daemon, credentials and places of stores, proxies, telemetry, ranks set by a launcher, a service
+# Options of the daemon, credentials and places of stores, proxies, ranks set by a launcher, a service
 # manager's sockets, and what changes the look of terminals.
 _OTHERS = re.compile(
-    r"(?:SHARDCACHE|AWS|GOOGLE|GCS|AZURE|HF|FSSPEC|OTEL|XDG|SLURM|PMI|OMPI|TORCHELASTIC|LISTEN|WATCHDOG)_"
+    r"(?:SHARDCACHE|AWS|GOOGLE|GCS|AZURE|HF|FSSPEC|XDG|SLURM|PMI|OMPI|TORCHELASTIC|LISTEN|WATCHDOG)_"
     r"|(?:https?|ftp|all|no)_proxy$|(?:REQUESTS|CURL)_CA_BUNDLE$"
     r"|(?:(?:LOCAL|GROUP|NODE|ROLE)_)?RANK$|(?:(?:LOCAL|GROUP|ROLE)_)?WORLD_SIZE$|MASTER_(?:ADDR|PORT)$"
     r"|NOTIFY_SOCKET$|(?:NO|FORCE|CLI)COLOR|(?:NO|FORCE)_COLOR$|COLUMNS$|LINES$",
