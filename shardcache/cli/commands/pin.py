@@ -55,9 +55,7 @@ def _show_pins(lines: Iterable[dict[str, Any]]) -> None:
     table = make_table("url", "size", "cached", "pinned by", numbers=("size",))
     for row in sorted(rows, key=itemgetter("url")):
         users = ", ".join(map(user_name, row["uids"]))
-        table.add_row(
-            Text(row["url"]), size(row["size_bytes"]), "yes" if row.get("cached", row.get("here")) else "no", users
-        )
+        table.add_row(Text(row["url"]), size(row["size_bytes"]), "yes" if row["cached"] else "no", users)
     make_console().print(table if rows else "no shards are pinned")
 
 

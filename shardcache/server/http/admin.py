@@ -27,7 +27,6 @@ from shardcache.errors import (
     ShardcacheError,
 )
 from shardcache.protocol import parse, take
-from shardcache.server.http import former_names
 from shardcache.server.http.openapi import document
 from shardcache.server.process.drain import DRAIN
 from shardcache.server.process.loop_lag import LoopLag
@@ -103,7 +102,7 @@ async def status(request: web.Request) -> web.Response:
     head: Json = {"version": __version__, "uptime_s": round(uptime_s, 3), "pid": os.getpid()}
     head["draining"] = request.app[DRAIN].began
     own = {"process": process_stats(), "loop_lag": request.app[LOOP_LAG].to_json()}
-    return web.json_response(head | own | former_names.status(request.app[CACHE].status(peer_of(request))))
+    return web.json_response(head | own | request.app[CACHE].status(peer_of(request)))
 
 
 @routes.get("/v1/shards")
@@ -136,7 +135,7 @@ async def evict(request: web.Request) -> web.Response:
 @routes.get("/v1/pins")
 async def pins(request: web.Request) -> web.StreamResponse:
     """Stream the pinned shards, one per line."""
-    return await _stream(request, (former_names.pin(row) async for row in request.app[CACHE].pins(peer_of(request))))
+    return await _stream(request, request.app[CACHE].pins(peer_of(request)))
 
 
 @routes.post("/v1/pin")

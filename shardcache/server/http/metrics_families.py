@@ -21,7 +21,6 @@ from shardcache.cache.transfers.transfers import Class
 from shardcache.cache.transfers.waiting import Stage
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
 from shardcache.observability.metrics import Histogram, Histograms, Measures
-from shardcache.server.http import former_names
 
 Json = dict[str, Any]
 Labels = Sequence[str]
@@ -32,7 +31,6 @@ GAUGE, COUNTER = GaugeMetricFamily, CounterMetricFamily
 _PREFIX = "shardcache_"
 _MOST_ORIGINS = 64
 _MOST_JOBS = 256
-_ORIGIN_LABELS = ("origin", "store")  # the latter only in 0.1: its former name
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ def told(page: Json) -> Iterator[Metric]:
     yield from _table(_DISK, [((), page["disk"] | {"healthy": page["disk"]["state"] == "ok"})])
     yield from _table(_PINS, [((), page["pins"])])
     yield from _table(_SCRUB, [((), page["scrub"])])
-    yield from _table(_ORIGIN, origins, _ORIGIN_LABELS)
+    yield from _table(_ORIGIN, origins, ("origin",))
     yield from _table(_TIER, [((tier["address"],), _with_expiry(tier)) for tier in page["tiers"]], ("tier",))
     yield from _table(_JOB, jobs, ("job_name", "uid"))
     yield _waits(jobs)
@@ -150,9 +148,6 @@ def _table(rows: Iterable[Row], things: Sequence[tuple[Labels, Json]], names: La
     for row in rows:
         samples = [(labels, thing[row.key]) for labels, thing in things]
         yield _family(row.kind, row.name, row.text, samples, names)
-        if row.name in former_names.METRICS:
-            former = former_names.METRICS[row.name]
-            yield _family(row.kind, former, f"Former name of {_PREFIX}{row.name}.", samples, names)
 
 
 def _waits(jobs: Iterable[tuple[Labels, Json]]) -> Metric:
@@ -182,8 +177,8 @@ def measured(measures: Measures, loop_lag: Histogram) -> Iterator[Metric]:
     yield _histogram("transfer_seconds", "Duration of a transfer, from its first request to publication.", whole)
     yield _histogram("transfer_stage_seconds", "Time that a transfer spent in each stage.", stages, ("stage",))
     first, last = _by_origin(measures.first_byte), _by_origin(measures.part)
-    yield _histogram("first_byte_seconds", "Time from a request for parts to its first byte.", first, _ORIGIN_LABELS)
-    yield _histogram("part_seconds", "Time from a request for parts to its last byte.", last, _ORIGIN_LABELS)
+    yield _histogram("first_byte_seconds", "Time from a request for parts to its first byte.", first, ("origin",))
+    yield _histogram("part_seconds", "Time from a request for parts to its last byte.", last, ("origin",))
     waits = [((), measures.wait)]
     yield _histogram("lease_wait_seconds", "Duration of each wait of a reader for data.", waits)
     given_up = _by_code(measures.given_up, OriginError)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import math
 import os
 import re
@@ -28,9 +27,6 @@ SHARDS = 3
 JOB = 'café "a\\b"\nc{d="e"} 1'
 SUFFIXES = ("_total", "_bucket", "_sum", "_count", "_info")
 UNITS = ("seconds", "bytes", "ratio")
-
-
-FILES = {"origin": "file://", "store": "file://"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,30 +100,7 @@ def test_it_tells_what_status_tells(scraped: Scraped) -> None:
     assert scraped.value("shardcache_hits_total") + scraped.value("shardcache_misses_total") == SHARDS + 1
     assert scraped.value("shardcache_origin_received_bytes_total") == counters["origin_bytes"]
     assert scraped.value("shardcache_disk_healthy") == 1
-    assert scraped.value("shardcache_origin_connections", **FILES) == 0
-
-
-def test_former_names_are_reported_with_the_new_ones(scraped: Scraped) -> None:
-    """As docs/upgrading.md lists them: in each place, both have one value."""
-    table = re.findall(r"^\| ([^|]+) \| (`[^|]+`) \| (`[^|]+`) \|$", (ROOT / "docs" / "upgrading.md").read_text(), re.M)
-    names = [(where, *pair) for where, old, new in table for pair in zip(*map(cells, (old, new)), strict=True)]
-    assert len(names) > 10
-    status, pins = scraped.daemon.status(), json.loads(scraped.daemon.request("GET", "/v1/pins").splitlines()[0])
-    for where, former, name in names:
-        if where == "metrics":
-            old, new = (scraped.families[each.removesuffix("_total")] for each in (former, name))
-            assert [each.value for each in old.samples] == [each.value for each in new.samples]
-        elif where.startswith("`/v1/pins`"):
-            assert pins[former] == pins[name]
-        else:
-            part = status[where.rpartition("`, `")[2].strip("`")]
-            for row in part if isinstance(part, list) else [part]:
-                assert row[former] == row[name]
-
-
-def cells(text: str) -> list[str]:
-    """Return the names in backticks in a cell of a table."""
-    return re.findall(r"`(\w+)`", text)
+    assert scraped.value("shardcache_origin_connections", origin="file://") == 0
 
 
 def test_a_job_has_its_name_whatever_is_in_it(scraped: Scraped) -> None:
@@ -142,8 +115,8 @@ def test_each_transfer_part_and_wait_is_measured_once(scraped: Scraped) -> None:
     """As many as there were; the stages of a transfer make up the whole of it."""
     assert scraped.value("shardcache_transfer_seconds_count") == SHARDS
     assert scraped.value("shardcache_transfer_seconds_bucket", le="+Inf") == SHARDS
-    assert scraped.value("shardcache_part_seconds_count", **FILES) == SHARDS
-    assert scraped.value("shardcache_first_byte_seconds_count", **FILES) == SHARDS
+    assert scraped.value("shardcache_part_seconds_count", origin="file://") == SHARDS
+    assert scraped.value("shardcache_first_byte_seconds_count", origin="file://") == SHARDS
     assert scraped.value("shardcache_lease_wait_seconds_count") >= 1
     stages = [s for s in scraped.families["shardcache_transfer_stage_seconds"].samples if s.name.endswith("_sum")]
     assert {sample.labels["stage"] for sample in stages} == {"asking", "space", "network", "disk"}
