@@ -11,7 +11,6 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY shardcache shardcache
 COPY client client
-COPY deploy/systemd deploy/systemd
 # Wheels first, all of them; the environment is then made of nothing but these. No pip stays in it.
 # hadolint ignore=DL3013
 RUN pip wheel --no-cache-dir --wheel-dir /wheels -c constraints.txt '.[cluster]' ${EXTRA} \

@@ -23,7 +23,6 @@ from sphinx.util.docutils import SphinxDirective
 
 from shardcache import config
 from shardcache.cli.commands.serve import serve
-from shardcache.cli.installation.manpages import contexts
 from shardcache.cli.main import app as shardcache
 from shardcache.errors import ShardcacheError
 
@@ -60,7 +59,7 @@ class Commands(Entries):
     def run(self) -> list[nodes.Node]:
         """Return a section for each."""
         root = click.Context(shardcache, info_name="shardcache", **shardcache.context_settings)
-        return [self._command(each) for each in contexts(root) if not isinstance(each.command, click.Group)]
+        return [self._command(each) for each in _commands(root)]
 
     def _command(self, context: click.Context) -> nodes.section:
         command = context.command
@@ -97,6 +96,15 @@ class Settings(Entries):
         facts = [default.rstrip("]") or _default(field), *_limits(field)]
         lines = [f"{text[:1].upper()}{text[1:]}.", ways, f"Default: {'; '.join(facts)}."]
         return self.entry(name.replace("_", "-") if ways else name, *filter(None, lines))
+
+
+def _commands(context: click.Context) -> Iterator[click.Context]:
+    """Yield the contexts of the commands below a group's, or that of a command."""
+    if not isinstance(context.command, click.Group):
+        yield context
+        return
+    for command in context.command.commands.values():
+        yield from _commands(click.Context(command, parent=context, info_name=command.name))
 
 
 def _ways(name: str, flags: dict[str | None, click.Parameter], prefix: str) -> str:

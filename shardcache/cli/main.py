@@ -8,6 +8,7 @@ import click
 
 from shardcache import __version__
 from shardcache.cli.cluster import cluster
+from shardcache.cli.commands.config import config
 from shardcache.cli.commands.dashboard import dashboard
 from shardcache.cli.commands.demo import demo
 from shardcache.cli.commands.doctor import doctor
@@ -22,10 +23,6 @@ from shardcache.cli.commands.verify import verify
 from shardcache.cli.commands.warm import warm
 from shardcache.cli.commands.write import write
 from shardcache.cli.common import INTERRUPTED, Family, report
-from shardcache.cli.installation.completion import completion
-from shardcache.cli.installation.config_command import config
-from shardcache.cli.installation.install import install
-from shardcache.cli.installation.man import man
 from shardcache.errors import ShardcacheError
 
 
@@ -47,7 +44,7 @@ class App(Family):
     cls=App,
     commands=[
         *(serve, status, top, dashboard, write, warm, index, ls, pin, unpin, evict, verify, doctor, probe, demo),
-        *(cluster, config, install, completion, man),
+        *(cluster, config),
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 success; 1 failure; 2 usage error; 3 no daemon at the socket.",

@@ -26,11 +26,9 @@ _RELOAD_LIMIT_S = 20.0
 Process = subprocess.Popen[bytes]
 
 
-def program(root: Path = Path("/")) -> str:
-    """Return the path of nginx, on this machine or in an image. Raises ConfigError."""
-    folders = os.pathsep.join(str(root / folder) for folder in _SYSTEM_FOLDERS)
-    path = folders if root != Path("/") else f"{os.environ.get('PATH', '')}{os.pathsep}{folders}"
-    if (found := shutil.which("nginx", path=path)) is None:
+def program() -> str:
+    """Return the path of nginx on this machine. Raises ConfigError."""
+    if (found := shutil.which("nginx", path=os.pathsep.join((os.environ.get("PATH", ""), *_SYSTEM_FOLDERS)))) is None:
         raise ConfigError("nginx is not installed", remedy="apt-get install nginx-light, or your system's nginx ≥ 1.22")
     return found
 

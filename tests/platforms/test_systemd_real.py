@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import urllib.request
 from collections.abc import Iterator
@@ -11,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from support.platforms.nspawn import Machine, own_python, why_not
+from support.platforms.nspawn import DEPLOY, Machine, own_python, recipe, why_not
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, random_samples
 from support.stores.moto_s3 import MotoS3
 
-ROOT = Path(__file__).parents[2]
 UNIT, SOCKET = "shardcache.service", "/run/shardcache/shardcache.sock"
 AT = "/opt/shardcache"
 REASON = why_not()
@@ -30,17 +28,11 @@ pytestmark = [
 ]
 
 
-def recipe(word: str) -> str:
-    """Return the block of docs/deploy-systemd.md, commands or settings, that holds a word."""
-    blocks = re.findall(r"```\w+\n(.*?)```", (ROOT / "docs" / "deploy-systemd.md").read_text(), re.DOTALL)
-    return str(next(block for block in blocks if word in block))
-
-
 @pytest.fixture(scope="module")
 def machine(moto_server: MotoS3) -> Iterator[Machine]:
     """A machine where the service is installed as the docs say, with two users, of whom alice trains."""
     binds, python = own_python(f"{AT}/python")
-    with Machine({**binds, ROOT / "deploy" / "systemd": Path("/mnt")}) as booted:
+    with Machine({**binds, DEPLOY: Path("/mnt")}) as booted:
         booted.write(f"{AT}/bin/shardcache", f'#!/bin/sh\n{python} -m shardcache "$@"\n')
         booted.run("chmod", "755", f"{AT}/bin/shardcache")
         environment = "\n".join(f"{name}={value}" for name, value in moto_server.env().items())
@@ -69,16 +61,6 @@ def asked(machine: Machine, *args: str, user: str = "alice") -> list[dict[str, o
 def cached(machine: Machine) -> str:
     """Return the path of the only shard in the cache."""
     return machine.run("find", "/var/cache/shardcache/shards", "-name", "*.tar").strip()
-
-
-def test_the_command_does_what_the_docs_do_by_hand(machine: Machine) -> None:
-    """`install systemd` finds every file as it would write it, and the service enabled; what was started runs on."""
-    before = machine.property(UNIT, "MainPID")
-    [done] = asked(machine, "install", "systemd", "--program", f"{AT}/bin/shardcache", user="root")
-    steps = done["steps"]
-    assert isinstance(steps, list) and len(steps) > 7
-    assert {step["state"] for step in steps} == {"unchanged", "ran"}
-    assert machine.property(UNIT, "MainPID") == before
 
 
 def test_those_who_train_are_served_and_no_others(machine: Machine, url: str) -> None:

@@ -1,9 +1,8 @@
-"""The tier's unit under systemd itself: installed by one command, confined, watched, and after a power loss."""
+"""The tier's unit under systemd itself: installed as the docs say, confined, watched, and after a power loss."""
 
 from __future__ import annotations
 
 import json
-import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +13,11 @@ import pytest
 
 from support.cluster.tier_nodes import NGINX
 from support.network.ports import free_port
-from support.platforms.nspawn import Machine, own_python, why_not
+from support.platforms.nspawn import DEPLOY, Machine, own_python, recipe, why_not
 from support.programs.daemon import eventually
 from support.shards.tars import make_tar, random_samples
 from support.stores.moto_s3 import MotoS3
 
-ROOT = Path(__file__).parents[2]
 UNIT = "shardcache-tier.service"
 AT = "/opt/shardcache"
 PARTS = Path("/var/cache/shardcache-tier/parts")
@@ -48,7 +46,8 @@ class Node:
 
     def __init__(self, machine: Machine, server: MotoS3) -> None:
         self.machine = machine
-        self._addresses = f"--front 127.0.0.1:{free_port()} --owner-port {free_port()}"
+        self._front = f"127.0.0.1:{free_port()}"
+        self._owner_port = free_port()
         self._store = server.endpoint_url
         self.name = machine.run("hostname", "-s").strip()
 
@@ -60,25 +59,34 @@ class Node:
         machine.run("chmod", "755", f"{AT}/bin/shardcache")
         environment = "\n".join(f"{name}={value}" for name, value in server.env().items())
         machine.write("/etc/shardcache/environment", environment)
-        machine.run(f"{AT}/bin/shardcache", "install", "systemd", "--program", f"{AT}/bin/shardcache")
+        machine.run("sh", "-ec", "cd /mnt\n" + recipe("systemd-sysusers"))
         machine.write("/site/nodes", f"{self.name}={own_address()}\n")
         certificates = ("cluster", "certificates", "--nodes", "/site/nodes", "--out", "/site/authority")
         machine.run("shardcache", *certificates)
 
-    def install(self) -> str:
+    def install(self) -> None:
         """Do as docs/cluster.md says, with this store, and addresses that are free here."""
-        page = (ROOT / "docs" / "cluster.md").read_text()
-        (block,) = re.findall(r"```sh\n(shardcache install tier .*?)```", page, re.DOTALL)
-        asked = block.replace("authority/node1", f"authority/{self.name}")
-        asked, found = re.subn(r"--store \S+", f"--store {self._store} {self._addresses}", asked)
-        assert found == 1
-        program = f"--program {AT}/bin/shardcache"
-        return self.machine.run("sh", "-ec", "cd /site\n" + asked.replace("install tier", f"install tier {program}"))
+        lines = recipe("shardcache-tier.service", "cluster")
+        own = {
+            "authority/node1": f"authority/{self.name}",
+            "deploy/systemd": "/mnt",
+            "--store https://s3.eu-central-1.amazonaws.com": (
+                f"--store {self._store} --front {self._front} --owner-port {self._owner_port}"
+            ),
+        }
+        for documented, here in own.items():
+            assert documented in lines
+            lines = lines.replace(documented, here)
+        self.machine.run("sh", "-ec", "cd /site\n" + lines)
+        table = recipe('match = "s3://"', "cluster").replace("127.0.0.1:9080", self._front)
+        config = "/etc/shardcache/shardcache.toml"
+        self.machine.write(config, self.machine.run("cat", config) + table)
+        self.machine.run("systemctl", "restart", "shardcache.service")
 
     def status(self) -> dict[str, Any]:
         """Return what `cluster status` shows of this node."""
-        port = self._addresses.rpartition(" ")[2]
-        command = ("shardcache", "cluster", "status", "--nodes", "/site/nodes", "--owner-port", port, "--json")
+        where = ("--nodes", "/site/nodes", "--owner-port", str(self._owner_port))
+        command = ("shardcache", "cluster", "status", *where, "--json")
         (found,) = json.loads(self.machine.run(*command).splitlines()[-1])["nodes"]
         return dict(found)
 
@@ -108,7 +116,7 @@ class Node:
 def booted(server: MotoS3, disk: Path) -> Iterator[Node]:
     """A node, whose tier keeps its parts on a disk; it is gone with a power loss in the end."""
     binds, _ = own_python(f"{AT}/python")
-    with Machine(binds, {disk: PARTS.parent}) as machine:
+    with Machine({**binds, DEPLOY: Path("/mnt")}, {disk: PARTS.parent}) as machine:
         node = Node(machine, server)
         node.prepare(server)
         yield node

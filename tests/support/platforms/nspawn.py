@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,8 @@ from typing import Self
 
 from support.programs.daemon import eventually
 
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy" / "systemd"
 NEEDED = ("systemd-nspawn", "nsenter", "unshare")
 _LIMIT_S = 300
 # The mount is this process's own: it is gone with it, however that ends.
@@ -29,6 +32,12 @@ def why_not() -> str | None:
         return "a container takes root"
     missing = [program for program in NEEDED if shutil.which(program) is None]
     return f"no {missing[0]} here: apt-get install systemd-container" if missing else None
+
+
+def recipe(word: str, page: str = "deploy-systemd") -> str:
+    """Return the block of a page of docs/, commands or settings, that holds a word."""
+    blocks = re.findall(r"```\w+\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    return str(next(block for block in blocks if word in block))
 
 
 class Machine:

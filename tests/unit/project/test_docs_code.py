@@ -68,9 +68,7 @@ def complaint(args: list[str]) -> str:
         command, rest = below, rest[1:]
     context = click.Context(command, info_name=name, parent=click.Context(app), **command.context_settings)
     try:
-        given, _, _ = command.make_parser(context).parse_args(rest)
-        if isinstance(passed_on := given.get("options"), tuple):  # by `install tier`
-            return complaint(["cluster", "run", *passed_on])
+        command.make_parser(context).parse_args(rest)
     except click.NoSuchOption as exn:
         return exn.format_message()
     except click.BadOptionUsage:  # an option named in a sentence, without its value

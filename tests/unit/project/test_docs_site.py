@@ -16,7 +16,6 @@ from pydantic import ByteSize
 
 import shardcache_client
 from shardcache import errors
-from shardcache.cli.installation.manpages import contexts
 from shardcache.cli.main import app
 from shardcache.config import AllowRule, OriginTable, Settings
 from shardcache.errors import ShardcacheError
@@ -67,16 +66,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(folder / "out")
 
 
-def every_option() -> Iterator[tuple[str, str, str]]:
+def every_option(command: click.Command = app, name: str = "") -> Iterator[tuple[str, str, str]]:
     """Yield each option of each command: the command's name, the anchor, and every spelling.
 
     But for --help: click keeps that as it was when the command was first run, in some test before, with or without -h.
     """
-    for context in contexts(click.Context(app, info_name="shardcache", **app.context_settings)):
-        name = context.command_path.partition(" ")[2].replace(" ", "-")
-        if isinstance(context.command, click.Group):
-            continue
-        for param in context.command.get_params(context):
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            yield from every_option(each, f"{name}-{each.name}".lstrip("-"))
+    else:
+        for param in command.get_params(click.Context(command)):
             if isinstance(param, click.Option) and "--help" not in param.opts:
                 yield name, f"{name}-{param.opts[0].lstrip('-')}", " ".join([*param.opts, *param.secondary_opts])
 
