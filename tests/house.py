@@ -3,7 +3,7 @@
     python tests/house.py [--json]
 
 What shrank stays small: a limit is raised by a change that says why, and by its own budget. The number of files that
-one cold shard passes takes a run; tests/integration/test_cold_path.py measures it.
+one cold shard passes takes a run: tests/integration/project/test_cold_path.py measures it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ LIMITS: dict[str, float] = {
     "files that a reader's message touches": 7,
     "arguments of a service's constructor": 11,
     "classes of a reader's position": 5,
-    "lines of tests": 62_360,
+    "files that a cold shard passes": 141,
+    "lines of tests": 62_500,
     "words in docs": 50_269,
 }
 
