@@ -10,7 +10,7 @@ TYPED := shardcache client/shardcache_client tests/support tests/e2e/reading/tes
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow platforms ecosystem lint docs bench faults clean
+.PHONY: help demo test test-slow coverage tests-of platforms ecosystem lint docs bench faults clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' $(MAKEFILE_LIST) | while read -r name text; do printf '  make %-9s %s\n' "$$name" "$$text"; done
@@ -19,13 +19,20 @@ demo: $(VENV)/.installed-demo  ## run two training jobs on one cache, with a sto
 	$(BIN)/shardcache demo
 
 # Each process would compile all modules anew where Python is told to keep no bytecode.
-test test-slow: export PYTHONDONTWRITEBYTECODE :=
+test test-slow coverage: export PYTHONDONTWRITEBYTECODE :=
 
 test: $(VENV)/.installed-dev  ## run the tests, in five minutes on two cores
 	$(PYTEST)
 
 test-slow: $(VENV)/.installed-dev  ## run the tests that launch training jobs, browsers or clusters, install packages, build the docs or break things at random
 	$(PYTEST) -m slow
+
+coverage: $(VENV)/.installed-dev  ## run the tests, and record which functions each test file calls
+	rm -rf build/reached && mkdir -p build/reached
+	REACHED=$(abspath build/reached) $(PYTEST)
+
+tests-of:  ## list the test files that call most functions of MODULE=shardcache/…, by what `make coverage` recorded
+	@PYTHONPATH=tests $(BIN)/python -m reached build/reached $(MODULE)
 
 platforms: $(VENV)/.installed-dev  ## run what takes root and a system's programs: systemd, containers, Slurm, Prometheus
 	$(BIN)/python -m pytest -m '' tests/platforms

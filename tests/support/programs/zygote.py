@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from reached import record
 from support.cluster import network
 from support.disks.shim import HAS_CC, library, rule_this_process
 from support.programs.guard import GUARD_S
@@ -169,6 +170,8 @@ def _become_command(request: dict[str, Any]) -> NoReturn:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
+    if path := request["env"].get("REACHED_FILE"):
+        record(Path(path))
     if path := request["env"].get("NETWORK"):
         network.enter(Path(path))
     if control := request["env"].get("SHIM_CONTROL"):
