@@ -17,7 +17,7 @@ from shardcache.cluster.nginx import ACCESS_LOG, PID_FILE, STATUS_FILE, render
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier import Tier, Tls
 from shardcache.errors import ConfigError, ShardcacheError
-from shardcache.store.disk.files import fsync_path
+from shardcache.store.disk import fsync_path
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BOOT, _CLEAN = "boot", "clean"

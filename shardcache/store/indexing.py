@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shardcache import tarindex
 from shardcache.errors import ShardcacheError
-from shardcache.store.disk.files import disk_errors
+from shardcache.store.disk import disk_errors
 
 if TYPE_CHECKING:
     from shardcache.config import OriginTable

@@ -19,7 +19,7 @@ from shardcache.access.protocols import WEB
 from shardcache.access.urls import protocol_of
 from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError, TruncatedShardError, UnsupportedShardError
-from shardcache.store.disk.files import disk_errors
+from shardcache.store.disk import disk_errors
 from shardcache.units import size
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from shardcache.checksums import crc32c
 from shardcache.errors import ShardcacheError
 from shardcache.origin.base import RemoteObject
 from shardcache.redact import redact
-from shardcache.store.disk.files import disk_error, disk_errors, size_or_zero, unlink_quietly
-from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
+from shardcache.store.disk import disk_error, disk_errors, size_or_zero, unlink_quietly
+from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, shard_key
 from shardcache.store.inflate import Codec, codec_of, inflate
 from shardcache.store.shard import Facts
 from shardcache.transport.parts import RECORD, Parts, PartSums

@@ -15,8 +15,8 @@ from pathlib import Path
 import structlog
 
 from shardcache.errors import CacheError
-from shardcache.store.disk.files import disk_errors, is_exhaustion, replace_file
-from shardcache.store.folder.layout import Layout, is_key
+from shardcache.store.disk import disk_errors, is_exhaustion, replace_file
+from shardcache.store.folder import Layout, is_key
 
 log = structlog.get_logger()
 

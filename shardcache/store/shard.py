@@ -1,13 +1,23 @@
-"""A published shard and the facts in its sidecar."""
+"""A published shard, the facts in its sidecar, and the verification of its bytes against them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import errno
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from shardcache import tarindex
+from shardcache.checksums import crc32c
 from shardcache.errors import CorruptShardError
+from shardcache.store.disk import damage_errors
+from shardcache.store.folder import Layout
 
 FORMAT = 1
+BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +44,7 @@ class Facts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the sidecar's header."""
-        return {
-            "format": FORMAT,
-            "url": self.url,
-            "version": self.version,
-            "size_bytes": self.size_bytes,
-            "origin_bytes": self.origin_bytes,
-            "part_bytes": self.part_bytes,
-            "part_crcs": list(self.part_crcs),
-            "samples": self.samples,
-        }
+        return {"format": FORMAT} | asdict(self)
 
     @classmethod
     def from_json(cls, header: dict[str, Any]) -> Facts:
@@ -91,3 +92,91 @@ class Shard:
     def kept_bytes(self) -> int:
         """Size on disk of tar and sidecar together."""
         return self.size_bytes + self.sidecar_bytes
+
+
+def first_damaged_piece(path: Path, piece_bytes: int, crcs: Sequence[int]) -> int | None:
+    """Return the index of the first piece whose CRC32C differs, or None. Blocks; reads the whole file."""
+    with open(path, "rb", buffering=0) as file:
+        for number, crc in enumerate(crcs):
+            if crc32c(os.pread(file.fileno(), piece_bytes, number * piece_bytes), 0) != crc:
+                return number
+    return None
+
+
+class Scrub:
+    """The verification of one shard, in steps that each block for the time of one block's read.
+
+    The file is open only during a step, so that the shard can be evicted between steps. It is read with O_DIRECT: what
+    is on the disk rather than in memory, and without adding pages to the page cache or evicting any.
+    """
+
+    def __init__(self, layout: Layout, key: str, facts: Facts) -> None:
+        self.read_bytes = 0
+        self._tar = layout.tar(key)
+        self._sidecar = layout.sidecar(key)
+        self._facts = facts
+        self._crc = 0
+
+    def step(self) -> int:
+        """Verify the next block and return its size in bytes; 0 after the last.
+
+        Raises CorruptShardError if the sidecar, or a piece that this step completes, is damaged or unreadable;
+        FileNotFoundError if the shard is gone; ExhaustedError.
+        """
+        wanted_bytes = self._block_bytes()
+        if not wanted_bytes:
+            return 0
+        with damage_errors(self._tar, self._facts.url):
+            if not self.read_bytes:
+                tarindex.TarIndex.open(self._sidecar).close()
+            block = _read(self._tar, self.read_bytes, wanted_bytes)
+        if len(block) < wanted_bytes:
+            raise self._damaged(f"ends at byte {self.read_bytes + len(block)}")
+        self._crc = crc32c(block, self._crc)
+        self.read_bytes += wanted_bytes
+        self._check_piece()
+        return wanted_bytes
+
+    def _check_piece(self) -> None:
+        number, rest_bytes = divmod(self.read_bytes, self._facts.part_bytes)
+        if rest_bytes and self.read_bytes < self._facts.size_bytes:
+            return  # the piece is not complete yet
+        if self._crc != self._facts.part_crcs[number if rest_bytes else number - 1]:
+            raise self._damaged(f"is damaged before byte {self.read_bytes}")
+        self._crc = 0
+
+    def _block_bytes(self) -> int:
+        """Return the size of the next block, which never crosses the end of a piece."""
+        left_bytes = self._facts.part_bytes - self.read_bytes % self._facts.part_bytes
+        return min(BLOCK_BYTES, left_bytes, self._facts.size_bytes - self.read_bytes)
+
+    def _damaged(self, what: str) -> CorruptShardError:
+        return CorruptShardError(f"the cached file {self._tar} {what}", url=self._facts.url)
+
+
+def _read(path: Path, offset: int, size_bytes: int) -> memoryview:
+    """Return `size_bytes` of a file, or less at its end. `offset` is a multiple of the disk's block size."""
+    buffer = mmap.mmap(-1, -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)  # aligned, as O_DIRECT requires
+    fd = _open_past_page_cache(path)
+    try:
+        return memoryview(buffer)[: min(size_bytes, os.preadv(fd, [buffer], offset))]
+    except OSError as exn:
+        if exn.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(fd)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a filesystem with larger blocks
+    try:
+        return memoryview(os.pread(fd, size_bytes, offset))
+    finally:
+        os.close(fd)
+
+
+def _open_past_page_cache(path: Path) -> int:
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT)
+    except OSError as exn:
+        if exn.errno != errno.EINVAL:
+            raise
+    return os.open(path, flags)  # a filesystem without O_DIRECT

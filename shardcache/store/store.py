@@ -18,14 +18,19 @@ from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ExhaustedError, ShardError
 from shardcache.store import partial as partials
 from shardcache.store.catalogue import Catalogue
-from shardcache.store.disk.file_checksums import first_damaged_piece
-from shardcache.store.disk.files import damage_errors, disk_errors, free_bytes, fsync_path, total_bytes, unlink_quietly
-from shardcache.store.disk.open_files import is_open_elsewhere
-from shardcache.store.folder.cache_folder import CacheFolder
-from shardcache.store.folder.layout import SIDECAR, TAR, Layout
-from shardcache.store.folder.recovery import Leftover, find_leftovers, find_shards, quarantined
+from shardcache.store.disk import (
+    damage_errors,
+    disk_errors,
+    free_bytes,
+    fsync_path,
+    is_open_elsewhere,
+    total_bytes,
+    unlink_quietly,
+)
+from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout
 from shardcache.store.pinfile import Pin, read_pins
-from shardcache.store.shard import Facts, Shard
+from shardcache.store.recovery import Leftover, find_leftovers, find_shards, quarantined
+from shardcache.store.shard import Facts, Shard, first_damaged_piece
 from shardcache.store.space import Reservation, Space
 from shardcache.units import size
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from shardcache.protocol import ShardRef
-from shardcache.store.folder.layout import shard_key
+from shardcache.store.folder import shard_key
 
 _NEVER_S = float("-inf")
 # Number of names whose answer from the origin is remembered, in addition to those of cached shards.

@@ -13,7 +13,7 @@ from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.errors import AccessDeniedError, OriginUnavailableError, ShardcacheError
 from shardcache.observability.metrics import Counters
 from shardcache.origin.registry import Origins
-from shardcache.store.folder.layout import shard_key
+from shardcache.store.folder import shard_key
 from shardcache.store.store import Store
 
 log = structlog.get_logger()

@@ -15,7 +15,7 @@ from shardcache.cache.readers.leasing import Published
 from shardcache.cache.residency.pins import Pins, pinned_by
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
-from shardcache.store.folder.layout import shard_key
+from shardcache.store.folder import shard_key
 from shardcache.store.pinfile import Pin
 from shardcache.store.space import footprint_bytes
 

@@ -18,7 +18,7 @@ from shardcache.cache.transfers.transfers import Class, Transfers
 from shardcache.cache.transfers.waiting import Wait
 from shardcache.errors import CorruptShardError
 from shardcache.protocol import ShardRef
-from shardcache.store.folder.layout import shard_key
+from shardcache.store.folder import shard_key
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store
 

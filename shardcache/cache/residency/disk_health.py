@@ -12,7 +12,7 @@ import structlog
 
 from shardcache.cache.signal import Signal
 from shardcache.errors import DiskError, DiskFullError, ExhaustedError
-from shardcache.store.folder.cache_folder import CacheFolder
+from shardcache.store.folder import CacheFolder
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from shardcache.cache.catalog.history import History
 from shardcache.cache.residency.evictor import NOW, Evictor
 from shardcache.cache.transfers.transfers import KeyClaim
 from shardcache.config import OriginTable
-from shardcache.store.folder.layout import SIDECAR, TAR
+from shardcache.store.folder import SIDECAR, TAR
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import IndexRequest
 from shardcache.store.partial import Partial

@@ -10,7 +10,7 @@ import structlog
 from shardcache.cache.residency.evictor import Evictor
 from shardcache.cache.residency.inventory import Inventory
 from shardcache.cache.residency.pins import Pins
-from shardcache.store.folder.reconcile import FolderDiff, compare_folder
+from shardcache.store.recovery import FolderDiff, compare_folder
 from shardcache.store.store import Store
 
 log = structlog.get_logger()

@@ -12,9 +12,8 @@ from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.residency.quarantine import Quarantine
 from shardcache.cache.signal import Signal
 from shardcache.errors import CorruptShardError
-from shardcache.store.disk.scrub import Scrub
-from shardcache.store.folder.layout import is_key
-from shardcache.store.shard import Shard
+from shardcache.store.folder import is_key
+from shardcache.store.shard import Scrub, Shard
 from shardcache.store.store import Store
 
 _KIND = "scrub"

@@ -33,9 +33,9 @@ from shardcache.observability.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store import partial as partials
-from shardcache.store.folder.layout import PART, shard_key
-from shardcache.store.folder.recovery import Leftover, interrupted
+from shardcache.store.folder import PART, shard_key
 from shardcache.store.partial import Partial
+from shardcache.store.recovery import Leftover, interrupted
 from shardcache.store.shard import Shard
 from shardcache.store.space import Reservation, footprint_bytes
 from shardcache.store.store import Store

@@ -21,7 +21,7 @@ from shardcache.observability.metrics import Counters
 from shardcache.origin.tier_client import TierState
 from shardcache.plan.schedule import Schedule
 from shardcache.redact import HIDDEN, redact
-from shardcache.store.disk.files import free_bytes
+from shardcache.store.disk import free_bytes
 from shardcache.store.store import Store
 from shardcache.units import size
 

@@ -19,8 +19,7 @@ from shardcache.cli.doctor.context import Context
 from shardcache.cli.doctor.paths import barrier, me, mount_of, nearest, way_in, who_may
 from shardcache.config import Settings
 from shardcache.errors import CacheFormatError
-from shardcache.store.folder import format as stored_format
-from shardcache.store.folder.layout import Layout
+from shardcache.store.folder import Layout
 from shardcache.units import size, user_name
 
 _NETWORK = re.compile("nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)")
@@ -98,7 +97,7 @@ def folder_format(context: Context) -> Finding | None:
     """Check the folder's format: the daemon refuses to start on a folder written by a newer release."""
     if context.own_cache_dir is not None:
         try:
-            stored_format.check(Layout(context.own_cache_dir))
+            Layout(context.own_cache_dir).check_format()
         except CacheFormatError as exn:
             return of_error(exn, "the daemon does not start with it")
     return None

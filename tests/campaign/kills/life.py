@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from campaign.result import Result
-from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, is_key
+from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, is_key
 from shardcache_client.daemon.websocket import HandshakeError
 from support.disks.shim import Action, Op, Shim
 from support.programs.daemon import Daemon, eventually

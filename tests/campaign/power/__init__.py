@@ -23,7 +23,7 @@ from campaign.result import Result
 from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ShardcacheError
 from shardcache.origin.base import RemoteObject
-from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, shard_key
+from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, shard_key
 from shardcache.store.partial import Partial
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store

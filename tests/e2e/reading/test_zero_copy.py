@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from shardcache.errors import ConfigError
-from shardcache.store.disk.open_files import is_open_elsewhere
+from shardcache.store.disk import is_open_elsewhere
 from shardcache_client import ShardDataset
 from shardcache_client.files.buffers import Buffer
 from support.programs.daemon import Daemon

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.store.folder.layout import JOURNAL, PART, SIDECAR, TAR, Layout, is_key, shard_key
+from shardcache.store.folder import JOURNAL, PART, SIDECAR, TAR, Layout, is_key, shard_key
 from shardcache_client import ShardDataset
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon

@@ -22,7 +22,7 @@ from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.globs import glob_regex
 from shardcache.origin.listing import expand_braces
-from shardcache.store.folder.layout import JOURNAL, Layout
+from shardcache.store.folder import JOURNAL, Layout
 from shardcache.store.partial import Partial
 from shardcache_client.order.partition import Partition
 from shardcache_client.order.state import ReaderState, find_states, resume

@@ -17,7 +17,7 @@ from campaign.kills.life import FLAGS, GONE, Death, Story, audit, die_and_recove
 from campaign.kills.readers import kill_readers
 from campaign.kills.stories import fetch
 from campaign.result import Result
-from shardcache.store.folder.layout import PART
+from shardcache.store.folder import PART
 from support.disks.shim import HAS_CC, Action, Op, Shim
 from support.programs.daemon import Daemon, eventually
 from support.programs.processes import transport_workers

@@ -19,9 +19,8 @@ from campaign.result import Result
 from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.signal import Signal
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
-from shardcache.store.disk.files import disk_errors
-from shardcache.store.folder.cache_folder import CacheFolder
-from shardcache.store.folder.layout import SIDECAR, TAR, Layout
+from shardcache.store.disk import disk_errors
+from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout
 from shardcache.tarindex import Samples, write
 from support.disks.cache_rig import CacheRig
 from support.disks.mounts import Bind, Tmpfs, may_mount

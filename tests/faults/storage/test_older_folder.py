@@ -8,7 +8,7 @@ import pytest
 
 from campaign.kills.life import Death, Story, die_and_recover
 from campaign.result import Result
-from shardcache.store.folder.format import FORMAT
+from shardcache.store.folder import FORMAT
 from support.disks.shim import HAS_CC, Action
 from support.programs.cli import shardcache
 from support.programs.zygote import Zygote

@@ -14,9 +14,8 @@ from shardcache.cache.residency.quarantine import Quarantine
 from shardcache.cache.residency.scrubbing import Scrubber, ScrubProgress
 from shardcache.cache.signal import Signal
 from shardcache.errors import CorruptShardError
-from shardcache.store.disk.scrub import Scrub
-from shardcache.store.folder.layout import Layout
-from shardcache.store.shard import Shard
+from shardcache.store.folder import Layout
+from shardcache.store.shard import Scrub, Shard
 from shardcache.store.store import Store
 from shardcache_client import ShardDataset
 from support.disks.cache_rig import SAMPLES, CacheRig

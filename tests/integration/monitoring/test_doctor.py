@@ -21,8 +21,7 @@ from shardcache.cli.doctor import runner
 from shardcache.cli.doctor.context import Context, gather
 from shardcache.cli.main import app
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION
-from shardcache.store.folder.cache_folder import CacheFolder
-from shardcache.store.folder.layout import Layout
+from shardcache.store.folder import CacheFolder, Layout
 from support.disks.mounts import Tmpfs, may_mount
 from support.network.other_user import OtherUser, needs_root, open_folder
 from support.network.peer import WELCOME, Peer, scripted

@@ -16,7 +16,7 @@ from shardcache.cache.catalog.revalidation import Revalidation
 from shardcache.errors import NotFoundError, OriginUnavailableError
 from shardcache.observability.metrics import Counters
 from shardcache.origin.registry import Origins
-from shardcache.store.folder.layout import shard_key
+from shardcache.store.folder import shard_key
 from support.programs.daemon import Daemon, eventually
 from support.programs.raw_session import RawSession
 from support.shards.stores import open_store, publish

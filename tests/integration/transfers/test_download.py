@@ -23,7 +23,7 @@ from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.parts.pausable_read import Coming
 from shardcache.observability.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
-from shardcache.store.folder.layout import shard_key
+from shardcache.store.folder import shard_key
 from shardcache.store.partial import Partial, discard
 from shardcache.transport.flow import Flow
 from shardcache.transport.parts import Parts, PartSums, write_parts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardcache import tarindex
 from shardcache.protocol import ShardRef
-from shardcache.store.folder.layout import Layout, shard_key
+from shardcache.store.folder import Layout, shard_key
 from shardcache.store.shard import Facts
 
 _PART_BYTES = 8 * 1024 * 1024

@@ -8,7 +8,7 @@ from pathlib import Path
 from awscrt import checksums
 
 from shardcache.config import Amount
-from shardcache.store.folder.layout import SIDECAR, TAR, shard_key
+from shardcache.store.folder import SIDECAR, TAR, shard_key
 from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.store.shard import Facts, Shard
 from shardcache.store.store import Store

@@ -11,7 +11,7 @@ from shardcache.errors import ShardChangedError
 from shardcache.fetch.parts.pausable_read import Coming, PausableRead
 from shardcache.fetch.parts.stall_timeout import StallTimeout
 from shardcache.origin.base import RemoteObject
-from shardcache.store.folder.layout import Layout
+from shardcache.store.folder import Layout
 from shardcache.store.partial import Partial
 from shardcache.transport.flow import nothing
 from shardcache.transport.parts import PartSums

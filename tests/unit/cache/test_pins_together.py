@@ -20,7 +20,7 @@ from shardcache.cache.signal import Signal
 from shardcache.config import Amount
 from shardcache.errors import CapacityError
 from shardcache.observability.metrics import Counters
-from shardcache.store.folder.layout import Layout, shard_key
+from shardcache.store.folder import Layout, shard_key
 from shardcache.store.pinfile import Pin, read_pins
 from shardcache.store.store import Store
 from support.programs.guard import GUARD_S

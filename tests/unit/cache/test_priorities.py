@@ -11,7 +11,7 @@ from shardcache.cache.transfers.waiting import Stage, Wait
 from shardcache.fetch.connections.priority import Priority
 from shardcache.origin.base import RemoteObject
 from shardcache.protocol import ShardRef
-from shardcache.store.folder.layout import Layout
+from shardcache.store.folder import Layout
 from shardcache.store.partial import Partial
 
 URL = "s3://bucket/a.tar"

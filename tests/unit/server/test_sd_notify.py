@@ -13,7 +13,7 @@ from shardcache.cache.signal import Signal
 from shardcache.config import Amount
 from shardcache.server.process.liveness import Liveness, liveness
 from shardcache.server.process.sd_notify import ServiceNotifier
-from shardcache.store.folder.cache_folder import CacheFolder
+from shardcache.store.folder import CacheFolder
 from shardcache.store.store import Store
 from support.platforms.manager import ServiceManager
 from support.programs.daemon import eventually

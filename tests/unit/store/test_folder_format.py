@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CacheFormatError
-from shardcache.store.folder.format import FORMAT
+from shardcache.store.folder import FORMAT
 from support.shards.stores import open_store, publish
 
 URL = "s3://bucket/a.tar"

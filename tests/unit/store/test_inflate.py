@@ -19,9 +19,9 @@ from shardcache.errors import (
     TruncatedShardError,
     UnsupportedShardError,
 )
-from shardcache.store.disk.file_checksums import first_damaged_piece
 from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.store.inflate import Codec, codec_of, inflate
+from shardcache.store.shard import first_damaged_piece
 from support.shards.tars import make_tar, random_samples
 from support.shards.windows import with_window
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from awscrt import checksums
 
 from shardcache.origin.base import RemoteObject
-from shardcache.store.folder.layout import Layout
+from shardcache.store.folder import Layout
 from shardcache.store.partial import Partial
 from shardcache.transport.parts import write_parts
 from support.shards.stores import open_store

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from shardcache.errors import CacheDirError, CorruptShardError
-from shardcache.store.disk.open_files import is_open_elsewhere
-from shardcache.store.folder.layout import TAR, Layout, shard_key
-from shardcache.store.folder.recovery import find_shards
+from shardcache.store.disk import is_open_elsewhere
+from shardcache.store.folder import TAR, Layout, shard_key
+from shardcache.store.recovery import find_shards
 from support.network.other_user import needs_root
 from support.shards.stores import open_store, publish
 

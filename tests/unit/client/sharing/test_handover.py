@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from shardcache.errors import ConfigError
-from shardcache.store.disk.open_files import is_open_elsewhere
+from shardcache.store.disk import is_open_elsewhere
 from shardcache.tarindex import Samples
 from shardcache_client.files.buffers import Buffer
 from shardcache_client.files.mapping import ShardGoneError

@@ -1,4 +1,4 @@
-"""Recovery of the cache folder's contents at start-up.
+"""Contents of the cache folder: recovered at start-up, and compared with the store's bookkeeping later.
 
 Names and sizes are enough to serve: no file is opened, so start-up takes only as long as listing the folders, however
 many bytes they hold. A shard's sidecar is read and compared with the file when the shard is first requested.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
 from shardcache.errors import CacheDirError
-from shardcache.store.disk.files import size_or_zero, unlink_quietly
-from shardcache.store.disk.open_files import ask_openness
-from shardcache.store.folder.layout import JOURNAL, KEY_CHARS, PART, SIDECAR, TAR, Layout, is_key
+from shardcache.store.disk import ask_openness, disk_errors, size_or_zero, unlink_quietly
+from shardcache.store.folder import JOURNAL, KEY_CHARS, PART, SIDECAR, TAR, Layout, is_key
 from shardcache.store.shard import Shard
 
 _OURS = re.compile(rf"([0-9a-f]{{{KEY_CHARS}}})({re.escape(TAR)}|{re.escape(SIDECAR)})")
@@ -68,10 +67,10 @@ def _check_owner(others: Sequence[Path]) -> None:
     """Raise CacheDirError if files with another owner, to judge by the first, do not reveal if they are open."""
     for path in others[:1]:
         try:
-            told = ask_openness(path)
+            is_open = ask_openness(path)
         except PermissionError:
-            told = None
-        if told is None:
+            is_open = None
+        if is_open is None:
             raise CacheDirError(
                 f"{path} belongs to another user, so the kernel does not reveal whether a process has it mapped",
                 remedy=f"change the owner of the cache folder's files to this user (chown -R {os.geteuid()}), remove "
@@ -111,3 +110,46 @@ def quarantined(tar: Path) -> Leftover:
     """Return the leftover of a quarantined shard. Blocks."""
     paths = (tar, tar.with_suffix(SIDECAR))
     return Leftover(f"quarantine/{tar.stem}", paths, sum(map(size_or_zero, paths)))
+
+
+@dataclass(frozen=True, slots=True)
+class FolderDiff:
+    """Differences between bookkeeping and folder.
+
+    Attributes:
+        gone: keys of known shards and leftovers whose files are missing.
+        found: unknown shards in the folder.
+        parts: unknown interrupted downloads in the folder.
+    """
+
+    gone: list[str]
+    found: list[Shard]
+    parts: list[Leftover]
+
+
+def compare_folder(layout: Layout, shards: Collection[str], leftovers: Collection[Leftover]) -> FolderDiff:
+    """Compare the known shards and leftovers with the folder's contents. Blocks. Raises DiskError.
+
+    Unlike recovery at start-up, it removes nothing: transfers may be writing to the folder.
+    """
+    with disk_errors(layout.root):
+        here = {tar.stem: tar for bucket in layout.shards.iterdir() if bucket.is_dir() for tar in _whole(bucket)}
+        gone = [key for key in shards if key not in here]
+        gone += [each.key for each in leftovers if not any(path.exists() for path in each.paths)]
+        known = {each.key for each in leftovers}
+        parts = [path for path in layout.partial.glob(f"*{PART}") if is_key(path.stem) and path.stem not in known]
+        found = [_shard(key, tar) for key, tar in here.items() if key not in shards]
+        return FolderDiff(gone, found, [interrupted(path) for path in parts])
+
+
+def _whole(bucket: Path) -> Iterator[Path]:
+    names = {path.name for path in bucket.iterdir()}
+    for name in names:
+        key, suffix = name[: -len(TAR)], name[-len(TAR) :]
+        if suffix == TAR and is_key(key) and key + SIDECAR in names:
+            yield bucket / name
+
+
+def _shard(key: str, tar: Path) -> Shard:
+    sidecar = tar.with_suffix(SIDECAR).stat()
+    return Shard(key, tar.stat().st_size, sidecar.st_size, sidecar.st_mtime)

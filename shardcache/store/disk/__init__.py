@@ -1,1 +1,0 @@
-"""Files: errors of the cache disk, checksums, open files."""

@@ -1,0 +1,292 @@
+"""The cache folder: its layout, its format number, and the lock that one daemon holds on it.
+
+<root>/shards/ab/<key>.tar    a published shard: a plain tar, never written again
+<root>/shards/ab/<key>.idx    its sidecar: JSON header and sample index
+<root>/partial/<key>.part     a shard being fetched, with <key>.journal for its finished parts
+<root>/partial/<key>.tar, .idx    a tar and its sidecar about to be published
+<root>/partial/probe          file written and removed again to check the disk
+<root>/partial/pins, format   temporary files for <root>/pins and <root>/format
+<root>/quarantine/<key>.tar   a corrupt shard, kept for inspection; first to be removed when space is needed
+<root>/catalogue/             a diskcache database; may be deleted at any time
+<root>/pins                   the pins, one per line
+<root>/format                 the format number of the cache folder
+
+All functions of `CacheFolder` block: call them in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import grp
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import structlog
+
+from shardcache.errors import CacheDirError, CacheFormatError
+from shardcache.store.disk import disk_errors, replace_file, unlink_quietly
+
+log = structlog.get_logger()
+
+# A release that changes names or formats in the folder increments the number: an older release then refuses the folder
+# instead of taking every shard in it for damaged.
+FORMAT = 1
+_UNMARKED = 0
+KEY_CHARS = 32
+TAR, SIDECAR, PART, JOURNAL = ".tar", ".idx", ".part", ".journal"
+
+_OWN_MODE = 0o750
+_MODE = 0o2750  # set-group-id: files inherit the group that may read the cache
+_PROBE_BYTES = 4096
+
+
+def shard_key(url: str, version: str) -> str:
+    """Return the cache key of one version of one shard: a hash of the whole url, not of its last component."""
+    return hashlib.sha256(f"{url}\0{version}".encode()).hexdigest()[:KEY_CHARS]
+
+
+def is_key(name: str) -> bool:
+    """Return True if a file's stem has the form of a cache key; other files in the folder are never touched."""
+    return len(name) == KEY_CHARS and all(char in "0123456789abcdef" for char in name)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The paths below one cache folder."""
+
+    root: Path
+
+    @property
+    def shards(self) -> Path:
+        """Folder of the published shards."""
+        return self.root / "shards"
+
+    @property
+    def partial(self) -> Path:
+        """Folder of unpublished files."""
+        return self.root / "partial"
+
+    @property
+    def probe(self) -> Path:
+        """File written to check that the disk is writable."""
+        return self.partial / "probe"
+
+    @property
+    def quarantine(self) -> Path:
+        """Folder of quarantined shards."""
+        return self.root / "quarantine"
+
+    @property
+    def catalogue(self) -> Path:
+        """Folder of the diskcache database."""
+        return self.root / "catalogue"
+
+    @property
+    def pins(self) -> Path:
+        """File of the pins."""
+        return self.root / "pins"
+
+    @property
+    def format(self) -> Path:
+        """File with the folder's format number."""
+        return self.root / "format"
+
+    def bucket(self, key: str) -> Path:
+        """Return the folder of a published shard, one of 256 that keep directories short."""
+        return self.shards / key[:2]
+
+    def tar(self, key: str) -> Path:
+        """Return the path of a published shard."""
+        return self.bucket(key) / (key + TAR)
+
+    def sidecar(self, key: str) -> Path:
+        """Return the path of a published shard's sidecar."""
+        return self.bucket(key) / (key + SIDECAR)
+
+    def in_progress(self, key: str, suffix: str) -> Path:
+        """Return the path of one of a shard's unpublished files."""
+        return self.partial / (key + suffix)
+
+    def unfinished(self, path: Path) -> Path:
+        """Return the path of the temporary file used to replace `path`, one of the folder's own files."""
+        return self.partial / path.name
+
+    def folders(self) -> list[Path]:
+        """Return every folder that must exist, parents first."""
+        buckets = [self.shards / f"{number:02x}" for number in range(256)]
+        return [self.root, self.shards, self.partial, self.quarantine, *buckets]
+
+    def check_format(self) -> None:
+        """Raise CacheFormatError if this release cannot use an existing folder. Changes nothing. Blocks."""
+        found = self._read_format()
+        if found > FORMAT:
+            raise CacheFormatError(
+                f"the cache folder {self.root} has format {found}, but this release supports formats up to {FORMAT}",
+                remedy="start the newer release that wrote it, or give this one another --cache-dir; to discard the "
+                "cached shards, remove the folder",
+            )
+
+    def mark_format(self) -> None:
+        """Write the current format number to a locked folder, unless it is there already. Blocks."""
+        with contextlib.suppress(OSError):  # a disk that cannot be written is still served from
+            if self._read_format() == FORMAT:
+                return
+            replace_file(self.format, self.unfinished(self.format), [f"{FORMAT}\n"])
+            if self.catalogue.exists():
+                log.info("cache folder of an older release taken over", folder=str(self.root), format=FORMAT)
+
+    def _read_format(self) -> int:
+        try:
+            return int(self.format.read_text())
+        except FileNotFoundError:
+            return _UNMARKED
+        except ValueError:
+            raise CacheFormatError(
+                f"{self.format} does not contain a number, so the cache folder's format is unknown",
+                remedy="check that the path is a cache folder; if this or an older release wrote it, remove the file",
+            ) from None
+
+
+class CacheFolder:
+    """One cache folder, locked until `close`, and recovered after it was deleted, unmounted or replaced."""
+
+    def __init__(self, layout: Layout, group: str | None, fd: int) -> None:
+        self._layout = layout
+        self._group = group
+        self._fd = fd
+        self._mount = _mount_point(layout.root)
+
+    def __repr__(self) -> str:
+        return f"CacheFolder({str(self._layout.root)!r}, on {str(self._mount)!r})"
+
+    @classmethod
+    def take(cls, layout: Layout, group: str | None) -> Self:
+        """Create the folder if necessary, and lock it.
+
+        Raises CacheDirError if it cannot be created or another daemon holds it, CacheFormatError if a newer release
+        wrote it, DiskFullError, DiskFailedError.
+        """
+        with disk_errors(layout.root):
+            layout.check_format()
+            _make_folders(layout, group)
+            folder = cls(layout, group, _lock(layout.root))
+            layout.mark_format()
+            return folder
+
+    def look(self) -> bool:
+        """Check what can be checked without writing, raising the errors of `probe`; return False: nothing changed."""
+        self.check()
+        with disk_errors(self._layout.root):
+            if os.statvfs(self._layout.root).f_flag & os.ST_RDONLY:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return False
+
+    def check(self) -> None:
+        """Raise CacheDirError unless the path still leads to the locked folder."""
+        root = self._layout.root
+        with disk_errors(root):
+            if not self._is_held():
+                self._check_mount()
+                raise CacheDirError(
+                    f"the cache folder {root} was deleted or replaced",
+                    remedy="the daemon recreates the folder within moments; retry",
+                )
+
+    def probe(self) -> bool:
+        """Check that the disk accepts writes; return True if the folder had to be recreated or locked again.
+
+        A missing folder is recreated, but never on another filesystem: after an unmount that would fill the filesystem
+        below the mount point. Raises DiskFullError, DiskFailedError and CacheDirError, each with a remedy.
+        """
+        with disk_errors(self._layout.root):
+            was_mended = self._mend()
+            try:
+                with disk_errors(self._layout.partial):
+                    _write_and_sync(self._layout.probe)
+            finally:
+                unlink_quietly(self._layout.probe)
+        return was_mended
+
+    def close(self) -> None:
+        """Unlock the folder."""
+        os.close(self._fd)
+
+    def _mend(self) -> bool:
+        is_held = self._is_held()
+        if is_held and all(folder.is_dir() for folder in self._layout.folders()):
+            return False
+        if not is_held:
+            self._check_mount()
+            self._layout.check_format()
+        _make_folders(self._layout, self._group)
+        if not is_held:
+            held, self._fd = self._fd, _lock(self._layout.root)
+            os.close(held)
+        self._layout.mark_format()
+        return True
+
+    def _is_held(self) -> bool:
+        try:
+            return os.path.samestat(self._layout.root.stat(), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
+
+    def _check_mount(self) -> None:
+        present = _mount_point(self._layout.root)
+        if present != self._mount:
+            raise CacheDirError(
+                f"the cache folder {self._layout.root} was on the filesystem mounted at {self._mount}, but its path "
+                f"now leads to the one at {present}",
+                remedy=f"mount {self._mount} again and the daemon recovers by itself; to use the filesystem at "
+                "the path now, restart the daemon",
+            )
+
+
+def _mount_point(path: Path) -> Path:
+    """Return the mount point of the filesystem that contains a path, or would contain it once created."""
+    return next(folder for folder in (path, *path.parents) if folder.is_mount())
+
+
+def _write_and_sync(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    try:
+        os.write(fd, bytes(_PROBE_BYTES))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _make_folders(layout: Layout, group: str | None) -> None:
+    gid = None if group is None else grp.getgrnam(group).gr_gid
+    for folder in layout.folders():
+        folder.mkdir(parents=True, exist_ok=True, mode=_OWN_MODE)
+        if gid is not None:
+            _open_to(folder, gid)
+
+
+def _open_to(folder: Path, gid: int) -> None:
+    # Files get the process's own group anyway, and a sandbox may deny the set-group-id bit.
+    if folder.stat().st_gid == gid == os.getegid():
+        folder.chmod(_OWN_MODE)
+    else:
+        os.chown(folder, -1, gid)
+        folder.chmod(_MODE)
+
+
+def _lock(root: Path) -> int:
+    # Lock the folder itself: no lock file can stay behind, and the lock ends with the process.
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise CacheDirError(
+            f"another daemon holds the cache folder {root}",
+            remedy="stop the other daemon, or give this one its own --cache-dir",
+        ) from None
+    return fd

@@ -1,1 +1,0 @@
-"""The cache folder: format, layout, lock, recovery."""
