@@ -1,6 +1,6 @@
-"""Ray Data: a daemon on each node of the cluster, and two epochs of samples, the second from the caches.
+"""Ray Data: two epochs of samples, the second from the caches of the nodes, each of which has a daemon.
 
-python with_ray_data.py 's3://bucket/train-{000000..000999}.tar' --cache-dir /mnt/nvme/shardcache --capacity 500GB
+python with_ray_data.py 's3://bucket/train-{000000..000999}.tar'
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from shardcache_client.ray import read_shards, start_daemons
+from shardcache_client.ray import read_shards
 
 
 def decode(row: dict[str, Any]) -> dict[str, Any]:
@@ -22,15 +22,11 @@ def main() -> None:
     """Read the shards that the command line names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("urls", help="shards of samples with a jpg and a cls")
-    parser.add_argument("--cache-dir", required=True, help="a folder on each node's local disk")
-    parser.add_argument("--capacity", required=True, help="of each node's cache, such as 500GB")
     args = parser.parse_args()
     ray.init()
-    daemons = start_daemons(cache_dir=args.cache_dir, capacity=args.capacity)
     for epoch in range(2):
         labels = [int(label) for batch in read_shards(args.urls).map(decode).iter_batches() for label in batch["label"]]
         print(f"epoch {epoch}: {len(labels)} samples, labels from {min(labels)} to {max(labels)}")
-    daemons.stop()
 
 
 if __name__ == "__main__":

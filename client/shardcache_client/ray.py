@@ -1,11 +1,15 @@
-"""Shards as a Ray Data dataset, each read on a node that has it cached."""
+"""Shards as a Ray Data dataset, each read on a node of the Ray cluster that has it cached.
+
+from shardcache_client.ray import read_shards
+
+dataset = read_shards("s3://bucket/train-{000000..000999}.tar")
+"""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -19,7 +23,7 @@ from ray.util.annotations import RayDeprecationWarning
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from shardcache.errors import NoDaemonError
-from shardcache.protocol import patterns_from_here
+from shardcache.protocol import patterns_from_here, socket_path
 from shardcache.unix_socket import cached_urls
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.session import Patience
@@ -28,22 +32,12 @@ from shardcache_client.handlers import Handler, reraise
 from shardcache_client.order.deal import Assignment
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.order.state import Resumption
-from shardcache_client.ray.node_daemon import node_socket
 from shardcache_client.reading.position import ReaderPosition
 from shardcache_client.reading.stream import EpochStream, StreamSettings
 from shardcache_client.topology import job_name
 
 _BLOCK_BYTES = 64 << 20
 _STATUS_TIMEOUT_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """Arguments of `read_shards` for the reading tasks."""
-
-    on_error: Handler
-    fallback: Fallback
-    timeout_s: float
 
 
 def read_shards(
@@ -76,7 +70,7 @@ def read_shards(
     """
     patterns = patterns_from_here(urls)
     manifest, cached = _look(patterns, fallback, timeout_s)
-    options = ReadOptions(on_error, fallback, timeout_s)
+    read = partial(_read, on_error=on_error, fallback=fallback, timeout_s=timeout_s)
     parts = []
     for node, shards in assign(manifest, cached).items():
         tasks = override_num_blocks and max(1, round(override_num_blocks * len(shards) / len(manifest)))
@@ -87,7 +81,7 @@ def read_shards(
             warnings.simplefilter("ignore", RayDeprecationWarning)
             parts.append(
                 ray.data.read_datasource(
-                    ShardDatasource(shards, options),
+                    ShardDatasource(shards, read),
                     override_num_blocks=tasks,
                     num_cpus=num_cpus,
                     ray_remote_args=where,
@@ -119,10 +113,10 @@ def assign(manifest: Manifest, cached: Mapping[str, Collection[str]]) -> dict[st
 class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types where it is not installed
     """The samples of a manifest's shards, read through the daemon of whichever node a task runs on."""
 
-    def __init__(self, manifest: Manifest, options: ReadOptions) -> None:
+    def __init__(self, manifest: Manifest, read: Callable[[Manifest], Iterator[pyarrow.Table]]) -> None:
         super().__init__()
         self._manifest = manifest
-        self._options = options
+        self._read = read
 
     def get_name(self) -> str:
         """Return the name of the reading stage in Ray's progress bars and dashboard."""
@@ -141,7 +135,7 @@ class ShardDatasource(Datasource):  # type: ignore[misc]  # ray has no types whe
         parts = [Manifest.of(self._manifest[first:stop]) for first, stop in pairwise(cuts)]
         return [
             ReadTask(
-                partial(_read, part, self._options),
+                partial(self._read, part),
                 BlockMetadata(part.samples, _size_bytes(part), None, input_files=tuple(shard.url for shard in part)),
                 per_task_row_limit=per_task_row_limit,
             )
@@ -173,7 +167,7 @@ def _look(patterns: list[str], fallback: Fallback, timeout_s: float) -> tuple[Ma
     if not cached:
         raise NoDaemonError(
             f"none of the {len(nodes)} nodes of the Ray cluster has a daemon",
-            remedy="start them: shardcache_client.ray.start_daemons(cache_dir=..., capacity=...)",
+            remedy="start one on each node: shardcache serve --cache-dir DIR --capacity SIZE",
         )
     manifest: Manifest = ray.get(_on(next(iter(cached)), _resolve_here).remote(patterns, fallback, timeout_s))
     return manifest, cached
@@ -185,25 +179,24 @@ def _on(node: str, function: Any) -> Any:
 
 
 def _cached_here() -> Collection[str]:
-    where = node_socket()
     try:
-        return frozenset(cached_urls(where, _STATUS_TIMEOUT_S))
+        return frozenset(cached_urls(socket_path(), _STATUS_TIMEOUT_S))
     except (OSError, ValueError) as exn:
-        raise NoDaemonError("no daemon answers on this Ray node", url=str(where)) from exn
+        raise NoDaemonError("no daemon answers on this Ray node", url=str(socket_path())) from exn
 
 
 def _resolve_here(patterns: list[str], fallback: Fallback, timeout_s: float) -> Manifest:
-    return resolver(fallback)(node_socket(), ReaderIdentity(job_name()), patterns, timeout_s)
+    return resolver(fallback)(socket_path(), ReaderIdentity(job_name()), patterns, timeout_s)
 
 
-def _read(manifest: Manifest, options: ReadOptions) -> Iterator[pyarrow.Table]:
+def _read(manifest: Manifest, *, on_error: Handler, fallback: Fallback, timeout_s: float) -> Iterator[pyarrow.Table]:
     """Yield tables of some 64 MiB with the samples of the shards, in the order of the files."""
-    sessions = SessionPool(node_socket(), Patience(options.timeout_s), partial_reads=True, fallback=options.fallback)
+    sessions = SessionPool(socket_path(), Patience(timeout_s), partial_reads=True, fallback=fallback)
     # Shards are dealt whole: with equal numbers nobody has to keep step, and a skipped sample is not replaced.
     settings = StreamSettings(sessions, manifest, Assignment(even=None).deal(manifest, counted=False), epochs=1)
     start = Resumption(0)
-    stream = EpochStream(settings, ReaderIdentity(job_name()), start, ReaderPosition.at(start.place, options.on_error))
-    yield from map(_table, _batches(stream))
+    position = ReaderPosition.at(start.place, on_error)
+    yield from map(_table, _batches(EpochStream(settings, ReaderIdentity(job_name()), start, position)))
 
 
 def _batches(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
