@@ -107,25 +107,6 @@ def socket_option(command: Command) -> Command:
     return option(command)
 
 
-def nodes_options(command: Command) -> Command:
-    """Add `--nodes` and `--http-token-file` as `nodes`, the names of the nodes, and `token_file`."""
-    token = click.option(
-        "--http-token-file",
-        "token_file",
-        type=click.Path(path_type=Path, readable=False),
-        envvar="SHARDCACHE_HTTP_TOKEN_FILE",
-        help="File with the token of the nodes' TCP ports.  [default: $SHARDCACHE_HTTP_TOKEN_FILE]",
-    )
-    nodes = click.option(
-        "--nodes",
-        callback=lambda _ctx, _param, text: tuple(filter(None, (text or "").split(","))),
-        metavar="HOST,…",
-        help="Show these nodes instead of this one, by their TCP port (`serve --http`): HOST, HOST:PORT or "
-        "https://HOST:PORT, separated by commas.  [default port: 9300]",
-    )
-    return nodes(token(command))
-
-
 def print_json(value: object) -> None:
     """Print a JSON value on one line."""
     click.echo(json.dumps(value, ensure_ascii=False))

@@ -1,29 +1,24 @@
-"""The views of `shardcache top`: one daemon, or several nodes."""
+"""The view of `shardcache top`: frames, lines of JSON, or a screen until q is pressed."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.common import print_json
 from shardcache.cli.display.frame import Moment, frame
 from shardcache.cli.display.keys import on_key
-from shardcache.cli.display.nodes_frame import nodes_frame, nodes_json
 from shardcache.cli.display.output import make_console
 from shardcache.cli.display.rates import rates_between
-from shardcache.cli.nodes import DaemonNode, Nodes, NodeState, read_token
 from shardcache.cli.threads import in_thread
 from shardcache.errors import DaemonError
-
-T = TypeVar("T")
 
 _ANSWER_LIMIT_S = 10.0
 
@@ -40,7 +35,7 @@ async def show_node(interval_s: float, once: bool, as_json: bool, socket: Path |
         elif as_json:
             await _print_lines(moments)
         else:
-            await _show_until_q(moments, console, lambda moment: frame(moment, console.width, console.height))
+            await _show_until_q(moments, console)
 
 
 async def _watch(daemon: AdminClient, interval_s: float) -> AsyncGenerator[Moment, None]:
@@ -82,37 +77,13 @@ async def _print_lines(moments: AsyncIterator[Moment]) -> None:
             print_json(moment.to_json())
 
 
-async def show_nodes(names: tuple[str, ...], token_file: Path | None, interval_s: float, as_json: bool) -> None:
-    """Show several nodes until q is pressed, or print a line of JSON per interval. Raises ConfigError."""
-    console = make_console()
-    async with (
-        Nodes(list(map(DaemonNode.parse, names)), read_token(token_file), interval_s) as nodes,
-        aclosing(_every(interval_s, nodes)) as moments,
-    ):
-        if as_json:
-            async for states in moments:
-                print_json(nodes_json(states))
-        else:
-            await _show_until_q(moments, console, lambda states: nodes_frame(states, console.height))
-
-
-async def _every(interval_s: float, nodes: Nodes) -> AsyncGenerator[list[NodeState], None]:
-    """Yield the nodes' states after each interval; those of nodes that have not answered yet, too."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(interval_s):
-            await nodes.known(with_rates=False)
-    while True:
-        yield nodes.states
-        await asyncio.sleep(interval_s)
-
-
-async def _show_until_q(moments: AsyncIterator[T], console: Console, draw: Callable[[T], RenderableType]) -> None:
+async def _show_until_q(moments: AsyncIterator[Moment], console: Console) -> None:
     try:
         async with asyncio.timeout(None) as limit:  # pressing the key makes it expire
             end = partial(limit.reschedule, 0.0)
             with Live(console=console, screen=True, auto_refresh=False) as live, on_key("q", end):
                 async for moment in moments:
-                    live.update(draw(moment), refresh=True)
+                    live.update(frame(moment, console.width, console.height), refresh=True)
     except TimeoutError:
         if not limit.expired():
             raise
