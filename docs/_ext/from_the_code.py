@@ -22,8 +22,8 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from shardcache import config
-from shardcache.cli.commands.serve import serve
 from shardcache.cli.main import app as shardcache
+from shardcache.cli.serve import serve
 from shardcache.errors import ShardcacheError
 
 DOCS = Path(__file__).parents[1]

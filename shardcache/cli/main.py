@@ -8,21 +8,16 @@ import click
 
 from shardcache import __version__
 from shardcache.cli.cluster import cluster
-from shardcache.cli.commands.config import config
-from shardcache.cli.commands.dashboard import dashboard
-from shardcache.cli.commands.demo import demo
-from shardcache.cli.commands.doctor import doctor
-from shardcache.cli.commands.index import index
-from shardcache.cli.commands.pin import pin, unpin
-from shardcache.cli.commands.probe import probe
-from shardcache.cli.commands.serve import serve
-from shardcache.cli.commands.shards import evict, ls
-from shardcache.cli.commands.status import status
-from shardcache.cli.commands.top import top
-from shardcache.cli.commands.verify import verify
-from shardcache.cli.commands.warm import warm
-from shardcache.cli.commands.write import write
 from shardcache.cli.common import INTERRUPTED, Family, report
+from shardcache.cli.config import config
+from shardcache.cli.dashboard import dashboard
+from shardcache.cli.demo.command import demo
+from shardcache.cli.doctor.command import doctor
+from shardcache.cli.index import index
+from shardcache.cli.serve import serve
+from shardcache.cli.shards import evict, ls, pin, unpin, verify, warm
+from shardcache.cli.status import probe, status, top
+from shardcache.cli.write import write
 from shardcache.errors import ShardcacheError
 
 

@@ -46,7 +46,7 @@ def status(nodes: str, owner_port: int, plain: bool, ca: str, certificate: str, 
 
 
 def _print(reports: list[NodeReport]) -> None:
-    from shardcache.cli.display.output import make_console, make_table
+    from shardcache.cli.output import make_console, make_table
     from shardcache.units import size
 
     numbers = ("owns", "files", "cached", "hit share", "from tier", "from store")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.threads import in_thread
+from shardcache.cli.event_loop import in_thread
 from shardcache.errors import NoDaemonError, ShardcacheError
 from shardcache.protocol import SOCKET_ENV
 

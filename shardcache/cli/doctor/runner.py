@@ -12,7 +12,7 @@ from shardcache.cli.doctor import cache, kernel, stores
 from shardcache.cli.doctor import running_daemon as daemon
 from shardcache.cli.doctor import tier_owners as tier
 from shardcache.cli.doctor.context import Context
-from shardcache.cli.threads import in_thread
+from shardcache.cli.event_loop import in_thread
 from shardcache.errors import ShardcacheError
 
 Outcome = Finding | Sequence[Finding] | None

@@ -12,7 +12,7 @@ from shardcache.cache.operations.origin_probe.trial import Trial
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.doctor.context import Context
 from shardcache.cli.doctor.paths import me
-from shardcache.cli.threads import in_thread
+from shardcache.cli.event_loop import in_thread
 from shardcache.config import Settings
 from shardcache.errors import ProtocolError, ShardcacheError
 from shardcache.origin.registry import Origins

@@ -10,9 +10,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from shardcache.cli.display.cells import ahead, needed_in
-from shardcache.cli.display.frame import Moment, frame, share
-from shardcache.cli.display.rates import rates_between
+from shardcache.cli.frame import Moment, frame, share
+from shardcache.cli.page import ahead, needed_in
+from shardcache.cli.rates import rates_between
 from shardcache.errors import NoDaemonError
 
 Page = dict[str, Any]

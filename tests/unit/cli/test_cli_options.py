@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shardcache.cli.commands.serve import serve
+from shardcache.cli.serve import serve
 from shardcache.config import Settings
 
 FLAGS = [name for name in Settings.model_fields if name != "origin"]

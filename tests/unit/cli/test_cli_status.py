@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from shardcache.cli.display.page import show_page
+from shardcache.cli.page import show_page
 
 PAGE: dict[str, Any] = {
     "version": "1.2.3",

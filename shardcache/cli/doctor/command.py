@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardcache import __version__
-from shardcache.cli.commands.serve import SettingsCommand
 from shardcache.cli.common import FAILED, NO_DAEMON, complete_path, json_option, print_json
+from shardcache.cli.serve import SettingsCommand
 from shardcache.protocol import from_here
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _examine(
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[str], object]]:
-    from shardcache.cli.display.output import make_console
+    from shardcache.cli.output import make_console
 
     console = make_console(stderr=True)
     if quiet or not console.is_terminal:
@@ -90,7 +90,7 @@ def _print(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from shardcache.cli.display.output import count, make_console
+    from shardcache.cli.output import count, make_console
 
     console = make_console()
     for (family, subject), group in groupby(findings, _heading):

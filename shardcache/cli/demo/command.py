@@ -35,7 +35,7 @@ def demo(as_json: bool) -> None:
     import asyncio
 
     from shardcache.cli.demo.steps import run
-    from shardcache.cli.display.output import make_console
+    from shardcache.cli.output import make_console
 
     console = make_console()
     with tempfile.TemporaryDirectory(prefix="shardcache-demo-") as folder:
@@ -62,7 +62,7 @@ def _silent(_line: str) -> None:
 
 
 def _show(console: Console, outcome: Outcome) -> None:
-    from shardcache.cli.display.output import make_table
+    from shardcache.cli.output import make_table
     from shardcache.units import duration, size
 
     dataset = outcome.dataset

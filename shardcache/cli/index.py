@@ -155,7 +155,7 @@ def _write_table(
     patterns: list[str], socket: Path | None, file: IO[bytes], metadata: MetadataMember | None, as_json: bool
 ) -> list[ShardRef]:
     """Write the table of samples and show the progress; return the shards that it lists."""
-    from shardcache.cli.display.output import ByteProgress, make_console
+    from shardcache.cli.output import ByteProgress, make_console
     from shardcache.cli.sample_table import write_table
 
     if as_json:
@@ -175,7 +175,7 @@ def _noted(events: Lines, found: dict[int, ShardRef]) -> Lines:
 
 
 def _show_events(events: Iterable[Json], output: Path) -> int:
-    from shardcache.cli.display.output import count, follow, make_console
+    from shardcache.cli.output import count, follow, make_console
     from shardcache.units import size
 
     console = make_console(stderr=output == _STDOUT)

@@ -1,21 +1,24 @@
-"""Texts of the status page's facts, shared by `status` and `top`.
+"""The status page as text, and the texts of its facts, which `top` shows too.
 
 Fields that an older daemon does not report are left blank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.console import Console, RenderableType
 from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
-from shardcache.cli.display.output import count
+from shardcache.cli.output import count, make_table, one_line
 from shardcache.cluster.tier import expiry_warning
 from shardcache.units import duration, size, user_name
 
 Row = Mapping[str, Any]
+
 
 # A job that needs its next missing shard sooner than this is highlighted: it may have to wait.
 _SOON_S = 10.0
@@ -96,18 +99,18 @@ def tier(page: Row) -> Text | None:
     if not page.get("tiers"):
         return None
     counters = page["counters"]
-    amount = f"{size(counters['tier_bytes'])} in {count(counters['tier_requests'], 'request')}"
+    delivered = f"{size(counters['tier_bytes'])} in {count(counters['tier_requests'], 'request')}"
     failures = f" · {counters['tier_failures']:,} failed" if counters["tier_failures"] else ""
-    troubles = [trouble for each in page["tiers"] for trouble in _tier_troubles(each)]
-    return Text.assemble(amount, failures, *((f" · {trouble}", "red") for trouble in troubles))
+    found = [trouble for each in page["tiers"] for trouble in _tier_troubles(each)]
+    return Text.assemble(delivered, failures, *((f" · {trouble}", "red") for trouble in found))
 
 
-def _tier_troubles(tier: Row) -> Iterator[str]:
-    if tier["failing"]:
+def _tier_troubles(state: Row) -> Iterator[str]:
+    if state["failing"]:
         yield "failing, bypassed"
-    if tier.get("stale"):
+    if state.get("stale"):
         yield "uses a former list of nodes: shardcache doctor has the reason"
-    if warning := expiry_warning(tier.get("certificate_expires_s")):
+    if warning := expiry_warning(state.get("certificate_expires_s")):
         yield warning
 
 
@@ -177,3 +180,65 @@ def waiting_now(job: Row) -> str:
     if not readers:
         return ""
     return f"{count(readers, 'reader')}: {job['waiting_for']}" if job["waiting_for"] else count(readers, "reader")
+
+
+def show_page(console: Console, page: Row) -> None:
+    """Print a status page as returned by `GET /v1/status`."""
+    console.print(headline(page))
+    console.print()
+    console.print(_facts(page))
+    for block in (transfer_table(page["transfers"]), _jobs(page["jobs"])):
+        if block.row_count:
+            console.print()
+            console.print(block)
+
+
+def headline(page: Row) -> Text:
+    """Return the line that identifies the daemon."""
+    rest = f" · pid {page['pid']} · up {duration(page['uptime_s'])}"
+    return Text.assemble((f"shardcache {page['version']}", "bold"), rest)
+
+
+def _facts(page: Row) -> Table:
+    cache, counters = page["cache"], page["counters"]
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("cache", Text(str(cache["dir"])))
+    facts.add_row("", bar(cache["used_bytes"], cache["capacity_bytes"]))
+    facts.add_row("", " · ".join(filter(None, (fill(cache), free(cache)))))
+    if pinned := pins(page):
+        facts.add_row("pinned", pinned)
+    if trouble := disk(page):
+        facts.add_row(Text("disk", "red"), trouble)
+    facts.add_row("origin", f"{size(counters['origin_bytes'])} in {count(counters['origin_requests'], 'request')}")
+    if trouble := retrying(page):
+        facts.add_row(Text("retrying", "yellow"), trouble)
+    if delivered := tier(page):
+        facts.add_row("tier", delivered)
+    facts.add_row("leases", leases(counters))
+    facts.add_row("since start", troubles(counters))
+    if checked := scrub(page):
+        facts.add_row("scrub", checked)
+    return facts
+
+
+def transfer_table(rows: Sequence[Row], bar_columns: int = 40, url: Callable[[str], RenderableType] = Text) -> Table:
+    """Return a table with one line per transfer; `url` renders its name; without columns for it, there is no bar."""
+    numbers = ("bytes", "rate", "needed in", "waiting")
+    bars = ("",) if bar_columns else ()
+    table = make_table("transfer", *bars, "bytes", "rate", "class", "needed in", "waiting", numbers=numbers)
+    for row in rows:
+        done = [bar(row["done_bytes"], row["total_bytes"], bar_columns)] if bar_columns else []
+        done.append(amount(row))
+        rate, klass = speed(row.get("rate_bytes_per_s")), one_line(row["class"])
+        table.add_row(url(row["url"]), *done, rate, klass, needed_in(row), f"{row['waiters']:,}")
+    return table
+
+
+def _jobs(rows: Sequence[Row]) -> Table:
+    numbers = ("readers", "shards read", "shards/s", "ahead")
+    table = make_table("job", "user", *numbers, "waited", "waiting now", numbers=numbers)
+    for row in rows:
+        who = Text(row["name"]), Text(user(row)), f"{row['sessions']:,}"
+        times = ahead(row), waited(row), waiting_now(row)
+        table.add_row(*who, progress(row), pace(row), *times)
+    return table

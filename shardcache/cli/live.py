@@ -13,11 +13,10 @@ from rich.live import Live
 
 from shardcache.cli.admin_client import AdminClient
 from shardcache.cli.common import print_json
-from shardcache.cli.display.frame import Moment, frame
-from shardcache.cli.display.keys import on_key
-from shardcache.cli.display.output import make_console
-from shardcache.cli.display.rates import rates_between
-from shardcache.cli.threads import in_thread
+from shardcache.cli.event_loop import in_thread, on_key
+from shardcache.cli.frame import Moment, frame
+from shardcache.cli.output import make_console
+from shardcache.cli.rates import rates_between
 from shardcache.errors import DaemonError
 
 _ANSWER_LIMIT_S = 10.0

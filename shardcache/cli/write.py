@@ -93,7 +93,7 @@ def write(
     """
     import asyncio
 
-    from shardcache.cli.display.output import ByteProgress, count, make_console
+    from shardcache.cli.output import ByteProgress, count, make_console
     from shardcache.config import Settings
     from shardcache.units import size
     from shardcache.writing.conversion import ShardSettings, convert

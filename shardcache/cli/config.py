@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardcache.cli.commands.serve import SettingsCommand
 from shardcache.cli.common import Family, json_option, print_json
+from shardcache.cli.serve import SettingsCommand
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -108,7 +108,7 @@ def _hidden(value: object) -> Any:
 def _print(rows: list[Json], unknown: list[Json]) -> None:
     from rich.text import Text
 
-    from shardcache.cli.display.output import make_console, make_table
+    from shardcache.cli.output import make_console, make_table
     from shardcache.config import Settings
 
     console = make_console()

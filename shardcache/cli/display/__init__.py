@@ -1,1 +1,0 @@
-"""Output for people and as JSON: tables, pages, frames."""

@@ -1,0 +1,215 @@
+"""Commands on cached shards: `warm`, `ls`, `pin`, `unpin`, `evict` and `verify`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardcache.cli.common import ask, complete_path, fail, json_option, print_json, print_lines, socket_option, stream
+from shardcache.protocol import from_here
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
+@json_option
+@socket_option
+def warm(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Fetch shards into the cache, and wait until they are cached.
+
+    URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard. With --json,
+    prints one line of JSON per event. Ctrl-C stops waiting.
+    """
+    wanted = [from_here(url) for url in urls]
+    if stream(socket, lambda daemon: daemon.warm(wanted), print_lines if as_json else _show_warming):
+        fail()
+
+
+def _show_warming(events: Iterable[dict[str, Any]]) -> int:
+    from shardcache.cli.output import count, follow, make_console
+    from shardcache.units import size
+
+    console = make_console()
+    done, failed = follow(events, console, "warming", each_shard=True)
+    console.print(
+        f"{count(done['shards'], 'shard')}: {done['fetched']:,} fetched, {done['cached']:,} already cached, "
+        f"{done['failed']:,} failed; {size(done['origin_bytes'])} from the origin"
+    )
+    return failed
+
+
+@click.command()
+@click.argument("prefix", default="")
+@json_option
+@socket_option
+def ls(prefix: str, as_json: bool, socket: Path | None) -> None:
+    """List the cached shards whose url starts with PREFIX.
+
+    With --json, prints one line of JSON per shard.
+    """
+    stream(socket, lambda daemon: daemon.shards(prefix), print_lines if as_json else _show_shards)
+
+
+def _show_shards(lines: Iterable[dict[str, Any]]) -> None:
+    import humanize
+    from rich.text import Text
+
+    from shardcache.cli.output import make_console, make_table
+    from shardcache.units import size
+
+    numbers = ("size", "samples", "leases")
+    rows = list(lines)
+    table = make_table("url", *numbers, "pinned", "last used", numbers=numbers)
+    now_s = time.time()
+    for row in sorted(rows, key=itemgetter("url")):
+        used = humanize.naturaltime(max(0.0, now_s - row["used_at_s"]))
+        counts = (size(row["size_bytes"]), f"{row['samples']:,}", f"{row['leases']:,}")
+        table.add_row(Text(row["url"]), *counts, "pinned" if row.get("pinned") else "", used)
+    make_console().print(table)
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
+@json_option
+@socket_option
+def evict(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Evict shards from the cache; the object store is never modified.
+
+    URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the cached shards. Leased and
+    pinned shards are kept. Exits 1 if a shard was kept or nothing matched.
+    """
+    answer = ask(socket, lambda daemon: daemon.evict([from_here(url) for url in urls]))
+    if as_json:
+        print_json(answer)
+    else:
+        _show_evicted(answer)
+    if answer["kept"] or not answer["evicted"]:
+        fail()
+
+
+def _show_evicted(answer: dict[str, Any]) -> None:
+    from shardcache.cli.output import count, make_console
+    from shardcache.units import size
+
+    console = make_console()
+    if not answer["evicted"] and not answer["kept"]:
+        console.print("no cached shard matches; see `shardcache ls`", markup=False)
+        return
+    for row in answer["kept"]:
+        console.print(f"kept  {row['url']}: {row['reason']}", markup=False)
+    console.print(f"{count(len(answer['evicted']), 'shard')} evicted, {size(answer['freed_bytes'])} freed")
+
+
+@click.command()
+@click.argument("urls", nargs=-1, metavar="[URL...]", shell_complete=complete_path)
+@json_option
+@socket_option
+def pin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Fetch shards and keep them cached until they are unpinned; without URL, list the pinned shards.
+
+    URL is a brace pattern (quote it), a glob, a prefix ending in "/", an index file or a single shard, as for `warm`.
+    Pins survive a restart of the daemon. With --json, prints one line of JSON per event or pin. Ctrl-C stops waiting:
+    shards pinned so far stay pinned, and are kept once they are fetched.
+    """
+    if not urls:
+        stream(socket, lambda daemon: daemon.pins(), print_lines if as_json else _show_pins)
+        return
+    wanted = [from_here(url) for url in urls]
+    if stream(socket, lambda daemon: daemon.pin(wanted), print_lines if as_json else _show_pinning):
+        fail()
+
+
+def _show_pinning(events: Iterable[dict[str, Any]]) -> int:
+    from shardcache.cli.output import count, follow, make_console
+    from shardcache.units import size
+
+    console = make_console()
+    done, failed = follow(events, console, "pinning", each_shard=True)
+    pins = done["pins"]
+    outcome = f"{done['fetched']:,} fetched, {done['cached']:,} already cached; {failed:,} failed"
+    console.print(f"{count(done['shards'] - failed, 'shard')} pinned: {outcome}")
+    console.print(f"{size(pins['size_bytes'])} of at most {size(pins['limit_bytes'])} pinned now")
+    return failed
+
+
+def _show_pins(lines: Iterable[dict[str, Any]]) -> None:
+    from rich.text import Text
+
+    from shardcache.cli.output import make_console, make_table
+    from shardcache.units import size, user_name
+
+    rows = list(lines)
+    table = make_table("url", "size", "cached", "pinned by", numbers=("size",))
+    for row in sorted(rows, key=itemgetter("url")):
+        users = ", ".join(map(user_name, row["uids"]))
+        table.add_row(Text(row["url"]), size(row["size_bytes"]), "yes" if row["cached"] else "no", users)
+    make_console().print(table if rows else "no shards are pinned")
+
+
+@click.command()
+@click.argument("urls", nargs=-1, required=True, metavar="URL...", shell_complete=complete_path)
+@json_option
+@socket_option
+def unpin(urls: tuple[str, ...], as_json: bool, socket: Path | None) -> None:
+    """Unpin shards, so that they may be evicted.
+
+    URL is a shard, a brace pattern, a glob or a prefix ending in "/", matched against the pinned shards. Removes your
+    own pins; root and the daemon's own user remove everybody's. Exits 1 if a shard stayed pinned or nothing matched.
+    """
+    answer = ask(socket, lambda daemon: daemon.unpin([from_here(url) for url in urls]))
+    if as_json:
+        print_json(answer)
+    else:
+        _show_unpinned(answer)
+    if answer["kept"] or not answer["unpinned"]:
+        fail()
+
+
+def _show_unpinned(answer: dict[str, Any]) -> None:
+    from shardcache.cli.output import count, make_console
+
+    console = make_console()
+    if not answer["unpinned"] and not answer["kept"]:
+        console.print("no pinned shard matches; see `shardcache pin`", markup=False)
+        return
+    for row in answer["kept"]:
+        console.print(f"kept  {row['url']}: {row['reason']}", markup=False)
+    console.print(f"{count(len(answer['unpinned']), 'shard')} unpinned")
+
+
+@click.command()
+@click.argument("prefix", default="")
+@json_option
+@socket_option
+def verify(prefix: str, as_json: bool, socket: Path | None) -> None:
+    """Read every cached shard and check it against its checksums.
+
+    With PREFIX, checks only the shards whose url starts with it. A corrupt shard is quarantined, and re-fetched when it
+    is needed next. Exits 1 if one was found. With --json, prints one line of JSON per event.
+    """
+    if stream(socket, lambda daemon: daemon.verify(prefix), print_lines if as_json else _show_verifying):
+        fail()
+
+
+def _show_verifying(events: Iterable[dict[str, Any]]) -> int:
+    from shardcache.cli.output import ByteProgress, FailureList, count, make_console
+    from shardcache.units import size
+
+    console = make_console()
+    failures = FailureList(console)
+    with ByteProgress(console, "verifying") as bar:
+        for event in events:
+            match event["event"]:
+                case "start" | "progress":
+                    bar.update(event)
+                case "shard" if not event["ok"]:
+                    failures.add(event["error"], url=event["url"])
+                case "done":
+                    done = event
+    failures.explain()
+    console.print(f"{count(done['shards'], 'shard')} verified ({size(done['bytes'])}), {done['corrupt']:,} corrupt")
+    return len(failures)
