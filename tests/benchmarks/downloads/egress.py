@@ -1,4 +1,4 @@
-"""Egress of 8, 64 and 512 nodes that cache a part of the dataset each, the whole of it together, or each the whole.
+"""Egress of 8 and 64 nodes that cache a part of the dataset each, the whole of it together, or each the whole.
 
 `python -m benchmarks.downloads.egress` prints the table of docs/cluster.md. The deal and the ring are the real ones; a
 node's cache is a set of shards that is filled in the order in which this epoch and the next need them.
@@ -112,7 +112,7 @@ def _tier(nodes: int) -> tuple[int, float]:
     return max(owned.values()), needed * (nodes - 1) / nodes
 
 
-def table(sizes: Sequence[int] = (8, 64, 512)) -> str:
+def table(sizes: Sequence[int] = (8, 64)) -> str:
     """Return the table for clusters of several sizes."""
     head = (
         "| nodes | each node's disk holds | disk per node | × dataset, first epoch | each later one | "
