@@ -13,14 +13,11 @@ from torch.utils.data._utils.collate import default_collate_fn_map  # torch's do
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import FUNCTION, Accepts, checked, flag, whole
-from shardcache_client.dataloader.callers import batch_size_of_loader_asking_length, batching_of, stateful_loader_asks
-from shardcache_client.dataloader.worker_process import end_with_trainer, keep_freed_memory
-from shardcache_client.order.lanes.elastic import in_batches
-from shardcache_client.order.partition import taken_in_turns
 from shardcache_client.order.state import ReaderState
 from shardcache_client.ranks.group import RankGroup
 from shardcache_client.ranks.membership import in_worker
 from shardcache_client.ranks.mesh import MeshRanks
+from shardcache_client.ranks.resharding import stateful_loader_asks
 from shardcache_client.ranks.torch_group import TorchRankGroup
 from shardcache_client.reader import ARGUMENTS, ShardReader
 from shardcache_client.reading.rank_position import RankPosition
@@ -30,6 +27,7 @@ from shardcache_client.sharing.epoch import WorkerPlace
 from shardcache_client.sharing.shared_state import SharedState
 from shardcache_client.topology import Ranks, Topology
 from shardcache_client.typed import B_co, T_co, U
+from shardcache_client.worker_process import end_with_trainer, keep_freed_memory
 
 if TYPE_CHECKING:
     from shardcache_client.loader import ShardLoader
@@ -71,7 +69,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             is prefetched past it; later epochs can still be read, without prefetching from one to the next. Default:
             no limit.
         batch_size: the DataLoader's batch size. Each worker then reads whole batches, so a rank has at most one short
-            batch and `len(loader)` is right; if it differs, `len(loader)` is unknown with several workers.
+            batch and `len(loader)` is right; if it differs, a DataLoader's length may be wrong with several workers.
         global_batch_size: number of samples in the batches of all ranks together. The sequence of these global batches,
             sample by sample, is then the same for any number of ranks that divides it and any number of workers: a run
             may continue on other GPUs without a change to its training. The DataLoader's batch size must be the
@@ -137,21 +135,6 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     def _new_shared_state(self) -> SharedState:
         return SharedState({}, in_worker)
 
-    def __len__(self) -> int:
-        """Return the number of samples that this rank reads per epoch.
-
-        Raises TypeError, as Python expects of `__len__`, while the number is unknown, and if a loader with several
-        workers and a different batch_size asks, since its own length would be wrong.
-        """
-        size = self.batch_size
-        loaders_size = batch_size_of_loader_asking_length(self)
-        if loaders_size and size % loaders_size:
-            raise TypeError(
-                f"len() of the loader is not known: its batch_size is {loaders_size}, the dataset's {size}, and each "
-                f"worker may have a short batch; pass batch_size={loaders_size} to the dataset as well"
-            )
-        return super().__len__()
-
     if TYPE_CHECKING:
 
         def map(self, function: Callable[[T_co], U]) -> ShardDataset[U]:
@@ -170,13 +153,6 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
             if not in_worker():
                 self._settings.handover.acks.receive_here()
 
-    def _look_at_callers(self, iteration: Iteration) -> int:
-        super()._look_at_callers(iteration)
-        found = batching_of(self)
-        if not iteration.looks:
-            self._bookmark.note_batching(None if found is None else (found.batch_size, found.drop_last))
-        return 1 if found is None else found.batch_size
-
     def _why_not_counted(self) -> str:
         remedy = "" if self.manifest.uncounted else "; or initialise torch.distributed before creating the dataset"
         return super()._why_not_counted() + remedy
@@ -192,31 +168,21 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     def _loads_of_a_loader(self) -> bool:
         return in_worker() or stateful_loader_asks()
 
-    @checked(batches=whole(0).or_none())
-    def state_dict(self, *, batches: int | None = None) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return this reader's position: a few numbers, whatever the size of dataset and batches.
 
-        In the process that reads the samples, the position follows the last sample taken from the iterator; this is how
-        a StatefulDataLoader asks its workers. Workers of a plain DataLoader run ahead of the training loop, so the loop
-        passes the number of `batches` that it has taken. Skipped samples are then unknown and come up again, and the
-        first batch comes from worker 0, whichever worker's turn it was.
+        The position follows the last sample taken from the iterator in this process; this is how a StatefulDataLoader
+        asks its workers. Workers of a plain DataLoader run ahead of the training loop: use `loader()`.
 
-        A state taken after an epoch's last batch resumes with the next epoch, unless other ranks have one batch more or
-        fewer (`even=None`): then load their states along with it.
+        A state taken after an epoch's last sample resumes with the next epoch, unless other ranks have one sample more
+        or fewer (`even=None`): then load their states along with it.
 
-        Args:
-            batches: number taken from the loader since the iteration began. The dataset's batch_size must be the
-                loader's.
-
-        Raises ConfigError if the position cannot be determined, for example with a loader of another batch_size.
+        Raises ConfigError if a plain DataLoader's workers read the samples.
         """
-        if batches is not None:
-            return self._state_of_rank(batches)
         if not in_worker() and self._bookmark.workers:
             raise ConfigError(
                 "the samples are read by the loader's workers, which run ahead of the training loop",
-                remedy="use torchdata's StatefulDataLoader and its state_dict(); or call state_dict(batches=...) with "
-                "the number of batches taken since the iteration began",
+                remedy="use dataset.loader(), or torchdata's StatefulDataLoader, and its state_dict()",
             )
         return self._own_state(alone=not in_worker() and not stateful_loader_asks()).to_json()
 
@@ -295,7 +261,7 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
         if not self._elastic:
             copied._dealing = replace(self._dealing, batch_size=size)
             copied._settings = replace(self._settings, deal=copied._dealing.deal(self.manifest))
-        copied._bookmark.note_batching((batch_size or 1, drop_last))
+        copied._batching = batch_size or 1, drop_last
         return copied
 
     def begin(self, iteration: Iteration) -> None:
@@ -333,33 +299,6 @@ class ShardDataset(ShardReader[T_co], IterableDataset[T_co]):
     def state_after(self, stream: EpochStream) -> ReaderState:
         """Return the state of a reader of this process, a worker of a `ShardLoader`, after its last sample."""
         return self._state_after(stream, alone=False)
-
-    def _state_of_rank(self, batches: int) -> dict[str, Any]:
-        """Return the states of all workers of this rank after `batches` batches were taken from them in turn."""
-        bookmark = self._bookmark
-        states = bookmark.states_of_workers
-        workers = max(1, bookmark.workers)
-        streams = self._streams_of_rank(bookmark.epoch_begun, workers, states)
-        if not streams[0].counted:
-            raise ConfigError(
-                "batches=... does not determine a position: the samples of the shards are not counted",
-                remedy="count them: shardcache index URL... -o index.json; or use torchdata's StatefulDataLoader",
-            )
-        size = self.batch_size
-        loaders_size, drop_last = bookmark.batching or (size, False)
-        if batches and loaders_size != size:
-            raise ConfigError(
-                f"batches=... does not determine a position: the loader's batch_size is {loaders_size}, "
-                f"the dataset's {size}",
-                remedy=f"set the same for both: ShardDataset(..., batch_size={loaders_size})"
-                + ("; batches=... is then a number of samples" if loaders_size == 1 else ""),
-            )
-        left = [stream.samples_left // size * size if drop_last else stream.samples_left for stream in streams]
-        taken = taken_in_turns(left, size, batches)
-        over = taken == left and self.ranks_end_together(streams[0])
-        places = [stream.reader_position.place.after(count) for stream, count in zip(streams, taken, strict=True)]
-        each = [self._state(*reader, over=over) for reader in zip(streams, places, strict=True)]
-        return {"workers": [state.to_json() for state in (in_batches(each) if self._elastic else each)]}
 
     def _streams_of_rank(self, epoch: int, workers: int, states: Sequence[ReaderState]) -> list[EpochStream]:
         """Return the streams of all workers of this rank at the start of an iteration."""

@@ -16,12 +16,12 @@ from shardcache.errors import ConfigError, SampleError
 from shardcache_client.arguments import CHOSEN, SPLIT, checked
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.source import ShardSource
-from shardcache_client.dataloader.callers import replicas_of_sampler_asking_length
 from shardcache_client.decoding.pipeline import Dropped
 from shardcache_client.files.slicing import Sample
 from shardcache_client.order.plan import plan_reading
 from shardcache_client.order.selection import By, Choices, split, subset
 from shardcache_client.ranks.mesh import MeshRanks
+from shardcache_client.ranks.resharding import replicas_of_sampler_asking_length
 from shardcache_client.reading.leased_shard import LeasedShard
 from shardcache_client.reading.stream import StreamSettings
 from shardcache_client.typed import T_co

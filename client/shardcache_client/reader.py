@@ -206,6 +206,7 @@ class ShardReader(Selecting, Generic[T_co]):
         self.seed = seed
         self.manifest = settings.manifest
         self._on_error = on_error
+        self._batching: tuple[int, bool] | None = None  # batch size and drop_last of the loader, if it is known
         self._job = job
         self._dealing = dealing
         self._settings = settings
@@ -333,11 +334,11 @@ class ShardReader(Selecting, Generic[T_co]):
         self._group.compare_options(self._dealing.options(), topology)
 
     def _samples(self, iteration: Iteration, loader: WorkerPlace | None) -> Iterator[Any]:
-        batch_size = self._look_at_callers(iteration)
+        self._refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
         if iteration.looks and loader is None:
             self._start(iteration, None)  # by now, the iteration that was being read may have ended
         # A DataLoader's workers are two batches ahead, and the first one makes a third as soon as one has been taken.
-        ahead = batch_size * (1 if loader is None else 2 if loader.worker else 3)
+        ahead = self.batch_size * (1 if loader is None else 2 if loader.worker else 3)
 
         stream: EpochStream = iteration.place
         samples = stream.samples(partial(self.finish, iteration, loader))
@@ -399,11 +400,6 @@ class ShardReader(Selecting, Generic[T_co]):
         """The stream at whose position this process is; None if it has begun none."""
         current = self._bookmark.current
         return None if current is None else current.place
-
-    def _look_at_callers(self, iteration: Iteration) -> int:
-        """Return the size of the batches that samples are requested for; 1 if nobody batches them."""
-        self._refuse_resharding()  # a wrapper around the iterator is on the stack only from the first sample on
-        return 1
 
     @property
     def _in_step(self) -> bool:
@@ -520,7 +516,7 @@ class ShardReader(Selecting, Generic[T_co]):
 
     def _is_over(self, stream: EpochStream) -> bool:
         """Return True if the epoch has no more batches, but for a short one that the loader drops."""
-        size, drop_last = self._bookmark.batching or (1, False)
+        size, drop_last = self._batching or (1, False)
         return stream.read or (stream.counted and stream.samples_left < (size if drop_last else 1))
 
     def load_state_dict(self, state: object) -> None:
@@ -567,12 +563,13 @@ class ShardReader(Selecting, Generic[T_co]):
         return self._in_worker
 
     def ranks_end_together(self, stream: EpochStream) -> bool:
-        """Return True if the epoch ends after the same number of batches on all ranks."""
+        """Return True if the epoch is known to end after the same number of batches on all ranks."""
         if stream.topology.world_size == 1:
             return True
-        deal, drop_last = stream.deal, (self._bookmark.batching or (1, False))[1]
-        return isinstance(deal, SpanDeal) and deal.ends_together(
-            self._cut(stream.topology), stream.start.phases, drop_last=drop_last
+        deal, cut = stream.deal, self._cut(stream.topology)
+        drops = (False, True) if self._batching is None else (self._batching[1],)
+        return isinstance(deal, SpanDeal) and all(
+            deal.ends_together(cut, stream.start.phases, drop_last=drop_last) for drop_last in drops
         )
 
     def _state(self, stream: EpochStream, place: Place, *, over: bool) -> ReaderState:
@@ -593,8 +590,8 @@ class ShardReader(Selecting, Generic[T_co]):
         )
 
     def _ends_sooner(self, stream: EpochStream, place: Place) -> bool:
-        """Return True if a reader has no batch left, and others may, as the loader drops short ones."""
-        size, drop_last = self._bookmark.batching or (1, False)
+        """Return True if a reader has no batch left, and others may, as the loader drops short ones or might."""
+        size, drop_last = self._batching or (self.batch_size, True)
         left = stream.left_after(place) if drop_last and stream.counted else size
         return left < size and not self.ranks_end_together(stream)
 

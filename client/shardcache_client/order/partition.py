@@ -9,8 +9,6 @@ an epoch, only the last division does, at most one sample fewer than it has rank
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,19 +86,3 @@ class Partition:
         """Return the number of samples that a rank's workers before this one read: whole batches."""
         batches = self.batches(samples, rank)
         return min(batches * worker // self.workers * self.batch_size, self.rank_size(samples, rank))
-
-
-def taken_in_turns(sizes: Sequence[int], batch_size: int, batches: int) -> list[int]:
-    """Return the number of samples that each worker of a rank has yielded after `batches` batches of the rank.
-
-    A DataLoader takes a batch from each worker in turn, skipping those that have no more.
-
-    Args:
-        sizes: number of samples in each worker's share.
-    """
-    most = [-(-size // batch_size) for size in sizes]
-    turns = bisect_right(range(max(most) + 1), batches, key=lambda turn: sum(min(each, turn) for each in most)) - 1
-    given = [min(each, turns) for each in most]
-    for worker in [worker for worker, each in enumerate(most) if each > turns][: max(0, batches - sum(given))]:
-        given[worker] += 1
-    return [min(size, count * batch_size) for size, count in zip(sizes, given, strict=True)]

@@ -7,12 +7,13 @@ worker has its parent's frames below its own, so a wrapper around the loader is 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from shardcache.errors import ConfigError
-from shardcache_client.dataloader.callers import frames
 from shardcache_client.topology import Topology
 
 Variables = Mapping[str, Any]
@@ -119,10 +120,30 @@ def refuse_resharding(topology: Topology, processes: int) -> None:
 
 
 def _resharders() -> Iterator[tuple[Resharder, Variables]]:
-    for frame in frames():
+    for frame in _frames():
         found = _RESHARDERS.get((frame.f_globals.get("__name__", ""), frame.f_code.co_qualname))
         if found is not None:
             yield found, frame.f_locals
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames of the call stack from the caller's on, outwards."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def stateful_loader_asks() -> bool:
+    """Return True if the caller is torchdata's StatefulDataLoader, whose own state records the end of an iteration."""
+    return any(str(frame.f_globals.get("__name__")).startswith("torchdata.") for frame in _frames())
+
+
+def replicas_of_sampler_asking_length() -> int | None:
+    """Return the number of ranks of the DistributedSampler whose constructor calls a dataset's `__len__`."""
+    asking = sys._getframe(2)  # 0 is this function, 1 the dataset's own `__len__`
+    found = asking.f_code.co_qualname == "DistributedSampler.__init__"
+    return asking.f_locals["self"].num_replicas if found else None
 
 
 def _count(shares: Shares, variables: Variables) -> int:

@@ -98,12 +98,6 @@ class Bookmark:
         return workers
 
     @property
-    def epoch_begun(self) -> int:
-        """The epoch begun last, or else the next one."""
-        epoch: int = self._shared_state.read().get("begun_epoch", self.next_epoch)
-        return epoch
-
-    @property
     def current(self) -> Iteration | None:
         """The iteration of this process whose position is the dataset's; None if that is where the next one begins."""
         main = self._main if self._main is not None and self._main._pid == os.getpid() else None
@@ -145,8 +139,7 @@ class Bookmark:
         if iteration.looks:
             return (), 0
         with self._shared_state.edit() as notes:
-            notes |= {"begun_epoch": iteration.epoch, "workers": loader.workers if loader else 0}
-            notes["last"] = iteration._number
+            notes["workers"] = loader.workers if loader else 0
             loaded = notes.get("loaded")
             if loaded is None or loaded.get("taken", iteration._number) != iteration._number:
                 return (), 0
@@ -182,18 +175,6 @@ class Bookmark:
         iteration.done = True
         return self._epochs.finish(iteration._number, loader.worker if loader else 0)
 
-    @property
-    def batching(self) -> tuple[int, bool] | None:
-        """Batch size and drop_last of the loader that reads; None if unknown."""
-        found = self._shared_state.read().get("batching")
-        return None if found is None else (found[0], found[1])
-
-    def note_batching(self, batching: tuple[int, bool] | None) -> None:
-        """Note the batch size and drop_last of the loader that has begun to read."""
-        if batching != self.batching:
-            with self._shared_state.edit() as notes:
-                notes["batching"] = batching
-
     def load(self, data: object, *, worker: bool) -> None:
         """Resume from a state at the next iteration.
 
@@ -215,12 +196,11 @@ class Bookmark:
             return
         epoch = states[0].epoch
         over = all(state.over for state in states)
-        next_epoch = epoch + over
-        self._epochs.go_on(next_epoch)
+        self._epochs.go_on(epoch + over)
         with self._shared_state.edit() as notes:
             turn = 0 if over else find_turn(data)
             loaded = {"epoch": epoch, "over": over, "states": [state.to_json() for state in states], "turn": turn}
-            notes |= {"workers": 0, "begun_epoch": next_epoch, "loaded": loaded}
+            notes |= {"workers": 0, "loaded": loaded}
         self._changed("loaded_in")
 
     def _changed(self, what: str = "changes") -> None:
@@ -243,24 +223,16 @@ class Bookmark:
             return True
         self._forget()
         with self._shared_state.edit() as own:
-            kept = {"batching": own.get("batching"), "begun": max(own.get("begun", 0), notes.get("begun", 0))}
+            begun = max(own.get("begun", 0), notes.get("begun", 0))
             own.clear()
-            own |= {name: value for name, value in notes.items() if name not in ("main", "iterations")} | kept
+            own |= {name: value for name, value in notes.items() if name not in ("main", "iterations")}
+            own["begun"] = begun
         return True
 
     @property
     def states(self) -> Sequence[ReaderState]:
         """States from which this process would read its next iteration."""
         return self._loaded_here or self.next_states()[0]
-
-    @property
-    def states_of_workers(self) -> Sequence[ReaderState]:
-        """States from which the loader's workers read the epoch that they have begun, or would read the next one."""
-        notes = self._shared_state.read()
-        loaded = notes.get("loaded")
-        if loaded is None or loaded.get("taken", notes.get("last")) != notes.get("last"):
-            return ()
-        return find_states(loaded["states"])
 
     def next_states(self) -> tuple[Sequence[ReaderState], int]:
         """Return the states that the next iteration resumes from, if any, and the worker that has its first turn."""

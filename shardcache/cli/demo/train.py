@@ -1,4 +1,4 @@
-"""A user's training script; specific to shardcache are only the dataset and its state in the checkpoint.
+"""A user's training script; specific to shardcache are only the dataset, and the loader's state in the checkpoint.
 
 shardcache index 's3://shapes/train-{0000..0011}.tar' -o index.json
 torchrun --nproc-per-node=2 train.py index.json --job first
@@ -21,7 +21,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
 
@@ -91,26 +90,24 @@ def main() -> None:
     dataset = ShardDataset(
         args.urls, shuffle=True, shuffle_window=4, seed=args.seed, batch_size=BATCH_SIZE, decode=decode, job=args.job
     )
-    loader = DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=2, persistent_workers=True)
+    loader: Any = dataset.loader(num_workers=2)
 
     if args.checkpoint.exists():
         saved = torch.load(args.checkpoint, weights_only=True)
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        dataset.load_state_dict(saved["dataset"])
+        loader.load_state_dict(saved["loader"])
 
     reports = []
-    for epoch in range(dataset.epoch, args.epochs):
-        dataset.set_epoch(epoch)
+    for epoch in range(loader.epoch, args.epochs):
         stop = args.stop_after if epoch == args.epochs - 1 else None
         # All ranks get the same number of batches, even of a partial epoch: collectives need no guard.
         seen = train(model, optimizer, islice(loader, stop))
         reports.append({"epoch": epoch, "promised": len(loader), **seen})
 
     if args.stop_after and dist.get_rank() == 0:  # all ranks are at the same batch: one saves for all
-        parts = {"model": model.module, "optimizer": optimizer}
-        saved = {name: part.state_dict() for name, part in parts.items()}
-        torch.save(saved | {"dataset": dataset.state_dict(batches=args.stop_after)}, args.checkpoint)
+        parts = {"model": model.module, "optimizer": optimizer, "loader": loader}
+        torch.save({name: part.state_dict() for name, part in parts.items()}, args.checkpoint)
 
     (args.reports / f"rank-{dist.get_rank()}.json").write_text(json.dumps(reports))
     dist.destroy_process_group()

@@ -15,8 +15,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-
-from torch.utils.data import DataLoader
+from typing import Any
 
 from shardcache_client import ShardDataset
 
@@ -28,19 +27,19 @@ def main() -> None:
     daemon, urls, out = sys.argv[1:]
     rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     dataset = ShardDataset(urls, shuffle=True, seed=7, batch_size=BATCH, socket=daemon)
-    loader = DataLoader(dataset, batch_size=BATCH, num_workers=1, collate_fn=list)
+    loader: Any = dataset.loader(num_workers=1, collate_fn=list)
     saved = Path(out, f"{rank}.json")
     read: list[list[str]] = [[]]
     if attempt:
         told = json.loads(saved.read_text())
         read = told["read"]
-        dataset.load_state_dict(told["state"])
-        read += [[] for _ in range(len(read), dataset.epoch + 1)]  # it had read an epoch to its end
+        loader.load_state_dict(told["state"])
+        read += [[] for _ in range(len(read), loader.epoch + 1)]  # it had read an epoch to its end
     while len(read) <= EPOCHS:
         for taken, batch in enumerate(loader, 1):
             read[-1] += [sample["__key__"] for sample in batch]
             temporary = saved.with_suffix(".new")
-            temporary.write_text(json.dumps({"read": read, "state": dataset.state_dict(batches=taken)}))
+            temporary.write_text(json.dumps({"read": read, "state": loader.state_dict()}))
             temporary.replace(saved)
             if rank and not attempt and len(read) == EPOCHS and taken == 3:
                 while not Path(out, "0.json").exists():

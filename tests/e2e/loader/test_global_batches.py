@@ -121,9 +121,9 @@ def test_ranks_and_workers_do_not_change_global_batches(make: Make, world_size: 
 @pytest.mark.parametrize(
     ("load", "make", "before", "after"),
     [
-        *((stateful, *SAME), slow(own, *SAME), slow(plain, *SAME)),
-        *((own, *FEWER), slow(stateful, *FEWER), slow(plain, *FEWER)),
-        *((plain, *MORE), slow(stateful, *MORE), slow(own, *MORE)),
+        *((stateful, *SAME), slow(own, *SAME)),
+        *((own, *FEWER), slow(stateful, *FEWER)),
+        *((own, *MORE), slow(stateful, *MORE)),
     ],
     indirect=["make"],
 )
@@ -140,30 +140,25 @@ def test_a_run_goes_on_with_the_next_global_batch_on_any_job(
                 (loader if load is stateful and before == after else dataset).load_state_dict(json.loads(state))
         assert together([islice(loader, count) for loader in loaders]) == expected[taken : taken + count]
         taken += count
-        state = json.dumps(datasets[0].state_dict(batches=count) if load is plain else loaders[0].state_dict())
+        state = json.dumps(loaders[0].state_dict())
 
 
 @pytest.mark.parametrize("load", [stateful, own])
 def test_a_state_of_one_loader_goes_on_with_another(make: Make, load: Any) -> None:
-    """Though a plain loader begins with its first worker, whichever worker's turn it was; and again from its state."""
+    """Though a plain loader begins with its first worker, whichever worker's turn it was."""
     expected, saving = whole(make), load(make(), 2)
     assert list(islice(saving, 3)) == expected[:3]
     second = make()
     second.load_state_dict(saving.state_dict())
-    assert list(islice(plain(second, 2), 4)) == expected[3:7]
-    third = make()
-    third.load_state_dict(second.state_dict(batches=4))
-    assert list(plain(third, 2)) == expected[7:]
+    assert list(plain(second, 2)) == expected[3:]
 
 
-@pytest.mark.parametrize("load", [own, plain])
 @pytest.mark.parametrize("make", ["dataset", "mixture"], indirect=True)
-def test_after_the_last_global_batch_comes_the_next_epoch(make: Make, load: Any) -> None:
+def test_after_the_last_global_batch_comes_the_next_epoch(make: Make) -> None:
     """A state of the end is one of the next epoch's beginning, for any job."""
-    dataset = make(0, 2)
-    loader = load(dataset, 2)
+    loader = own(make(0, 2), 2)
     list(loader)
-    state = dataset.state_dict(batches=BATCHES) if load is plain else loader.state_dict()
+    state = loader.state_dict()
     ranks = [make(rank, 4) for rank in range(4)]
     for rank in ranks:
         rank.load_state_dict(state)

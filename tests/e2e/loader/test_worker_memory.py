@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from shardcache_client import ShardDataset
-from shardcache_client.dataloader.worker_process import TUNE_MALLOC_ENV
+from shardcache_client.worker_process import TUNE_MALLOC_ENV
 from support.programs.daemon import Daemon
 from support.programs.heap import MB, glibc_only, kept_bytes
 

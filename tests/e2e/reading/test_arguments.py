@@ -199,7 +199,7 @@ def test_numbers_of_numpy_give_the_same_state(daemon: Daemon, index: str) -> Non
         options = {name: np.bool_(value) if value is True else number(min(value, 200)) for name, value in plain.items()}
         dataset = ShardDataset(index, socket=daemon.socket, **options)
         dataset.set_epoch(number(3))
-        states.append(json.dumps([dataset.state_dict(), dataset.state_dict(batches=number(2)), dataset.seed]))
+        states.append(json.dumps([dataset.state_dict(), dataset.seed]))
     assert len(set(states)) == 1
     assert [repr(TokenBlocks(number(8), overlap=number(1), end=number(0))) for number in (np.int64, np.float64)] == [
         repr(TokenBlocks(8, overlap=1, end=0))
@@ -253,17 +253,15 @@ def test_running_workers_take_the_seed_of_a_loaded_state(
     """A loader whose persistent workers have begun with its own seed continues another run, and its later epochs."""
     options: dict[str, Any] = {"global_batch_size": global_batch_size, "batch_size": 1} if global_batch_size else {}
     saved, resumed = (random_dataset(daemon, index, **options) for _ in range(2))
-    loaders = [
-        DataLoader(dataset, batch_size=5, num_workers=2, collate_fn=keys_of, persistent_workers=True)
-        for dataset in (saved, resumed)
-    ]
-    batches = iter(loaders[0])
+    saving = saved.loader(num_workers=2, collate_fn=keys_of)
+    loader: Any = DataLoader(resumed, batch_size=5, num_workers=2, collate_fn=keys_of, persistent_workers=True)
+    batches = iter(saving)
     for _ in range(7):
         next(batches)
-    assert len(list(loaders[1])) == 40
-    resumed.load_state_dict(saved.state_dict(batches=7))
-    assert sorted(loaders[1]) == sorted(batches)  # a plain loader resumes with its first worker, whosever turn it was
-    assert list(loaders[1]) == list(loaders[0])
+    assert len(list(loader)) == 40
+    resumed.load_state_dict(saving.state_dict())
+    assert sorted(loader) == sorted(batches)  # a plain loader resumes with its first worker, whosever turn it was
+    assert list(loader) == list(saving)
 
 
 def test_a_mixtures_random_seeds_are_kept_by_source(daemon: Daemon, index: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError
@@ -153,9 +153,10 @@ def test_a_rank_that_ends_sooner_says_nothing_of_the_others(make: Make) -> None:
 
     By the state of the first rank alone the other would lose its last sample; by both states it reads just that.
     """
-    ranks = [make(rank=rank, world_size=2, even=None, batch_size=23) for rank in range(2)]
-    read = [sample["__key__"] for ds in ranks for sample in islice(ds, 23)]
-    states = [through_json(ds.state_dict(batches=1)) for ds in ranks]
+    ranks = [own(make(rank=rank, world_size=2, even=None, batch_size=23), 0) for rank in range(2)]
+    iterators = [iter(loader) for loader in ranks]
+    read = [sample["__key__"] for batches in iterators for sample in next(batches)]
+    states = [through_json(loader.state_dict()) for loader in ranks]
     other = make(rank=1, world_size=2, even=None, batch_size=23)
     other.load_state_dict(states[0])
     with pytest.raises(ConfigError, match="states of all ranks"):
@@ -165,36 +166,19 @@ def test_a_rank_that_ends_sooner_says_nothing_of_the_others(make: Make) -> None:
         resumed.load_state_dict(states)
         read += [sample["__key__"] for sample in resumed]
     assert sorted(read) == KEYS
-    other.load_state_dict([states[0], through_json(ranks[1].state_dict(batches=2))])
+    next(iterators[1])
+    other.load_state_dict([states[0], through_json(ranks[1].state_dict())])
     assert len(list(other)) == 24, "nothing is left on any rank, so the next epoch follows"
 
 
-def plain(ds: IterableDataset[Any], workers: int) -> DataLoader[Any]:
+def plain(ds: ShardDataset, workers: int) -> DataLoader[Any]:
     """Return PyTorch's own loader of whole batches."""
     return DataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=list)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_plain_loader_by_the_batches_it_gave(make: Make, workers: int) -> None:
-    """Its workers are ahead of the training loop, which says how far it is itself; also after a resume."""
-    whole = plain(make(), workers)
-    epochs = [list(whole), list(whole)]
-    ds = make()
-    assert list(islice(plain(ds, workers), 6)) == epochs[0][:6]
-    resumed = make()
-    resumed.load_state_dict(through_json(ds.state_dict(batches=6)))
-    assert list(islice(plain(resumed, workers), 3)) == epochs[0][6:9]
-    again = make()
-    again.load_state_dict(through_json(resumed.state_dict(batches=3)))
-    loader = plain(again, workers)
-    # Of the workers it was the second one's turn; the new loader begins with the first.
-    assert sorted(loader, key=keys_of_batch) == sorted(epochs[0][9:], key=keys_of_batch)
-    assert list(loader) == epochs[1]
-
-
-def keys_of_batch(batch: Batch) -> list[str]:
-    """Return the keys of a batch."""
-    return [sample["__key__"] for sample in batch]
+def own(ds: ShardDataset, workers: int, **options: Any) -> Any:
+    """Return the dataset's own loader."""
+    return ds.loader(num_workers=workers, collate_fn=list, **options)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -205,27 +189,24 @@ def test_a_run_goes_back(make: Make, persistent: bool) -> None:
         ds, batch_size=BATCH, num_workers=2, persistent_workers=persistent, collate_fn=list
     )
     first = list(islice(loader, 6))
-    state = through_json(ds.state_dict(batches=6))
+    saving = own(make(), 2)
+    assert list(islice(saving, 6)) == first
     second = list(loader)
-    ds.load_state_dict(state)
+    ds.load_state_dict(through_json(saving.state_dict()))
     rest = list(loader)
     assert sorted(keys_of(first + rest)) == KEYS
     assert list(loader) == second
 
 
-def test_a_state_that_nobody_can_tell_is_refused(make: Make, daemon: Daemon, folder: Path) -> None:
-    """Of workers that are ahead; and by a number of batches, where nobody has counted their shards."""
+def test_a_state_that_nobody_can_tell_is_refused(make: Make) -> None:
+    """That of a plain loader's workers, which are ahead of the loop."""
     ds = make()
     samples = iter(ds)
     next(samples)
     next(iter(plain(ds, 1)))
-    with pytest.raises(ConfigError, match="StatefulDataLoader"):
+    with pytest.raises(ConfigError, match="workers, which run ahead") as caught:
         ds.state_dict()
-    write_indexed(folder / "uncounted-batches", (3, 3))
-    uncounted = ShardDataset(f"file://{folder}/uncounted-batches/*.tar", socket=daemon.socket)
-    next(iter(uncounted))
-    with pytest.raises(ConfigError, match="not counted"):
-        uncounted.state_dict(batches=1)
+    assert "dataset.loader()" in caught.value.remedy
 
 
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle_window": 0}, {"shuffle_window": 1}, {}])
@@ -331,50 +312,15 @@ def test_a_state_of_other_counts_is_refused(daemon: Daemon, folder: Path) -> Non
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_end_whose_short_batch_is_dropped_is_the_next_epochs_beginning(make: Make, workers: int) -> None:
-    """By the number of batches and, without workers, by the dataset's own state: 47 samples are 11 batches of 4."""
-
-    def loader(ds: ShardDataset) -> DataLoader[Any]:
-        return DataLoader(ds, batch_size=BATCH, num_workers=workers, collate_fn=list, drop_last=True)
-
-    ds = make()
-    reading = loader(ds)
-    assert len(list(reading)) == len(reading) == len(KEYS) // BATCH
-    states = [ds.state_dict(batches=len(reading))]
-    if not workers:
-        states.append(ds.state_dict())
-    expected = list(reading)
-    for state in states:
-        resumed = make()
-        resumed.load_state_dict(through_json(state))
-        assert list(loader(resumed)) == expected
-
-
-@pytest.mark.parametrize("taken", [len(KEYS) // BATCH, None])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_stateful_loader_drops_is_left_to_no_other_loader(make: Make, workers: int, taken: int | None) -> None:
-    """After its last batch, and at its end: a loader of other workers reads the next epoch, not one of no batches."""
-    saving = stateful(make(batch_size=BATCH), workers, drop_last=True)
-    assert len(list(islice(saving, taken))) == len(KEYS) // BATCH
-    whole = make(batch_size=BATCH)
-    whole.set_epoch(1)
-    for others in (0, 1):
-        resumed = make(batch_size=BATCH)
-        resumed.load_state_dict(through_json(saving.state_dict()))
-        loader: DataLoader[Any] = DataLoader(
-            resumed, batch_size=BATCH, num_workers=others, collate_fn=list, drop_last=True
-        )
-        assert list(loader) == list(plain(whole, others))[:-1]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_that_names_the_epoch_that_has_ended_reads_no_more_of_it(make: Make, workers: int) -> None:
     """It was saved by a checkpoint every so many steps, one of which was the epoch's last: nothing comes twice."""
-    ds = make()
-    ds.set_epoch(3)
-    states = [ds.state_dict(batches=len(list(plain(ds, workers))))]
-    if not workers:
-        states.append(ds.state_dict())
+    ds, alone = make(), make()
+    for each in (ds, alone):
+        each.set_epoch(3)
+    loader = own(ds, workers)
+    list(loader)
+    list(alone)
+    states = [loader.state_dict(), alone.state_dict()]
     ds.set_epoch(4)
     expected = list(plain(ds, workers))
     for state, topology in product(states, ({}, {"rank": 1, "world_size": 2})):
@@ -396,79 +342,21 @@ def test_an_end_that_comes_sooner_on_one_rank_where_a_short_batch_is_dropped(mak
     batch; the states of both continue exactly.
     """
 
-    def rank(number: int) -> tuple[ShardDataset, DataLoader[Any]]:
-        ds = make(rank=number, world_size=2, even=None, batch_size=12)
-        return ds, DataLoader(ds, batch_size=12, collate_fn=list, drop_last=True)
+    def rank(number: int) -> Any:
+        return own(make(rank=number, world_size=2, even=None, batch_size=12), 0, drop_last=True)
 
-    (ds, loader), (other, others) = rank(0), rank(1)
-    reading = iter(loader)
+    alone = make(rank=0, world_size=2, even=None, batch_size=12)
+    loader, other = rank(0), rank(1)
+    reading, others, samples = iter(loader), iter(other), iter(alone)
     next(reading)
-    expected = list(others)[1:]
-    states = [through_json(each) for each in (ds.state_dict(batches=1), ds.state_dict())]
-    for state in states:
-        resumed, loader = rank(1)
+    next(others)
+    list(islice(samples, 12))
+    state_of_other = other.state_dict()
+    expected = list(others)
+    for state in map(through_json, (loader.state_dict(), alone.state_dict())):
+        resumed = rank(1)
         resumed.load_state_dict(state)
         with pytest.raises(ConfigError, match="states of all ranks"):
-            list(loader)
-        resumed.load_state_dict([state, other.state_dict(batches=1)])
-        assert list(loader) == expected
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_number_of_batches_of_another_size_is_refused(make: Make, workers: int) -> None:
-    """A dataset that was given another batch_size than its loader, or none, would repeat or skip samples in silence."""
-    for options in ({"batch_size": 2}, {"batch_size": 1}):
-        ds = make(**options)
-        samples = iter(plain(ds, workers))
-        next(samples)
-        with pytest.raises(ConfigError, match="batch_size is 4, the dataset's") as caught:
-            ds.state_dict(batches=1)
-        assert "batch_size=4" in caught.value.remedy
-
-
-class Wrapped(IterableDataset[Any]):
-    """A user's own dataset around another, as for an augmentation."""
-
-    def __init__(self, samples: ShardDataset) -> None:
-        self.samples = samples
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.samples
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_loaders_of_samples_and_of_a_users_own_dataset_are_checked_too(make: Make, workers: int) -> None:
-    """A loader without batches counts samples; behind a user's own dataset its batches are of its own batch_size."""
-    ds = make()
-    next(iter(DataLoader(ds, batch_size=None, num_workers=workers)))
-    with pytest.raises(ConfigError, match="batch_size is 1, the dataset's 4"):
-        ds.state_dict(batches=1)
-    ds = make(batch_size=1)
-    next(iter(plain(Wrapped(ds), workers)))
-    with pytest.raises(ConfigError, match="batch_size is 4, the dataset's 1"):
-        ds.state_dict(batches=1)
-    ds = make()
-    read = list(islice(plain(Wrapped(ds), workers), 3))
-    resumed = make()
-    resumed.load_state_dict(through_json(ds.state_dict(batches=3)))
-    assert sorted(keys_of([*read, list(resumed)])) == KEYS
-
-
-def test_a_loaders_length_by_another_size_is_not_known(make: Make) -> None:
-    """With several workers each may have a short batch; with one, and by a multiple, the length is right."""
-    with pytest.raises(TypeError, match="batch_size is 4, the dataset's 3"):
-        len(plain(make(batch_size=3), 2))
-    for ds, workers in ((make(batch_size=3), 1), (make(batch_size=2 * BATCH), 2), (make(), 2)):
-        loader = plain(ds, workers)
-        assert len(list(loader)) == len(loader) == -(-len(KEYS) // BATCH)
-    assert sorted(keys_of(list(plain(make(batch_size=3), 2)))) == KEYS, "it is read all the same"
-    assert len(make(batch_size=3)) == len(KEYS)
-
-
-def test_samples_of_a_loader_that_batches_nothing_are_counted(make: Make) -> None:
-    """With batch_size=1 for the dataset, samples are what the loader gives, and workers take turns by them."""
-    ds = make(batch_size=1)
-    read = list(islice(DataLoader(ds, batch_size=None, num_workers=2), 5))
-    resumed = make(batch_size=1)
-    resumed.load_state_dict(through_json(ds.state_dict(batches=5)))
-    assert sorted(keys_of([read, list(resumed)])) == KEYS
+            list(resumed)
+        resumed.load_state_dict([state, state_of_other])
+        assert list(resumed) == expected

@@ -69,3 +69,13 @@ def shares(
 ) -> list[list[Place]]:
     """Return what each reader of a job reads of an epoch of any deal, with so many samples in each shard."""
     return [walk(deal.share(epoch, 0, reader, phases), counts) for reader in crew(cut)]
+
+
+def taken_in_turns(sizes: Sequence[int], batch_size: int, batches: int) -> list[int]:
+    """Return how much each worker of a rank has given, of so many samples, after so many batches of a DataLoader."""
+    left = list(sizes)
+    while batches > 0 and any(left):
+        for worker in [worker for worker, size in enumerate(left) if size][:batches]:
+            left[worker] -= min(left[worker], batch_size)
+            batches -= 1
+    return [size - rest for size, rest in zip(sizes, left, strict=True)]

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
 from shardcache_client.order.deal import SampleDeal
-from shardcache_client.order.partition import Even, Partition, taken_in_turns
+from shardcache_client.order.partition import Even, Partition
 from shardcache_client.order.progress import Phase
 from shardcache_client.order.rounds import Shuffle
 from shardcache_client.order.state import Place, ReaderState, Resumption, find_states, resume
 from shardcache_client.topology import Topology
-from support.shards.dealt import crew, walk
+from support.shards.dealt import crew, taken_in_turns, walk
 
 numbers = st.integers(0, 2**40)
 cuts = st.builds(

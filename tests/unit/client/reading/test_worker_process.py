@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from shardcache_client.dataloader.worker_process import is_wanted, keep_freed_memory
+from shardcache_client.worker_process import is_wanted, keep_freed_memory
 from support.programs.heap import MB, glibc_only, kept_bytes
 
 

@@ -1,1 +1,0 @@
-"""The DataLoader around a dataset: what torch does not tell a dataset about it, and the memory of its workers."""
