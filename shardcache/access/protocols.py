@@ -39,12 +39,12 @@ _WRAPPERS = (
     *("asynclocal", "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache"),
     *("generic", "libarchive", "reference", "simplecache", "tar", "zip"),
 )
-S3 = UrlProtocol(("s3", "s3a"), PlaceKind.STORE, "shardcache.origin.s3.s3_origin:S3Origin", "s3fs")
+S3 = UrlProtocol(("s3", "s3a"), PlaceKind.STORE, "shardcache.origin.s3:S3Origin", "s3fs")
 _TABLE = (
     S3,
-    UrlProtocol(("http",), PlaceKind.WEB, "shardcache.origin.http.http_origin:HttpOrigin"),
-    UrlProtocol(("https",), PlaceKind.WEB, "shardcache.origin.http.http_origin:HttpOrigin"),
-    UrlProtocol(("file", "local"), PlaceKind.LOCAL, "shardcache.origin.local:LocalOrigin"),
+    UrlProtocol(("http",), PlaceKind.WEB, "shardcache.origin.web:HttpOrigin"),
+    UrlProtocol(("https",), PlaceKind.WEB, "shardcache.origin.web:HttpOrigin"),
+    UrlProtocol(("file", "local"), PlaceKind.LOCAL, "shardcache.origin.fsspec:LocalOrigin"),
     # gs and gcs, like az and abfs, stay apart: a rule that allows one does not allow the other.
     UrlProtocol(("gs",), PlaceKind.STORE, package="gcsfs"),
     UrlProtocol(("gcs",), PlaceKind.STORE, package="gcsfs"),

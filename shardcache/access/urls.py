@@ -22,9 +22,9 @@ _PLAIN = re.compile(
     r"[A-Za-z0-9_./=-]+"
 )
 # Web servers refuse longer urls; S3 keys have at most 1,024. The checks below block the event loop.
-_MOST_CHARS = 8192
+_MAX_CHARS = 8192
 # No honest path is encoded more often than this; each level costs a pass over the path.
-_MOST_ENCODINGS = 4
+_MAX_ENCODINGS = 4
 _HOST = re.compile(r"(?:[A-Za-z0-9*_{-](?:[A-Za-z0-9*_.,{}-]*[A-Za-z0-9*_}-])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 
 _WILDCARD = re.compile(r"[*?\[]")
@@ -66,9 +66,9 @@ def checked(url: str) -> str:
     line or a string; urls within urls (`simplecache::…`, `zip://`); credentials; relative paths of local files; and
     hosts that people and programs read differently.
     """
-    if len(url) > _MOST_CHARS:
+    if len(url) > _MAX_CHARS:
         raise ConfigError(
-            f"the url or pattern has {len(url)} characters; the limit is {_MOST_CHARS}",
+            f"the url or pattern has {len(url)} characters; the limit is {_MAX_CHARS}",
             url=url[:200],
             remedy="give a list of urls, or an index file",
         )
@@ -88,7 +88,7 @@ def _climbs(url: str) -> bool:
     path = url.partition("://")[2] if "://" in url else url
     if protocol_of(url) in WEB:
         path = re.split(r"[?#]", path, maxsplit=1)[0]
-    for _ in range(_MOST_ENCODINGS + 1):
+    for _ in range(_MAX_ENCODINGS + 1):
         # Servers may read "..;x" as "..", and "\\" as "/".
         if any(segment.partition(";")[0] == ".." for segment in re.split(r"[/\\]", path)):
             return True

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from shardcache.config import OriginTable
-from shardcache.origin.redirect_guard import RedirectGuard
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums
 from shardcache.transport.workers import Commit, Workers
@@ -57,6 +56,29 @@ class RemoteObject:
     guarded: bool = field(default=True, compare=False)
     joinable: bool = field(default=False, compare=False)
     reported_s: float = field(default_factory=time.monotonic, compare=False, repr=False)
+
+
+class RedirectGuard(Protocol):
+    """Policy for redirects and links.
+
+    Attributes:
+        far_only: True if names that resolve to near addresses (`is_near`) are refused.
+    """
+
+    @property
+    def far_only(self) -> bool: ...  # noqa: D102
+
+    def check_hop(self, source: str, target: str) -> None:
+        """Raise NotAllowedError or ConfigError unless users who may fetch `source` may also fetch its `target`."""
+
+
+class Unrestricted:
+    """Policy without restrictions, for a process that reads with its own user's rights."""
+
+    far_only = False
+
+    def check_hop(self, source: str, target: str) -> None:
+        """Allow every hop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Expansion of a dataset's patterns, prefixes, index files and urls into shards."""
+"""Expansion of a dataset's patterns, prefixes, index files and urls into shards; globs over urls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from shardcache.access.urls import (
 from shardcache.errors import ConfigError, NotFoundError, OriginError
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.buffers import read_object
-from shardcache.origin.globs import glob_regex
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.shardlist import MAX_SHARDS
@@ -34,13 +33,12 @@ from shardcache.units import size
 
 # An index of a million shards with long urls takes 250 MB.
 MAX_INDEX_BYTES = 512 * 1024 * 1024
-_READ_BYTES = 1024 * 1024
 
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?\}")
-_MOST_DIGITS = 18
+_MAX_DIGITS = 18
 # Expansion takes more than linear time in the number of braces, their depth, and the number of words that they list.
-_MOST_BRACES = 32
-_MOST_LISTED = 10_000
+_MAX_BRACES = 32
+_MAX_LISTED = 10_000
 
 
 async def expand(urls: str | Sequence[str], origins: Origins, received: Received = nothing) -> list[ShardRef]:
@@ -98,9 +96,9 @@ def expand_braces(pattern: str) -> list[str]:
     checked(pattern)
     if "{" not in pattern and "}" not in pattern:
         return [pattern]
-    if pattern.count("{") > _MOST_BRACES:
+    if pattern.count("{") > _MAX_BRACES:
         raise ConfigError(
-            f"the pattern has more than {_MOST_BRACES} braces", url=pattern, remedy="split it into several"
+            f"the pattern has more than {_MAX_BRACES} braces", url=pattern, remedy="split it into several"
         )
     _check_count(pattern)
     try:
@@ -116,7 +114,7 @@ def expand_braces(pattern: str) -> list[str]:
 def _check_count(pattern: str) -> None:
     """Raise ConfigError for a pattern that would take minutes to expand, judged by its outermost braces."""
     ranges, lists, depth = _RANGE.findall(pattern), [1], 0
-    if any(len(number) > _MOST_DIGITS for numbers in ranges for number in numbers):
+    if any(len(number) > _MAX_DIGITS for numbers in ranges for number in numbers):
         raise ConfigError("a number in the pattern is too long", url=pattern)
     for char in pattern:
         depth = max(0, depth + (char == "{") - (char == "}"))
@@ -125,7 +123,7 @@ def _check_count(pattern: str) -> None:
         elif char == "," and depth:
             lists[-1] += 1
     counts = [abs(int(stop) - int(start)) // (int(step or 1) or 1) + 1 for start, stop, step in ranges]
-    if prod(counts) > MAX_SHARDS or prod(lists) > _MOST_LISTED:
+    if prod(counts) > MAX_SHARDS or prod(lists) > _MAX_LISTED:
         raise ConfigError("the pattern expands to too many shards", url=pattern, remedy="split it into several")
 
 
@@ -184,3 +182,68 @@ def _resolved(url: str, row: ShardRef) -> ShardRef:
     # Indexes have ETags with or without quotes; an origin's versions have none, except over plain HTTP.
     version = row.version if protocol_of(url) in WEB else (row.version or "").strip('"')
     return replace(row, url=url, version=version or None)
+
+
+# In brackets, a "]" that comes first, or first after "!", is one of the characters.
+_TOKEN = re.compile(r"\*\*/|\*\*|\*|\?|\[(?>!?)(?>\]?)[^\]/]*\]|.", re.DOTALL)
+_STARS = {"*": "[^/]*", "**": ".*", "**/": "(?:.*/)?"}
+_LAZY = {"*": "[^/]*?", "**": ".*?", "**/": "(?:.*?/)??"}
+
+# Stars outside atomic groups; each multiplies the work by the length of the url.
+_MAX_BACKTRACKING = 3
+# No listed url is that long, and a longer glob takes long to parse.
+_MAX_GLOB_CHARS = 2048
+
+
+def glob_regex(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression of a glob.
+
+    As in a shell, `*`, `?` and `[...]` stay within one folder, `**` crosses folders and `**/` may match no folder.
+
+    A plain translation backtracks: with seven stars in a pattern, one url takes minutes. Where a star is followed by
+    another that matches everything it does, the first match of the text between them is as good as any later one: an
+    atomic group says so, as in the standard library's fnmatch.
+
+    Raises ConfigError for a bracket range that runs backwards, and for a glob that would take too long.
+    """
+    if len(pattern) > _MAX_GLOB_CHARS:
+        raise ConfigError(f"the glob has more than {_MAX_GLOB_CHARS} characters", url=pattern[:200])
+    tokens = _TOKEN.findall(pattern)
+    stars = [at for at, token in enumerate(tokens) if token in _STARS]
+    atomic = {at: end for at in stars if (end := _settled_at(tokens, stars, at)) is not None}
+    if len(stars) - len(atomic) > _MAX_BACKTRACKING:
+        raise ConfigError("the glob has too many `**`", url=pattern[:200], remedy="split it into several")
+    try:
+        return re.compile("".join(_translated(tokens, atomic)), re.DOTALL)
+    except re.error as exn:
+        raise ConfigError(f"invalid glob: {exn}", url=pattern[:200]) from None
+
+
+def _settled_at(tokens: Sequence[str], stars: Sequence[int], at: int) -> int | None:
+    """Return the later star up to which the first match is as good as any; None if there is none."""
+    later = [star for star in stars if star > at]
+    if tokens[at] != "*":
+        later = [star for star in later if tokens[star] != "*"]
+    if not later:
+        return None
+    absorbs_all = tokens[later[0]] != "**/" or (tokens[at] != "*" and tokens[later[0] - 1] == "/")
+    return later[0] if absorbs_all else None
+
+
+def _translated(tokens: Sequence[str], atomic: dict[int, int]) -> list[str]:
+    parts = [_LAZY[token] if at in atomic else _translate(token) for at, token in enumerate(tokens)]
+    for at, end in reversed(atomic.items()):  # a group that ends where the next begins closes before it
+        parts[at] = "(?>" + parts[at]
+        parts[end] = ")" + parts[end]
+    return parts
+
+
+def _translate(token: str) -> str:
+    if token in _STARS:
+        return _STARS[token]
+    if token == "?":
+        return "[^/]"
+    if len(token) == 1:
+        return re.escape(token)
+    chars = re.escape(token[1:-1].removeprefix("!")).replace(r"\-", "-")
+    return f"[^/{chars}]" if token.startswith("[!") else f"[{chars}]"

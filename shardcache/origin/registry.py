@@ -13,8 +13,7 @@ from shardcache.access.protocols import row_of
 from shardcache.access.urls import checked, protocol_of
 from shardcache.config import OriginTable
 from shardcache.errors import CacheError, ConfigError, MissingPackageError, OriginUnavailableError
-from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, Uploads
-from shardcache.origin.redirect_guard import RedirectGuard, Unrestricted
+from shardcache.origin.base import WRITABLE, Origin, RedirectGuard, RemoteObject, Setup, Unrestricted, Uploads
 from shardcache.origin.tier_client import Route, Tiered, TierState
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.messages import Answer
@@ -168,11 +167,10 @@ class Deferred:
 
 
 def _load_s3() -> None:
-    from shardcache.origin.s3 import s3_origin as s3
-    from shardcache.origin.s3 import sdk_sessions as s3_session
+    from shardcache.origin import s3, s3_sdk
 
     assert s3
-    s3_session.descriptions()
+    s3_sdk.descriptions()
 
 
 def _load(setup: Setup) -> Origin:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardcache.access.urls import is_glob
-from shardcache.origin.globs import glob_regex
-from shardcache.origin.listing import expand_braces
+from shardcache.origin.listing import expand_braces, glob_regex
 from shardcache.redact import redact
 
 

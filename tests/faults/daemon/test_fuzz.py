@@ -20,8 +20,7 @@ from shardcache.access.urls import checked, join, store_of
 from shardcache.config import Settings
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.origin.base import RemoteObject
-from shardcache.origin.globs import glob_regex
-from shardcache.origin.listing import expand_braces
+from shardcache.origin.listing import expand_braces, glob_regex
 from shardcache.store.folder import JOURNAL, Layout
 from shardcache.store.partial import Partial
 from shardcache_client.order.partition import Partition

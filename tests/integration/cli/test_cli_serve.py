@@ -34,7 +34,7 @@ def test_the_first_reader_does_not_wait_for_the_sdk(tmp_path: Path) -> None:
     with Daemon(tmp_path, env={"PYTHONPROFILEIMPORTTIME": "1"}, spawn=spawn) as daemon:
         log = daemon.log.read_text()
     assert " ready " in log
-    assert "shardcache.origin.s3.sdk_sessions" in log.partition(" ready ")[0]
+    assert "shardcache.origin.s3_sdk" in log.partition(" ready ")[0]
 
 
 def test_unknown_option_in_the_config_file_is_a_usage_error(tmp_path: Path) -> None:

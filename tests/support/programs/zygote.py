@@ -151,13 +151,10 @@ def main() -> None:
 def _import_all() -> None:
     from shardcache import daemon
     from shardcache.cli.main import app as commands
-    from shardcache.origin import fsspec
-    from shardcache.origin.http import http_origin as http
-    from shardcache.origin.s3 import s3_origin as s3
-    from shardcache.origin.s3 import sdk_sessions as s3_session
+    from shardcache.origin import fsspec, s3, s3_sdk, web
 
-    assert all((daemon, commands, fsspec, http, s3))
-    s3_session.descriptions()
+    assert all((daemon, commands, fsspec, web, s3))
+    s3_sdk.descriptions()
 
 
 def _become_command(request: dict[str, Any]) -> NoReturn:

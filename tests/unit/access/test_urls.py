@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardcache.access.urls import canonical, checked, glob_prefix, is_glob, join, protocol_of
 from shardcache.errors import ConfigError
-from shardcache.origin.globs import glob_regex
+from shardcache.origin.listing import glob_regex
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError
-from shardcache.origin.globs import glob_regex
+from shardcache.origin.listing import glob_regex
 
 PLAIN = {"*": "[^/]*", "**": ".*", "**/": "(?:.*/)?", "?": "[^/]", "[ab]": "[ab]", "[!a]": "[^/a]"}
 patterns = st.lists(st.sampled_from([*PLAIN, "a", "b", "/", "/"]), max_size=9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from botocore.utils import get_environ_proxies
 
-from shardcache.origin.proxy import proxy_of
+from shardcache.origin.http_semantics import proxy_of
 
 PROXY = "http://proxy:3128"
 

@@ -9,7 +9,7 @@ from botocore.credentials import Credentials
 from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok
 from shardcache.config import OriginTable
 from shardcache.errors import ShardcacheError
-from shardcache.origin.s3.sdk_sessions import SdkSessions
+from shardcache.origin.s3_sdk import SdkSessions
 from shardcache.redact import redact
 
 _CHAIN = (

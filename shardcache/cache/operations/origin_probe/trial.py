@@ -17,7 +17,7 @@ from shardcache.cache.operations.origin_probe.reach import Pull, reach, speed, s
 from shardcache.cache.operations.origin_probe.targets import ProbeTarget, shard_of
 from shardcache.config import OriginTable, Settings
 from shardcache.errors import AccessDeniedError, NotAllowedError, ShardcacheError
-from shardcache.origin.proxy import proxy_of
+from shardcache.origin.http_semantics import proxy_of
 from shardcache.origin.registry import Origins
 from shardcache.redact import redact
 
@@ -82,7 +82,7 @@ class Trial:
     async def _before_s3(self, url: str, table: OriginTable) -> AsyncIterator[tuple[str, Finding]]:
         # Importing an SDK takes a second.
         from shardcache.cache.operations.origin_probe.credentials import credentials
-        from shardcache.origin.s3.sdk_sessions import SdkSessions
+        from shardcache.origin.s3_sdk import SdkSessions
 
         sessions = SdkSessions(table, _FEW_CONNECTIONS)
         try:

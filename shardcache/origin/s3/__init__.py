@@ -1,1 +1,0 @@
-"""S3 and compatible object stores."""
