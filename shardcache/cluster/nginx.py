@@ -17,8 +17,7 @@ from pathlib import Path
 from string import Template
 
 from shardcache.cluster.node_list import Node
-from shardcache.cluster.tier import MIB, PEER_NAME, Tier, Tls
-from shardcache.cluster.upstreams import Upstream
+from shardcache.cluster.tier import MIB, PEER_NAME, Tier, Tls, Upstream
 from shardcache.errors import ConfigError
 from shardcache.origin.tier_client import QUESTION
 

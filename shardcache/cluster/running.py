@@ -1,19 +1,24 @@
-"""One node's nginx as a child process: its folders, its configuration, its figures. Blocking."""
+"""One node's nginx as a child process: its folders, its configuration, its figures. Blocking, Linux."""
 
 from __future__ import annotations
 
+import ctypes
+import http.client
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event
+from threading import Event, get_native_id
 
-from shardcache.cluster import nginx_process
-from shardcache.cluster.figures import AccessLog, Figures, measure
 from shardcache.cluster.nginx import ACCESS_LOG, PID_FILE, STATUS_FILE, render
+from shardcache.cluster.nginx_probe import answer_of
 from shardcache.cluster.node_list import Node
 from shardcache.cluster.tier import Tier, Tls
 from shardcache.errors import ConfigError, ShardcacheError
@@ -25,6 +30,15 @@ _PARTS = "parts"
 _PERIOD_S = 2.0
 _RETRY_S = 5.0
 _DISK_PERIOD_S = 60.0
+_READ_BYTES = 1 << 20
+_MAX_LOG_BYTES = 64 << 20
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SYSTEM_FOLDERS = ("usr/local/sbin", "usr/sbin", "sbin")
+_STOP_LIMIT_S = 15.0
+_POLL_S = 0.02
+_RELOAD_LIMIT_S = 20.0
+
+Process = subprocess.Popen[bytes]
 
 
 class NodeTier:
@@ -59,36 +73,36 @@ class NodeTier:
 
     def run(self, stopping: Event) -> int:
         """Run nginx until `stopping` is set, or it ends; return its exit status. Raises ConfigError."""
-        nginx = nginx_process.program()
+        nginx = _program()
         try:
             for folder in (self._folder, self._run):
                 if not folder.exists():
                     folder.mkdir(parents=True, mode=0o700)
                     if os.geteuid() == 0:
-                        shutil.chown(folder, self._tier.user or nginx_process.default_user(nginx))
+                        shutil.chown(folder, self._tier.user or _default_user(nginx))
             if prepare(self._folder):
                 self._say("this machine went down without stopping the tier: its cache was cleared")
             self._write(self._tier, self._node)
         except OSError as exn:
             remedy = "choose another --cache-dir and --run-dir, or give this user the right to write there"
             raise ConfigError(f"cannot write {exn.filename}: {exn.strerror}", remedy=remedy) from None
-        nginx_process.check(nginx, self._config)
+        _check(nginx, self._config)
         log = AccessLog(self._folder / ACCESS_LOG, self._tier.owner_port)
-        process = nginx_process.start(nginx, self._config)
+        process = _start(nginx, self._config)
         try:
-            if nginx_process.wait_until_listening(process, self._run / PID_FILE):
+            if _wait_until_listening(process, self._run / PID_FILE):
                 self._ready(_line(self._tier))
             self._follow(nginx, process, log, stopping)
         finally:
-            status = nginx_process.end(process)
+            status = _end(process)
         finish(self._folder)
         return 0 if stopping.is_set() else status
 
-    def _follow(self, nginx: str, process: nginx_process.Process, log: AccessLog, stopping: Event) -> None:
+    def _follow(self, nginx: str, process: Process, log: AccessLog, stopping: Event) -> None:
         measured_s = -_DISK_PERIOD_S
         while process.poll() is None:
             if time.monotonic() - measured_s >= _DISK_PERIOD_S:
-                measure(self._folder / _PARTS, self._figures)
+                _measure(self._folder / _PARTS, self._figures)
                 measured_s = time.monotonic()
             log.read(self._figures)
             if log.rotate():
@@ -101,14 +115,14 @@ class NodeTier:
                 self._seen, self._tried_s = now, time.monotonic()
                 self._reload(nginx, process)
 
-    def _reload(self, nginx: str, process: nginx_process.Process) -> None:
+    def _reload(self, nginx: str, process: Process) -> None:
         """Have nginx use the sources as they are now; until they can be used, the former configuration stays."""
         former = self._config.read_text()
         try:
             tier = self._read()
             self._write(tier, tier.node(self._name))
-            nginx_process.check(nginx, self._config)
-            nginx_process.reload(process, tier.front, tier.digest)
+            _check(nginx, self._config)
+            _reload(process, tier.front, tier.digest)
         except (ShardcacheError, OSError) as exn:
             self._config.write_text(former)
             reason = exn.message if isinstance(exn, ShardcacheError) else str(exn)
@@ -181,3 +195,181 @@ def _expiry_s(tls: Tls | None) -> float | None:
 def _line(tier: Tier) -> str:
     count = len(tier.nodes)
     return f"{count} node{'' if count == 1 else 's'}, digest {tier.digest}"
+
+
+@dataclass(slots=True)
+class Figures:
+    """Requests that a node served as an owner since its tier was started, and its cached parts.
+
+    Attributes:
+        hits: requests answered from its disk.
+        misses: requests for which it asked the store.
+        refused: requests that were refused, such as those that the store did not permit.
+        from_tier_bytes: bytes of parts that it sent from its disk.
+        from_store_bytes: bytes of parts that it received from the store.
+        files: number of cached parts.
+        cached_bytes: their size.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    refused: int = 0
+    from_tier_bytes: int = 0
+    from_store_bytes: int = 0
+    files: int = 0
+    cached_bytes: int = 0
+
+    def add(self, row: dict[str, object]) -> None:
+        """Add one request to an owner."""
+        if row["status"] != 206:
+            self.refused += 1
+        elif row["cache"] == "HIT":
+            self.hits += 1
+            self.from_tier_bytes += _number(row["sent_bytes"])
+        else:
+            self.misses += 1
+            self.from_store_bytes += sum(map(_number, str(row["received_bytes"]).replace(":", ",").split(",")))
+
+    def to_json(self) -> dict[str, int]:
+        """Return the figures by name."""
+        return asdict(self)
+
+
+class AccessLog:
+    """Reads what nginx adds to its access log; keeps one former file of it.
+
+    Args:
+        path: the log.
+        owner_port: port of the requests that count: those to the front are repeated at the owner.
+    """
+
+    def __init__(self, path: Path, owner_port: int) -> None:
+        self._path, self._owner_port = path, owner_port
+        self._position = path.stat().st_size if path.exists() else 0
+
+    def read(self, figures: Figures) -> None:
+        """Add the lines since the last call."""
+        for line in self._lines():
+            try:
+                row = json.loads(line)
+            except ValueError:  # the disk was full in the middle of a line
+                continue
+            if row["port"] == self._owner_port:
+                figures.add(row)
+
+    def rotate(self) -> bool:
+        """Set the log aside if it is large; nginx has to reopen it then. Call it after `read`."""
+        if not self._path.exists() or self._path.stat().st_size < _MAX_LOG_BYTES:
+            return False
+        self._path.replace(self._path.with_name(self._path.name + ".1"))
+        self._position = 0
+        return True
+
+    def _lines(self) -> Iterator[bytes]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            while data := file.read(_READ_BYTES):
+                end = data.rfind(b"\n") + 1
+                if end == 0:
+                    return
+                self._position += end
+                file.seek(self._position)
+                yield from data[:end].splitlines()
+
+
+def _measure(folder: Path, figures: Figures) -> None:
+    """Count the cached parts in a folder."""
+    files = cached_bytes = 0
+    for where, _folders, names in os.walk(folder):
+        for name in names:
+            try:
+                cached_bytes += os.stat(os.path.join(where, name)).st_size  # noqa: PTH116, PTH118  # of 100,000 files
+                files += 1
+            except FileNotFoundError:  # evicted meanwhile
+                continue
+    figures.files, figures.cached_bytes = files, cached_bytes
+
+
+def _number(text: object) -> int:
+    digits = str(text).strip()
+    return int(digits) if digits.isdigit() else 0
+
+
+def _program() -> str:
+    """Return the path of nginx on this machine. Raises ConfigError."""
+    if (found := shutil.which("nginx", path=os.pathsep.join((os.environ.get("PATH", ""), *_SYSTEM_FOLDERS)))) is None:
+        raise ConfigError("nginx is not installed", remedy="apt-get install nginx-light, or your system's nginx ≥ 1.22")
+    return found
+
+
+def _default_user(nginx: str) -> str:
+    """Return the user of its workers if root starts it without naming one."""
+    built = subprocess.run([nginx, "-V"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r"--user=(\S+)", built)
+    return found[1] if found else "nobody"
+
+
+def _check(nginx: str, config: Path) -> None:
+    """Raise ConfigError if nginx rejects a file of its configuration."""
+    done = subprocess.run([*_command(nginx, config), "-t", "-q"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[0] if done.stderr.strip() else f"exit status {done.returncode}"
+        raise ConfigError(f"nginx rejects its configuration: {reason}", url=str(config), remedy="correct the options")
+
+
+def _start(nginx: str, config: Path) -> Process:
+    """Start nginx. Call it in the main thread of a process without others: the kernel ties nginx to the thread."""
+    libc, parent = ctypes.CDLL(None), os.getpid()
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # workers of a killed nginx become this process's own children
+
+    def end_with_parent() -> None:
+        # SIGTERM, so that nginx ends its workers, too.
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before that call
+            os._exit(1)
+
+    return subprocess.Popen(_command(nginx, config), stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)
+
+
+def _wait_until_listening(process: Process, pid_file: Path) -> bool:
+    """Return True as soon as nginx has bound its addresses, which it tells by its pid file; False if it has ended."""
+    while process.poll() is None:
+        with suppress(FileNotFoundError):
+            if pid_file.read_text().strip() == str(process.pid):
+                return True
+        time.sleep(_POLL_S)
+    return False
+
+
+def _reload(process: Process, front: str, digest: str) -> None:
+    """Have nginx use its changed configuration. Raises ConfigError unless it then serves the list with this digest."""
+    process.send_signal(signal.SIGHUP)
+    deadline_s = time.monotonic() + _RELOAD_LIMIT_S
+    while time.monotonic() < deadline_s:
+        with suppress(OSError, ValueError, http.client.HTTPException):
+            if digest in answer_of(front):
+                return
+        time.sleep(_POLL_S)
+    raise ConfigError("nginx did not take its new configuration", remedy="see its messages")
+
+
+def _end(process: Process) -> int:
+    """Stop nginx, and kill the workers that it left if it was killed; return its exit status."""
+    process.terminate()
+    try:
+        process.wait(_STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+    status = process.wait()
+    while left := Path(f"/proc/self/task/{get_native_id()}/children").read_text().split():
+        for pid in map(int, left):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return status
+
+
+def _command(nginx: str, config: Path) -> list[str | Path]:
+    return [nginx, "-e", "stderr", "-c", config]  # else it begins with a log in a folder of root's

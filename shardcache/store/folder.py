@@ -26,12 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import structlog
-
 from shardcache.errors import CacheDirError, CacheFormatError
+from shardcache.observability.shared_logger import SharedLogger
 from shardcache.store.disk import disk_errors, replace_file, unlink_quietly
 
-log = structlog.get_logger()
+log = SharedLogger()
 
 # A release that changes names or formats in the folder increments the number: an older release then refuses the folder
 # instead of taking every shard in it for damaged.

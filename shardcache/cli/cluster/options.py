@@ -293,8 +293,7 @@ def tier_of(
     **options: Any,
 ) -> Tier:
     """Return the tier that the options describe. Raises ConfigError."""
-    from shardcache.cluster.tier import Tier
-    from shardcache.cluster.upstreams import Upstream
+    from shardcache.cluster.tier import Tier, Upstream
 
     found, parsed = nodes_of(nodes), tuple(map(Upstream.parse, stores))
     if resolvers is None:

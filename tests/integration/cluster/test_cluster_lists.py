@@ -18,9 +18,8 @@ import pytest
 from shardcache.cluster.authority import issue_all
 from shardcache.cluster.node_list import parse
 from shardcache.cluster.running import NodeTier
-from shardcache.cluster.tier import Tier, Tls
+from shardcache.cluster.tier import Tier, Tls, Upstream
 from shardcache.cluster.tier_status import ask
-from shardcache.cluster.upstreams import Upstream
 from shardcache.errors import ConfigError
 from shardcache.origin.tier_client import TierState
 from support.cluster.tier_nodes import needs_nginx, tier_findings

@@ -24,8 +24,7 @@ import pytest
 
 from shardcache.cluster.nginx import render
 from shardcache.cluster.node_list import Node, parse
-from shardcache.cluster.tier import Tier, Tls
-from shardcache.cluster.upstreams import Upstream
+from shardcache.cluster.tier import Tier, Tls, Upstream
 from support.network.ports import free_port
 from support.programs.cli import shardcache
 from support.programs.guard import GUARD_S

@@ -6,7 +6,7 @@ import pytest
 
 from shardcache.cluster.node_list import parse
 from shardcache.cluster.ring import Ring, key_of
-from shardcache.cluster.upstreams import Upstream
+from shardcache.cluster.tier import Upstream
 from shardcache.errors import ConfigError
 
 
