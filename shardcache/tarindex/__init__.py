@@ -6,11 +6,9 @@ samples out of the shard without parsing tar. For a shard that is still arriving
 fetched so far.
 """
 
-from shardcache.tarindex.grouping import Grouping, index_tar
-from shardcache.tarindex.lines import split_lines
+from shardcache.tarindex.grouping import Grouping, index_tar, split_lines
 from shardcache.tarindex.members import Tar
-from shardcache.tarindex.metadata import MetadataMember, read_metadata
-from shardcache.tarindex.sample_rows import IndexEntry, Row, entries_of, rows_of
+from shardcache.tarindex.sample_rows import IndexEntry, MetadataMember, Row, entries_of, read_metadata, rows_of
 from shardcache.tarindex.sidecar import TarIndex, read_header, write
 from shardcache.tarindex.tables import Fault, Samples, Tables, fault_of, key_of
 from shardcache.tarindex.tokens import TokenMember, find_tokens

@@ -1,14 +1,19 @@
-"""Grouping of members into samples by WebDataset's rules (webdataset 1.0.2, tariterators.py)."""
+"""Grouping of members into samples by WebDataset's rules (webdataset 1.0.2, tariterators.py).
+
+Samples may also be the lines of a member: `__lines__/000001000.json` holds the samples 000001000, 000001001 and so on,
+one per line. A sample in a member of its own costs a kilobyte of tar for a line of a hundred bytes. WebDataset skips
+members below folders of such a name.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shardcache.tarindex.lines import split_lines
-from shardcache.tarindex.members import Member, Tar
+from shardcache.errors import UnsupportedShardError
+from shardcache.tarindex.members import Member, Read, Tar
 from shardcache.tarindex.tables import Fault, Samples
 
 _METADATA = re.compile(rb"__[^/]*__($|/)")
@@ -21,9 +26,8 @@ def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing
     """Walk the tar at `path` and return its samples. Blocks.
 
     Links, directories, devices and `__x__` members are skipped, as in WebDataset, but for those with lines of samples
-    (`split_lines`). A sample with two members of the same
-    extension, for which WebDataset raises, and one with a sparse member, whose content is not contiguous, are recorded
-    as faults; the other samples stay usable.
+    (`split_lines`). A sample with two members of the same extension, for which WebDataset raises, and one with a sparse
+    member, whose content is not contiguous, are recorded as faults; the other samples stay usable.
 
     Args:
         url: url for error messages.
@@ -40,8 +44,8 @@ def index_tar(path: Path, url: str, *, require_end: bool = True, ignore_trailing
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(at: int, least_bytes: int, most_bytes: int) -> bytes:
-        return os.pread(fd, most_bytes, at)
+    def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
+        return os.pread(fd, max_bytes, at)
 
     try:
         size_bytes = os.fstat(fd).st_size
@@ -156,3 +160,58 @@ class _Extensions:
         if sparse:
             return Fault.SPARSE
         return Fault.RESERVED if number in self._reserved else None
+
+
+FOLDER = "__lines__"
+"""Folder of such members in a tar."""
+
+MAX_LINES = 8_000_000
+"""Limit for one shard: its index takes some 50 bytes of memory per line, however short the lines are."""
+
+_LINES_NAME = re.compile(rb"__lines__/([0-9]{1,18})\.([^/]+)")
+_PIECE_BYTES = 1024 * 1024
+
+
+def split_lines(members: Iterable[Member], read: Read, url: str, max_lines: int = MAX_LINES) -> Iterator[Member]:
+    """Yield the members of a tar, with each that holds lines replaced by its lines, without their line feeds.
+
+    Keys count on from the member's own; an empty line is counted, and left out.
+
+    Args:
+        read: source of the tar's bytes; its exceptions pass through.
+        url: url for error messages.
+    Raises UnsupportedShardError for more lines, and what the iterable raises.
+    """
+    count = 0
+    for member in members:
+        name, start, end, sparse = member
+        found = _LINES_NAME.fullmatch(name) if name.startswith(b"__lines__/") and not sparse else None
+        if found is None:
+            yield member
+            continue
+        digits, extension = found.groups()
+        for number, first, stop in _lines(read, start, end):
+            count += 1
+            if count > max_lines:
+                raise UnsupportedShardError(
+                    f"the shard has more than {max_lines:,} lines, whose index would take too much memory",
+                    url=url,
+                    remedy="write smaller shards",
+                )
+            yield b"%0*d.%s" % (len(digits), int(digits) + number, extension), first, stop, False
+
+
+def _lines(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield number, start and end of each line that is not empty, between two offsets in the tar."""
+    number, first, at = 0, start, start
+    while at < end:
+        piece = read(at, 1, min(_PIECE_BYTES, end - at))
+        feed = piece.find(b"\n")
+        while feed >= 0:
+            if at + feed > first:
+                yield number, first, at + feed
+            number, first = number + 1, at + feed + 1
+            feed = piece.find(b"\n", feed + 1)
+        at += len(piece)
+    if first < end:
+        yield number, first, end

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from shardcache.errors import CorruptShardError
-from shardcache.tarindex.tables import Fault, Samples, fault_of, key_of
+from shardcache.tarindex.tables import Fault, Samples
 
 _MAGIC = b"shardix1"
 _PROLOGUE = struct.Struct("=8s7QI")
@@ -148,15 +148,10 @@ def _parse_json(header: bytes, path: Path) -> dict[str, Any]:
 class TarIndex:
     """Locations of a shard's samples; immutable, memory-mapped (20 bytes per member, 16 plus its key per sample).
 
+    The tables are those of `Samples`; every offset lies within the tar's `size_bytes`.
+
     Attributes:
         header: the sidecar's JSON header.
-        starts, ends: for each member, the offsets in bytes of its start and end (exclusive); all within the tar's
-            `size_bytes`.
-        extension_ids: for each member, the index of its extension in `extensions`.
-        member_ends: for each sample, the end (exclusive) of its members; it begins where the previous sample ends.
-        keys, key_ends: all keys in UTF-8 (surrogateescape), concatenated, and for each sample the end of its key.
-        extensions: the extensions, as used for the members in samples.
-        faults: sample → its fault, and the index of the extension at fault.
     """
 
     header: dict[str, Any]
@@ -235,14 +230,6 @@ class TarIndex:
 
     def __repr__(self) -> str:
         return f"TarIndex(samples={len(self)}, members={len(self.starts)}, faults={len(self.faults)})"
-
-    def key(self, sample: int) -> str:
-        """Return the `__key__` of a sample."""
-        return key_of(self, sample)
-
-    def fault(self, sample: int) -> str | None:
-        """Return the reason why a sample is unusable, or None if it is usable."""
-        return fault_of(self, sample)
 
 
 def _partitions(ends: Table, total: int) -> bool:

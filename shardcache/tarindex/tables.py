@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shardcache.errors import ConfigError
+
 _SHOWN_CHARS = 200
 
 
@@ -88,14 +90,6 @@ def fault_of(tables: Tables, sample: int) -> str | None:
     return fault.explain(key_of(tables, sample), tables.extensions[extension])
 
 
-def _spans() -> array[int]:
-    return array("Q")
-
-
-def _numbers() -> array[int]:
-    return array("I")
-
-
 def member_spans(tables: Tables, extension: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of each sample's member with an extension; (0, 0) for a sample without one."""
     extension = extension.lower()
@@ -124,12 +118,12 @@ class Samples:
         faults: sample → its fault, and the index of the extension at fault.
     """
 
-    starts: array[int] = field(default_factory=_spans)
-    ends: array[int] = field(default_factory=_spans)
-    extension_ids: array[int] = field(default_factory=_numbers)
-    member_ends: array[int] = field(default_factory=_spans)
+    starts: array[int] = field(default_factory=lambda: array("Q"))
+    ends: array[int] = field(default_factory=lambda: array("Q"))
+    extension_ids: array[int] = field(default_factory=lambda: array("I"))
+    member_ends: array[int] = field(default_factory=lambda: array("Q"))
     keys: bytearray = field(default_factory=bytearray)
-    key_ends: array[int] = field(default_factory=_spans)
+    key_ends: array[int] = field(default_factory=lambda: array("Q"))
     extensions: list[str] = field(default_factory=list)
     faults: dict[int, tuple[Fault, int]] = field(default_factory=dict)
 
@@ -146,3 +140,9 @@ class Samples:
         """Complete the current sample, if there is one."""
         if len(self.member_ends) < len(self.key_ends):
             self.member_ends.append(len(self.starts))
+
+
+def check_extension(extension: str, example: str) -> None:
+    """Raise ConfigError for an extension that no member has."""
+    if not extension or extension.startswith("."):
+        raise ConfigError(f"{extension!r} is not a member extension", remedy=f'write it as "{example}", no dot')

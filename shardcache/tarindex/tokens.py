@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from shardcache.errors import ConfigError, TokensError
-from shardcache.tarindex.tables import Tables, TarBytes, fault_of, key_of, member_spans
+from shardcache.tarindex.tables import Tables, TarBytes, check_extension, fault_of, key_of, member_spans
 
 DTYPES = {"uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "int16": 2, "int32": 4, "int64": 8}
 """Sizes in bytes of the types that tokens may have; arrays are little-endian."""
@@ -19,7 +19,7 @@ _HEADER = re.compile(
     rb"\{'descr': '[<|]([iu])([1248])', 'fortran_order': (?:False|True), 'shape': \(([0-9]+),\), ?\}\s*"
 )
 _KINDS = {b"u": "uint", b"i": "int"}
-_MOST_HEADER_BYTES = 1024
+_MAX_HEADER_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ class TokenMember:
         """Raise ConfigError for a type that tokens cannot have."""
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"tokens of type {self.dtype!r}", remedy=f"choose one of {', '.join(DTYPES)}")
-        if not self.extension or self.extension.startswith("."):
-            raise ConfigError(f"{self.extension!r} is not a member extension", remedy='write it as "npy", no dot')
+        check_extension(self.extension, "npy")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -97,7 +96,7 @@ def find_tokens(tables: Tables, tar: TarBytes, member: TokenMember, url: str) ->
         if start < end:
             key = key_of(tables, sample)
             if member.dtype is None:
-                found, start = _npy(tar[start : min(end, start + _MOST_HEADER_BYTES)], start, end, key, url)
+                found, start = _npy(tar[start : min(end, start + _MAX_HEADER_BYTES)], start, end, key, url)
                 if dtype not in (None, found):
                     raise _unsupported(f"the sample {key!r} has {found}, those before {dtype}", url)
                 dtype = found

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, get_origin
 
 from shardcache.protocol import ANSWERS, REQUESTS
-from shardcache.tarindex.headers import BLOCK_BYTES
+from shardcache.tarindex.members import BLOCK_BYTES
 from shardcache.tarindex.sidecar import _CRC, _PROLOGUE  # what the file itself consists of
 
 Mutate = Callable[[bytes, int], bytes]

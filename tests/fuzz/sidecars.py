@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardcache.errors import CorruptShardError
 from shardcache.store.shard import Facts
-from shardcache.tarindex import TarIndex, read_header
+from shardcache.tarindex import TarIndex, fault_of, key_of, read_header
 
 
 def check(data: bytes) -> None:
@@ -35,8 +35,8 @@ def _check(index: TarIndex, header: dict[str, object]) -> None:
         Facts.from_json(header)
     size_bytes, member = index.header["size_bytes"], 0
     for sample in range(len(index)):
-        index.key(sample)
-        index.fault(sample)
+        key_of(index, sample)
+        fault_of(index, sample)
         for each in range(member, index.member_ends[sample]):
             assert 0 <= index.starts[each] <= index.ends[each] <= size_bytes
             assert isinstance(index.extensions[index.extension_ids[each]], str)

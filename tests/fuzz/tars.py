@@ -19,8 +19,7 @@ from shardcache.errors import SampleError, ShardError
 from shardcache.protocol import Arriving
 from shardcache.tarindex import Samples, Tar
 from shardcache.tarindex.grouping import group
-from shardcache.tarindex.headers import BLOCK_BYTES, ZERO_BLOCK
-from shardcache.tarindex.members import Member
+from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member
 from shardcache_client.files.slicing import Sample, as_bytes, cut
 from shardcache_client.reading.arriving import ArrivingShard
 

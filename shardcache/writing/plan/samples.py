@@ -23,7 +23,7 @@ class Sample:
     """One sample: its key, and the extension and content of each member, in the order in which they are written.
 
     Attributes:
-        count: number of samples that readers will find in it: more than one in lines (`tarindex.lines`).
+        count: number of samples that readers will find in it: more than one in lines (`tarindex.grouping`).
     """
 
     key: str

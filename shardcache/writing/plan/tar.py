@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable
 
-from shardcache.tarindex.headers import BLOCK_BYTES, ZERO_BLOCK, padded
+from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, padded
 from shardcache.writing.plan.samples import Sample, member_name
 
 END = 2 * ZERO_BLOCK

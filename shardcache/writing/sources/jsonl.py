@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from shardcache.errors import InputError, ShardError
 from shardcache.store.inflate import Codec, codec_errors
-from shardcache.tarindex.lines import FOLDER
+from shardcache.tarindex.grouping import FOLDER
 from shardcache.writing.plan.samples import Sample
 from shardcache.writing.plan.tar import member_bytes
 from shardcache.writing.sources.source import open_unchanged

@@ -34,14 +34,14 @@ def indexed(path: Path, tar: bytes) -> list[tuple[str, str, bytes]]:
     return found(index_tar(path, URL), tar)
 
 
-def split(data: bytes, step_bytes: int, most: int = 1000) -> list[tuple[bytes, bytes]]:
+def split(data: bytes, step_bytes: int, max_lines: int = 1000) -> list[tuple[bytes, bytes]]:
     """Return name and content of the lines of a member that is read in small steps."""
 
-    def read(at: int, least_bytes: int, most_bytes: int) -> bytes:
-        return data[at : at + max(least_bytes, min(most_bytes, step_bytes))]
+    def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
+        return data[at : at + max(min_bytes, min(max_bytes, step_bytes))]
 
     members: Iterator[Member] = iter([(b"__lines__/0098.txt", 0, len(data), False)])
-    return [(name, data[start:end]) for name, start, end, _ in split_lines(members, read, URL, most)]
+    return [(name, data[start:end]) for name, start, end, _ in split_lines(members, read, URL, max_lines)]
 
 
 @given(
@@ -80,6 +80,6 @@ def test_other_metadata_is_skipped(tmp_path: Path, name: str) -> None:
 
 def test_lines_are_limited() -> None:
     """A shard of nothing but short lines would need many times its size in memory."""
-    assert len(split(b"a\n" * 20, 7, most=20)) == 20
+    assert len(split(b"a\n" * 20, 7, max_lines=20)) == 20
     with pytest.raises(UnsupportedShardError, match="more than 20 lines"):
-        split(b"a\n" * 21, 7, most=20)
+        split(b"a\n" * 21, 7, max_lines=20)

@@ -12,7 +12,7 @@ import pytest
 from shardcache.errors import ConfigError, MetadataError
 from shardcache.protocol import ShardRef
 from shardcache.tarindex import MetadataMember, entries_of, index_tar, read_metadata, rows_of
-from shardcache.tarindex.metadata import MOST_BYTES
+from shardcache.tarindex.sample_rows import MAX_METADATA_BYTES
 from shardcache_client.order.manifest import Manifest
 from shardcache_client.selecting import _select
 from support.shards.tars import make_tar
@@ -53,7 +53,10 @@ def test_rows_keep_metadata_in_pieces(tmp_path: Path, member: str, kept: list[An
         (b"\xff{}", "'utf-8' codec"),
         (b"{}{}", "Extra data"),
         (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion"),
-        (b'{"a": "' + b"x" * MOST_BYTES + b'"}', f"{MOST_BYTES + 8:,} bytes, more than {MOST_BYTES:,}"),
+        (
+            b'{"a": "' + b"x" * MAX_METADATA_BYTES + b'"}',
+            "16,392 bytes, more than 16,384",
+        ),
         (b" " * 1024 * 1024 + b"{}", "1,048,578 bytes, more than 1,048,576"),
     ],
     ids=["nothing", "a list", "no text", "two objects", "too deep", "too much of it", "too large a member"],
@@ -69,7 +72,7 @@ def test_what_is_no_metadata_is_an_error(tmp_path: Path, content: bytes, reason:
 
 def test_fields_of_a_large_member_are_kept(tmp_path: Path) -> None:
     """The limit is for what the table keeps."""
-    content = json.dumps({"text": "x" * 10 * MOST_BYTES, "tokens": 7}).encode()
+    content = json.dumps({"text": "x" * 10 * MAX_METADATA_BYTES, "tokens": 7}).encode()
     assert read(tmp_path, [{"json": content}], "json:tokens")[1] == [{"tokens": 7}]
 
 

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from shardcache.errors import CorruptShardError, NotATarError, ShardError, TrailingDataError, TruncatedShardError
 from shardcache.tarindex import index_tar
-from shardcache.tarindex.headers import parse_pax
-from shardcache.tarindex.members import Tar
+from shardcache.tarindex.members import Tar, parse_pax
 from support.shards.odd_tars import ODD_TARS, TRAILING_DATA, header, padded
 from support.shards.tars import Sample, make_tar, pack
 
@@ -38,8 +37,8 @@ def spans(path: Path) -> list[tuple[str, int, int]]:
     """Name, first byte and end of each regular file, as the index walks them."""
     with open(path, "rb") as file:
 
-        def read(at: int, least_bytes: int, most_bytes: int) -> bytes:
-            return os.pread(file.fileno(), most_bytes, at)
+        def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
+            return os.pread(file.fileno(), max_bytes, at)
 
         tar = Tar(read, path.stat().st_size, URL, require_end=True)
         return [(name.decode("utf-8", "surrogateescape"), start, end) for name, start, end, _ in tar]
@@ -291,9 +290,9 @@ def endless(head: bytes, again: Callable[[int], bytes], times: int) -> Tar:
     piece_bytes = len(again(0))
     size_bytes = len(head) + times * piece_bytes + 1024
 
-    def read(at: int, least_bytes: int, most_bytes: int) -> bytes:
-        data = bytearray(head[at : at + most_bytes])
-        while len(data) < least_bytes and at + len(data) < size_bytes:
+    def read(at: int, min_bytes: int, max_bytes: int) -> bytes:
+        data = bytearray(head[at : at + max_bytes])
+        while len(data) < min_bytes and at + len(data) < size_bytes:
             number, skipped = divmod(at + len(data) - len(head), piece_bytes)
             data += again(number)[skipped:] if number < times else bytes(1024)
         return bytes(data)

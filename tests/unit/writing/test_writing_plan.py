@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, SampleError
-from shardcache.tarindex.headers import parse_header
+from shardcache.tarindex.members import parse_header
 from shardcache.writing.plan.cutting import Cut, ShardNames, cut
 from shardcache.writing.plan.journal import Journal, Stored, resume
 from shardcache.writing.plan.samples import Sample, sample_of

@@ -75,8 +75,8 @@ def test_a_member_cannot_take_the_place_of_a_samples_own_keys(tmp_path: Path, na
     path.write_bytes(pack([("a.jpg", b"1"), (name, b"2"), ("b.jpg", b"3")]))
     index = indexed(path)
     assert index.faults[0][0] is Fault.RESERVED
-    assert index.fault(0) == f"the sample 'a' has a member with the reserved extension {name[2:].lower()!r}"
-    assert index.fault(1) is None
+    assert fault_of(index, 0) == f"the sample 'a' has a member with the reserved extension {name[2:].lower()!r}"
+    assert fault_of(index, 1) is None
 
 
 def test_one_sample_keeps_its_first_fault(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_one_sample_keeps_its_first_fault(tmp_path: Path) -> None:
     path = tmp_path / "shard.tar"
     path.write_bytes(pack([("a.jpg", b"1"), ("a.jpg", b"2"), ("a.JPG", b"3"), ("a.cls", b"4"), ("a.cls", b"5")]))
     index = indexed(path)
-    assert re.search("'a' has two members with the extension 'jpg'", index.fault(0) or "")
+    assert re.search("'a' has two members with the extension 'jpg'", fault_of(index, 0) or "")
     assert len(index.faults) == 1
 
 
