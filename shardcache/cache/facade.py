@@ -99,8 +99,6 @@ class Cache:
             transfers,
             leasing,
             history,
-            self._allow,
-            self._manifests,
             indexers,
         )
         tiers = list(origins.tiers.values())
@@ -203,13 +201,6 @@ class Cache:
     def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Verify every shard under a url prefix by reading it again; yield events."""
         return self._operations.maintenance.verify(prefix, self.sight(peer))
-
-    async def probe(self, urls: Sequence[str], peer: Peer, tell: Tell, *, quick: bool) -> None:
-        """Probe the origins of the urls, or all known origins, reporting findings to `tell`.
-
-        Raises NotAllowedError, ConfigError.
-        """
-        await self._operations.probing.probe(urls, peer, tell, quick=quick)
 
     def sight(self, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url?"""

@@ -85,10 +85,6 @@ class AdminClient:
         """
         return self._until_done("/v1/index", {"urls": urls} | ({} if tokens is None else {"tokens": tokens}))
 
-    def probe(self, urls: list[str], *, quick: bool) -> Lines:
-        """Yield the daemon's findings on the origins of `urls`, or on all known ones; `quick` skips the rate."""
-        return self._lines("POST", "/v1/probe", {"urls": urls, "quick": quick})
-
     def verify(self, prefix: str) -> Lines:
         """Yield events until every cached shard below `prefix` has been verified."""
         return self._until_done("/v1/verify", {"prefix": prefix})

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from shardcache.access.rules import AllowList
 from shardcache.cache.catalog.history import History
-from shardcache.cache.catalog.manifests import Manifests
 from shardcache.cache.catalog.sample_counts import Counting
 from shardcache.cache.operations.maintenance import Maintenance
-from shardcache.cache.operations.origin_probes import Probing
 from shardcache.cache.operations.pinning import Pinning
 from shardcache.cache.operations.warming import Warming
 from shardcache.cache.readers.leasing import Leasing
@@ -33,14 +30,11 @@ class Operations:
         transfers: Transfers,
         leasing: Leasing,
         history: History,
-        allow: AllowList,
-        manifests: Manifests,
         indexers: Indexers,
     ) -> None:
         most = settings.max_transfers
         evictor, pins = residency.evictor, residency.pins
         self.maintenance = Maintenance(store, evictor, residency.inventory, pins, residency.quarantine)
-        self.probing = Probing(settings, origins, allow, manifests, self.maintenance)
         self.warming = Warming(store, transfers, leasing, origins, downloader, most)
         self.pinning = Pinning(pins, self.warming)
         self.counting = Counting(store, transfers, leasing, history, origins, downloader, indexers, most)

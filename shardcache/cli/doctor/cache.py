@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.context import Context
+from shardcache.cli.doctor.findings import Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.paths import barrier, me, mount_of, nearest, way_in, who_may
 from shardcache.cli.output import count
 from shardcache.config import Settings

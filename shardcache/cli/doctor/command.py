@@ -17,8 +17,8 @@ from shardcache.cli.serve import SettingsCommand
 from shardcache.protocol import from_here
 
 if TYPE_CHECKING:
-    from shardcache.cache.operations.origin_probe.findings import Finding
     from shardcache.cli.doctor.context import Context
+    from shardcache.cli.doctor.findings import Finding
 
 # A sign and a word: not everybody sees colours.
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("-", "dim")}

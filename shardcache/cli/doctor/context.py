@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from shardcache.protocol import socket_path
 from shardcache.unix_socket import connected
 
 _ANSWER_LIMIT_S = 10.0
+STORE_VARIABLES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_proxy$", re.IGNORECASE)
+"""Variables that select object stores, credentials and proxies."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,17 @@ class Context:
     def is_operator(self) -> bool:
         """True if the current user runs the daemon, or would; others only read from its cache."""
         return self.status is None or os.geteuid() in (0, self.uid)
+
+    @cached_property
+    def environment(self) -> Mapping[str, str] | None:
+        """The daemon's environment; None if it may not be read: it is for the daemon's user and root alone."""
+        if self.pid is None:
+            return None
+        try:
+            entries = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            return None
+        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
     @property
     def cache_dir(self) -> Path | None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from shardcache.cache.operations.origin_probe.findings import Finding, failed, ok, skipped, warning
 from shardcache.cli.doctor.context import Context
+from shardcache.cli.doctor.findings import Finding, failed, ok, skipped, warning
 from shardcache.config import Settings
 from shardcache.server.http.connection_limit import own_files
 from shardcache.units import size

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error
 from shardcache.cli.doctor import cache, kernel, stores
 from shardcache.cli.doctor import running_daemon as daemon
 from shardcache.cli.doctor import tier_owners as tier
 from shardcache.cli.doctor.context import Context
+from shardcache.cli.doctor.findings import Finding, failed, of_error
 from shardcache.cli.event_loop import in_thread
 from shardcache.errors import ShardcacheError
 

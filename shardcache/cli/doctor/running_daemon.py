@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from shardcache import __version__
-from shardcache.cache.operations.origin_probe.findings import Finding, failed, of_error, ok, skipped, warning
-from shardcache.cli.doctor.context import Context, connect
+from shardcache.cli.doctor.context import STORE_VARIABLES, Context, connect
+from shardcache.cli.doctor.findings import Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.paths import barrier, way_in, who_may
 from shardcache.config import unknown_variables
 from shardcache.errors import DaemonError, NoDaemonError
@@ -23,8 +22,6 @@ _MOST_SOCKET_BYTES = 107
 _SILENT_S = 10.0
 # The daemon shows it among its jobs.
 _JOB = "shardcache doctor"
-# Variables that select object stores, credentials and proxies.
-_OF_STORES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_proxy$", re.IGNORECASE)
 
 
 def path(context: Context) -> Finding:
@@ -150,14 +147,10 @@ def unknown_options(_context: Context) -> list[Finding]:
 
 def differing_variables(context: Context) -> Finding | None:
     """List the variables that differ from the daemon's, without their values, which may be secrets."""
-    if context.pid is None:
+    if context.environment is None:
         return None
-    try:
-        entries = Path(f"/proc/{context.pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:  # readable only by the daemon's user and root
-        return None
-    theirs = dict(entry.split("=", 1) for entry in entries if "=" in entry)
-    names = {name for name, _ in theirs.items() ^ os.environ.items() if _OF_STORES.match(name)}
+    differing = context.environment.items() ^ os.environ.items()
+    names = {name for name, _ in differing if STORE_VARIABLES.match(name)}
     if not names:
         return None
     return ok(f"these variables differ between the daemon and you: {', '.join(sorted(names))}; the daemon's apply")

@@ -1,53 +1,328 @@
-"""Checks of the object stores, by the daemon with its credentials; if none runs, by this process with the user's."""
+"""Checks of the object stores by this process: clock, credentials, time to the first byte, and rate.
+
+Where the caller may read the environment of the running daemon, that of stores and credentials is used in place of the
+caller's own.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
-from functools import partial
+import shlex
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing, closing, contextmanager, suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from itertools import islice
+from typing import Any
+from urllib.parse import urlsplit
 
+import aiohttp
+
+from shardcache.access.protocols import S3, WEB
 from shardcache.access.rules import AllowList, Peer
-from shardcache.cache.operations.origin_probe.findings import Finding, of_error, skipped
-from shardcache.cache.operations.origin_probe.targets import targets
-from shardcache.cache.operations.origin_probe.trial import Trial
+from shardcache.access.urls import INDEX_SUFFIX, SHARD_SUFFIXES, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.doctor.context import Context
+from shardcache.cli.doctor.context import STORE_VARIABLES, Context
+from shardcache.cli.doctor.findings import Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.paths import me
-from shardcache.cli.event_loop import in_thread
-from shardcache.config import Settings
-from shardcache.errors import ProtocolError, ShardcacheError
+from shardcache.config import OriginTable, Settings
+from shardcache.errors import AccessDeniedError, NotAllowedError, OriginUnavailableError, ShardcacheError
+from shardcache.origin.base import Origin, RemoteObject
+from shardcache.origin.listing import expand
+from shardcache.origin.proxy import proxy_of
 from shardcache.origin.registry import Origins
+from shardcache.redact import HIDDEN, redact
+from shardcache.transport.flow import Free
+from shardcache.transport.parts import Parts
+from shardcache.units import duration, size, user_name
+
+_LIMIT_S = 20.0
+_CLOCK_LIMIT = aiohttp.ClientTimeout(total=10)
+_MAX_CACHED = 10_000
+
+# S3 refuses requests signed more than 15 minutes off. A Date header has a resolution of one second.
+_S3_TAKES_S = 15 * 60
+_IN_STEP_S = 30.0
+
+_FIRST_BYTES = 64 * 1024
+_SLOW_FIRST_BYTE_S = 1.0
+_MOST_BYTES = 128 * 1024**2
+_READ_LIMIT_S = 5.0
+# Connections have to ramp up before a rate means something.
+_TELLING_S = 1.0
+_SLOW_BYTES_PER_S = 20e6
+
+_CHAIN = (
+    "nothing found in the whole chain: storage_options, AWS_ACCESS_KEY_ID, web identity, SSO, ~/.aws/credentials and "
+    "config, the container's role, the instance's role"
+)
+_REMEDY = (
+    "export AWS_PROFILE=NAME   # before serve; or `profile` (for public data `anon = true`) in an [[origin]] table"
+)
+_SOURCES = {"env": "AWS_ACCESS_KEY_ID in the environment", "iam-role": "the instance's role"}
 
 
 async def probe(context: Context) -> list[Finding]:
-    """Probe the targets one by one: concurrent measurements would share the bandwidth."""
-    if context.status is not None:
-        findings = await in_thread(partial(_by_daemon, context, context.status["version"]))
-    elif context.settings is not None:
-        findings = await _by_this_process(context, context.settings)
-    else:
-        findings = [skipped("without valid options, object stores cannot be probed as the daemon would")]
-    return findings or [skipped("nothing to probe: no url given, nothing cached, no [[origin]] table; add a URL")]
+    """Probe one shard of each store, one store after another: concurrent measurements would share the bandwidth."""
+    if context.settings is None:
+        return [skipped("without valid options, object stores cannot be probed as the daemon would")]
+    with _environment_of(context) as owner:
+        stores = _Stores(context.settings, owner, quick=context.quick)
+        try:
+            targets = context.urls or _targets(context, context.settings.origin)
+            found = [finding.named("", url) for url in targets for finding in await stores.findings(url)]
+        finally:
+            await stores.origins.close()
+    return found or [skipped("nothing to probe: no url given, nothing cached, no [[origin]] table; add a URL")]
 
 
-def _by_daemon(context: Context, version: str) -> list[Finding]:
-    findings: list[Finding] = []
+@contextmanager
+def _environment_of(context: Context) -> Iterator[str]:
+    """Use the daemon's variables of stores and credentials, if they may be read; yield whose credentials these are."""
+    if context.environment is None:
+        yield f"{me()}'s own"
+        return
+    own = dict(os.environ)
     try:
-        rows = AdminClient(context.socket).probe(list(context.urls), quick=context.quick)
-        findings.extend(map(Finding.from_json, rows))
-    except ProtocolError:
-        findings.append(skipped(f"the running daemon ({version}) cannot probe object stores"))
-    except ShardcacheError as exn:
-        findings.append(of_error(exn, "the daemon refuses it").named("origin.reach", exn.url or ""))
-    return findings
-
-
-async def _by_this_process(context: Context, settings: Settings) -> list[Finding]:
-    allow = AllowList(settings.allow)
-    origins = Origins(settings.origin, max_connections=settings.max_connections, redirect_guard=allow)
-    peer = Peer(os.geteuid(), frozenset({os.getegid(), *os.getgroups()}))
-    trial = Trial(settings, origins, allow, peer, f"{me()}'s own, as no daemon answers", context.quick)
-    try:
-        found = targets(context.urls, settings.origin)
-        return [finding for target in found async for finding in trial.findings(target)]
+        for name in filter(STORE_VARIABLES.match, own):
+            del os.environ[name]
+        os.environ.update((name, value) for name, value in context.environment.items() if STORE_VARIABLES.match(name))
+        yield f"the daemon's, run as {user_name(context.uid or 0)}"
     finally:
-        await origins.close()
+        os.environ.clear()
+        os.environ.update(own)
+
+
+def _targets(context: Context, tables: Iterable[OriginTable]) -> list[str]:
+    """Return a url for each store: of a cached shard, else what the `match` of a table can list. Blocks."""
+    found = {store_of(place): place for table in tables if (place := _place(table.match))}
+    if context.status is not None:
+        with closing(AdminClient(context.socket).shards("")) as cached:
+            for url in (row["url"] for row in islice(cached, _MAX_CACHED)):
+                # Neither one whose signature is redacted, nor one in another process's memory.
+                if HIDDEN not in url and protocol_of(url) != "memory":
+                    found[store_of(url)] = url
+    return list(found.values())
+
+
+def _place(match: str) -> str | None:
+    """Return the listable part of a table's prefix; None for a whole protocol, and for http, which has no listings."""
+    _, separator, path = match.partition("://")
+    if not separator or not path.strip("/") or protocol_of(match) in WEB:
+        return match if match.endswith((*SHARD_SUFFIXES, INDEX_SUFFIX)) else None
+    return match + "/" if "/" not in path else match[: match.rindex("/") + 1]
+
+
+class _Stores:
+    """The object stores as a daemon with these settings reaches them, with the credentials of `owner`."""
+
+    def __init__(self, settings: Settings, owner: str, *, quick: bool) -> None:
+        self._settings = settings
+        self._owner = owner
+        self._quick = quick
+        self._allow = AllowList(settings.allow)
+        self.origins = Origins(settings.origin, max_connections=settings.max_connections, redirect_guard=self._allow)
+
+    async def findings(self, url: str) -> list[Finding]:
+        """Return the findings for a url, up to the first failure that makes further checks pointless."""
+        found: list[Finding] = []
+        try:
+            async with aclosing(self._examine(url)) as findings:
+                async for check, finding in findings:
+                    found.append(finding.named(check))
+        except ShardcacheError as exn:
+            table = self.origins.rule(url)
+            cause = f"{exn.code}; accessed through the [[origin]] table for {table.match}" if table.match else exn.code
+            found.append(of_error(exn, cause, command=_command(exn, url, table)).named("origin.reach"))
+        return found
+
+    async def _examine(self, url: str) -> AsyncGenerator[tuple[str, Finding]]:
+        peer = Peer(os.geteuid(), frozenset({os.getegid(), *os.getgroups()}))
+        self._allow.check(url, peer)
+        if protocol_of(url) in WEB:
+            server = "{0.scheme}://{0.netloc}/".format(urlsplit(url))
+            yield "network.proxy", _proxy(server)
+            yield "origin.clock", await _clock(server, signs=False)
+        if protocol_of(url) in S3.names:
+            server, credentials = await self._session(url)
+            yield "network.proxy", _proxy(server)
+            yield "origin.clock", await _clock(server, signs=True)
+            yield "origin.credentials", credentials
+        shard, obj = await self._shard(url)
+        self._allow.check(shard, peer)
+        origin = self.origins.origin(shard)
+        yield "origin.reach", await _reach(origin, obj)
+        if obj.size_bytes and not self._quick:
+            settings = self._settings
+            yield "origin.speed", await _speed(origin, obj, settings.shard_connections, settings.part_size)
+
+    async def _session(self, url: str) -> tuple[str, Finding]:
+        """Return the endpoint of an S3 store, and the source of the credentials for it."""
+        from shardcache.origin.s3.sdk_sessions import SdkSessions  # imports an SDK, which takes a second
+
+        table = self.origins.rule(url)
+        sessions = SdkSessions(table, 1)
+        try:
+            async with sessions.use(url) as fs:
+                return str(fs.s3.meta.endpoint_url), await _credentials(fs, table, self._owner)
+        finally:
+            await sessions.close()
+
+    async def _shard(self, url: str) -> tuple[str, RemoteObject]:
+        """Return one shard that a url, a pattern or an index file names. Raises as `expand` and `Origin.stat`."""
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                shard = (await expand(url, self.origins, lambda _count: None))[0].url
+                return shard, await self.origins.origin(shard).stat(shard)
+        except TimeoutError:
+            raise OriginUnavailableError(
+                f"no answer from the object store in {_LIMIT_S:g} s, or a longer listing",
+                url=url,
+                remedy="give the url of one shard; for training, create an index file once: shardcache index",
+            ) from None
+
+
+def _command(error: ShardcacheError, url: str, table: OriginTable) -> str:
+    """Return a command that tests access without shardcache, or allows it; empty if none would help."""
+    if isinstance(error, NotAllowedError):
+        return f"shardcache serve --allow {shlex.quote(redact(url))}"
+    if isinstance(error, AccessDeniedError):
+        return ""
+    if protocol_of(url) in WEB:
+        return f"curl -I {shlex.quote(redact(url))}"
+    if protocol_of(url) not in S3.names:
+        return ""
+    options = {"--endpoint-url": table.endpoint_url, "--profile": table.profile, "--region": table.region}
+    words = [word for option, value in options.items() if value for word in (option, value)]
+    words += ["--no-sign-request"] if table.anon else []
+    return shlex.join(["aws", "s3", "ls", *words, redact(url[: url.rindex("/") + 1])])
+
+
+def _proxy(server: str) -> Finding:
+    parts = urlsplit(server)
+    if (proxy := proxy_of(server)) is None:
+        return ok(f"none for {parts.netloc}")
+    remedy = f'export no_proxy="$no_proxy,{parts.hostname}"   # for the daemon, if a direct route exists'
+    return warning(f"{parts.netloc} is reached through {proxy}", "all bytes pass through it", remedy)
+
+
+async def _clock(server: str, *, signs: bool) -> Finding:
+    """Compare the node's clock with a server's, without credentials: any response carries a date."""
+    try:
+        async with aiohttp.ClientSession(trust_env=True, timeout=_CLOCK_LIMIT) as http:
+            began_s = time.time()
+            async with http.head(server, allow_redirects=False) as answer:
+                elapsed_s = time.time() - began_s
+                date = answer.headers.get("Date", "")
+        # Midway between request and answer, and midway through the second that the header names.
+        skew_s = began_s + elapsed_s / 2 - (parsedate_to_datetime(date).timestamp() + 0.5)
+    except (aiohttp.ClientError, OSError, ValueError) as exn:
+        return skipped(f"no usable date from the server ({exn or type(exn).__name__})")
+    figures = {"skew_s": round(skew_s, 1)}
+    if abs(skew_s) < _IN_STEP_S:
+        return ok("in sync with the object store", figures=figures)
+    judge = failed if signs and abs(skew_s) >= _S3_TAKES_S else warning
+    found = f"{duration(abs(skew_s))} {'ahead of' if skew_s > 0 else 'behind'} the object store"
+    cause = "one of the two clocks is wrong; S3 refuses requests signed more than 15 minutes off"
+    return judge(found, cause, "timedatectl set-ntp true   # or: chronyc makestep", figures=figures)
+
+
+async def _credentials(fs: Any, table: OriginTable, owner: str) -> Finding:
+    """Walk the credential chain as a fetch does; name the source, never the credentials themselves."""
+    if table.anon or table.storage_options.get("anon"):
+        return ok("none: the [[origin]] table sets anon")
+    if table.storage_options.get("key"):
+        return ok("storage_options of the [[origin]] table")
+    if (credentials := await fs.session.get_credentials()) is None:
+        return failed(f"none ({owner})", _CHAIN, _REMEDY)
+    try:
+        frozen = await credentials.get_frozen_credentials()
+    except RuntimeError as exn:  # from botocore: credentials still expired after renewal
+        return failed(redact(str(exn)), "their issuer returned expired credentials", _REMEDY)
+    source = _SOURCES.get(credentials.method, credentials.method.replace("-", " "))
+    profile = fs.session.get_config_variable("profile")
+    of_profile = f", profile {profile}" if profile else ""
+    return ok(f"{source}{of_profile}{', temporary' if frozen.token else ''} ({owner})")
+
+
+async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
+    """Measure the time to the first byte of an existing object."""
+    first_byte_s = math.inf
+    for _ in range(2):  # the first may have to connect
+        read = await _read(origin, obj, _parts(obj, _FIRST_BYTES, _FIRST_BYTES), 1)
+        if obj.size_bytes and not read.done_bytes:
+            raise OriginUnavailableError("the object store reports the object but sends no bytes of it", url=obj.url)
+        first_byte_s = min(first_byte_s, read.first_byte_s)
+    found = f"first byte after {duration(first_byte_s)}; tried with a shard of {size(obj.size_bytes)}"
+    figures = {"first_byte_s": round(first_byte_s, 4), "size_bytes": obj.size_bytes}
+    if not obj.ranges:
+        cause = "the server ignores range requests, so each shard takes one connection and cannot be resumed"
+        remedy = "serve the shards from a server with range support, such as nginx"
+        return warning(found, cause, remedy, figures=figures)
+    if first_byte_s >= _SLOW_FIRST_BYTE_S:
+        cause = "the object store is far away or busy; more concurrent requests make up for it"
+        remedy = "shardcache serve --max-connections 32 --shard-connections 16"
+        return warning(found, cause, remedy, figures=figures)
+    return ok(found, figures=figures)
+
+
+async def _speed(origin: Origin, obj: RemoteObject, connections: int, part_bytes: int) -> Finding:
+    """Measure the rate over all connections, for a few seconds."""
+    try:
+        read = await _read(origin, obj, _parts(obj, part_bytes, _MOST_BYTES), connections)
+    except ShardcacheError as exn:
+        return of_error(exn)
+    rate = read.done_bytes / read.elapsed_s
+    figures = {"bytes_per_s": round(rate), "read_bytes": read.done_bytes, "elapsed_s": round(read.elapsed_s, 3)}
+    amount = f"{size(read.done_bytes)} in {duration(read.elapsed_s)}"
+    found = f"{size(rate)}/s over up to {connections} connections ({amount})"
+    if rate >= _SLOW_BYTES_PER_S or read.elapsed_s < _TELLING_S:
+        return ok(found, figures=figures)
+    cause = "training that reads faster than this will wait for the network"
+    remedy = "ethtool IFACE | grep Speed   # then look for a proxy, and check the object store's region"
+    return warning(found, cause, remedy, figures=figures)
+
+
+def _parts(obj: RemoteObject, part_bytes: int, most_bytes: int) -> list[Parts]:
+    """Return the first parts of an object, whose bytes are discarded; all of it without range requests."""
+    step, stop = (part_bytes, min(obj.size_bytes, most_bytes)) if obj.ranges else (obj.size_bytes, obj.size_bytes)
+    starts = range(0, stop, max(1, step))
+    return [Parts(os.devnull, None, step, start, min(step, obj.size_bytes - start)) for start in starts]
+
+
+@dataclass(slots=True)
+class _Read:
+    """Bytes that arrived within the time limit, and how long the first and all of them took."""
+
+    done_bytes: int = 0
+    first_byte_s: float = 0.0
+    elapsed_s: float = 0.0
+
+
+async def _read(origin: Origin, obj: RemoteObject, parts: Iterable[Parts], connections: int) -> _Read:
+    """Read parts until the time limit. Raises the first error."""
+    read, queue, began_s = _Read(), iter(parts), time.monotonic()
+
+    def received(count: int) -> None:
+        read.first_byte_s = read.first_byte_s or time.monotonic() - began_s
+        read.done_bytes += count
+
+    async def pull() -> None:
+        for part in queue:
+            await origin.fetch(obj, part, Free(received))
+
+    with suppress(TimeoutError):  # the bytes received so far count
+        try:
+            async with asyncio.timeout(_READ_LIMIT_S), asyncio.TaskGroup() as group:
+                for _ in range(connections):
+                    group.create_task(pull())
+        except ExceptionGroup as exn:
+            error: Exception = exn
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
+    read.elapsed_s = time.monotonic() - began_s
+    return read

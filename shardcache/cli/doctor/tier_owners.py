@@ -11,8 +11,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from shardcache.cache.operations.origin_probe.findings import Finding, failed, ok, warning
 from shardcache.cli.doctor.context import Context
+from shardcache.cli.doctor.findings import Finding, failed, ok, warning
 from shardcache.cluster.nginx import OTHERS, PEERS, STATUS
 from shardcache.cluster.tier import expiry_warning
 from shardcache.origin.tier_client import reason_to_bypass

@@ -158,13 +158,6 @@ async def verify(request: web.Request) -> web.StreamResponse:
     return await _stream(request, request.app[CACHE].verify(prefix, peer_of(request)))
 
 
-@routes.post("/v1/probe")
-async def probe(request: web.Request) -> web.StreamResponse:
-    """Probe the origins of `urls`, or all known origins; stream findings, one per line."""
-    quick = take(await _body(request), "quick", bool)
-    return await _tell(request, partial(request.app[CACHE].probe, quick=quick))
-
-
 class _Lines:
     """A response of JSON lines. It starts with the first line, so that an earlier error still gets its HTTP status."""
 

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 from shardcache import __version__
-from shardcache.cache.operations.origin_probes import MAX_URLS
 from shardcache.tarindex.tokens import DTYPES
 
 Json = dict[str, Any]
@@ -74,10 +73,6 @@ def _paths() -> Json:
         "/v1/pins": {"get": _operation("The pinned shards.", NDJSON, _lines("Pin"))},
         "/v1/evict": {
             "post": _of_urls("Evict the matching shards, except leased and pinned ones.", JSON, _ref("Evicted"))
-        },
-        "/v1/probe": {
-            "post": _operation("Probe the origins of some urls, or all known.", NDJSON, _lines("Finding"), _STOPPING)
-            | _body({"urls": {**_URLS, "maxItems": MAX_URLS}, "quick": {"type": "boolean"}})
         },
         "/v1/verify": {
             "post": _operation("Verify the shards below a prefix.", NDJSON, _lines("Event"), _STOPPING)
@@ -156,11 +151,6 @@ def _schemas() -> Json:
         "Unpinned": _object({"unpinned": _list(_TEXT), "kept": _list(kept)}),
         "Evicted": _object({"evicted": _list(_TEXT), "kept": _list(kept), "freed_bytes": _COUNT}),
         "Event": _event(),
-        "Finding": _object(
-            {"check": _TEXT, "state": {"enum": ["ok", "warning", "failed", "skipped"]}}
-            | dict.fromkeys(("found", "cause", "remedy", "subject"), _TEXT)
-            | {"figures": {"type": "object", "additionalProperties": _NUMBER}}
-        ),
     }
 
 

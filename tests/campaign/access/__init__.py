@@ -31,7 +31,7 @@ _REQUESTS = 1500
 _PAGE = ("GET", "/")  # the dashboard, which holds no data and asks for them by itself
 _PATHS = (
     *("/v1/warm", "/v1/evict", "/v1/session", "/v1/verify", "/v1/index", "/", "//v1/evict", "/v1/%65vict", "*"),
-    *("/v1/pin", "/v1/unpin", "/v1/pins", "/v1/probe"),
+    *("/v1/pin", "/v1/unpin", "/v1/pins"),
     *("/v1/../v1/evict", "/v1/evict?x", "http://x/v1/evict", "/v1/evict/", "/v1/status/../evict", "/v1/session?x=1"),
 )
 

@@ -90,7 +90,7 @@ def test_the_loopback_may_read(daemon: Daemon, port: int, path: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        *(("POST", path) for path in ("/v1/warm", "/v1/index", "/v1/evict", "/v1/verify", "/v1/probe", *READABLE)),
+        *(("POST", path) for path in ("/v1/warm", "/v1/index", "/v1/evict", "/v1/verify", *READABLE)),
         *((method, "/v1/status") for method in ("PUT", "DELETE", "OPTIONS", "PATCH")),
         *(("GET", path) for path in ("/v1/session", "/v1/evict", "/", "/v1/shards/../session", "/v1/%73ession")),
     ],

@@ -114,36 +114,6 @@ def test_what_one_may_not_fetch_one_neither_sees_nor_removes(daemon: Daemon, ser
     assert answer["evicted"] == [public] and seen(ALICE, daemon) == {hers}
 
 
-def test_who_may_fetch_may_have_a_store_tried_and_learns_no_more(daemon: Daemon, server: Canary) -> None:
-    """By the rules for fetching; a user learns whether a shard can be read, not way, credentials and rate."""
-    hers = {"urls": [server.url("/alice/a.tar")], "quick": False}
-    assert MEMBER.ask(daemon.socket, "POST", "/v1/probe", hers)[0] == 403
-    assert warm(ALICE, daemon, server.url("/alice/a.tar")) == "fetched"
-    everything = {"urls": [], "quick": False}
-    for user, body, checks in (
-        (ALICE, hers, ["origin.reach"]),
-        (ALICE, everything, ["origin.reach"]),
-        (MEMBER, everything, []),
-    ):
-        _, findings = user.ask(daemon.socket, "POST", "/v1/probe", body)
-        assert [finding["check"] for finding in findings] == checks
-    _, findings = OtherUser(0).ask(daemon.socket, "POST", "/v1/probe", hers)
-    checks = ["network.proxy", "origin.clock", "origin.reach", "origin.speed"]
-    assert [finding["check"] for finding in findings] == checks
-
-
-def test_a_failed_trial_tells_the_way_to_a_store_only_to_who_runs_the_daemon(folder: Path) -> None:
-    """The command that asks the store without shardcache has the options of the [[origin]] table, for root alone."""
-    (folder / "c.toml").write_text('[[origin]]\nmatch = "s3://"\nregion = "eu-hidden-1"\nanon = true\n')
-    with Canary() as canary:
-        env = {"AWS_ENDPOINT_URL": canary.url("")}
-        with Daemon(folder, "--config", str(folder / "c.toml"), "--group", GROUP.gr_name, env=env) as daemon:
-            body = {"urls": ["s3://bucket/a.tar"], "quick": True}
-            told = [str(user.ask(daemon.socket, "POST", "/v1/probe", body)) for user in (MEMBER, OtherUser(0))]
-    assert ["s3://bucket/a.tar" in text for text in told] == [True, True]
-    assert ["eu-hidden-1" in text for text in told] == [False, True]
-
-
 def test_by_default_others_get_no_rights_of_the_daemons_place(folder: Path) -> None:
     """Without rules a member of the group can have neither local files fetched nor this node asked, by any notation."""
     (folder / "secret.tar").write_bytes(make_tar(random_samples(1)))
@@ -154,8 +124,6 @@ def test_by_default_others_get_no_rights_of_the_daemons_place(folder: Path) -> N
         urls += ["http://169.254.169.254/latest/a.tar", f"file://{folder}/secret.tar", f"{folder}/secret.tar"]
         urls += ["sftp://127.0.0.1/a.tar", "memory://a.tar"]
         assert [warm(MEMBER, daemon, url) for url in urls] == ["not_allowed"] * len(urls)
-        probes = [MEMBER.ask(daemon.socket, "POST", "/v1/probe", {"urls": [url], "quick": True}) for url in urls]
-        assert [status for status, _ in probes] == [403] * len(urls)
         assert canary.connections == 0 and daemon.shards() == []
 
 

@@ -55,17 +55,6 @@ def test_every_operation_keeps_to_its_description(api: ModuleType, daemon: Daemo
     assert "Traceback" not in daemon.log.read_text()
 
 
-def test_limits_of_lists_are_described(api: ModuleType, daemon: Daemon) -> None:
-    """A request that the description allows is not refused for its length."""
-    (probe,) = (found for found in api.operations(daemon) if found.path == "/v1/probe")
-    with session(daemon.socket) as http:
-        urls = ["file:///a.tar"] * probe.body[0].definition["schema"]["properties"]["urls"]["maxItems"]
-        answer = probe.Case(body={"urls": urls, "quick": True}).call(base_url=BASE_URL, session=http)
-        assert answer.status_code != 400
-        answer = probe.Case(body={"urls": [*urls, *urls], "quick": True}).call(base_url=BASE_URL, session=http)
-        assert answer.status_code == 400
-
-
 def test_what_is_told_of_real_shards_is_as_described(api: ModuleType, daemon: Daemon) -> None:
     """Every event of a fetch, a count, a check and a removal; what random urls never come to."""
     cached = [json.loads(line)["url"] for line in daemon.request("GET", "/v1/shards").splitlines()]

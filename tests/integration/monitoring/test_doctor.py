@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from shardcache.cache.operations.origin_probe.findings import Finding, Severity
 from shardcache.cli.doctor import runner
 from shardcache.cli.doctor.context import Context, gather
+from shardcache.cli.doctor.findings import Finding, Severity
 from shardcache.cli.main import app
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION
 from shardcache.store.folder import CacheFolder, Layout

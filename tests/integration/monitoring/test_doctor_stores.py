@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from shardcache.cache.operations.origin_probe.findings import Finding, Severity
 from shardcache.cli.doctor import runner
 from shardcache.cli.doctor.context import gather
+from shardcache.cli.doctor.findings import Finding, Severity
 from support.programs.daemon import Daemon
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
@@ -49,7 +49,7 @@ async def test_a_bucket_that_is_well(moto: Bucket, tmp_path: Path) -> None:
     checks = ("network.proxy", "origin.clock", "origin.credentials", "origin.reach", "origin.speed")
     assert tuple(found) == checks and all(map(works, found.values())), found
     assert found["origin.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
-    assert "own, as no daemon answers" in found["origin.credentials"].found
+    assert found["origin.credentials"].found.endswith("'s own)")
     assert found["origin.reach"].figures["size_bytes"] == len(BODY)
     assert found["origin.reach"].figures["first_byte_s"] > 0
     assert found["origin.speed"].figures["read_bytes"] == len(BODY)
@@ -80,10 +80,10 @@ async def test_keys_that_the_store_does_not_know(
 
 
 @pytest.mark.parametrize("daemons_are_right", [True, False], ids=["right", "wrong"])
-async def test_a_daemons_stores_are_judged_by_its_own_credentials(
+async def test_stores_of_a_running_daemon_are_tried_with_its_credentials(
     daemons_are_right: bool, seaweedfs: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon is asked: with good keys it passes beside a user whose keys are wrong, and the other way around."""
+    """With its environment: with good keys it passes beside a user whose keys are wrong, and the other way around."""
     url = seaweedfs.put("a.tar", BODY)
     daemons, users = ("right", "wrong-secret") if daemons_are_right else ("wrong-secret", "right")
     secrets = {"right": seaweedfs.env()["AWS_SECRET_ACCESS_KEY"], "wrong-secret": "wrong-secret"}
@@ -97,13 +97,13 @@ async def test_a_daemons_stores_are_judged_by_its_own_credentials(
 
 
 async def test_a_daemon_knows_which_stores_to_try(moto: Bucket, tmp_path: Path) -> None:
-    """Without a url, the daemon tries its own tables' stores and those that shards are cached from, each once."""
+    """Without a url, stores of tables are tried and those that shards are cached from, each once."""
     cached, _ = moto.put("cached/a.tar", make_tar(random_samples(2))), moto.put("below/b.tar", BODY)
-    (tmp_path / "daemon.toml").write_text(f'[[origin]]\nmatch = "{moto.url}/below/"\n')
-    with Daemon(tmp_path, "--config", str(tmp_path / "daemon.toml")) as daemon:
-        assert (await look(tmp_path))["origin.reach"].subject == f"{moto.url}/below/"
+    table = f'[[origin]]\nmatch = "{moto.url}/below/"\n'
+    with Daemon(tmp_path) as daemon:
+        assert (await look(tmp_path, config=table))["origin.reach"].subject == f"{moto.url}/below/"
         daemon.request("POST", "/v1/warm", {"urls": [cached]})
-        found = await look(tmp_path)
+        found = await look(tmp_path, config=table)
     assert works(found["origin.reach"]) and found["origin.reach"].subject == cached
 
 

@@ -1,1 +1,0 @@
-"""Origin probe: tests access to object stores with the caller's own credentials and reports findings."""
