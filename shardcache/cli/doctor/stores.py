@@ -31,8 +31,8 @@ from shardcache.cli.doctor.paths import me
 from shardcache.config import OriginTable, Settings
 from shardcache.errors import AccessDeniedError, NotAllowedError, OriginUnavailableError, ShardcacheError
 from shardcache.origin.base import Origin, RemoteObject
+from shardcache.origin.http_semantics import proxy_of
 from shardcache.origin.listing import expand
-from shardcache.origin.proxy import proxy_of
 from shardcache.origin.registry import Origins
 from shardcache.redact import HIDDEN, redact
 from shardcache.transport.flow import Free
@@ -161,7 +161,7 @@ class _Stores:
 
     async def _session(self, url: str) -> tuple[str, Finding]:
         """Return the endpoint of an S3 store, and the source of the credentials for it."""
-        from shardcache.origin.s3.sdk_sessions import SdkSessions  # imports an SDK, which takes a second
+        from shardcache.origin.s3_sdk import SdkSessions  # imports an SDK, which takes a second
 
         table = self.origins.rule(url)
         sessions = SdkSessions(table, 1)

@@ -17,7 +17,7 @@ from aiohttp import web
 from shardcache.cli.doctor import runner
 from shardcache.cli.doctor.context import gather
 from shardcache.cli.doctor.findings import Finding, Severity
-from support.programs.daemon import Daemon
+from support.programs.daemon import Daemon, spawn
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 from support.stores.faulty_s3 import FaultyS3
@@ -87,7 +87,7 @@ async def test_stores_of_a_running_daemon_are_tried_with_its_credentials(
     url = seaweedfs.put("a.tar", BODY)
     daemons, users = ("right", "wrong-secret") if daemons_are_right else ("wrong-secret", "right")
     secrets = {"right": seaweedfs.env()["AWS_SECRET_ACCESS_KEY"], "wrong-secret": "wrong-secret"}
-    with Daemon(tmp_path, env=seaweedfs.env() | {"AWS_SECRET_ACCESS_KEY": secrets[daemons]}):
+    with Daemon(tmp_path, env=seaweedfs.env() | {"AWS_SECRET_ACCESS_KEY": secrets[daemons]}, spawn=spawn):
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secrets[users])
         found = await look(tmp_path, url)
     assert works(found["origin.reach"]) is daemons_are_right
