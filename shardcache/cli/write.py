@@ -97,8 +97,8 @@ def write(
     from shardcache.config import Settings
     from shardcache.units import size
     from shardcache.writing.conversion import ShardSettings, convert
-    from shardcache.writing.plan.cutting import ShardNames
-    from shardcache.writing.sources.opening import Reading
+    from shardcache.writing.inputs import Reading
+    from shardcache.writing.plan import ShardNames
 
     settings = ShardSettings(
         shard_size, ShardNames(names), Reading(field, pack, columns, split, classes, shuffle), tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,11 @@ from shardcache.errors import InputError, ShardcacheError
 from shardcache.origin.base import RemoteObject
 from shardcache.tarindex import TokenMember
 from shardcache.writing.destination import INDEX, Destination, check_empty
-from shardcache.writing.plan.cutting import Cut, ShardNames, cut
-from shardcache.writing.plan.journal import JOURNAL, Journal, resume
-from shardcache.writing.plan.samples import as_json
-from shardcache.writing.processes import WritingProcess
-from shardcache.writing.sources.opening import Input, Reading, recognize
-from shardcache.writing.writer_process import Task, WriterSetup
+from shardcache.writing.inputs import Reading, open_source, recognize
+from shardcache.writing.plan import JOURNAL, Cut, Journal, ShardNames, cut, resume
+from shardcache.writing.sample import as_json
+from shardcache.writing.source import Input
+from shardcache.writing.worker import WriterSetup, WritingProcess
 
 CLASSES = "classes.json"
 """Name of the list of classes in the destination."""
@@ -44,6 +43,16 @@ class ShardSettings:
     names: ShardNames = field(default_factory=ShardNames)
     reading: Reading = field(default_factory=Reading)
     tokens: TokenMember | None = None
+
+    def recorded(self, found: Input) -> Json:
+        """Return everything that the bytes of the shards depend on, for the journal."""
+        settings = {
+            "input": f"{found.kind} {found.identity}",
+            "shard_size_bytes": self.shard_size_bytes,
+            "names": self.names.pattern,
+            **asdict(self.reading),
+        }
+        return settings if self.tokens is None else settings | {"tokens": str(self.tokens)}
 
 
 async def convert(
@@ -73,12 +82,10 @@ async def convert(
     with tempfile.TemporaryDirectory(prefix="shardcache-listing-") as scratch:
         async with Destination(destination, tables) as target:
             found = await asyncio.to_thread(recognize, names, settings.reading, Path(scratch))
-            conversion = _Conversion(found, target, settings, tell)
             tokens = None if settings.tokens is None else str(settings.tokens)
-            setup = WriterSetup(
-                found.kind, found.arguments, target.url, [table.model_dump() for table in tables], tokens
-            )
-            return await conversion.run(setup, workers)
+            access = [table.model_dump() for table in tables]
+            setup = WriterSetup(found.kind, found.arguments, target.url, access, tokens)
+            return await _Conversion(found, target, settings, tell).run(setup, workers)
 
 
 class _Conversion:
@@ -91,7 +98,7 @@ class _Conversion:
         self._tell = tell
         self._journal = Journal({})
         self._objects: dict[str, RemoteObject] = {}
-        self._queue: asyncio.Queue[tuple[str, Cut[Any]] | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[str, Cut] | None] = asyncio.Queue()
         self._planned: list[str] = []
         self._planned_bytes = 0
         self._done = {"written": 0, "kept": 0}
@@ -107,9 +114,9 @@ class _Conversion:
         """
         await self._begin()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._plan(workers))
+            group.create_task(self._plan())
             for _ in range(workers):
-                group.create_task(self._write(setup, workers))
+                group.create_task(self._write(setup))
         if self._failure is not None:
             raise self._failure
         return await self._finish()
@@ -117,7 +124,7 @@ class _Conversion:
     async def _begin(self) -> None:
         """Read the journal of an interrupted run, or begin one."""
         self._objects = await self._target.objects()
-        settings = _told(self._input, self._settings)
+        settings = self._settings.recorded(self._input)
         if JOURNAL in self._objects:
             self._journal = resume(await self._target.read(JOURNAL), settings, self._target.url)
             check_empty(self._settings.names.foreign(self._objects), self._target.url)
@@ -126,10 +133,10 @@ class _Conversion:
             self._journal = Journal(settings)
             await self._target.store_bytes(self._journal.to_json(), JOURNAL)
 
-    async def _plan(self, workers: int) -> None:
+    async def _plan(self) -> None:
         """Cut the input into shards, ahead of the writing: a planned shard takes next to no memory."""
         try:
-            source = await asyncio.to_thread(self._input.open)
+            source = await asyncio.to_thread(open_source, self._input.kind, self._input.arguments)
             cuts = cut(source.positions(), self._settings.shard_size_bytes)
             while self._failure is None and (shard := await asyncio.to_thread(next, cuts, None)) is not None:
                 name = self._settings.names.name(len(self._planned))
@@ -141,9 +148,9 @@ class _Conversion:
                 raise InputError("there is no sample in the input", remedy="check the path")
         except ShardcacheError as exn:
             self._failure = self._failure or exn
-        self._end(workers)
+        self._queue.put_nowait(None)
 
-    async def _write(self, setup: WriterSetup, workers: int) -> None:
+    async def _write(self, setup: WriterSetup) -> None:
         async with WritingProcess(setup) as process:
             while (planned := await self._queue.get()) is not None and self._failure is None:
                 name, shard = planned
@@ -151,28 +158,21 @@ class _Conversion:
                     if self._is_complete(name, shard):
                         self._done["kept"] += 1
                     else:
-                        self._journal.shards[name] = await process.write(Task(name, shard.first, shard.last))
+                        self._journal.shards[name] = await process.write(name, shard)
                         self._done["written"] += 1
                         self._unsaved += 1
                         await self._save()
                 except ShardcacheError as exn:
                     self._failure = self._failure or exn
-                    self._end(workers)
                 self._done_bytes += shard.size_bytes
                 self._show()
+            self._queue.put_nowait(None)  # for the next that waits
 
-    def _end(self, workers: int) -> None:
-        """Wake the tasks that wait for a shard."""
-        for _ in range(workers):
-            self._queue.put_nowait(None)
-
-    def _is_complete(self, name: str, shard: Cut[Any]) -> bool:
+    def _is_complete(self, name: str, shard: Cut) -> bool:
         found, recorded = self._objects.get(name), self._journal.shards.get(name)
-        return (
-            found is not None
-            and recorded is not None
-            and recorded[:3] == (found.size_bytes, found.version, shard.samples)
-        )
+        if found is None or recorded is None:
+            return False
+        return recorded[:3] == (found.size_bytes, found.version, shard.samples)
 
     async def _save(self) -> None:
         """Store the journal, once for all shards that were completed while it was stored the last time."""
@@ -193,36 +193,17 @@ class _Conversion:
 
     async def _finish(self) -> Json:
         """Store the index, which readers take for the end; return the summary."""
-        shards = [self._journal.shards[name] for name in self._planned]
-        objects = [
-            RemoteObject(self._target.url + name, shard.version, shard.size_bytes)
-            for name, shard in zip(self._planned, shards, strict=True)
-        ]
+        shards = {name: self._journal.shards[name] for name in self._planned}
         if self._input.classes:
             await self._target.store_bytes(as_json(self._input.classes), CLASSES)
-        counts = ((shard.samples, shard.tokens) for shard in shards)
-        await self._target.store_index((obj, *numbers) for obj, numbers in zip(objects, counts, strict=True))
+        await self._target.store_index(shards.items())
+        tokens = sum(shard.tokens or 0 for shard in shards.values())
         return {
             "index": self._target.url + INDEX,
             "shards": len(shards),
             **self._done,
-            "samples": sum(shard.samples for shard in shards),
-            **({} if self._settings.tokens is None else {"tokens": sum(shard.tokens or 0 for shard in shards)}),
-            "bytes": sum(shard.size_bytes for shard in shards),
+            "samples": sum(shard.samples for shard in shards.values()),
+            **({} if self._settings.tokens is None else {"tokens": tokens}),
+            "bytes": sum(shard.size_bytes for shard in shards.values()),
             "skipped_files": self._input.skipped,
         }
-
-
-def _told(found: Input, settings: ShardSettings) -> Json:
-    """Return everything that the bytes of the shards depend on, for the journal."""
-    return {
-        "input": f"{found.kind} {found.identity}",
-        "shard_size_bytes": settings.shard_size_bytes,
-        "names": settings.names.pattern,
-        "columns": dict(settings.reading.columns),
-        "field": settings.reading.field,
-        "pack": settings.reading.pack,
-        "classes": settings.reading.classes,
-        "shuffle": settings.reading.seed,
-        **({} if settings.tokens is None else {"tokens": str(settings.tokens)}),
-    }

@@ -1,4 +1,4 @@
-"""The folder or prefix that a dataset is written to: its objects, its index, and the place for unfinished shards."""
+"""The folder or prefix that a dataset is written to: its objects, its index, and its unfinished shards."""
 
 from __future__ import annotations
 
@@ -6,29 +6,96 @@ import asyncio
 import random
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from shardcache import shardlist
 from shardcache.access.protocols import LOCAL, WEB
 from shardcache.access.urls import SHARD_SUFFIXES, checked, protocol_of
 from shardcache.config import OriginTable
-from shardcache.errors import AccessDeniedError, ConfigError, NotFoundError, OriginUnavailableError
+from shardcache.errors import (
+    AccessDeniedError,
+    ConfigError,
+    DiskError,
+    NotFoundError,
+    OriginUnavailableError,
+    SampleError,
+)
 from shardcache.fetch.retry import BACKOFF
 from shardcache.origin.base import WRITABLE, RemoteObject
 from shardcache.origin.buffers import read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, from_here, local_path
+from shardcache.tarindex.tokens import TokenMember, tokens_in
 from shardcache.transport.flow import Free, nothing
-from shardcache.writing.shard_file import unwritable
+from shardcache.writing.plan import Stored
+from shardcache.writing.sample import END, Sample, shown
 
 INDEX = "index.json"
 """Name of the index in the destination."""
 
 _ATTEMPTS = 4
 _CONNECTIONS = 8
+_BUFFER_BYTES = 1024**2
+
+
+class ShardFile:
+    """A local tar that grows by samples. Raises DiskError if the file cannot be written.
+
+    Attributes:
+        path: where it lies; an older file there is replaced.
+        samples: number of samples so far.
+        tokens: number of tokens so far, if they are counted; else None.
+
+    Args:
+        tokens: the member whose tokens to count.
+    """
+
+    def __init__(self, path: Path, tokens: TokenMember | None = None) -> None:
+        self.path = path
+        self.samples = 0
+        self.tokens = None if tokens is None else 0
+        self._member = tokens
+        self._last_key: str | None = None
+        with _writing(path):
+            self._file: BinaryIO = path.open("wb", buffering=_BUFFER_BYTES)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size that the tar would have if it ended here."""
+        return self._file.tell() + len(END)
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample. Raises SampleError for one with the key of the one before, TokensError for a bad array."""
+        if sample.key == self._last_key:
+            raise SampleError(
+                f"two samples in succession have the key {shown(sample.key)}; readers would take them for one",
+                remedy="give each sample its own key",
+            )
+        self._last_key = sample.key
+        if self._member is not None and self.tokens is not None:
+            self.tokens += sum(
+                tokens_in(data, self._member, sample.key)
+                for extension, data in sample.members
+                if extension.lower() == self._member.extension.lower()
+            )
+        with _writing(self.path):
+            for piece in sample.tar():
+                self._file.write(piece)
+        self.samples += sample.count
+
+    def finish(self) -> None:
+        """Write the end of the archive, and close the file."""
+        with _writing(self.path):
+            self._file.write(END)
+            self._file.close()
+
+    def discard(self) -> None:
+        """Remove the file, finished or not."""
+        with suppress(OSError):
+            self._file.close()
+        self.path.unlink(missing_ok=True)
 
 
 class Destination:
@@ -57,9 +124,7 @@ class Destination:
         self._folder = None if self._is_local else tempfile.TemporaryDirectory(prefix="shardcache-write-")
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exc: object) -> None:
         await self._origins.close()
         if self._folder is not None:
             self._folder.cleanup()
@@ -72,10 +137,8 @@ class Destination:
         if self._folder is not None:
             return Path(self._folder.name) / name
         folder = Path(local_path(self.url) or self.url)
-        try:
+        with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as exn:
-            raise unwritable(exn, folder) from exn
         return folder / f".{name}.part"
 
     async def objects(self) -> dict[str, RemoteObject]:
@@ -95,17 +158,38 @@ class Destination:
         origin = self._origins.origin(self.url)
         return await read_object(origin, await origin.stat(self.url + name), Free())
 
-    async def store(self, draft: Path, name: str) -> RemoteObject:
-        """Store a file under its name, and remove it; return the object.
+    async def store_shard(self, shard: ShardFile, name: str) -> Stored:
+        """Store a finished shard under its name, and remove the file.
 
         Raises AccessDeniedError, ConfigError; OriginUnavailableError after several attempts.
         """
-        url = self.url + name
+        stored = await self._store(shard.path, name)
+        return Stored(stored.size_bytes, stored.version, shard.samples, shard.tokens)
+
+    async def store_bytes(self, data: bytes, name: str) -> None:
+        """Store bytes under a name. Raises as `store_shard`."""
+        draft = self.draft(name)
+        with _writing(draft):
+            draft.write_bytes(data)
+        await self._store(draft, name)
+
+    async def store_index(self, shards: Iterable[tuple[str, Stored]]) -> None:
+        """Store the index of the shards, by name and in their order.
+
+        Names are relative. Versions are left out for local files, whose version changes when they are copied elsewhere.
+        """
+        rows = [
+            ShardRef(self.url + name, None if self._is_local else version, size_bytes, samples, tokens)
+            for name, (size_bytes, version, samples, tokens) in shards
+        ]
+        await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
+
+    async def _store(self, draft: Path, name: str) -> RemoteObject:
         try:
             with _for_this_user():
-                return await self._upload(draft, url)
+                return await self._upload(draft, self.url + name)
         finally:
-            _remove(draft)
+            draft.unlink(missing_ok=True)  # noqa: ASYNC240  # one call of the system
 
     async def _upload(self, draft: Path, url: str) -> RemoteObject:
         for failures in range(1, _ATTEMPTS):
@@ -116,25 +200,16 @@ class Destination:
             await asyncio.sleep(BACKOFF.pause_s(failures, random.random()))
         return await self._origins.uploads(url).upload(draft, url)
 
-    async def store_bytes(self, data: bytes, name: str) -> RemoteObject:
-        """Store bytes under a name. Raises as `store`."""
-        draft = self.draft(name)
-        try:
-            draft.write_bytes(data)
-        except OSError as exn:
-            raise unwritable(exn, draft) from exn
-        return await self.store(draft, name)
 
-    async def store_index(self, shards: Iterable[tuple[RemoteObject, int, int | None]]) -> None:
-        """Store the index of the shards, each with its number of samples, and of tokens if counted, in their order.
-
-        Names are relative. Versions are left out for local files, whose version changes when they are copied elsewhere.
-        """
-        rows = [
-            ShardRef(obj.url, None if self._is_local else obj.version, obj.size_bytes, samples, tokens)
-            for obj, samples, tokens in shards
-        ]
-        await self.store_bytes(shardlist.write(rows, self.url).encode(), INDEX)
+def check_empty(objects: Iterable[str], url: str) -> None:
+    """Raise ConfigError if a new dataset would mix with shards that are there already."""
+    taken = [name for name in objects if name == INDEX or name.endswith(SHARD_SUFFIXES)]
+    if taken:
+        raise ConfigError(
+            f"the destination already holds other shards or their index, such as {min(taken)}",
+            url=url,
+            remedy="choose an empty folder or prefix, or delete what is there",
+        )
 
 
 @contextmanager
@@ -147,16 +222,14 @@ def _for_this_user() -> Iterator[None]:
         raise AccessDeniedError(exn.message, url=exn.url, remedy=remedy) from exn
 
 
-def _remove(draft: Path) -> None:
-    draft.unlink(missing_ok=True)
-
-
-def check_empty(objects: Iterable[str], url: str) -> None:
-    """Raise ConfigError if a new dataset would mix with shards that are there already."""
-    taken = [name for name in objects if name == INDEX or name.endswith(SHARD_SUFFIXES)]
-    if taken:
-        raise ConfigError(
-            f"the destination already holds other shards or their index, such as {min(taken)}",
-            url=url,
-            remedy="choose an empty folder or prefix, or delete what is there",
-        )
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Translate the errors of a local file that cannot be written."""
+    try:
+        yield
+    except OSError as exn:
+        raise DiskError(
+            f"cannot write the file ({exn.strerror})",
+            url=str(path),
+            remedy="free space there; unfinished shards for an object store lie in $TMPDIR",
+        ) from exn

@@ -7,18 +7,14 @@ import os
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from shardcache.config import MIB, Settings
 from shardcache.errors import ConfigError
-from shardcache.origin.base import RemoteObject
 from shardcache.tarindex import TokenMember
-from shardcache.writing.destination import Destination, check_empty
-from shardcache.writing.plan.cutting import SHARD_NAMES, ShardNames
-from shardcache.writing.plan.samples import sample_of
-from shardcache.writing.plan.tar import sample_bytes
-from shardcache.writing.shard_file import ShardFile
+from shardcache.writing.destination import Destination, ShardFile, check_empty
+from shardcache.writing.plan import SHARD_NAMES, ShardNames, Stored
+from shardcache.writing.sample import sample_of
 
 T = TypeVar("T")
 
@@ -63,9 +59,9 @@ class ShardWriter:
         self._target = Destination(os.fspath(destination), Settings.load({}, config).origin)
         self._member = None if tokens is None else TokenMember.parse(tokens)
         self._shard: ShardFile | None = None
-        self._uploading: tuple[Future[RemoteObject], int, int | None] | None = None
-        self._stored: list[tuple[RemoteObject, int, int | None]] = []  # with their numbers of samples and tokens
-        self._number = 0
+        self._uploading: Future[Stored] | None = None
+        self._stored: list[Stored] = []
+        self._number = 0  # of the shard at hand
         self._is_open = False
 
     def __enter__(self) -> Self:
@@ -81,15 +77,14 @@ class ShardWriter:
         self._is_open = True
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, exc_type: object, *_exc: object) -> None:
         self._is_open = False
         try:
             if exc_type is None:
                 self._finish_shard()
                 self._await_upload()
-                self._call(self._target.store_index(self._stored))
+                names = map(self._names.name, range(self._number))
+                self._call(self._target.store_index(zip(names, self._stored, strict=True)))
         finally:
             if self._shard is not None:
                 self._shard.discard()
@@ -101,13 +96,12 @@ class ShardWriter:
         `bytes` are written as they are, `str` in UTF-8, a number as `cls`, an array as `npy`, anything as `json`.
 
         Raises SampleError for a sample that readers would not find as it is, TokensError for one whose tokens are no
-        array, and the errors of the class for an upload
-        that has failed.
+        array, and the errors of the class for an upload that has failed.
         """
         if not self._is_open:
             raise ConfigError("the ShardWriter is not open", remedy="write within its `with` block")
         found = sample_of(sample)
-        if self._shard is not None and self._shard.size_bytes + sample_bytes(found) > self._shard_size_bytes:
+        if self._shard is not None and self._shard.size_bytes + found.size_bytes > self._shard_size_bytes:
             self._finish_shard()
         if self._shard is None:
             self._shard = ShardFile(self._target.draft(self._names.name(self._number)), self._member)
@@ -119,16 +113,15 @@ class ShardWriter:
             return
         self._shard.finish()
         self._await_upload()
-        store = self._target.store(self._shard.path, self._names.name(self._number))
-        self._uploading = self._thread.submit(self._runner.run, store), self._shard.samples, self._shard.tokens
+        store = self._target.store_shard(self._shard, self._names.name(self._number))
+        self._uploading = self._thread.submit(self._runner.run, store)
         self._shard = None
         self._number += 1
 
     def _await_upload(self) -> None:
         if self._uploading is not None:
-            future, samples, tokens = self._uploading
-            self._uploading = None
-            self._stored.append((future.result(), samples, tokens))
+            future, self._uploading = self._uploading, None
+            self._stored.append(future.result())
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return self._thread.submit(self._runner.run, work).result()

@@ -204,7 +204,7 @@ def test_a_killed_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     with start(photos, out, *SIZE, "--workers", "2") as run:
         try:
             eventually(lambda: len(recorded(out)) == len(fresh) - 1 and (out / f".{max(fresh)}.part").exists())
-            workers = running(run.pid, "shardcache.writing.writer_process")
+            workers = running(run.pid, "shardcache.writing.worker")
         finally:
             run.send_signal(signal.SIGKILL)
     for pid in workers:

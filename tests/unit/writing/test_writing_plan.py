@@ -14,20 +14,15 @@ from hypothesis import strategies as st
 
 from shardcache.errors import ConfigError, SampleError
 from shardcache.tarindex.members import parse_header
-from shardcache.writing.plan.cutting import Cut, ShardNames, cut
-from shardcache.writing.plan.journal import Journal, Stored, resume
-from shardcache.writing.plan.samples import Sample, sample_of
-from shardcache.writing.plan.tar import END, add, header, sample_bytes
+from shardcache.writing.plan import Cut, Journal, ShardNames, Stored, cut, resume
+from shardcache.writing.sample import END, Sample, header, sample_of
 
 URL = "s3://bucket/train/"
 
 
 def packed(*samples: Sample) -> bytes:
     """Return the tar of the samples."""
-    buffer = io.BytesIO()
-    for sample in samples:
-        add(buffer.write, sample)
-    return buffer.getvalue() + END
+    return b"".join(piece for sample in samples for piece in sample.tar()) + END
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=300), st.integers(0, 2**34))
@@ -45,7 +40,7 @@ def test_tars_are_read_by_tarfile_and_have_the_size_foretold(members: list[tuple
     """tarfile finds names and contents; the size that shards are cut by is exact."""
     samples = [Sample(f"{number}-{key}", (("bin", data),)) for number, (key, data) in enumerate(members)]
     data = packed(*samples)
-    assert len(data) == sum(map(sample_bytes, samples)) + len(END)
+    assert len(data) == sum(sample.size_bytes for sample in samples) + len(END)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         found = [(info.name, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
     assert found == [(f"{sample.key}.bin", sample.members[0][1]) for sample in samples]

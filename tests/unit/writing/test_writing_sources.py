@@ -5,24 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
 @pytest.mark.parametrize(
-    ("kind", "package", "extra"), [("parquet", "pyarrow", "parquet"), ("datasets", "datasets", "datasets")]
+    ("kind", "package", "arguments"),
+    [
+        ("parquet", "pyarrow", {"files": [], "columns": {}, "seed": None}),
+        ("datasets", "datasets", {"name": "hf:name", "split": None, "columns": {}, "seed": None}),
+    ],
 )
-def test_a_missing_package_is_named_with_its_extra(kind: str, package: str, extra: str) -> None:
+def test_a_missing_package_is_named_with_its_extra(kind: str, package: str, arguments: dict[str, Any]) -> None:
     """The base installation has neither pyarrow nor datasets: the error says what to install."""
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
         "from shardcache.errors import MissingPackageError\n"
-        "from shardcache.writing.sources.opening import open_source\n"
-        f"try: open_source({kind!r}, {{}})\n"
+        "from shardcache.writing.inputs import open_source\n"
+        f"try: open_source({kind!r}, {arguments!r})\n"
         "except MissingPackageError as exn: print(exn.remedy)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"pip install 'shardcache[{extra}]'\n"
+    assert done.stdout == f"pip install 'shardcache[{kind}]'\n"
 
 
 def test_a_text_that_is_not_utf_8_is_an_error(tmp_path: Path) -> None:
@@ -30,7 +35,7 @@ def test_a_text_that_is_not_utf_8_is_an_error(tmp_path: Path) -> None:
     import pyarrow as pa
 
     from shardcache.errors import InputError
-    from shardcache.writing.sources.columns import columns_of, samples
+    from shardcache.writing.tables import columns_of, samples
 
     text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")])
     table = pa.table({"text": text})

@@ -14,13 +14,10 @@ from typing import Any
 
 from shardcache.errors import ConfigError, InputError
 from shardcache.tarindex.grouping import split_name
-from shardcache.writing.plan.samples import Sample, checked, member_name
-from shardcache.writing.plan.tar import member_bytes
-from shardcache.writing.sources.source import FileFact, Json, open_unchanged, unreadable
+from shardcache.writing.sample import Sample, checked, member_bytes, member_name
+from shardcache.writing.source import FileFact, Input, open_unchanged, unreadable
 
-_LISTING = "listing.jsonl"
-_OFFSETS = "offsets"
-_SIZES = "sizes"
+_LISTING, _OFFSETS, _SIZES = "listing.jsonl", "offsets", "sizes"
 
 
 class FolderSource:
@@ -35,7 +32,7 @@ class FolderSource:
 
     def positions(self) -> Iterator[tuple[int, int]]:
         """As `Source.positions`; sizes are exact."""
-        for number, size_bytes in enumerate(_load(self._listing / _SIZES)):
+        for number, size_bytes in enumerate(array("Q", (self._listing / _SIZES).read_bytes())):
             yield size_bytes, number
 
     def read(self, first: int, last: int) -> Iterator[Sample]:
@@ -52,8 +49,8 @@ class FolderSource:
                 yield checked(Sample(key, tuple(found)))
 
 
-def list_folders(roots: Sequence[Path], scratch: Path, *, seed: int | None, classes: bool) -> Json:
-    """List the files of folders, sorted, or shuffled by a seed; return the arguments of `FolderSource` and facts.
+def list_folders(roots: Sequence[Path], scratch: Path, *, seed: int | None, classes: bool) -> Input:
+    """List the files of folders, sorted, or shuffled by a seed.
 
     A file belongs to the sample of its path below the folder up to the first dot of its name; the paths of several
     folders begin with the folder's name. Files without such a key, as readers split names, are left out and counted;
@@ -65,41 +62,38 @@ def list_folders(roots: Sequence[Path], scratch: Path, *, seed: int | None, clas
 
     Raises:
         ConfigError: folders have the same name, or a sample is below no class, or in a loop of links.
-        InputError: a folder cannot be read.
+        InputError: a folder cannot be read, or there is no sample.
     """
     names = [root.resolve().name for root in roots]
     if len(set(names)) < len(names):
-        raise ConfigError("two of the folders have the same name", remedy="rename one of them, or write them apart")
+        raise ConfigError("two of the folders have the same name", remedy="rename one, or write them separately")
     labels = {name: number for number, name in enumerate(_class_names(roots))} if classes else {}
     offsets, sizes, skipped, digest = array("Q"), array("Q"), 0, hashlib.sha256()
     with open(scratch / _LISTING, "wb") as rows:
-        at = 0
         for root, name in zip(roots, names, strict=True):
             prefix = f"{name}/" if len(roots) > 1 else ""
             for key, group in groupby(_walk(root, ""), key=lambda file: _key(file[0])):
-                files = list(group)
                 if not key:
-                    skipped += len(files)
+                    skipped += len(list(group))
                     continue
-                members = [(file[len(key) + 1 :], fact) for file, fact in files]
+                members = [(file[len(key) + 1 :], fact) for file, fact in group]
                 label = _label(key, labels, root) if classes else None
-                row = json.dumps((prefix + key, members, label)).encode() + b"\n"
-                offsets.append(at)
+                offsets.append(rows.tell())
                 sizes.append(_size(prefix + key, members, label))
-                at += rows.write(row)
-                told = [(extension, fact[1:]) for extension, fact in members]
-                digest.update(json.dumps((prefix + key, told, label)).encode())
+                rows.write(json.dumps((prefix + key, members, label)).encode() + b"\n")
+                facts = [(extension, fact[1:]) for extension, fact in members]
+                digest.update(json.dumps((prefix + key, facts, label)).encode())
+    if not offsets:
+        raise InputError(
+            "there are no files here that readers could take for samples",
+            url=str(roots[0]),
+            remedy="name files KEY.EXTENSION, such as 000017.jpg",
+        )
     for table, file in ((offsets, _OFFSETS), (sizes, _SIZES)):
         if seed is not None:
             random.Random(seed).shuffle(table)  # both in the same order
         (scratch / file).write_bytes(table.tobytes())
-    return {
-        "listing": str(scratch),
-        "identity": digest.hexdigest()[:16],
-        "samples": len(offsets),
-        "skipped": skipped,
-        "classes": list(labels),
-    }
+    return Input("folder", {"listing": str(scratch)}, digest.hexdigest()[:16], skipped, tuple(labels))
 
 
 def _walk(folder: Path, below: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[str, FileFact]]:
@@ -128,10 +122,10 @@ def _key(path: str) -> str:
 
 
 def _size(key: str, members: Sequence[tuple[str, FileFact]], label: int | None) -> int:
-    all_members = [(extension, fact[1]) for extension, fact in members]
+    sizes = [(extension, fact[1]) for extension, fact in members]
     if label is not None:
-        all_members.append(("cls", len(str(label))))
-    return sum(member_bytes(len(member_name(key, extension)), size) for extension, size in all_members)
+        sizes.append(("cls", len(str(label))))
+    return sum(member_bytes(len(member_name(key, extension)), size) for extension, size in sizes)
 
 
 def _class_names(roots: Sequence[Path]) -> list[str]:
@@ -146,9 +140,7 @@ def _label(key: str, labels: dict[str, int], root: Path) -> int:
     name, is_below, _ = key.partition("/")
     if not is_below:
         raise ConfigError(
-            f"the sample {key!r} lies in no folder of a class",
-            url=str(root),
-            remedy="move it into one, or omit --classes",
+            f"the sample {key!r} is not in a class folder", url=str(root), remedy="move it into one, or omit --classes"
         )
     return labels[name]
 
@@ -159,7 +151,3 @@ def _content(fact: Sequence[Any]) -> bytes:
     if len(data) != fact[1]:
         raise InputError("the file became shorter while it was read", url=fact[0], remedy="start again")
     return data
-
-
-def _load(path: Path) -> array[int]:
-    return array("Q", path.read_bytes())

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from shardcache.errors import InputError, ShardError
 from shardcache.store.inflate import Codec, codec_errors
 from shardcache.tarindex.grouping import FOLDER
-from shardcache.writing.plan.samples import Sample
-from shardcache.writing.plan.tar import member_bytes
-from shardcache.writing.sources.source import open_unchanged
+from shardcache.writing.sample import Sample, member_bytes, utf8
+from shardcache.writing.source import open_unchanged
 
 _CODECS = {".gz": Codec.GZIP, ".zst": Codec.ZSTD, ".bz2": Codec.BZIP2}
 
@@ -21,9 +20,9 @@ SUFFIXES = tuple(name + compression for name in (".jsonl", ".ndjson") for compre
 """Ends of the names of such files."""
 
 _KEY = "%09d"
-_KEY_CHARS = 9
+_NAME_BYTES = len("000000000.json")
 _BLOCK_BYTES = 1024**2
-_LEAST_BYTES = 64  # what a line's entry in the index takes on a reader's disk
+_MIN_BYTES = 64  # what a line's entry in the index takes on a reader's disk
 
 
 class JsonLines:
@@ -47,15 +46,14 @@ class JsonLines:
     def positions(self) -> Iterator[tuple[int, tuple[int, int, int]]]:
         """As `Source.positions`; sizes are those of the lines, of which the field is a part, or a little more."""
         number = 0
-        name_bytes = _KEY_CHARS + len(".json")
-        for file, fact in enumerate(self._files):
+        for file in range(len(self._files)):
             at = 0
-            with _open(fact) as lines, _errors(fact):
+            with self._opened(file, at) as lines:
                 for line in lines:
+                    size_bytes = len(line)
                     if not line.isspace():
-                        size_bytes = _packed_bytes(len(line)) if self._pack else member_bytes(name_bytes, len(line))
-                        yield size_bytes, (file, at, number)
-                    at += len(line)
+                        yield self._space(size_bytes), (file, at, number)
+                    at += size_bytes
                     number += 1
 
     def read(self, first: Sequence[int], last: Sequence[int]) -> Iterator[Sample]:
@@ -68,32 +66,46 @@ class JsonLines:
             if not line.isspace():
                 yield Sample(_KEY % number, (self._member(line, number, path),))
 
+    def _space(self, line_bytes: int) -> int:
+        """Return the space of a line in a shard; packed, with its share of a block's header and padding."""
+        if self._pack:
+            return max(_MIN_BYTES, line_bytes + line_bytes // 512 + 1)
+        return member_bytes(_NAME_BYTES, line_bytes)
+
     def _lines(self, first: Sequence[int], last: Sequence[int]) -> Iterator[tuple[int, bytes, str]]:
         """Yield number, line and file of each line from one position to another, blank lines included."""
         file, at, number = first
         for each in range(file, last[0] + 1):
-            fact = self._files[each]
-            with self._opened(each) as lines, _errors(fact):
-                lines.seek(at)
+            with self._opened(each, at) as lines:
                 for line in lines:
-                    yield number, line, fact[0]
+                    yield number, line, self._files[each][0]
                     if number == last[2]:
                         return
                     number += 1
             at = 0
 
     @contextmanager
-    def _opened(self, file: int) -> Iterator[BinaryIO]:
+    def _opened(self, file: int, at: int) -> Iterator[BinaryIO]:
+        """Yield the lines of a file from an offset. Raises InputError."""
         fact = self._files[file]
-        if _codec(fact) is None:
+        path = Path(fact[0])
+        codec = _CODECS.get(path.suffix.lower())
+        if codec is None:
             with open_unchanged(fact) as lines:
+                lines.seek(at)
                 yield lines
             return
         if self._inflated is None or self._inflated[0] != file:
             if self._inflated is not None:
                 self._inflated[1].close()
-            self._inflated = file, _open(fact)
-        yield self._inflated[1]
+            open_unchanged(fact).close()
+            self._inflated = file, codec.open(path)
+        try:
+            with codec_errors(codec, fact[0]):
+                self._inflated[1].seek(at)
+                yield self._inflated[1]
+        except ShardError as exn:
+            raise InputError(exn.message, url=fact[0], remedy="compress the file again, or leave it out") from exn
 
     def _member(self, line: bytes, number: int, path: str) -> tuple[str, bytes]:
         if self._field is None:
@@ -101,44 +113,17 @@ class JsonLines:
         try:
             text = json.loads(line)[self._field]
             if isinstance(text, str):
-                return "txt", text.encode("utf-8", "surrogateescape")
+                return "txt", utf8(text)
             reason = f"its {self._field!r} is not a text"
-        except (ValueError, KeyError, TypeError) as exn:
-            missing = isinstance(exn, (KeyError, TypeError))
-            reason = f"it has no field {self._field!r}" if missing else f"it is not JSON ({exn})"
+        except (KeyError, TypeError):
+            reason = f"it has no field {self._field!r}"
+        except ValueError as exn:
+            reason = f"it is not JSON ({exn})"
         raise InputError(
             f"line {number:,}, counted from 0 through all files, cannot be used: {reason}",
             url=path,
             remedy="correct the line, or write whole lines, without --field",
         )
-
-
-def _codec(fact: Sequence[Any]) -> Codec | None:
-    return _CODECS.get(Path(fact[0]).suffix.lower())
-
-
-def _open(fact: Sequence[Any]) -> BinaryIO:
-    """Return the lines of a file. Raises InputError."""
-    codec = _codec(fact)
-    plain = open_unchanged(fact)
-    if codec is None:
-        return plain
-    with closing(plain):  # which was opened to check it
-        return codec.open(Path(fact[0]))
-
-
-@contextmanager
-def _errors(fact: Sequence[Any]) -> Iterator[None]:
-    """Translate the errors of a damaged compressed file into InputError."""
-    codec = _codec(fact)
-    if codec is None:
-        yield
-        return
-    try:
-        with codec_errors(codec, fact[0]):
-            yield
-    except ShardError as exn:
-        raise InputError(exn.message, url=fact[0], remedy="compress the file again, or leave it out") from exn
 
 
 def _packed(lines: Iterable[tuple[int, bytes]]) -> Iterator[Sample]:
@@ -158,10 +143,4 @@ def _packed(lines: Iterable[tuple[int, bytes]]) -> Iterator[Sample]:
 
 
 def _block(first: int, lines: Sequence[bytes]) -> Sample:
-    content = b"\n".join(lines) + b"\n"
-    return Sample(f"{FOLDER}/{_KEY % first}", (("json", content),), sum(map(bool, lines)))
-
-
-def _packed_bytes(line_bytes: int) -> int:
-    """Return the space of a line in a shard, with its share of a block's header and padding."""
-    return max(_LEAST_BYTES, line_bytes + line_bytes // 512 + 1)
+    return Sample(f"{FOLDER}/{_KEY % first}", (("json", b"\n".join(lines) + b"\n"),), sum(map(bool, lines)))

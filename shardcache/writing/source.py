@@ -1,4 +1,4 @@
-"""Interface of the formats that shards are made from."""
+"""Inputs that shards are made from, and the files that they consist of."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from shardcache.errors import InputError, did_you_mean
-from shardcache.writing.plan.samples import Sample
+from shardcache.writing.sample import Sample
+
+HUB = "hf:"
+"""Prefix of a dataset's name on Hugging Face's hub."""
 
 Json = dict[str, Any]
 Position = Any
@@ -23,7 +27,7 @@ FileFact = tuple[str, int, int]
 class Source(Protocol):
     """Samples in a fixed order, any stretch of which can be read in another process. Both methods block.
 
-    Constructed from a JSON object, which `identity` and the constructor's arguments are part of.
+    Constructed from a JSON object, the `arguments` of an `Input`.
     """
 
     def positions(self) -> Iterator[tuple[int, Position]]:
@@ -37,6 +41,25 @@ class Source(Protocol):
 
         Raises InputError for a file that is malformed or has changed, SampleError.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input whose format is known.
+
+    Attributes:
+        kind: "folder", "jsonl", "parquet" or "datasets".
+        arguments: of the `Source`, as JSON, for any process.
+        identity: short name of its contents, as far as names, sizes and modification times tell.
+        skipped: number of files that belong to no sample.
+        classes: names of the classes, by number.
+    """
+
+    kind: str
+    arguments: Json
+    identity: str
+    skipped: int = 0
+    classes: tuple[str, ...] = ()
 
 
 def fact_of(path: Path) -> FileFact:

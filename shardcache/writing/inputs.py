@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from shardcache.errors import ConfigError, InputError, MissingPackageError
-from shardcache.writing.sources.jsonl import SUFFIXES as _LINES
-from shardcache.writing.sources.jsonl import JsonLines
-from shardcache.writing.sources.source import Json, Source, fact_of, identity_of, missing, unreadable
+from shardcache.errors import ConfigError, MissingPackageError
+from shardcache.writing.folder import FolderSource, list_folders
+from shardcache.writing.jsonl import SUFFIXES as _LINES
+from shardcache.writing.jsonl import JsonLines
+from shardcache.writing.source import HUB, Input, Json, Source, fact_of, identity_of, missing, unreadable
 
-_HUB = "hf:"
 _PARQUET = (".parquet",)
 _SAVED = ("state.json", "dataset_dict.json")
 
@@ -28,7 +28,7 @@ class Reading:
         columns: of tables, column → extension; all columns if empty.
         split: of a dataset with splits, the one to read.
         classes: of folders, add the number of a sample's first-level folder as `cls`.
-        seed: seed of a random order, of folders and tables; None for the input's own.
+        shuffle: seed of a random order, of folders and tables; None for the input's own.
     """
 
     field: str | None = None
@@ -36,30 +36,7 @@ class Reading:
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     split: str | None = None
     classes: bool = False
-    seed: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Input:
-    """An input whose format is known.
-
-    Attributes:
-        kind: "folder", "jsonl", "parquet" or "datasets".
-        arguments: of the `Source`, as JSON, for any process.
-        identity: short name of its contents, as far as names, sizes and modification times tell.
-        skipped: number of files that belong to no sample.
-        classes: names of the classes, by number.
-    """
-
-    kind: str
-    arguments: Json
-    identity: str
-    skipped: int = 0
-    classes: tuple[str, ...] = ()
-
-    def open(self) -> Source:
-        """Open it for reading. Blocks. Raises InputError, ConfigError, MissingPackageError."""
-        return open_source(self.kind, self.arguments)
+    shuffle: int | None = None
 
 
 def recognize(names: Sequence[str], reading: Reading, scratch: Path) -> Input:
@@ -79,7 +56,7 @@ def recognize(names: Sequence[str], reading: Reading, scratch: Path) -> Input:
         raise ConfigError(
             "inputs are local files", url=next(name for name in names if "://" in name), remedy="download them first"
         )
-    paths = [path for name in names for path in _files_of(name)]
+    paths = sorted({path for name in names for path in _files_of(name)})
     kinds = sorted({_kind(path) for path in paths})
     if len(kinds) != 1:
         raise ConfigError(
@@ -87,79 +64,50 @@ def recognize(names: Sequence[str], reading: Reading, scratch: Path) -> Input:
         )
     (kind,) = kinds
     _check(kind, reading)
+    table = {"columns": dict(reading.columns), "seed": reading.shuffle}
     if kind == "folder":
-        found = _folders(paths, reading, scratch)
-    elif kind == "datasets":
-        found = _dataset(paths, reading)
-    else:
-        facts = [fact_of(Path(path)) for path in sorted(set(paths))]
-        lines = {"field": reading.field, "pack": reading.pack}
-        table = {"columns": dict(reading.columns), "seed": reading.seed}
-        found = Input(kind, {"files": facts, **(lines if kind == "jsonl" else table)}, identity_of(facts))
-    return found
+        return list_folders(list(map(Path, paths)), scratch, seed=reading.shuffle, classes=reading.classes)
+    if kind == "datasets":
+        if len(paths) > 1:
+            raise ConfigError("several datasets cannot be written at once", remedy="write them one after another")
+        arguments: Json = {"name": paths[0], "split": reading.split, **table}
+        with _needing(kind):
+            from shardcache.writing.tables import HuggingFace
 
-
-def _folders(paths: Sequence[str], reading: Reading, scratch: Path) -> Input:
-    from shardcache.writing.sources.folder import list_folders
-
-    listed = list_folders(
-        [Path(path) for path in sorted(set(paths))], scratch, seed=reading.seed, classes=reading.classes
-    )
-    if not listed["samples"]:
-        raise InputError(
-            "there are no files here that readers could take for samples",
-            url=paths[0],
-            remedy="name files KEY.EXTENSION, such as 000017.jpg",
-        )
-    arguments = {"listing": listed["listing"]}
-    return Input("folder", arguments, listed["identity"], listed["skipped"], tuple(listed["classes"]))
-
-
-def _dataset(paths: Sequence[str], reading: Reading) -> Input:
-    if len(paths) > 1:
-        raise ConfigError("several datasets cannot be written at once", remedy="write them one after another")
-    arguments: Json = {"name": paths[0], "split": reading.split, "columns": dict(reading.columns), "seed": reading.seed}
-    with _needing("datasets", paths[0]):
-        from shardcache.writing.sources.hugging_face import HuggingFace
-
-        return Input("datasets", arguments, HuggingFace(**arguments).identity)
+            return Input(kind, arguments, HuggingFace(**arguments).identity)
+    facts = [fact_of(Path(path)) for path in paths]
+    options = table if kind == "parquet" else {"field": reading.field, "pack": reading.pack}
+    return Input(kind, {"files": facts, **options}, identity_of(facts))
 
 
 def open_source(kind: str, arguments: Mapping[str, Any]) -> Source:
-    """Return the source of an input of this kind. Raises as `Input.open`."""
+    """Return the source of an input. Blocks. Raises InputError, ConfigError, MissingPackageError."""
     if kind == "folder":
-        from shardcache.writing.sources.folder import FolderSource
-
         return FolderSource(**arguments)
     if kind == "jsonl":
         return JsonLines(**arguments)
-    if kind == "parquet":
-        with _needing("pyarrow", kind):
-            from shardcache.writing.sources.parquet import Parquet
+    with _needing(kind):
+        from shardcache.writing.tables import HuggingFace, Parquet
 
-            return Parquet(**arguments)
-    with _needing("datasets", kind):
-        from shardcache.writing.sources.hugging_face import HuggingFace
-
-        return HuggingFace(**arguments)
+        return Parquet(**arguments) if kind == "parquet" else HuggingFace(**arguments)
 
 
 @contextmanager
-def _needing(package: str, url: str) -> Iterator[None]:
+def _needing(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as exn:
         raise MissingPackageError(
             f"this input needs the Python package {exn.name}, which is not installed",
-            url=url,
-            remedy=f"pip install 'shardcache[{'parquet' if package == 'pyarrow' else package}]'",
+            url=extra,
+            remedy=f"pip install 'shardcache[{extra}]'",
         ) from exn
 
 
 def _files_of(name: str) -> list[str]:
     """Return the files that a folder of nothing else stands for; else the name itself."""
     path = Path(name)
-    if name.startswith(_HUB) or not path.is_dir():
+    if name.startswith(HUB) or not path.is_dir():
         return [name]
     try:
         inside = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
@@ -173,7 +121,7 @@ def _files_of(name: str) -> list[str]:
 
 def _kind(name: str) -> str:
     path = Path(name)
-    if name.startswith(_HUB) or any((path / marker).exists() for marker in _SAVED):
+    if name.startswith(HUB) or any((path / marker).exists() for marker in _SAVED):
         return "datasets"
     if path.is_dir():
         return "folder"
@@ -199,7 +147,7 @@ def _check(kind: str, reading: Reading) -> None:
         "--columns": (bool(reading.columns), {"parquet", "datasets"}),
         "--split": (reading.split is not None, {"datasets"}),
         "--classes": (reading.classes, {"folder"}),
-        "--shuffle": (reading.seed is not None, {"folder", "parquet", "datasets"}),
+        "--shuffle": (reading.shuffle is not None, {"folder", "parquet", "datasets"}),
     }
     for option, (is_given, kinds) in given.items():
         if is_given and kind not in kinds:
