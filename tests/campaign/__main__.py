@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import sys
@@ -12,11 +11,8 @@ from pathlib import Path
 
 import click
 
-from campaign.result import Result, render
+from campaign.harness import PARTS, Result, render, run
 from support.programs.parts import chosen, console
-
-# Each is a module with `run(scale, folder) -> Iterator[Result]`.
-PARTS = ("store", "kills", "power", "disks", "direct", "restarts", "access", "load", "memory", "fuzz")
 
 
 @click.command()
@@ -31,7 +27,7 @@ def main(only: str, scale: float, json_path: Path | None) -> None:
     begun_s = time.monotonic()
     for name in chosen(only, PARTS):
         with tempfile.TemporaryDirectory(prefix=f"shardcache-{name}-") as folder:
-            for result in importlib.import_module(f"campaign.{name}").run(scale, Path(folder)):
+            for result in run(name, scale, Path(folder)):
                 results.append(result)
                 log.print(f"{time.monotonic() - begun_s:7.1f} s  {' · '.join(result.cells())}")
                 if result.first_failure:

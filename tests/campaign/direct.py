@@ -6,14 +6,16 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from campaign.result import Result
+from campaign.harness import Result, Row, scaled
 from shardcache.direct.service import Direct
 from shardcache.errors import ShardcacheError
+from shardcache.protocol import ShardRef
 from shardcache_client.daemon.connection import ReaderIdentity
 from shardcache_client.daemon.fallback import FallbackSession
 from shardcache_client.daemon.session import Patience
@@ -48,23 +50,30 @@ TROUBLES = (
 )
 
 
-def run(scale: float, folder: Path) -> Iterator[Result]:
-    """Yield one result for each kind of trouble."""
+@dataclass(frozen=True, slots=True)
+class Ground:
+    folder: Path
+    shards: tuple[ShardRef, ...]
+
+
+@contextmanager
+def ground(folder: Path, _scale: float) -> Iterator[Ground]:
     logging.getLogger("shardcache").addHandler(logging.NullHandler())  # what it says each time would hide the table
     (folder / "source").mkdir()
     write_shards(folder / "source", SHARDS, SAMPLES, SIZES)
     with closing(Direct()) as direct:
-        shards = tuple(direct.resolve([f"file://{folder}/source/"], LIMIT_S))
+        yield Ground(folder, tuple(direct.resolve([f"file://{folder}/source/"], LIMIT_S)))
+
+
+def troubled(trouble: Trouble, ground: Ground, result: Result, scale: float) -> None:
     rng = random.Random(5)
-    for number, trouble in enumerate(TROUBLES):
-        result = Result("direct", trouble.name)
-        (folder / str(number)).mkdir()
-        with Daemon(folder / str(number), capacity=CAPACITY) as daemon:
-            for epoch in range(max(2, round(EPOCHS * scale))):
-                order = tuple(rng.sample(range(SHARDS), SHARDS))
-                away, back = sorted(rng.sample(range(SHARDS * SAMPLES), 2))
-                _epoch(result, daemon, trouble, Plan(epoch, shards, order, reads=SHARDS), away, back)
-        yield result
+    root = ground.folder / str(TROUBLES.index(trouble))
+    root.mkdir()
+    with Daemon(root, capacity=CAPACITY) as daemon:
+        for epoch in range(scaled(EPOCHS, scale, 2)):
+            order = tuple(rng.sample(range(SHARDS), SHARDS))
+            away, back = sorted(rng.sample(range(SHARDS * SAMPLES), 2))
+            _epoch(result, daemon, trouble, Plan(epoch, ground.shards, order, reads=SHARDS), away, back)
 
 
 def _epoch(result: Result, daemon: Daemon, trouble: Trouble, plan: Plan, away: int, back: int) -> None:
@@ -120,3 +129,6 @@ def _samples(shard_source: FallbackSession, plan: Plan) -> Iterator[Pair]:
 def _packed(shard: int) -> Iterator[Pair]:
     for sample in random_samples(SAMPLES, SIZES, first=shard * SAMPLES):
         yield str(sample["__key__"]), bytes(sample["jpg"])  # type: ignore[arg-type]
+
+
+ROWS = tuple(Row(trouble.name, partial(troubled, trouble)) for trouble in TROUBLES)

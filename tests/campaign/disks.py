@@ -5,39 +5,114 @@ from __future__ import annotations
 import errno
 import gzip
 import itertools
-import logging
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError as TooLateError
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from campaign.result import Result
-from campaign.trial import Trial, rigged
-from shardcache.errors import CapacityError
+from campaign.harness import Result, Row, scaled
+from shardcache.errors import CapacityError, ShardcacheError, ShardTimeoutError
 from support.disks.cache_rig import LIMIT_S, SHARDS, CacheRig
 from support.disks.mounts import Bind, Tmpfs, may_mount
-from support.disks.shim import CHANGES, FOR_EVER, Action, Op, Shim
+from support.disks.shim import CHANGES, FOR_EVER, HAS_CC, Action, Op, Shim
 from support.programs.daemon import eventually
 from support.programs.raw_session import RawSession
 
-PART = "disks"
 _ROOM = "670KB"  # for two shards and what is set aside for their sidecars
+_FOLDERS = itertools.count()
 
 
-def run(scale: float, folder: Path) -> Iterator[Result]:
-    """Yield what became of each kind of fault. Those that need mounts are left out where this process may not mount."""
-    logging.getLogger("shardcache").setLevel(logging.ERROR)
-    rounds = max(2, round(60 * scale))
-    for number, fault in enumerate(CALLS):
-        yield failing_calls(fault, rounds, folder / f"c{number}")
-    for number, (name, act) in enumerate(FOLDERS.items()):
-        yield act(Result(PART, name), max(1, round(8 * scale)), folder / f"f{number}")
-    yield without_room(max(1, round(8 * scale)), folder / "room")
-    if may_mount():
-        for number, (name, act) in enumerate(MOUNTS.items()):
-            yield act(Result(PART, name), max(1, round(8 * scale)), folder / f"m{number}")
+@contextmanager
+def ground(folder: Path, _scale: float) -> Iterator[Path]:
+    """Give each row a folder of its own in this one."""
+    yield folder
+
+
+class Trial:
+    """Asks a rig for shards, and counts what it should not answer: the questions that each fault has to answer."""
+
+    def __init__(self, rig: CacheRig, result: Result) -> None:
+        self._rig = rig
+        self._result = result
+
+    def ask(self, number: int, story: str) -> bool:
+        """Ask for a shard; True where it came and was right, False where it failed with a typed error."""
+        asked = self._rig.reading(number)
+        try:
+            exn = asked.exception(LIMIT_S)
+        except TooLateError as late:
+            exn = late
+        match exn:
+            case None if asked.result():
+                return True
+            case None:
+                self._result.fail("wrong", f"{story}: other samples than were written")
+            case TooLateError() | ShardTimeoutError():
+                self._result.fail("hangs", f"{story}: {exn!r}")
+            case ShardcacheError() if exn.url and exn.remedy:
+                pass
+            case _:
+                self._result.fail("untyped", f"{story}: {exn!r} lacks type, url or remedy")
+        return False
+
+    def ask_cached(self, story: str) -> None:
+        """Ask for the shard that is in the cache: it has to come whatever the disk does to writers."""
+        if not self.ask(0, f"{story}, cached"):
+            self._result.fail("lost", f"{story}: what is cached was not served")
+
+    def recover(self, number: int, story: str) -> None:
+        """Ask until it comes; then all has to be as before the fault."""
+        begun_s = time.monotonic()
+        while not self.ask(number, f"{story}, afterwards"):
+            if time.monotonic() - begun_s > LIMIT_S:
+                self._result.fail("hangs", f"{story}: no recovery; {self._rig.disk()}")
+                return
+            time.sleep(0.05)
+        self._result.recovery_s.append(time.monotonic() - begun_s)
+        self.settle(story)
+
+    def bad_times(self, number: int, story: str) -> None:
+        """Ask while the disk is bad: what is cached comes, what is not fails, and the daemon says why."""
+        if self.ask(number, story):
+            raise AssertionError(f"{story}: the fault does nothing")
+        self.ask_cached(story)
+        self._rig.await_state("disk_full", "disk_failed")
+
+    def settle(self, story: str) -> None:
+        """The daemon has to say that it is well, and know what its files take."""
+        try:
+            eventually(lambda: self._rig.health() == "ok", limit_s=LIMIT_S)
+        except TimeoutError:
+            self._result.fail("hangs", f"{story}: still {self._rig.disk()}")
+        told, kept = self._rig.accounts()
+        if told != kept:
+            self._result.fail("wrong", f"{story}: used_bytes says {told}, the files take {kept}")
+
+
+@contextmanager
+def rigged(result: Result, parent: Path, *flags: str, shim: bool = False) -> Iterator[tuple[CacheRig, Trial, Shim]]:
+    """Run a daemon that has one shard cached, with the cache in `parent`/cache."""
+    control = Shim(parent / "shim", root=parent / "cache") if shim else None
+    with CacheRig(parent, *flags, env=control.env() if control else None) as rig:
+        trial = Trial(rig, result)
+        trial.ask_cached("before any fault")
+        yield rig, trial, control  # type: ignore[misc]
+
+
+def _new_folder(parent: Path) -> Path:
+    folder = parent / f"d{next(_FOLDERS)}"
+    folder.mkdir()
+    return folder
+
+
+def _numbers(rounds: int, first: int = 1) -> Iterator[int]:
+    """Yield a shard for each round; 0 is the one that stays cached."""
+    return itertools.islice(itertools.cycle(range(first, SHARDS)), rounds)
 
 
 # Calls that fail, one after another
@@ -68,15 +143,12 @@ CALLS = (
 )
 
 
-def failing_calls(fault: Calls, rounds: int, folder: Path) -> Result:
-    """Let the first call fail in the first round, the second in the second, until a fetch has no more of them."""
-    result = Result(PART, fault.name)
-    folder.mkdir()
-    shim = Shim(folder / "shim", root=folder / "cache")
-    with rigged(result, folder, shim) as (rig, trial):
+def failing_calls(fault: Calls, parent: Path, result: Result, scale: float) -> None:
+    """Have the first call fail in the first round, the second in the second, until a fetch has no more of them."""
+    with rigged(result, _new_folder(parent), shim=True) as (rig, trial, shim):
         at = 1
-        for number in itertools.islice(itertools.cycle(range(1, SHARDS)), rounds):
-            story = f"{fault.name}: call {at}, shard {number}"
+        for number in _numbers(scaled(60, scale, 3)):
+            story = f"call {at}, shard {number}"
             rig.evict()
             shim.arm(fault.action, at=at, times=fault.times, ops=fault.ops, match=fault.match, error=fault.error)
             trial.ask(number, story)
@@ -87,66 +159,62 @@ def failing_calls(fault: Calls, rounds: int, folder: Path) -> Result:
             result.injected += acted
             trial.recover(number, story)
             at = at + 1 if acted else 1
-    return result
 
 
 # A folder that goes and comes
 
 
-def deleted(result: Result, rounds: int, folder: Path) -> Result:
-    """Remove the cache folder under the daemon: it is made again, and what was in it fetched again."""
-    with rigged(result, folder) as (rig, trial):
-        for number in itertools.islice(itertools.cycle(range(SHARDS)), rounds):
-            shutil.rmtree(rig.daemon.cache_dir, ignore_errors=True)
+def removed(remove: Callable[[Path], None], parent: Path, result: Result, scale: float) -> None:
+    """Remove the cache folder, or what is in it, under the daemon: what was in it is fetched again."""
+    with rigged(result, _new_folder(parent)) as (rig, trial, _):
+        for number in _numbers(scaled(8, scale, 2), first=0):
+            remove(rig.daemon.cache_dir)
             result.injected += 1
-            trial.recover(number, f"{result.fault}, shard {number}")
-    return result
+            trial.recover(number, f"shard {number}")
 
 
-def emptied(result: Result, rounds: int, folder: Path) -> Result:
-    """Remove all that is in the folder, but not the folder."""
-    with rigged(result, folder) as (rig, trial):
-        for number in itertools.islice(itertools.cycle(range(SHARDS)), rounds):
-            for path in rig.daemon.cache_dir.iterdir():
-                shutil.rmtree(path, ignore_errors=True)
-            result.injected += 1
-            trial.recover(number, f"{result.fault}, shard {number}")
-    return result
+def _delete(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def replaced(result: Result, rounds: int, folder: Path) -> Result:
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        _delete(path)
+
+
+def replaced(parent: Path, result: Result, scale: float) -> None:
     """Put an empty folder in the place of the cache, then the old one back: its shards are served again."""
-    with rigged(result, folder) as (rig, trial):
+    folder = _new_folder(parent)
+    with rigged(result, folder) as (rig, trial, _):
         aside = folder / "aside"
-        for number in itertools.islice(itertools.cycle(range(1, SHARDS)), rounds):
+        for number in _numbers(scaled(8, scale)):
             rig.daemon.cache_dir.rename(aside)
             rig.daemon.cache_dir.mkdir()
             result.injected += 1
-            trial.recover(number, f"{result.fault}, shard {number}")
+            trial.recover(number, f"shard {number}")
             shutil.rmtree(rig.daemon.cache_dir)
             aside.rename(rig.daemon.cache_dir)
-            trial.recover(0, f"{result.fault}, back again")
-    return result
+            trial.recover(0, "back again")
 
 
-def flipped(result: Result, rounds: int, folder: Path) -> Result:
+def flipped(parent: Path, result: Result, scale: float) -> None:
     """Flip a byte of a published file: the scrub finds it, and the next reader gets the shard afresh."""
-    with rigged(result, folder, None, "--scrub-rate", "100MB", "--scrub-pause-s", "0") as (rig, trial):
-        for number in range(rounds):
+    with rigged(result, _new_folder(parent), "--scrub-rate", "100MB", "--scrub-pause-s", "0") as (rig, trial, _):
+        for number in range(scaled(8, scale, 2)):
             (tar,) = (rig.daemon.cache_dir / "shards").rglob("*.tar")
-            flip(tar, 4096 * number + 777)
+            at = 4096 * number + 777
+            flip(tar, at)
             begun_s = time.monotonic()
             try:
                 eventually(lambda wanted=number + 1: rig.daemon.status()["scrub"]["corrupt"] >= wanted)  # type: ignore[misc]
             except TimeoutError:
-                result.fail("hangs", f"{result.fault}: byte {4096 * number + 777} was not found")
+                result.fail("hangs", f"byte {at} was not found")
                 break
             result.injected += 1
-            if not trial.ask(0, f"{result.fault}: byte {4096 * number + 777}"):
-                result.fail("lost", f"{result.fault}: not fetched again")
+            if not trial.ask(0, f"byte {at}"):
+                result.fail("lost", f"byte {at}: not fetched again")
             result.recovery_s.append(time.monotonic() - begun_s)
-            trial.settle(result.fault)
-    return result
+            trial.settle(f"byte {at}")
 
 
 def flip(tar: Path, at: int) -> None:
@@ -159,41 +227,29 @@ def flip(tar: Path, at: int) -> None:
     tar.chmod(mode)
 
 
-FOLDERS: dict[str, Callable[[Result, int, Path], Result]] = {
-    "cache folder deleted": deleted,
-    "cache folder emptied": emptied,
-    "cache folder replaced and put back": replaced,
-    "a byte flipped in a published shard": flipped,
-}
-
-
 # Room that a job takes for itself
 
 
-def without_room(rounds: int, folder: Path) -> Result:
-    """Let a job fill the cache with inflated shards and want another: it is told, and the job behind it goes on."""
-    result = Result(PART, "no room to inflate a shard that is needed")
-    with rigged(result, folder, None, "--capacity", _ROOM) as (rig, trial):
+def without_room(parent: Path, result: Result, scale: float) -> None:
+    """Have a job fill the cache with inflated shards and want another: it gets an error, and the next job goes on."""
+    with rigged(result, _new_folder(parent), "--capacity", _ROOM) as (rig, _, _):
         rig.urls = [_compressed(url) for url in rig.urls]
-        for number in range(rounds):
-            story = f"{result.fault}, round {number}"
+        for number in range(scaled(8, scale, 2)):
+            story = f"round {number}"
             with RawSession(rig.daemon, job="greedy") as greedy:
                 greedy.plan(rig.urls, [0, 1, 2])
                 for position in (0, 1):
                     greedy.take(position)
                 behind = rig.reading(3)
-                _is_told(result, greedy, story)
+                _is_refused(result, greedy, story)
                 result.injected += 1
             begun_s = time.monotonic()
             if behind.exception(LIMIT_S) is not None or not behind.result():
-                result.fail("lost", f"{story}: the job behind got {behind.exception()!r}")
+                result.fail("lost", f"{story}: the next job got {behind.exception()!r}")
             result.recovery_s.append(time.monotonic() - begun_s)
-            trial.settle(story)
-            rig.evict()
-    return result
 
 
-def _is_told(result: Result, greedy: RawSession, story: str) -> None:
+def _is_refused(result: Result, greedy: RawSession, story: str) -> None:
     """Have a reader that holds all that there is room for want another shard."""
     greedy.send(type="lease", id=99, position=2)
     greedy.send(type="need", of=99)
@@ -216,29 +272,49 @@ def _compressed(url: str) -> str:
 # Filesystems that do so for real
 
 
-def filled(result: Result, rounds: int, folder: Path) -> Result:
-    """Others fill the filesystem to its last byte, and what is cached is in a reader's hands."""
-    with (
-        Tmpfs(folder / "cache", size_bytes=8_000_000) as disk,
-        rigged(result, folder) as (rig, trial),
-        RawSession(rig.daemon) as holder,
-    ):
-        holder.plan(rig.urls[:1], [0])
-        holder.take(0)
-        for number in itertools.islice(itertools.cycle(range(1, SHARDS)), rounds):
+def bad_filesystem(
+    spoil: Callable[[Tmpfs], object],
+    mend: Callable[[Tmpfs], object],
+    parent: Path,
+    result: Result,
+    scale: float,
+    *,
+    inodes: int = 0,
+    held: bool = False,
+    apart: bool = False,
+) -> None:
+    """Spoil the filesystem, and mend it again.
+
+    Args:
+        held: while the cached shard is in a reader's hands.
+        apart: the catalogue lies elsewhere: a filesystem on which a database is open for writing cannot be remounted
+            read-only, unless it fails itself.
+    """
+    folder = _new_folder(parent)
+    with ExitStack() as stack:
+        disk = stack.enter_context(Tmpfs(folder / "cache", size_bytes=8_000_000, inodes=inodes))
+        if apart:
+            (folder / "catalogue").mkdir()
+            (folder / "cache" / "catalogue").symlink_to(folder / "catalogue")
+        rig, trial, _ = stack.enter_context(rigged(result, folder))
+        if held:
+            holder = stack.enter_context(RawSession(rig.daemon))
+            holder.plan(rig.urls[:1], [0])
+            holder.take(0)
+        for number in _numbers(scaled(8, scale)):
             rig.evict()
-            disk.fill()
+            spoil(disk)
             result.injected += 1
-            _bad_times(rig, trial, number, result.fault)
-            disk.relieve()
+            trial.bad_times(number, result.fault)
+            mend(disk)
             trial.recover(number, result.fault)
-    return result
 
 
-def gives_way(result: Result, rounds: int, folder: Path) -> Result:
+def gives_way(parent: Path, result: Result, scale: float) -> None:
     """Others fill the filesystem to its last byte: what nobody reads goes, and there is room for what is read."""
-    with Tmpfs(folder / "cache", size_bytes=8_000_000) as disk, rigged(result, folder) as (rig, trial):
-        for number in itertools.islice(itertools.cycle(range(SHARDS)), rounds):
+    folder = _new_folder(parent)
+    with Tmpfs(folder / "cache", size_bytes=8_000_000) as disk, rigged(result, folder) as (rig, trial, _):
+        for number in _numbers(scaled(8, scale), first=0):
             for other in range(SHARDS):
                 trial.ask(other, result.fault)
             rig.daemon.request("POST", "/v1/evict", {"urls": [rig.urls[number]]})
@@ -247,68 +323,36 @@ def gives_way(result: Result, rounds: int, folder: Path) -> Result:
             trial.recover(number, result.fault)
             disk.relieve()
             trial.settle(result.fault)
-    return result
 
 
-def without_inodes(result: Result, rounds: int, folder: Path) -> Result:
-    """There is room, and no inode for another file."""
-    with Tmpfs(folder / "cache", size_bytes=8_000_000, inodes=600) as disk, rigged(result, folder) as (rig, trial):
-        for number in itertools.islice(itertools.cycle(range(1, SHARDS)), rounds):
-            rig.evict()
-            disk.use_up_inodes()
-            result.injected += 1
-            _bad_times(rig, trial, number, result.fault)
-            disk.relieve()
-            trial.recover(number, result.fault)
-    return result
-
-
-def read_only(result: Result, rounds: int, folder: Path) -> Result:
-    """The filesystem is remounted read-only, as the kernel does when the disk fails."""
-    with Tmpfs(folder / "cache", size_bytes=8_000_000) as disk:
-        # A filesystem on which a database is open for writing cannot be remounted read-only, unless it fails itself.
-        (folder / "catalogue").mkdir()
-        (folder / "cache" / "catalogue").symlink_to(folder / "catalogue")
-        _read_only(result, rounds, folder, disk)
-    return result
-
-
-def _read_only(result: Result, rounds: int, folder: Path, disk: Tmpfs) -> None:
-    with rigged(result, folder) as (rig, trial):
-        for number in itertools.islice(itertools.cycle(range(1, SHARDS)), rounds):
-            rig.evict()
-            eventually(disk.turn_read_only)
-            result.injected += 1
-            _bad_times(rig, trial, number, result.fault)
-            disk.turn_writable()
-            trial.recover(number, result.fault)
-
-
-def unmounted(result: Result, rounds: int, folder: Path) -> Result:
+def unmounted(parent: Path, result: Result, scale: float) -> None:
     """The filesystem goes, and comes back with all that was on it; nothing is written to the folder below."""
+    folder = _new_folder(parent)
     with (
         Tmpfs(folder / "disk", size_bytes=8_000_000),
         Bind(folder / "disk", folder / "cache") as disk,
-        rigged(result, folder) as (rig, trial),
+        rigged(result, folder) as (rig, trial, _),
     ):
-        for number in itertools.islice(itertools.cycle(range(1, SHARDS)), rounds):
+        for number in _numbers(scaled(8, scale)):
             rig.evict()
             disk.detach()
             result.injected += 1
             rig.await_state("cache_dir")
             if trial.ask(number, result.fault) or any((folder / "cache").iterdir()):
-                result.fail("wrong", f"{result.fault}: the filesystem below was written to")
+                result.fail("wrong", "the filesystem below was written to")
             disk.attach()
             trial.recover(number, result.fault)
-            trial.ask_cached(f"{result.fault}, back again")
-    return result
+            trial.ask_cached("back again")
 
 
-def crowded(result: Result, rounds: int, folder: Path) -> Result:
+def crowded(parent: Path, result: Result, scale: float) -> None:
     """Others fill the filesystem until less is free than --min-free: the cache gives way."""
-    flags = ("--min-free", "3MB")
-    with Tmpfs(folder / "cache", size_bytes=8_000_000) as disk, rigged(result, folder, None, *flags) as (rig, trial):
-        for _ in range(rounds):
+    folder = _new_folder(parent)
+    with (
+        Tmpfs(folder / "cache", size_bytes=8_000_000) as disk,
+        rigged(result, folder, "--min-free", "3MB") as (rig, trial, _),
+    ):
+        for _ in range(scaled(8, scale)):
             for number in range(SHARDS):
                 trial.ask(number, result.fault)
             disk.fill(leave_bytes=2_700_000)
@@ -317,25 +361,35 @@ def crowded(result: Result, rounds: int, folder: Path) -> Result:
             try:
                 eventually(lambda: disk.free_bytes() >= 3_000_000)
             except TimeoutError:
-                result.fail("hangs", f"{result.fault}: {disk.free_bytes()} free; {rig.disk()}")
+                result.fail("hangs", f"{disk.free_bytes()} free; {rig.disk()}")
             result.recovery_s.append(time.monotonic() - begun_s)
             disk.relieve()
             trial.settle(result.fault)
-    return result
 
 
-def _bad_times(rig: CacheRig, trial: Trial, number: int, story: str) -> None:
-    if trial.ask(number, story):
-        raise AssertionError(f"{story}: the fault does nothing")
-    trial.ask_cached(story)
-    rig.await_state("disk_full", "disk_failed")
+_NEEDS_CC = "" if HAS_CC else "needs a C compiler"
+_NEEDS_MOUNTS = "" if may_mount() else "needs root, who may mount"
+_QUICK_CALLS = ("ENOSPC at each call that changes a file, once", "each write cut short", "EIO from each call on")
 
-
-MOUNTS: dict[str, Callable[[Result, int, Path], Result]] = {
-    "filesystem full, and nothing can go": filled,
-    "filesystem full, and the cache can give way": gives_way,
-    "no inodes left": without_inodes,
-    "remounted read-only": read_only,
-    "unmounted and mounted again": unmounted,
-    "others take the free space": crowded,
-}
+ROWS = (
+    *(Row(call.name, partial(failing_calls, call), call.name not in _QUICK_CALLS, _NEEDS_CC) for call in CALLS),
+    Row("cache folder deleted", partial(removed, _delete)),
+    Row("cache folder emptied", partial(removed, _empty)),
+    Row("cache folder replaced and put back", replaced),
+    Row("a byte flipped in a published shard", flipped),
+    Row("no room to inflate a shard that is needed", without_room),
+    *(
+        Row(name, act, skip=_NEEDS_MOUNTS)
+        for name, act in (
+            ("filesystem full, and nothing can go", partial(bad_filesystem, Tmpfs.fill, Tmpfs.relieve, held=True)),
+            ("filesystem full, and the cache can give way", gives_way),
+            ("no inodes left", partial(bad_filesystem, Tmpfs.use_up_inodes, Tmpfs.relieve, inodes=600)),
+            (
+                "remounted read-only",
+                partial(bad_filesystem, lambda disk: eventually(disk.turn_read_only), Tmpfs.turn_writable, apart=True),
+            ),
+            ("unmounted and mounted again", unmounted),
+            ("others take the free space", crowded),
+        )
+    ),
+)

@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from campaign.result import Result
+from campaign.harness import Result, Row, scaled
 from shardcache.shardlist import MAX_SHARDS
 from shardcache.store.inflate import Codec
 from support.programs.daemon import Daemon
@@ -22,8 +23,6 @@ from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
 from support.shards.windows import with_window
 from support.stores.canary import Canary
-
-PART = "memory"
 
 _MIB = 1024 * 1024
 _INDEX_BYTES = 24 * _MIB
@@ -39,48 +38,44 @@ _LIMIT_S = 300.0
 _SILENT_S = 2.0
 
 
+Send = Callable[[Daemon, Path, int], str]
+"""Sends an input at a size, and returns the error code or the type of the answer."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Input:
-    """Hostile or large input, the most that the daemon may grow by it, and the error code or answer type expected."""
+class Ground:
+    """A daemon, and a folder for inputs."""
 
-    name: str
-    allowed_bytes: int
-    expected: str
-    send: Callable[[Daemon, Path], str]
+    daemon: Daemon
+    folder: Path
+    plan_memory_bytes: int
 
 
-def run(scale: float, folder: Path) -> Iterator[Result]:
-    """Yield a result for each kind of input."""
-    plan_memory_bytes = max(_LEAST_PLAN_MEMORY_BYTES, round(scale * _PLAN_MEMORY_BYTES))
+@contextlib.contextmanager
+def ground(folder: Path, scale: float) -> Iterator[Ground]:
+    """Run a daemon."""
+    plan_memory_bytes = scaled(_PLAN_MEMORY_BYTES, scale, _LEAST_PLAN_MEMORY_BYTES)
     with Daemon(folder, "--plan-memory", str(plan_memory_bytes), "--log-level", "error") as daemon:
-        for each in _inputs(max(_MANIFEST // 20, round(scale * _MANIFEST)), plan_memory_bytes):
-            yield _judge(each, daemon, folder)
+        yield Ground(daemon, folder, plan_memory_bytes)
 
 
-def _inputs(manifest: int, plan_memory_bytes: int) -> Iterator[_Input]:
-    for codec in (Codec.XZ, Codec.ZSTD):
-        yield _Input(f"{codec.value} with a window of 512 MiB", 0, "unsupported_shard", _window(codec))
-    yield _Input("index of brackets", 5 * _INDEX_BYTES, "origin", _brackets)
-    yield _Input("index of brackets on the web", 5 * _INDEX_BYTES, "origin", _brackets_on_the_web)
-    yield _Input("braces for a shard too many", 0, "config", _braces(MAX_SHARDS + 1))
-    yield _Input(f"braces for {manifest:,} shards", _SHARD_BYTES * manifest, "manifest", _braces(manifest))
-    yield _Input("plan without end", plan_memory_bytes, "capacity", _endless_plan)
-
-
-def _judge(each: _Input, daemon: Daemon, folder: Path) -> Result:
-    before_bytes = _reset_peak(daemon)
-    with _watched(daemon) as silent_s:
-        answer = each.send(daemon, folder)
-    grown_bytes = _memory(daemon, "VmHWM") - before_bytes
+def given(
+    send: Send, allowed: Callable[[Ground, int], int], expected: str, ground: Ground, result: Result, scale: float
+) -> None:
+    """Send one input; the daemon may grow by the allowed bytes, and has to answer health checks meanwhile."""
+    size = scaled(_MANIFEST, scale, _MANIFEST // 20)
+    before_bytes = _reset_peak(ground.daemon)
+    with _watched(ground.daemon) as silent_s:
+        answer = send(ground.daemon, ground.folder, size)
+    grown_bytes = _memory(ground.daemon, "VmHWM") - before_bytes
     figures = f"{grown_bytes / _MIB:.0f} MiB, {max(silent_s):.2f} s silent"
-    result = Result(PART, f"{each.name} ({figures})", injected=1)
-    if answer != each.expected:
-        result.fail("untyped", f"{each.name}: {answer} and not {each.expected}")
-    if grown_bytes > each.allowed_bytes + _SLACK_BYTES:
-        result.fail("wrong", f"{each.name}: the daemon grew by {figures}")
+    result.fault, result.injected = f"{result.fault} ({figures})", 1
+    if answer != expected:
+        result.fail("untyped", f"{answer} and not {expected}")
+    if grown_bytes > allowed(ground, size) + _SLACK_BYTES:
+        result.fail("wrong", f"the daemon grew by {figures}")
     if max(silent_s) > _SILENT_S:
-        result.fail("hangs", f"{each.name}: {figures}")
-    return result
+        result.fail("hangs", figures)
 
 
 def _reset_peak(daemon: Daemon) -> int:
@@ -119,24 +114,21 @@ def _watched(daemon: Daemon) -> Iterator[list[float]]:
         thread.join()
 
 
-def _window(codec: Codec) -> Callable[[Daemon, Path], str]:
-    def send(daemon: Daemon, folder: Path) -> str:
-        shard = folder / f"window.tar.{'xz' if codec is Codec.XZ else 'zst'}"
-        shard.write_bytes(with_window(codec, make_tar(random_samples(10)), 29))
-        lines = daemon.request("POST", "/v1/warm", {"urls": [f"file://{shard}"]}).splitlines()
-        errors = [line["error"] for line in map(json.loads, lines) if line.get("event") == "error"]
-        return str(errors[0]["code"]) if errors else "fetched"
-
-    return send
+def _window(codec: Codec, daemon: Daemon, folder: Path, _size: int) -> str:
+    shard = folder / f"window.tar.{'xz' if codec is Codec.XZ else 'zst'}"
+    shard.write_bytes(with_window(codec, make_tar(random_samples(10)), 29))
+    lines = daemon.request("POST", "/v1/warm", {"urls": [f"file://{shard}"]}).splitlines()
+    errors = [line["error"] for line in map(json.loads, lines) if line.get("event") == "error"]
+    return str(errors[0]["code"]) if errors else "fetched"
 
 
-def _brackets(daemon: Daemon, folder: Path) -> str:
+def _brackets(daemon: Daemon, folder: Path, _size: int) -> str:
     index = folder / "index.json"
     index.write_bytes(_index_of_brackets())
     return _resolved(daemon, f"file://{index}")
 
 
-def _brackets_on_the_web(daemon: Daemon, _folder: Path) -> str:
+def _brackets_on_the_web(daemon: Daemon, _folder: Path, _size: int) -> str:
     with Canary() as server:
         server.files["/index.json"] = _index_of_brackets()
         return _resolved(daemon, server.url("/index.json"))
@@ -146,11 +138,12 @@ def _index_of_brackets() -> bytes:
     return f'{{"shardlist": [{",".join(["[]"] * (_INDEX_BYTES // 3))}]}}'.encode()
 
 
-def _braces(count: int) -> Callable[[Daemon, Path], str]:
-    def send(daemon: Daemon, _folder: Path) -> str:
-        return _resolved(daemon, f"s3://bucket/train-{{0000000..{count - 1:07d}}}.tar")
+def _braces(daemon: Daemon, _folder: Path, count: int) -> str:
+    return _resolved(daemon, f"s3://bucket/train-{{0000000..{count - 1:07d}}}.tar")
 
-    return send
+
+def _too_many_braces(daemon: Daemon, folder: Path, _size: int) -> str:
+    return _braces(daemon, folder, MAX_SHARDS + 1)
 
 
 def _resolved(daemon: Daemon, url: str) -> str:
@@ -160,7 +153,7 @@ def _resolved(daemon: Daemon, url: str) -> str:
         return "manifest" if answer.startswith(b'{"type":"manifest"') else _outcome(json.loads(answer))
 
 
-def _endless_plan(daemon: Daemon, _folder: Path) -> str:
+def _endless_plan(daemon: Daemon, _folder: Path, _size: int) -> str:
     with RawSession(daemon) as session:
         answer = session.plan(["s3://bucket/a.tar"], [0])
         while answer["type"] == "ok":
@@ -170,3 +163,20 @@ def _endless_plan(daemon: Daemon, _folder: Path) -> str:
 
 def _outcome(answer: dict[str, Any]) -> str:
     return str(answer["error"]["code"] if answer["type"] == "error" else answer["type"])
+
+
+def _row(name: str, send: Send, expected: str, allowed: Callable[[Ground, int], int] = lambda *_: 0) -> Row:
+    return Row(name, partial(given, send, allowed, expected))
+
+
+ROWS = (
+    *(
+        _row(f"{codec.value} with a window of 512 MiB", partial(_window, codec), "unsupported_shard")
+        for codec in (Codec.XZ, Codec.ZSTD)
+    ),
+    _row("index of brackets", _brackets, "origin", lambda *_: 5 * _INDEX_BYTES),
+    _row("index of brackets on the web", _brackets_on_the_web, "origin", lambda *_: 5 * _INDEX_BYTES),
+    _row("braces for a shard too many", _too_many_braces, "config"),
+    _row("braces for many shards", _braces, "manifest", lambda _, size: _SHARD_BYTES * size),
+    _row("plan without end", _endless_plan, "capacity", lambda ground, _: ground.plan_memory_bytes),
+)

@@ -25,10 +25,7 @@ _TAILS = st.sampled_from(["/", ".tar", ".json", "/*.tar", "/{0..3}.tar", "/{a,b}
 patterns = st.builds("file:///{}/{}{}".format, _NAMES, _NAMES, _TAILS)
 
 _SETTINGS = settings(
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.generate, Phase.shrink],
+    deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink]
 )
 
 schemathesis.openapi.format("shard-pattern", patterns)

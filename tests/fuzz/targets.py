@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz import answers, mutators, sessions, sidecars, tars
+from fuzz import answers, files, mutators, sessions
 
 FOLDER = Path(__file__).parent
 
@@ -27,9 +27,9 @@ class Target:
 
 
 TARGETS = {
-    "tar": Target(tars.whole, "any bytes as a tar", mutators.tar),
-    "arriving": Target(tars.arriving, "any bytes as a tar that arrives", mutators.tar),
-    "sidecar": Target(sidecars.check, "any bytes as a sidecar", mutators.sidecar),
+    "tar": Target(files.whole, "any bytes as a tar", mutators.tar),
+    "arriving": Target(files.arriving, "any bytes as a tar that arrives", mutators.tar),
+    "sidecar": Target(files.sidecar, "any bytes as a sidecar", mutators.sidecar),
     "message": Target(sessions.message, "any bytes as a reader's message", mutators.lines),
     "session": Target(sessions.session, "any messages to a daemon", mutators.lines),
     "answers": Target(answers.check, "any answers to a reader", mutators.lines),

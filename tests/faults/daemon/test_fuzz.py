@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -13,7 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fuzz import beside
+from campaign import fuzz
+from campaign.harness import QUICK, Row, rows
 from fuzz.targets import TARGETS, kept
 from shardcache import shardlist
 from shardcache.access.urls import checked, join, store_of
@@ -26,8 +26,6 @@ from shardcache.store.partial import Partial
 from shardcache_client.order.partition import Partition
 from shardcache_client.order.state import ReaderState, find_states, resume
 from shardcache_client.topology import Topology
-from support.programs.daemon import Daemon
-from support.shards.tars import write_shards
 
 KEPT = [(name, path) for name in TARGETS for kind in ("corpus", "found") for path in kept(kind, name)]
 MOST_BYTES = 8192
@@ -86,29 +84,16 @@ def test_noise_is_a_typed_error(data: bytes) -> None:
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+def beset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fuzz.Ground]:
     """A daemon that may fetch nothing but the shards beside it."""
-    root = tmp_path_factory.mktemp("d")
-    with Daemon(root, "--allow", f"file://{root}/", "--log-level", "warning") as running:
-        yield running
+    with fuzz.ground(tmp_path_factory.mktemp("d"), QUICK) as ground:
+        yield ground
 
 
-def test_hostile_sessions_do_not_disturb_an_honest_one(daemon: Daemon) -> None:
-    """Nonsense, wrong orders and broken frames beside a reader: it gets every shard, no lease stays, no traceback."""
-    urls = [f"file://{path}" for path in write_shards(daemon.root, 3, 3)]
-    assert beside.play(daemon, urls, 60) == 60
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is for Linux alone")
-@pytest.mark.parametrize("name", TARGETS)
-def test_a_short_guided_round_finds_nothing(name: str, tmp_path: Path) -> None:
-    """A short version of the million inputs of `make faults`: the fuzzer really runs, and really gives inputs."""
-    from fuzz.guided import fuzz
-
-    outcome = fuzz(name, 150, 240, tmp_path)
-    assert not outcome.kind, outcome.story
-    assert outcome.runs >= 100
+@rows(fuzz.ROWS)
+def test_hostile_input_breaks_nothing(row: Row, beset: fuzz.Ground) -> None:
+    """The fuzzer really runs, and finds nothing; hostile sessions do not disturb an honest one."""
+    row.check(beset)
 
 
 @given(values | st.dictionaries(st.sampled_from(["wids_version", "shardlist", "datasets"]), values))

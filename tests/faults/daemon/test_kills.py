@@ -13,48 +13,31 @@ from pathlib import Path
 
 import pytest
 
-from campaign.kills.life import FLAGS, GONE, Death, Story, audit, die_and_recover, look
-from campaign.kills.readers import kill_readers
-from campaign.kills.stories import fetch
-from campaign.result import Result
-from shardcache.store.folder import PART
+from campaign import kills
+from campaign.harness import Row, rows
+from campaign.lives import FLAGS, GONE, Ground, audit, fetch, look
+from shardcache.store.folder import FORMAT, PART
 from support.disks.shim import HAS_CC, Action, Op, Shim
+from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
 from support.programs.processes import transport_workers
-from support.programs.zygote import Zygote
 
 pytestmark = pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler")
 
 
-DEATHS = [
-    ("first start", Death(Action.KILL_BEFORE, 200)),
-    ("fetch", Death(Action.KILL_BEFORE, 130)),
-    ("fetch", Death(Action.KILL_HALF, 60)),
-    ("fetch from S3", Death(Action.KILL_BEFORE, 140)),
-    ("resume and evict", Death(Action.KILL_BEFORE, 110)),
-    ("resume and evict", Death(Action.KILL_HALF, 50)),
-    ("verify, evict, count", Death(Action.KILL_BEFORE, 70)),
-    ("resume and evict", Death(Action.KILL_AFTER, 120, again=60)),
-]
-
-
-@pytest.mark.parametrize(("name", "death"), DEATHS, ids=lambda value: str(getattr(value, "at", value)))
-def test_a_daemon_that_is_killed_loses_nothing_published(
-    name: str, death: Death, zygote: Zygote, told: dict[str, Story], tmp_path: Path
-) -> None:
+@rows(kills.ROWS)
+def test_killed_daemon_loses_nothing_published(row: Row, lived: Ground) -> None:
     """Published shards are served and not fetched again, parts are used, no byte is miscounted, nothing lies about."""
-    result = Result("kills", name)
-    die_and_recover(zygote, told[name], death, tmp_path / "d", result)
-    assert result.passed, result.first_failure
+    row.check(lived)
 
 
-def test_the_audit_notices_what_is_wrong(zygote: Zygote, told: dict[str, Story], tmp_path: Path) -> None:
+def test_audit_notices_what_is_wrong(lived: Ground, tmp_path: Path) -> None:
     """A shard lost, a byte changed, a file that nobody counts: each shows, so that their absence means something."""
-    story = told["verify, evict, count"]
+    story = lived.stories["verify, evict, count"]
     assert story.template is not None
     shutil.copytree(story.template, tmp_path / "cache")
     found = look(tmp_path / "cache", story.source)
-    with Daemon(tmp_path, *FLAGS, env=story.source.env, spawn=zygote.spawn) as daemon:
+    with Daemon(tmp_path, *FLAGS, env=story.source.env, spawn=lived.zygote.spawn) as daemon:
         lost = min(found.published)
         lost.rename(tmp_path / "aside")
         (daemon.cache_dir / "shards" / "00" / "stray.idx").write_bytes(b"x")
@@ -62,18 +45,20 @@ def test_the_audit_notices_what_is_wrong(zygote: Zygote, told: dict[str, Story],
     assert kinds == {"lost", "wrong"}
 
 
-def test_readers_that_are_killed_leave_no_lease(zygote: Zygote, told: dict[str, Story], tmp_path: Path) -> None:
-    """Killed anywhere in their work, with several shards in hand, their sessions and leases are gone with them."""
-    result = kill_readers(zygote, told["fetch"].source, tmp_path / "r", 4)
-    assert result.passed, result.first_failure
-    assert len(result.recovery_s) == 1
+def test_newer_folder_ends_the_start_with_a_remedy(tmp_path: Path) -> None:
+    """`serve` exits 1 with the error's remedy, and leaves the folder as it is."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "format").write_text(f"{FORMAT + 1}\n")
+    ran = shardcache("serve", "--cache-dir", tmp_path / "cache", "--min-free", "0", socket=tmp_path / "s")
+    assert ran.code == 1 and f"has format {FORMAT + 1}" in ran.err and "What to do: start the newer release" in ran.err
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["format"]
 
 
-def test_a_transport_worker_dies_with_its_daemon(zygote: Zygote, told: dict[str, Story], tmp_path: Path) -> None:
+def test_transport_worker_dies_with_its_daemon(lived: Ground, tmp_path: Path) -> None:
     """The next daemon may write the same files: killed while a part is written, none leaves a writer behind."""
-    source, shim = told["fetch from S3"].source, Shim(tmp_path / "shim", tmp_path / "cache")
+    source, shim = lived.stories["fetch from S3"].source, Shim(tmp_path / "shim", tmp_path / "cache")
     env = source.env | {"SHIM_CONTROL": str(shim.path)}
-    with Daemon(tmp_path, *FLAGS, env=env, spawn=zygote.spawn) as daemon:
+    with Daemon(tmp_path, *FLAGS, env=env, spawn=lived.zygote.spawn) as daemon:
         pid = daemon.pid
         eventually(lambda: bool(transport_workers(pid)))
         workers = [os.pidfd_open(worker) for worker in transport_workers(pid)]
@@ -88,7 +73,7 @@ def test_a_transport_worker_dies_with_its_daemon(zygote: Zygote, told: dict[str,
 
 
 @pytest.mark.parametrize("is_at_work", [True, False], ids=["at work", "just begun"])
-async def test_an_indexer_dies_with_its_daemon(is_at_work: bool, tmp_path: Path) -> None:
+async def test_indexer_dies_with_its_daemon(is_at_work: bool, tmp_path: Path) -> None:
     """The next daemon may index the same shard: the file under its name must not be an orphan's any more."""
     tar = tmp_path / "endless.tar"  # reading it waits for bytes that never come
     os.mkfifo(tar)

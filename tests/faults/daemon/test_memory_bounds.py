@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from campaign import memory
+from campaign.harness import QUICK, Row, rows
 from shardcache.origin.listing import parse_index
 from shardcache.shardlist import read
 from support.programs.daemon import Daemon, eventually
@@ -16,11 +18,18 @@ from support.programs.raw_session import RawSession
 HALF = 8192  # positions that one reader may plan of a mebibyte
 
 
-def test_no_input_takes_more_memory_than_it_may(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[memory.Ground]:
+    """A daemon with little memory for plans."""
+    with memory.ground(tmp_path_factory.mktemp("m"), QUICK) as ground:
+        yield ground
+
+
+@rows(memory.ROWS)
+def test_no_input_takes_more_memory_than_it_may(row: Row, small: memory.Ground) -> None:
     """By the peak of a daemon and its processes: hostile inputs end in typed errors, large honest ones in answers."""
-    results = list(memory.run(0.01, tmp_path))
-    assert len(results) == 7
-    assert [result.first_failure for result in results if result.wrong or result.untyped] == []
+    result = row.play(small, QUICK)
+    assert not (result.wrong or result.untyped), result.first_failure
 
 
 def test_plans_are_bounded_for_a_reader_and_for_all(tmp_path: Path) -> None:

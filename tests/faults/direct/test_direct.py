@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-import campaign.direct
+from campaign import harness
 from shardcache.errors import (
     CacheDirError,
     ConfigError,
@@ -120,10 +120,7 @@ def test_samples_without_a_daemon_are_those_that_it_gives(
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [
         ("reading directly from the object store" in text, f"{SHARDS} shards were read" in text) for text in said[1:]
-    ] == [
-        (True, False),
-        (False, True),
-    ]
+    ] == [(True, False), (False, True)]
     assert all_gone(scratch)
 
 
@@ -312,6 +309,6 @@ def test_a_killed_reader_leaves_nothing(daemon: Daemon, index: str, scratch: Pat
 def test_a_short_campaign(scratch: Path) -> None:
     """Daemons killed and frozen at random samples, and back at later ones: every sample once, in order, as it was."""
     with tempfile.TemporaryDirectory(prefix="shardcache-direct-") as folder:
-        results = list(campaign.direct.run(0.0, Path(folder)))
+        results = list(harness.run("direct", 0.001, Path(folder)))
     assert [(result.injected, result.first_failure) for result in results] == [(2, ""), (2, "")]
     assert all(result.passed for result in results)

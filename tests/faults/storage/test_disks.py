@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from campaign.disks import CALLS, FOLDERS, MOUNTS, Calls, failing_calls, without_room
-from campaign.result import Result
+from campaign import disks
+from campaign.harness import Row, rows
 from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.signal import Signal
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
@@ -32,34 +32,10 @@ needs_cc = pytest.mark.skipif(not HAS_CC, reason="needs a C compiler")
 needs_mounts = pytest.mark.skipif(not may_mount(), reason="needs root, who may mount")
 
 
-@needs_cc
-@pytest.mark.parametrize("fault", CALLS, ids=lambda fault: fault.name)
-def test_a_call_that_fails_costs_an_error_at_most(tmp_path: Path, fault: Calls) -> None:
-    """The first calls fail one after another: right shards or typed errors, and the accounts agree afterwards."""
-    result = failing_calls(fault, 3, tmp_path / "c")
-    assert result.passed, result
-    assert result.injected >= 2, "a catalogue that fails is left alone until the disk is looked at again"
-
-
-@pytest.mark.parametrize("fault", FOLDERS)
-def test_a_folder_that_changes_is_taken_as_it_is(tmp_path: Path, fault: str) -> None:
-    """Lost shards are fetched again, restored ones served again, changed ones found; no restart is needed."""
-    result = FOLDERS[fault](Result("disks", fault), 2, tmp_path / "f")
-    assert result.passed, result
-
-
-def test_no_room_to_inflate_a_shard_is_told_and_over_with_the_job(tmp_path: Path) -> None:
-    """To the job that took the room; another's compressed shard comes once that job has ended."""
-    result = without_room(2, tmp_path / "f")
-    assert result.passed, result.first_failure
-
-
-@needs_mounts
-@pytest.mark.parametrize("fault", MOUNTS)
-def test_a_filesystem_that_fails_is_told_and_outlived(tmp_path: Path, fault: str) -> None:
-    """Whatever a real filesystem does, the daemon says so, serves what is cached, and goes on by itself."""
-    result = MOUNTS[fault](Result("disks", fault), 1, tmp_path / "m")
-    assert result.passed, result
+@rows(disks.ROWS)
+def test_failing_disk_costs_typed_errors_at_most(row: Row, tmp_path: Path) -> None:
+    """Right shards or typed errors; what is cached is served; and the daemon is well again without a restart."""
+    row.check(tmp_path)
 
 
 @pytest.fixture

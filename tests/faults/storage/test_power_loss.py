@@ -8,33 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from campaign.kills.life import Story
-from campaign.power import Record, cut
-from campaign.power.disk import BLOCK_BYTES, Chance, Disk, File
+from campaign import power
+from campaign.harness import Result, Row, rows
+from campaign.lives import Ground
+from campaign.power_disk import BLOCK_BYTES, Chance, Disk, File
 from support.disks.shim import HAS_CC, Call, Op
-from support.programs.zygote import Zygote
-
-needs_cc = pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler")
 
 
-@needs_cc
-@pytest.mark.parametrize("name", ["fetch", "resume and evict", "verify, evict, count"])
-def test_what_a_power_cut_leaves_visible_is_right(
-    name: str, zygote: Zygote, told: dict[str, Story], tmp_path: Path
-) -> None:
+@rows(power.ROWS)
+def test_power_cut_leaves_only_right_shards_visible(row: Row, lived: Ground) -> None:
     """Whatever of the unflushed reached the disk: shards that are visible are right, flushed ones are there."""
-    record = Record.of(zygote, told[name], tmp_path / "p")
-    result = cut(zygote, told[name], record, step=47, daemons=1)
-    assert result.passed, result.first_failure
+    row.check(lived)
 
 
-@needs_cc
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_CC, reason="the shim needs a C compiler")
 @pytest.mark.parametrize("suffix", [".part", ".idx"])
-def test_without_a_flush_it_would_be_wrong(suffix: str, zygote: Zygote, told: dict[str, Story], tmp_path: Path) -> None:
+def test_missing_flush_would_be_noticed(suffix: str, lived: Ground, tmp_path: Path) -> None:
     """Were tars or sidecars not flushed before their names, some state would show it: the test can fail."""
-    record = Record.of(zygote, told["fetch"], tmp_path / "p")
+    story, result = lived.stories["fetch"], Result("a power cut without a flush")
+    record = power.Record.of(lived.zygote, story, tmp_path / "p")
     careless = [call for call in record.calls if not (call.op is Op.FSYNC and call.path.endswith(suffix))]
-    result = cut(zygote, told["fetch"], replace(record, calls=careless), step=37, daemons=0)
+    power.examine(lived.zygote, story, replace(record, calls=careless), result, step=37, daemons=0)
     assert result.wrong
 
 
@@ -58,7 +53,7 @@ def test_flushed_bytes_last_and_others_may_not() -> None:
     assert {file.after(chance(seed)) for seed in range(50)} == {b"a" * (BLOCK_BYTES - 1) + b"bb"}
 
 
-def test_a_rename_may_be_seen_at_either_end_until_the_folder_is_flushed(tmp_path: Path) -> None:
+def test_rename_may_be_seen_at_either_end_until_the_folder_is_flushed(tmp_path: Path) -> None:
     """In the model of a folder, each name leads to any of what it led to since the last flush."""
     (tmp_path / "old").write_bytes(b"x")
     (tmp_path / "f").mkdir()

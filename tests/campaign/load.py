@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
-from campaign.load.datasets import Datasets
-from campaign.load.remains import Remains, is_quiet, on_disk_bytes
-from campaign.load.sessions import Crowd
-from campaign.load.troubles import Troubles
-from campaign.result import Result
+from campaign.harness import Result, Row
+from campaign.load_datasets import Datasets
+from campaign.load_sessions import Crowd
+from campaign.load_troubles import Troubles
 from support.programs.daemon import Daemon, eventually
 from support.programs.idle_loop import idle_loop
 from support.stores.moody_s3 import Store
@@ -26,6 +27,14 @@ _PATIENCE_S = 120.0
 _LAG_S = 0.05
 # What the allocator keeps of memory that is free again.
 _SLACK_BYTES = 48 * 1024 * 1024
+# What no shard is: the catalogue may grow by what it remembers of each url.
+_COUNTED = ("shards", "partial", "quarantine")
+
+_TO_STORES = "connections to stores"
+# The daemon's pool of 32, one for the catalogue, and what libraries run.
+_THREADS = 48
+# --max-connections, by each of the two ways to S3.
+_CONNECTIONS = 32
 _FLAGS = ("--stall-timeout-s", "2", "--log-level", "error", "--max-transfers", "8")
 
 
@@ -56,9 +65,15 @@ class Load:
         )
 
 
-def run(scale: float, folder: Path) -> Iterator[Result]:
-    """Load a daemon for ten minutes, or a share of them, and yield what became of it."""
-    return endure(Load().scaled(scale), folder)
+@contextlib.contextmanager
+def ground(folder: Path, scale: float) -> Iterator[list[Result]]:
+    """Load a daemon for ten minutes, or a share of them; the rows take what became of each thing."""
+    yield list(endure(Load().scaled(scale), folder))
+
+
+def _take(number: int, results: list[Result], result: Result, _scale: float) -> None:
+    for each in fields(Result):
+        setattr(result, each.name, getattr(results[number], each.name))
 
 
 def endure(load: Load, folder: Path) -> Iterator[Result]:
@@ -79,7 +94,7 @@ def endure(load: Load, folder: Path) -> Iterator[Result]:
         with idle_loop() as idle:
             results = asyncio.run(_bear(load, load.duration_s, daemon))
             lag, idle_lag = daemon.status()["loop_lag"], idle.lag()
-        yield Result("load", "answer of the store broken", injected=store.break_share(0.0))
+        yield Result("answer of the store broken", injected=store.break_share(0.0))
         yield from results
         yield _nothing_left(results[0].injected, before, daemon)
         yield _judge(lag, idle_lag)
@@ -129,7 +144,7 @@ def _settle(daemon: Daemon) -> float:
 
 
 def _nothing_left(sessions: int, before: Remains, daemon: Daemon) -> Result:
-    left = Result("load", "sessions that came and went: nothing is left", injected=sessions)
+    left = Result("sessions that came and went: nothing is left", injected=sessions)
     try:
         left.recovery_s.append(_settle(daemon))
     except TimeoutError:
@@ -151,7 +166,73 @@ def _nothing_left(sessions: int, before: Remains, daemon: Daemon) -> Result:
 def _judge(lag: dict[str, float], idle_lag: dict[str, float]) -> Result:
     """Hold the daemon's loop against one that has nothing to do on the same machine at the same time."""
     figures = " / ".join(f"{1e3 * lag[name]:.0f} ({1e3 * idle_lag[name]:.0f})" for name in lag)
-    result = Result("load", f"loop lag in ms, median / 99 % / most (of an idle one): {figures}", injected=1)
+    result = Result(f"loop lag in ms, median / 99 % / most (of an idle one): {figures}", injected=1)
     if lag["p99_s"] > _LAG_S + idle_lag["p99_s"]:
         result.fail("hangs", f"the event loop comes too late: {lag}, an idle one: {idle_lag}")
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """A quiet daemon.
+
+    Attributes:
+        fds: open file descriptors, by what they are of.
+        threads, tasks, rss_bytes: as in status.
+    """
+
+    fds: dict[str, int]
+    threads: int
+    tasks: int
+    rss_bytes: int
+
+    @classmethod
+    def of(cls, daemon: Daemon) -> Remains:
+        """Look at one."""
+        own = daemon.status()["process"]
+        return cls(_descriptors(daemon.pid), own["threads"], own["tasks"], own["rss_bytes"])
+
+    def __str__(self) -> str:
+        fds = ", ".join(f"{count} {kind}" for kind, count in self.fds.items())
+        return f"{self.threads} threads, {self.tasks} tasks, {self.rss_bytes / 1e6:.0f} MB, {fds}"
+
+    def is_as(self, before: Remains) -> bool:
+        """Return whether nothing has grown but memory and what is kept for reuse: threads, connections to stores."""
+        kept = {_TO_STORES: 0}
+        bounded = self.threads <= _THREADS and self.fds.get(_TO_STORES, 0) <= _CONNECTIONS
+        return self.fds | kept == before.fds | kept and self.tasks <= before.tasks and bounded
+
+
+def _descriptors(pid: int) -> dict[str, int]:
+    """Return how many file descriptors there are of each kind."""
+    to_stores = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
+    kinds: Counter[str] = Counter()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            target = str(fd.readlink())
+        except FileNotFoundError:
+            continue  # closed meanwhile
+        kind, _, inode = target.partition(":")
+        kinds[_TO_STORES if inode.strip("[]") in to_stores else kind] += 1
+    return dict(sorted(kinds.items()))
+
+
+def is_quiet(daemon: Daemon) -> bool:
+    """True without sessions, transfers, promises and leases."""
+    status = daemon.status()
+    sessions = sum(job["sessions"] for job in status["jobs"])
+    reserved_bytes = status["cache"]["reserved_bytes"]
+    return not (sessions or status["transfers"] or reserved_bytes or status["cache"]["leased_bytes"])
+
+
+def on_disk_bytes(daemon: Daemon) -> int:
+    """Return the bytes of all files that count against the capacity."""
+    folders = (daemon.cache_dir / name for name in _COUNTED)
+    return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
+
+
+_ROWS = (
+    *("broken answers", "torn sessions", "datasets", "killed readers", "frozen readers", "flood", "deaf readers"),
+    *("half-open connections", "warm given up", "evictions", "nothing is left", "loop lag"),
+)
+ROWS = tuple(Row(name, partial(_take, number), slow=True) for number, name in enumerate(_ROWS))

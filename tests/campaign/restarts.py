@@ -8,12 +8,14 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from campaign.restarts.job import MEMBER, Task
-from campaign.restarts.watched import WatchedJob, expected_epochs
-from campaign.result import Result
+from campaign.harness import Result, Row, scaled
+from campaign.restarts_job import MEMBER, Task
+from campaign.restarts_watched import WatchedJob, expected_epochs
 from support.programs.daemon import Daemon, eventually
 from support.shards.tars import make_tar, random_samples
 from support.stores.throttled_s3 import ThrottledS3
@@ -42,6 +44,9 @@ class Shape:
 
 SHUFFLED = Shape("3 workers, shuffled", 3, {"shuffle": True, "shuffle_window": 3, "seed": SEED})
 ARRIVING = Shape("reading what arrives", 0, {"partial_reads": True})
+
+
+Disturb = Callable[[Daemon, random.Random], str]
 
 
 def kill(daemon: Daemon, rng: random.Random) -> str:
@@ -86,46 +91,48 @@ def freeze(daemon: Daemon, rng: random.Random) -> str:
     return ""
 
 
-Disturb = Callable[[Daemon, random.Random], str]
-PROGRAMME: tuple[tuple[Shape, str, Disturb, int], ...] = (
-    (SHUFFLED, "SIGKILL", kill, 90),
-    (SHUFFLED, "SIGTERM", stop, 70),
-    (SHUFFLED, "SIGTERM, the next at once", relieve, 30),
-    (SHUFFLED, "SIGKILL and the cache lost", lose, 20),
-    (SHUFFLED, "SIGSTOP for up to 1.5 s", freeze, 60),
-    (ARRIVING, "SIGKILL", kill, 60),
-    (ARRIVING, "SIGTERM", stop, 30),
-)
+class Ground:
+    """A throttled store, a daemon, and the job that reads: one for each shape, started when a row first needs it."""
 
-
-def run(scale: float, folder: Path) -> Iterator[Result]:
-    """Yield a result for each fault, of some hundred restarts in all at scale 1."""
-    expected = write_shards(folder / "store" / "bucket")
-    with ThrottledS3(folder / "store", first_byte_s=0.005, connection_bytes_per_s=20e6) as store:
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._expected = write_shards(folder / "store" / "bucket")
+        store = ThrottledS3(folder / "store", first_byte_s=0.005, connection_bytes_per_s=20e6)
+        env = stack.enter_context(store).env()
         (folder / "d").mkdir()
-        with Daemon(folder / "d", *FLAGS, capacity=CAPACITY, env=store.env()) as daemon:
-            for shape in (SHUFFLED, ARRIVING):
-                yield from _disturbed(daemon, shape, expected, scale)
+        self.daemon = stack.enter_context(Daemon(folder / "d", *FLAGS, capacity=CAPACITY, env=env))
+        self._job = stack.enter_context(ExitStack())
+        self._shape: Shape | None = None
+
+    def job(self, shape: Shape) -> WatchedJob:
+        """Return the job of a shape; that of another shape ends."""
+        if shape is not self._shape:
+            self._job.close()
+            self._shape = shape
+            options = {**shape.options, "timeout_s": 120}
+            calm = Task(str(self.daemon.socket), "s3://bucket/index.json", shape.workers, PERIOD, PERIOD, options)
+            with WatchedJob(calm) as job:
+                epochs = expected_epochs(job, self._expected, PERIOD)
+            self._watched = self._job.enter_context(WatchedJob(calm.endless(), epochs))
+        return self._watched
 
 
-def _disturbed(daemon: Daemon, shape: Shape, expected: dict[str, int], scale: float) -> Iterator[Result]:
-    calm = Task(
-        str(daemon.socket), "s3://bucket/index.json", shape.workers, PERIOD, PERIOD, {**shape.options, "timeout_s": 120}
-    )
-    with WatchedJob(calm) as job:
-        epochs = expected_epochs(job, expected, PERIOD)
-    faults = [entry for entry in PROGRAMME if entry[0] is shape]
-    with WatchedJob(calm.endless(), epochs) as job:
-        for number, (_, name, disturb, times) in enumerate(faults):
-            result = Result("restarts", f"{name} ({shape.name})")
-            rng = random.Random(f"{SEED}, {shape.name}, {number}")
-            job.report_to(result)
-            calm_s = LONGEST_CALM_S
-            for _ in range(max(1, round(times * scale))):
-                time.sleep(rng.random() ** 2 * calm_s)
-                calm_s = max(LONGEST_CALM_S, _once(daemon, job, disturb, rng, result))
-            job.finish_epoch(result)
-            yield result
+@contextmanager
+def ground(folder: Path, _scale: float) -> Iterator[Ground]:
+    """Start the store and the daemon."""
+    with ExitStack() as stack:
+        yield Ground(folder, stack)
+
+
+def disturbed(shape: Shape, disturb: Disturb, times: int, ground: Ground, result: Result, scale: float) -> None:
+    """Disturb the daemon while the job reads, and compare all that it reads."""
+    rng = random.Random(f"{SEED}, {result.fault}")
+    job = ground.job(shape)
+    job.report_to(result)
+    calm_s = LONGEST_CALM_S
+    for _ in range(scaled(times, scale)):
+        time.sleep(rng.random() ** 2 * calm_s)
+        calm_s = max(LONGEST_CALM_S, _once(ground.daemon, job, disturb, rng, result))
+    job.finish_epoch(result)
 
 
 def _once(daemon: Daemon, job: WatchedJob, disturb: Disturb, rng: random.Random, result: Result) -> float:
@@ -154,3 +161,17 @@ def write_shards(folder: Path) -> dict[str, int]:
     rows = [{"url": f"{number:03d}.tar", "nsamples": SAMPLES} for number in range(SHARDS)]
     (folder / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": rows}))
     return checksums
+
+
+ROWS = tuple(
+    Row(f"{name} ({shape.name})", partial(disturbed, shape, disturb, times), slow=True)
+    for shape, name, disturb, times in (
+        (SHUFFLED, "SIGKILL", kill, 90),
+        (SHUFFLED, "SIGTERM", stop, 70),
+        (SHUFFLED, "SIGTERM, the next at once", relieve, 30),
+        (SHUFFLED, "SIGKILL and the cache lost", lose, 20),
+        (SHUFFLED, "SIGSTOP for up to 1.5 s", freeze, 60),
+        (ARRIVING, "SIGKILL", kill, 60),
+        (ARRIVING, "SIGTERM", stop, 30),
+    )
+)

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from campaign.result import Result
+from campaign.harness import Result
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
 from support.stores.moody_s3 import SHARDS, body, url
 
@@ -101,7 +101,7 @@ class Crowd:
     def __init__(self, path: Path, readers: int) -> None:
         self._path = path
         self._readers = readers
-        self.torn = Result("load", f"sessions of {readers} readers torn off in mid-read")
+        self.torn = Result(f"sessions of {readers} readers torn off in mid-read")
         self.read = 0
         self.refused = 0
 

@@ -1,4 +1,4 @@
-"""`python -m campaign.restarts.job '{"urls": …}'`: reads epoch after epoch, and prints a line for every sample.
+"""`python -m campaign.restarts_job '{"urls": …}'`: reads epoch after epoch, and prints a line for every sample.
 
 It ends when its standard input does, or after as many epochs as it is told.
 """

@@ -1,24 +1,25 @@
-"""A store behind a proxy that spoils its answers, a daemon before it, and readers that hold every byte against it."""
+"""A store behind a proxy that spoils its answers, a daemon, and readers that compare every byte."""
 
 from __future__ import annotations
 
 import ssl
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import botocore.session
 from botocore.config import Config
 
-from campaign.result import Result
+from campaign.harness import Result
 from shardcache.errors import ShardcacheError, ShardTimeoutError
 from shardcache.protocol import ShardRef
+from shardcache_client import ShardDataset
 from shardcache_client.daemon.connection import ReaderIdentity, resolve
 from shardcache_client.daemon.session import Patience, ReaderSession
 from shardcache_client.order.plan import Plan
@@ -32,7 +33,6 @@ from support.shards.tars import make_tar, random_samples
 from support.stores.faulty_proxy import FaultyProxy
 from support.stores.seaweedfs import REGION, SeaweedFS
 
-PART = "store"
 PART_BYTES = 64 * 1024
 SAMPLES = 10
 HANG_S = GUARD_S
@@ -65,52 +65,32 @@ class Failure:
 
 
 class StorePlace:
-    """Store, proxy and daemon; a context manager.
-
-    Every other shard has a CRC32 in the store; of the rest the ETag is all that is known.
+    """Every other shard has a CRC32 in the store; of the rest the ETag is all that is known.
 
     Attributes:
         bodies: the shards; `urls` and `keys` go with them.
     """
 
-    proxy: FaultyProxy
-    daemon: Daemon
-
-    def __init__(self, folder: Path, shards: int, seed: int = 0) -> None:
+    def __init__(self, folder: Path, shards: int, stack: ExitStack) -> None:
         self.bodies = [shard(number) for number in range(shards)]
         self.keys = [f"{number:04d}.tar" for number in range(shards)]
         self.urls = [f"s3://{_BUCKET}/{key}" for key in self.keys]
         self._former: dict[int, bytes] = {}
         self._due: set[int] = set()
-        self._folder, self._seed = folder, seed
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._server = stack.enter_context(SeaweedFS(self._folder))
-            self._server.make_bucket(_BUCKET)
-            self._plain_client = stack.enter_context(closing(_client(self._server, self._server.endpoint_url)))
-            for number, body in enumerate(self.bodies):
-                self.put(number, body)
-            objects = dict(zip(self.keys, self.bodies, strict=True))
-            other = shard(len(self.bodies))
-            proxy = FaultyProxy(
-                self._server.endpoint_url, objects=objects, other=other, seed=self._seed, late_s=0.3, drip_s=0.05
-            )
-            self.proxy = stack.enter_context(proxy)
-            env = self.proxy.env(self._server.env())
-            self.daemon = stack.enter_context(Daemon(self._folder, *_FLAGS, env=env))
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.close()
+        self._folder = folder
+        self._server = stack.enter_context(SeaweedFS(folder))
+        self._server.make_bucket(_BUCKET)
+        self._plain_client = stack.enter_context(closing(_client(self._server, self._server.endpoint_url)))
+        for number, body in enumerate(self.bodies):
+            self.put(number, body)
+        objects = dict(zip(self.keys, self.bodies, strict=True))
+        proxy = FaultyProxy(self._server.endpoint_url, objects=objects, other=shard(shards), late_s=0.3, drip_s=0.05)
+        self.proxy = stack.enter_context(proxy)
+        self.daemon = stack.enter_context(Daemon(folder, *_FLAGS, env=self.proxy.env(self._server.env())))
 
     @contextmanager
     def silent_first(self) -> Iterator[Lead]:
-        """Let another daemon take the place of this one, to which the store is a name whose first address is silent."""
+        """Have another daemon in place of this one, to which the store is a name whose first address is silent."""
         folder, port = self._folder_of("silent"), urlsplit(self.proxy.endpoint_url).port
         assert port is not None
         lead = Lead("store", SILENT, "127.0.0.1", folder / "attempts")
@@ -119,14 +99,15 @@ class StorePlace:
             yield lead
 
     @contextmanager
-    def behind_tls(self, authority: Authority) -> Iterator[SecureFront]:
-        """Let another daemon take the place of this one, which reaches the store over TLS and trusts an authority."""
+    def behind_tls(self) -> Iterator[tuple[SecureFront, Authority, Authority]]:
+        """Have another daemon in place of this one, which reaches the store over TLS and trusts the first authority."""
+        folder = self._folder_of("tls")
+        trusted, unknown = Authority(folder / "trusted"), Authority(folder / "unknown")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        with SecureFront(self.proxy.endpoint_url, authority.server(context=context)) as front:
-            trust = {"AWS_CA_BUNDLE": str(authority.ca_file), "AWS_ENDPOINT_URL": front.url("")}
-            env = {**self._server.env(), **trust}
-            with self._instead(Daemon(self._folder_of("tls"), *_FLAGS, env=env)):
-                yield front
+        with SecureFront(self.proxy.endpoint_url, trusted.server(context=context)) as front:
+            env = {"AWS_CA_BUNDLE": str(trusted.ca_file), "AWS_ENDPOINT_URL": front.url("")}
+            with self._instead(Daemon(folder, *_FLAGS, env={**self._server.env(), **env})):
+                yield front, trusted, unknown
 
     def _folder_of(self, name: str) -> Path:
         folder = self._folder / name
@@ -216,7 +197,7 @@ class StorePlace:
             else:
                 result.recovery_s.append(time.monotonic() - healed_s)
 
-    def list(self, result: Result) -> bool:
+    def list_all(self, result: Result) -> bool:
         """Ask the daemon for all shards by their prefix, and return whether they came."""
         try:
             found = resolve(self.daemon.socket, ReaderIdentity("campaign"), [f"s3://{_BUCKET}/"], HANG_S)
@@ -255,6 +236,55 @@ class StorePlace:
             result.fail("hangs", f"{result.fault}: {exn}")
         elif type(exn) is ShardcacheError or exn.url != self.urls[number] or not exn.message:
             result.fail("untyped", f"{result.fault}: {exn!r} for {self.urls[number]}")
+
+
+class Reading:
+    """Reads every shard once, as samples; goes on without those that fail, and asks for them again in the end."""
+
+    def __init__(self, place: StorePlace, result: Result) -> None:
+        self._place, self._result = place, result
+        shards = {number: samples(number) for number in range(len(place.urls))}
+        self._shard_of = {str(each["__key__"]): number for number, some in shards.items() for each in some}
+        self._bins = {str(each["__key__"]): each["bin"] for some in shards.values() for each in some}
+        self._seen: Counter[str] = Counter()
+        self._failed: set[str] = set()
+
+    def epoch(self) -> None:
+        """Read while answers are spoiled: of a shard that does not fail every sample comes, and once."""
+        self._read(self._place.urls)
+        for key, number in self._shard_of.items():
+            if self._seen[key] != 1 and not (self._seen[key] == 0 and self._place.urls[number] in self._failed):
+                self._result.fail("lost", f"sample {key} came {self._seen[key]} times")
+
+    def make_up(self) -> None:
+        """Read what failed, now that the store is healed."""
+        healed_s = time.monotonic()
+        for url in sorted(self._failed):
+            self._failed.clear()
+            self._seen.clear()
+            self._read([url])
+            wanted = {key for key, number in self._shard_of.items() if self._place.urls[number] == url}
+            if set(self._seen) == wanted:
+                self._result.recovery_s.append(time.monotonic() - healed_s)
+            else:
+                self._result.fail("lost", f"{url} gives {len(self._seen)} of {len(wanted)} samples")
+
+    def _read(self, urls: Sequence[str]) -> None:
+        socket = self._place.daemon.socket
+        for sample in ShardDataset(urls, socket=socket, even=None, timeout_s=HANG_S, on_error=self._go_on):
+            key = sample["__key__"]
+            self._seen[key] += 1
+            if sample["bin"] != self._bins[key]:
+                self._result.fail("wrong", f"sample {key} is not the one in the store")
+
+    def _go_on(self, exn: Exception) -> bool:
+        if isinstance(exn, ShardTimeoutError):
+            self._result.fail("hangs", str(exn))
+        elif not isinstance(exn, ShardcacheError) or exn.url is None:
+            self._result.fail("untyped", repr(exn))
+        if isinstance(exn, ShardcacheError) and exn.url is not None:
+            self._failed.add(exn.url)
+        return True
 
 
 def _client(server: SeaweedFS, endpoint_url: str) -> Any:

@@ -12,9 +12,9 @@ from typing import Any
 
 import aiohttp
 
-from campaign.load.datasets import Datasets
-from campaign.load.sessions import HANG_S, talking
-from campaign.result import Result
+from campaign.harness import Result
+from campaign.load_datasets import Datasets
+from campaign.load_sessions import HANG_S, talking
 from shardcache.protocol import PROTOCOL_VERSION, SESSION_PATH
 from support.stores.moody_s3 import SHARDS, url
 
@@ -39,13 +39,13 @@ class Troubles:
         self._socket = socket
         self._datasets = datasets
         self._dice = random.Random(seed)
-        self.killed = Result("load", "reading process killed: its session ends")
-        self.frozen = Result("load", f"reading process frozen for {_FROZEN_S:g} s")
-        self.flood = Result("load", f"flood of {_FLOOD:,} requests")
-        self.deaf = Result("load", f"{_FLOOD:,} requests of a reader that never listens")
-        self.half_open = Result("load", "connection left half open")
-        self.warm = Result("load", "warm given up")
-        self.evict = Result("load", "shard evicted on demand")
+        self.killed = Result("reading process killed: its session ends")
+        self.frozen = Result(f"reading process frozen for {_FROZEN_S:g} s")
+        self.flood = Result(f"flood of {_FLOOD:,} requests")
+        self.deaf = Result(f"{_FLOOD:,} requests of a reader that never listens")
+        self.half_open = Result("connection left half open")
+        self.warm = Result("warm given up")
+        self.evict = Result("shard evicted on demand")
         self._kinds: tuple[tuple[Result, Callable[[], Awaitable[None]], float], ...] = (
             (self.killed, self._kill, 4.0),
             (self.frozen, self._freeze, 6.0),

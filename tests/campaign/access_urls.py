@@ -48,7 +48,7 @@ _STRAY = ["\x00", "\n", "\r\n", "\t", "\x1b[2J", "\x7f", "\x9b2J", "\u202e", "\u
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class Places:
     """Where the urls start, and where they try to go.
 
     Attributes:
@@ -64,24 +64,24 @@ class Ground:
     secret_dir: Path
 
 
-def urls(ground: Ground, seed: int) -> Iterator[str]:
+def urls(places: Places, seed: int) -> Iterator[str]:
     """Yield them for ever; the same for the same seed."""
     rng = random.Random(seed)
     makers = (_authority, _path, _local, _chained)
     while True:
-        url = rng.choice(makers)(rng, ground)
+        url = rng.choice(makers)(rng, places)
         yield _disturbed(rng, url) if rng.random() < 0.3 else url
 
 
-def locations(ground: Ground, seed: int) -> Iterator[str]:
+def locations(places: Places, seed: int) -> Iterator[str]:
     """Yield what a server may send as `Location`: one line of visible ASCII."""
-    for url in urls(ground, seed):
+    for url in urls(places, seed):
         if url.isascii() and url.isprintable():
             yield url.strip()
 
 
-def _authority(rng: random.Random, ground: Ground) -> str:
-    good, canary = f"127.0.0.1:{ground.good_port}", ground.canary_port
+def _authority(rng: random.Random, places: Places) -> str:
+    good, canary = f"127.0.0.1:{places.good_port}", places.canary_port
     bad = rng.choice(
         [
             f"{host}:{canary}"
@@ -108,42 +108,42 @@ def _authority(rng: random.Random, ground: Ground) -> str:
     return f"{rng.choice(_SCHEMES)}:{rng.choice(_STARTS)}{host}/data/a.tar{rng.choice(_TAILS)}"
 
 
-def _path(rng: random.Random, ground: Ground) -> str:
+def _path(rng: random.Random, places: Places) -> str:
     climb = "".join(
         rng.choice(_CLIMBS) + rng.choice(_SLASHES) if rng.random() < 0.7 else rng.choice(["data", "x", "."]) + "/"
         for _ in range(rng.randint(1, 4))
     )
-    return f"http://127.0.0.1:{ground.good_port}/data{rng.choice(_SLASHES)}{climb}secret{rng.choice(_TAILS)}"
+    return f"http://127.0.0.1:{places.good_port}/data{rng.choice(_SLASHES)}{climb}secret{rng.choice(_TAILS)}"
 
 
-def _local(rng: random.Random, ground: Ground) -> str:
+def _local(rng: random.Random, places: Places) -> str:
     begin = rng.choice(
         ["", "file://", "FILE://", "local://", "file:", "file://localhost", "file:////", "~", "file://~"]
     )
     climb = rng.choice(_CLIMBS)
     path = rng.choice(
         [
-            f"{ground.secret_dir}/secret.tar",
-            f"{ground.open_dir}/link.tar",
-            f"{ground.open_dir}/folder/secret.tar",
-            f"{ground.open_dir}/folder/",
-            f"{ground.open_dir}/folder/*.tar",
-            f"{ground.open_dir}/fol[d]er/*",
-            f"{ground.open_dir}{rng.choice(_SLASHES)}{climb}{rng.choice(_SLASHES)}{ground.secret_dir.name}/secret.tar",
-            f"{ground.open_dir}/{{a,{climb}/{ground.secret_dir.name}/secret}}.tar",
-            f"{ground.open_dir}/.{{.,x}}/{ground.secret_dir.name}/*.tar",
-            f"{ground.open_dir}-other/../{ground.secret_dir.name}/",
+            f"{places.secret_dir}/secret.tar",
+            f"{places.open_dir}/link.tar",
+            f"{places.open_dir}/folder/secret.tar",
+            f"{places.open_dir}/folder/",
+            f"{places.open_dir}/folder/*.tar",
+            f"{places.open_dir}/fol[d]er/*",
+            f"{places.open_dir}{rng.choice(_SLASHES)}{climb}{rng.choice(_SLASHES)}{places.secret_dir.name}/secret.tar",
+            f"{places.open_dir}/{{a,{climb}/{places.secret_dir.name}/secret}}.tar",
+            f"{places.open_dir}/.{{.,x}}/{places.secret_dir.name}/*.tar",
+            f"{places.open_dir}-other/../{places.secret_dir.name}/",
             "/proc/self/environ",
             "/proc/self/fd/3",
-            f"/proc/self/root{ground.secret_dir}/secret.tar",
+            f"/proc/self/root{places.secret_dir}/secret.tar",
         ]
     )
     return begin + path
 
 
-def _chained(rng: random.Random, ground: Ground) -> str:
-    inner = rng.choice([_authority, _local])(rng, ground)
-    good = f"http://127.0.0.1:{ground.good_port}/data/"
+def _chained(rng: random.Random, places: Places) -> str:
+    inner = rng.choice([_authority, _local])(rng, places)
+    good = f"http://127.0.0.1:{places.good_port}/data/"
     return rng.choice([rng.choice(_CHAINS) + inner, f"{good}{inner}", f"{good}::{inner}", f"generic://{inner}"])
 
 

@@ -11,15 +11,14 @@ import asyncio
 import json
 import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
-from campaign.kills.life import PART_BYTES, Death, Life, Story
-from campaign.kills.stories import SAMPLES, stories
-from campaign.power.disk import Chance, Disk
-from campaign.result import Result
+from campaign.harness import Result, Row
+from campaign.lives import NEEDS_CC, PART_BYTES, SAMPLES, Death, Ground, Life, Story, ground
+from campaign.power_disk import Chance, Disk
 from shardcache.config import Amount
 from shardcache.errors import CorruptShardError, ShardcacheError
 from shardcache.origin.base import RemoteObject
@@ -29,20 +28,12 @@ from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 from support.disks.shim import CHANGES, Action, Call, read_log
 from support.programs.zygote import Zygote
-from support.stores.moto_s3 import MotoS3
+
+__all__ = ["ROWS", "ground"]
 
 _STATES = 6  # of each point
 _DAEMONS = 40  # of all states of a story
-
-
-def run(scale: float, folder: Path) -> Iterator[Result]:
-    """Cut the power at every point at scale 1, at every n-th below."""
-    step = max(1, round(1 / scale))
-    with MotoS3() as server, Zygote() as zygote:
-        for number, story in enumerate(stories(zygote, server, folder)):
-            if not story.source.env:  # where the bytes came from makes no difference to the disk
-                record = Record.of(zygote, story, folder / f"story-{number}")
-                yield cut(zygote, story, record, step=step, daemons=round(_DAEMONS * scale))
+_LEAST_POINTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +56,16 @@ class Record:
         return cls(folder, disk, list(read_log(folder / "log")))
 
 
-def cut(zygote: Zygote, story: Story, record: Record, *, step: int, daemons: int) -> Result:
+def cut(name: str, field: Ground, result: Result, scale: float) -> None:
+    """Cut the power after every call at scale 1, after every n-th below."""
+    story = field.stories[name]
+    record = Record.of(field.zygote, story, field.folder / f"story-{name}")
+    step = min(max(1, round(1 / scale)), len(record.calls) // _LEAST_POINTS)
+    examine(field.zygote, story, record, result, step=step, daemons=max(1, round(_DAEMONS * scale)))
+
+
+def examine(zygote: Zygote, story: Story, record: Record, result: Result, *, step: int, daemons: int) -> None:
     """Cut the power after every `step`-th call, and count what is wrong after it; the record is used up."""
-    result = Result("power", f"power cut: {story.name}")
     examiner = Examiner(zygote, story, record.folder, record.disk, result)
     rng = random.Random(story.name)
     share = daemons * step / (len(record.calls) * _STATES)
@@ -80,7 +78,6 @@ def cut(zygote: Zygote, story: Story, record: Record, *, step: int, daemons: int
             result.injected += 1
             if rng.random() < share:
                 examiner.start(state, how)
-    return result
 
 
 class Examiner:
@@ -185,3 +182,9 @@ def lay_out(root: Path, state: dict[str, bytes]) -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+
+
+_STORIES = ("first start", "take over", "pin", "fetch", "resume and evict", "verify, evict, count")
+_QUICK = ("fetch", "verify, evict, count")
+
+ROWS = tuple(Row(f"power cut: {name}", partial(cut, name), slow=name not in _QUICK, skip=NEEDS_CC) for name in _STORIES)

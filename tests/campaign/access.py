@@ -5,18 +5,19 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from campaign.access.hostile import Ground, locations, urls
-from campaign.result import Result
+from campaign.access_urls import Places, locations, urls
+from campaign.harness import Result, Row, scaled
 from shardcache.errors import ShardcacheError
+from support.network.ports import free_port
 from support.programs.daemon import Daemon
 from support.programs.raw_session import RawSession
 from support.shards.tars import make_tar, random_samples
@@ -36,35 +37,18 @@ _PATHS = (
 )
 
 
-def run(scale: float, folder: Path) -> Iterator[Result]:
-    """Yield a result for each way in."""
-    with ExitStack() as stack:
-        field = Field.laid_out(stack, folder)
-        yield _tell(field, "urls that lead elsewhere, to warm", _count(_URLS, scale), field.warm)
-        with RawSession(field.daemon) as session:
-            yield _tell(field, "the same, to a session", _count(_URLS, scale), _asked(session, "resolve"))
-            yield _tell(field, "the same, in a plan", _count(_URLS, scale), _asked(session, "plan"))
-        yield _redirects(field, _count(_REDIRECTS, scale))
-        yield _indexes(field, _count(_INDEXES, scale))
-        yield _requests(field, _count(_REQUESTS, scale))
-
-
-def _count(full: int, scale: float) -> int:
-    return max(4, int(full * scale))
-
-
 @dataclass(slots=True)
-class Field:
+class Ground:
     """A daemon that may fetch from one folder of one server and one local folder, and what lies around them."""
 
     good: Canary
     canary: Canary
     daemon: Daemon
-    ground: Ground
+    places: Places
     tcp_port: int
 
     @classmethod
-    def laid_out(cls, stack: ExitStack, folder: Path) -> Field:
+    def laid_out(cls, stack: ExitStack, folder: Path) -> Ground:
         """Start servers and daemon."""
         good, canary = stack.enter_context(Canary()), stack.enter_context(Canary())
         shard = make_tar(random_samples(2))
@@ -78,13 +62,13 @@ class Field:
         for path_ in ("/data/a.tar", "/secret", "/secret.tar", "/secret.json"):
             good.files[path_] = shard
         canary.files["/data/a.tar"] = shard
-        port = _free_port()
+        port = free_port()
         daemon = Daemon(
             folder, "--allow", good.url("/data/"), "--allow", f"file://{open_dir}/", "--attempts", "1",
             "--listing-ttl-s", "0", "--http", f"127.0.0.1:{port}",
         )  # fmt: skip
         stack.enter_context(daemon)
-        return cls(good, canary, daemon, Ground(good.port, canary.port, open_dir, secret_dir), port)
+        return cls(good, canary, daemon, Places(good.port, canary.port, open_dir, secret_dir), port)
 
     def warm(self, url: str) -> Any:
         """Ask for a url; return the answer's lines."""
@@ -104,13 +88,22 @@ class Field:
         return ""
 
 
-def _tell(field: Field, fault: str, count: int, ask: Callable[[str], Any]) -> Result:
-    result = Result("access", fault)
-    for number, url in enumerate(islice(urls(field.ground, seed=1), count)):
-        _try(result, url, ask)
-        if number % 100 == 99 or number == count - 1:
-            _look(field, result, url)
-    return result
+@contextmanager
+def ground(folder: Path, _scale: float) -> Iterator[Ground]:
+    """Start servers and daemon."""
+    with ExitStack() as stack:
+        yield Ground.laid_out(stack, folder)
+
+
+def hostile_urls(kind: str, ground: Ground, result: Result, scale: float) -> None:
+    """Ask for urls that lead elsewhere: to warm them, or in a session."""
+    with RawSession(ground.daemon) as session:
+        ask = ground.warm if kind == "warm" else _asked(session, kind)
+        count = scaled(_URLS, scale, 60)
+        for number, url in enumerate(islice(urls(ground.places, seed=1), count)):
+            _try(result, url, ask)
+            if number % 100 == 99 or number == count - 1:
+                _look(ground, result, url)
 
 
 def _try(result: Result, url: str, ask: Callable[[str], Any]) -> None:
@@ -127,11 +120,11 @@ def _try(result: Result, url: str, ask: Callable[[str], Any]) -> None:
         result.fail("untyped", f"{url!a}: {answer}")
 
 
-def _look(field: Field, result: Result, last: str) -> None:
-    if harm := field.harm():
+def _look(ground: Ground, result: Result, last: str) -> None:
+    if harm := ground.harm():
         result.fail("wrong", f"up to {last!a}: {harm}")
-        field.canary.connections = 0
-        field.good.requests.clear()
+        ground.canary.connections = 0
+        ground.good.requests.clear()
 
 
 def _asked(session: RawSession, kind: str) -> Callable[[str], Any]:
@@ -143,51 +136,47 @@ def _asked(session: RawSession, kind: str) -> Callable[[str], Any]:
     return ask
 
 
-def _redirects(field: Field, count: int) -> Result:
-    result = Result("access", "redirects that lead elsewhere")
+def redirects(ground: Ground, result: Result, scale: float) -> None:
+    """Redirect what may be asked for to what may not."""
     rng = random.Random(2)
-    for number, location in enumerate(islice(locations(field.ground, seed=2), count)):
+    for number, location in enumerate(islice(locations(ground.places, seed=2), scaled(_REDIRECTS, scale, 15))):
         path = f"/data/r{number}.tar"
-        field.good.redirects[path] = rng.choice((301, 302, 303, 307, 308)), location
-        _try(result, field.good.url(path), field.warm)
-        if path not in field.good.paths:
+        ground.good.redirects[path] = rng.choice((301, 302, 303, 307, 308)), location
+        _try(result, ground.good.url(path), ground.warm)
+        if path not in ground.good.paths:
             result.fail("untyped", f"the server was not asked for {path}")
-    _look(field, result, "redirects")
-    return result
+    _look(ground, result, "redirects")
 
 
-def _indexes(field: Field, count: int) -> Result:
-    result = Result("access", "index files whose entries lead elsewhere")
-    entries = urls(field.ground, seed=3)
-    for number in range(count):
+def indexes(ground: Ground, result: Result, scale: float) -> None:
+    """Have index files name what may not be asked for."""
+    entries = urls(ground.places, seed=3)
+    for number in range(scaled(_INDEXES, scale, 4)):
         path = f"/data/i{number}.json"
         # Halves of characters cannot be written in an index.
         rows = [{"url": url.encode(errors="replace").decode()} for url in islice(entries, _ENTRIES)]
-        field.good.files[path] = json.dumps({"shardlist": rows}).encode()
-        _try(result, field.good.url(path), field.warm)
-    _look(field, result, "indexes")
-    return result
+        ground.good.files[path] = json.dumps({"shardlist": rows}).encode()
+        _try(result, ground.good.url(path), ground.warm)
+    _look(ground, result, "indexes")
 
 
-def _requests(field: Field, count: int) -> Result:
-    """Requests by TCP, none of which may change anything or show a session."""
-    result = Result("access", "requests by TCP that would change something")
+def requests(ground: Ground, result: Result, scale: float) -> None:
+    """Send requests by TCP, none of which may change anything or show a session."""
     rng = random.Random(4)
-    before = field.daemon.shards()
-    for _ in range(count):
+    before = ground.daemon.shards()
+    for _ in range(scaled(_REQUESTS, scale, 60)):
         method = rng.choice(["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "GET", "CONNECT", "TRACE"])
         path = rng.choice(_PATHS)
-        headers = {"Host": rng.choice(["localhost", "127.0.0.1", "evil.example", "", f"127.0.0.1:{field.tcp_port}"])}
+        headers = {"Host": rng.choice(["localhost", "127.0.0.1", "evil.example", "", f"127.0.0.1:{ground.tcp_port}"])}
         headers |= rng.choice(
             [{}, {"Upgrade": "websocket", "Connection": "Upgrade"}, {"X-HTTP-Method-Override": "POST"}]
         )
-        status = _send(result, field.tcp_port, method, path, headers)
+        status = _send(result, ground.tcp_port, method, path, headers)
         if status is not None and status < 400 and (method, path) != _PAGE:
             result.fail("wrong", f"{method} {path} {headers}: {status}")
-    if field.daemon.shards() != before:
+    if ground.daemon.shards() != before:
         result.fail("wrong", "the cache is another")
-    _look(field, result, "requests")
-    return result
+    _look(ground, result, "requests")
 
 
 def _send(result: Result, port: int, method: str, path: str, headers: dict[str, str]) -> int | None:
@@ -224,7 +213,11 @@ def _decoded(path: str) -> str:
     return path
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+ROWS = (
+    Row("urls that lead elsewhere, to warm", partial(hostile_urls, "warm")),
+    Row("the same, to a session", partial(hostile_urls, "resolve")),
+    Row("the same, in a plan", partial(hostile_urls, "plan")),
+    Row("redirects that lead elsewhere", redirects),
+    Row("index files whose entries lead elsewhere", indexes),
+    Row("requests by TCP that would change something", requests),
+)

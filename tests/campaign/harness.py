@@ -1,13 +1,23 @@
-"""Outcome of one kind of fault, and the table of all kinds."""
+"""One harness for all that is broken on purpose: rows in tables. `make faults` plays them whole, the tests a little."""
 
 from __future__ import annotations
 
+import importlib
+import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 from rich.table import Table
+
+PARTS = ("store", "kills", "power", "disks", "direct", "restarts", "access", "load", "memory", "fuzz")
+QUICK = 0.001
+"""Scale of the tests: rows do the least that they can do."""
 
 
 @dataclass(slots=True)
@@ -15,7 +25,6 @@ class Result:
     """The count of one kind of fault.
 
     Attributes:
-        part: of the campaign.
         fault: what was done, in a few words.
         injected: how often it really happened, not how often it was asked for.
         wrong: shards, samples or answers of which a byte was not the one in the store.
@@ -26,7 +35,6 @@ class Result:
         first_failure: how to see the first thing that went wrong again; empty when nothing did.
     """
 
-    part: str
     fault: str
     injected: int = 0
     wrong: int = 0
@@ -35,6 +43,7 @@ class Result:
     untyped: int = 0
     recovery_s: list[float] = field(default_factory=list)
     first_failure: str = ""
+    part: str = ""
 
     @property
     def passed(self) -> bool:
@@ -61,6 +70,68 @@ class Result:
         recovery = f"{self._median_s:.2f} / {max(self.recovery_s):.2f}" if self.recovery_s else ""
         verdict = "[green]ok[/]" if self.passed else "[red]FAILED[/]"
         return (self.part, self.fault, f"{self.injected:,}", *map(str, harm), recovery, verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kind of fault.
+
+    Attributes:
+        act: breaks something on the part's ground, at a scale, and counts in the result what came of it.
+        slow: whether the quick tests leave it out.
+        skip: why it cannot be played here, if it cannot.
+    """
+
+    fault: str
+    act: Callable[[Any, Result, float], None]
+    slow: bool = False
+    skip: str = ""
+
+    def __str__(self) -> str:
+        return self.fault
+
+    def play(self, ground: Any, scale: float) -> Result:
+        """Do it, and return what came of it."""
+        result = Result(self.fault)
+        self.act(ground, result, scale)
+        return result
+
+    def check(self, ground: Any, scale: float = QUICK) -> Result:
+        """Do it in a test. Raises AssertionError when harm was done, or nothing at all."""
+        result = self.play(ground, scale)
+        assert result.passed, result.first_failure or result
+        return result
+
+
+def scaled(full: float, scale: float, least: int = 1) -> int:
+    """Return how often to do what is done `full` times at scale 1."""
+    return max(least, round(full * scale))
+
+
+def rows(table: Iterable[Row]) -> pytest.MarkDecorator:
+    """Return the decorator of a test that has the rows of a table as `row`."""
+    params = [
+        pytest.param(
+            row,
+            id=row.fault,
+            marks=[pytest.mark.slow] * row.slow + [pytest.mark.skipif(bool(row.skip), reason=row.skip)],
+        )
+        for row in table
+    ]
+    return pytest.mark.parametrize("row", params)
+
+
+def run(part: str, scale: float, folder: Path) -> Iterator[Result]:
+    """Yield a result for each row of a part: a module with `ROWS`, and with `ground(folder, scale)` to play them on."""
+    module: ModuleType = importlib.import_module(f"campaign.{part}")
+    ground: AbstractContextManager[Any] = module.ground(folder, scale)
+    logging.getLogger("shardcache").setLevel(logging.ERROR)  # what clients say of each fault would hide the table
+    with ground as entered:
+        for row in module.ROWS:
+            if not row.skip:
+                result = row.play(entered, scale)
+                result.part = part
+                yield result
 
 
 def render(results: Sequence[Result], title: str) -> Table:

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from campaign.result import Result
+from campaign.harness import Result
 from shardcache.errors import ShardcacheError
 from support.stores.moody_s3 import SHARDS, samples, url
 
@@ -95,7 +95,7 @@ class Datasets:
     """
 
     socket: Path
-    epochs: Result = field(default_factory=lambda: Result("load", "epochs of datasets among all this"))
+    epochs: Result = field(default_factory=lambda: Result("epochs of datasets among all this"))
     refused: Counter[str] = field(default_factory=Counter)
     running: list[Reader] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=itertools.count)

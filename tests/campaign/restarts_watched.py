@@ -12,13 +12,12 @@ import time
 from bisect import bisect_right
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from campaign.restarts.job import Task
-from campaign.result import Result
+from campaign.harness import Result
+from campaign.restarts_job import Task
 
-_TESTS = Path(__file__).parents[2]
+_TESTS = Path(__file__).parents[1]
 # Longer than any recovery on a busy machine; what takes longer does not come.
 HANG_S = 90.0
 # Workers look every 5 s whether their job still runs.
@@ -32,7 +31,7 @@ Epoch = list[tuple[str, int]]  # keys and checksums, in order
 
 
 class WatchedJob:
-    """Runs `campaign.restarts.job`; a context manager.
+    """Runs `campaign.restarts_job`; a context manager.
 
     Args:
         epochs: what is to be read; None where that is to be found out.
@@ -45,7 +44,7 @@ class WatchedJob:
         self.read: list[Epoch] = []
         self._task = task
         self._epochs = epochs
-        self._result = Result("restarts", "undisturbed")
+        self._result = Result("undisturbed")
         self._current: Epoch = []
         self._arrivals_s: list[float] = []
         self._whole = 0
@@ -55,7 +54,7 @@ class WatchedJob:
     def __enter__(self) -> Self:
         self._log = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "campaign.restarts.job", self._task.to_json()],
+            [sys.executable, "-m", "campaign.restarts_job", self._task.to_json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -67,9 +66,7 @@ class WatchedJob:
         self._watching.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,9 @@
-"""Any bytes as a tar: an index that agrees with the standard library's, or a typed error; whole or arriving."""
+"""Any bytes as a tar, whole or arriving: an index that agrees with the standard library's; and as a sidecar."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import io
 import itertools
@@ -15,9 +16,10 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardcache.errors import SampleError, ShardError
+from shardcache.errors import CorruptShardError, SampleError, ShardError
 from shardcache.protocol import Arriving
-from shardcache.tarindex import Samples, Tar
+from shardcache.store.shard import Facts
+from shardcache.tarindex import Samples, Tar, TarIndex, fault_of, key_of, read_header
 from shardcache.tarindex.grouping import group
 from shardcache.tarindex.members import BLOCK_BYTES, ZERO_BLOCK, Member
 from shardcache_client.files.slicing import Sample, as_bytes, cut
@@ -138,7 +140,7 @@ def _sample(given: Iterator[Sample]) -> Given:
 
 def _as_it_arrives(data: bytes, step_bytes: int) -> Iterator[Given]:
     """Read a file of which ever more is there; what is not there yet is noise."""
-    path, ready_bytes = _scratch(), 0
+    path, ready_bytes = _scratch("arriving"), 0
     path.write_bytes(bytes(len(data)).replace(b"\0", b"U"))
 
     def more(beyond: int) -> Arriving | None:
@@ -173,8 +175,38 @@ def _as_it_arrives(data: bytes, step_bytes: int) -> Iterator[Given]:
             yield sample
 
 
+def sidecar(data: bytes) -> None:
+    """Read all of a sidecar."""
+    path = _scratch("sidecar")
+    path.write_bytes(data)
+    try:
+        index = TarIndex.open(path)
+    except CorruptShardError as exn:
+        assert len(str(exn)) < 8192, "an error that nobody would read"
+        return
+    try:
+        _check_index(index, read_header(path))
+    finally:
+        index.close()
+
+
+def _check_index(index: TarIndex, header: dict[str, object]) -> None:
+    assert index.header == header or header != header, "a header reads otherwise without its tables"
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # the store makes a CorruptShardError of these
+        Facts.from_json(header)
+    size_bytes, member = index.header["size_bytes"], 0
+    for sample in range(len(index)):
+        key_of(index, sample)
+        fault_of(index, sample)
+        for each in range(member, index.member_ends[sample]):
+            assert 0 <= index.starts[each] <= index.ends[each] <= size_bytes
+            assert isinstance(index.extensions[index.extension_ids[each]], str)
+        member = index.member_ends[sample]
+    assert member == len(index.starts), "members that belong to no sample"
+
+
 @functools.cache
-def _scratch() -> Path:
+def _scratch(name: str) -> Path:
     folder = tempfile.mkdtemp(prefix="fuzz-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder) / "arriving"
+    return Path(folder) / name
