@@ -16,14 +16,13 @@ from functools import partial
 
 import structlog
 
-from shardcache import __version__
+from shardcache import __version__, logs
 from shardcache import gc_tuning as garbage
 from shardcache.access.rules import AllowList
 from shardcache.cache.facade import Cache
 from shardcache.config import Settings, unknown_variables
 from shardcache.fetch.download import Downloader
-from shardcache.observability import logs
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.protocol import socket_path
 from shardcache.server.app import serving

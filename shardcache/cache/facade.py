@@ -33,7 +33,7 @@ from shardcache.cache.views.overview import Overview
 from shardcache.config import Settings
 from shardcache.errors import ShardcacheError
 from shardcache.fetch.download import Downloader
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.store.indexers import Indexers

@@ -7,7 +7,7 @@ import time
 from shardcache.cache.transfers.transfers import Transfer
 from shardcache.cache.transfers.waiting import Stage, Wait
 from shardcache.errors import ShardcacheError
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 
 
 class Observer:

@@ -14,8 +14,7 @@ from shardcache.cli.serve import SettingsCommand
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-    from shardcache.config import Settings
-    from shardcache.config_sources import Sources
+    from shardcache.config import Settings, Sources
 
 Json = dict[str, Any]
 
@@ -39,8 +38,7 @@ def show(file: Path | None, as_json: bool, **flags: Any) -> None:
     Takes the options of `serve`, and shows what they would lead to. Secrets are redacted: passwords in urls, and the
     values of storage_options.
     """
-    from shardcache.config import DEFAULT_CONFIG, Settings, unknown_variables
-    from shardcache.config_sources import Sources
+    from shardcache.config import DEFAULT_CONFIG, Settings, Sources, unknown_variables
 
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     settings = Settings.load(given, file)

@@ -15,7 +15,7 @@ from shardcache.errors import CorruptShardError
 from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.retry import refetch
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
 from shardcache.protocol import Leased, ShardRef

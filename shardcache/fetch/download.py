@@ -26,7 +26,7 @@ from shardcache.fetch.retry import BACKOFF, Backoff, FailedAttempt, Retry
 from shardcache.fetch.sink import Sink
 from shardcache.fetch.verification.etags import Etags
 from shardcache.fetch.verification.part_checksums import PartChecksums
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.transport.flow import Received, nothing
 from shardcache.transport.parts import PartFileError, PartSums

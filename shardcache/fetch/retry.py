@@ -10,8 +10,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from shardcache.errors import CorruptShardError, OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.observability.metrics import Counters
-from shardcache.observability.shared_logger import SharedLogger
+from shardcache.logs import SharedLogger
+from shardcache.metrics import Counters
 from shardcache.redact import redact
 
 log = SharedLogger()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from shardcache.checksums import Data
 from shardcache.config import OriginTable
 from shardcache.transport.flow import Flow, Received
-from shardcache.transport.parts import Parts, PartSums
+from shardcache.transport.parts import Parts, PartSums, write_parts
 from shardcache.transport.workers import Commit, Workers
 
 MD5 = "md5"
+_READ_BYTES = 4 * 1024**2
 
 WRITABLE = "write to a folder, s3://, or another object store"
 """Remedy for a url that nothing can be written to."""
@@ -142,3 +146,24 @@ class Uploads(Protocol):
 
         Raises the errors of `Origin.stat`; with OriginUnavailableError, a retry may help.
         """
+
+
+async def commit_parts(parts: Parts, body: Data, commit: Commit | None) -> list[PartSums] | None:
+    """Write bytes that are in memory, as `Origin.fetch` does with those that arrive."""
+    if commit is not None and not await commit():
+        return None
+    return await asyncio.to_thread(write_parts, parts, body)
+
+
+async def read_object(origin: Origin, obj: RemoteObject, flow: Flow) -> bytes:
+    """Return all bytes of a small object. Raises what `Origin.fetch` does."""
+    fd = os.memfd_create("shardcache-object")
+    try:
+        path = f"/proc/{os.getpid()}/fd/{fd}"  # the transport workers run as the same user
+        step_bytes = _READ_BYTES if obj.ranges else max(1, obj.size_bytes)
+        for start in range(0, obj.size_bytes, step_bytes):
+            size_bytes = min(step_bytes, obj.size_bytes - start)
+            await origin.fetch(obj, Parts(path, None, step_bytes, start, size_bytes), flow)
+        return await asyncio.to_thread(os.pread, fd, obj.size_bytes, 0)
+    finally:
+        os.close(fd)

@@ -28,8 +28,7 @@ from shardcache.errors import (
     ShardChangedError,
     did_you_mean,
 )
-from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup
-from shardcache.origin.buffers import Buffers
+from shardcache.origin.base import WRITABLE, Origin, RemoteObject, Setup, commit_parts
 from shardcache.origin.http_semantics import error_of, size_of
 from shardcache.protocol import local_path
 from shardcache.transport.flow import Flow, Received
@@ -66,7 +65,6 @@ class FsspecOrigin(Origin):
                 remedy=f"write one of {', '.join(f'{name}://' for name in COMMON)}, or another of fsspec's",
             )
         self._fs = _filesystem(protocol, dict(setup.table.storage_options))
-        self._buffers = Buffers()
         self._pool = ThreadPoolExecutor(setup.max_connections, thread_name_prefix=f"{protocol}-read")
 
     async def stat(self, url: str) -> RemoteObject:
@@ -79,20 +77,17 @@ class FsspecOrigin(Origin):
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
     ) -> list[PartSums] | None:
         """As `Origin.fetch`, but without a version check: see `RemoteObject.guarded`."""
-        return await self._buffers.fetch(parts, lambda buffer: self._read_into(obj, parts, buffer, flow), commit)
-
-    async def _read_into(self, obj: RemoteObject, parts: Parts, buffer: memoryview, flow: Flow) -> None:
         with translated(obj.url):
             path = self._path(obj.url)
             await flow.ready()
             span = {"start": parts.start, "end": parts.stop} if obj.ranges else {}
             data: bytes = await self._call("cat_file", path, **span)
-        if len(data) != len(buffer):
+        if len(data) != parts.size_bytes:
             if not obj.ranges:
-                raise ShardChangedError(f"the file has {len(data)} bytes now instead of {len(buffer)}", url=obj.url)
-            raise OriginUnavailableError(f"a read of {len(buffer)} bytes returned {len(data)}", url=obj.url)
+                raise ShardChangedError(f"the file has {len(data)} bytes, not {parts.size_bytes}", url=obj.url)
+            raise OriginUnavailableError(f"a read of {parts.size_bytes} bytes returned {len(data)}", url=obj.url)
         flow.received(len(data))
-        buffer[:] = data
+        return await commit_parts(parts, data, commit)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`."""

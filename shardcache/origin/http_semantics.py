@@ -22,7 +22,7 @@ from shardcache.transport.flow import Flow
 from shardcache.transport.head import number_in
 
 # Larger reads save wake-ups; a read returns what is available, so nothing waits for a chunk to fill.
-READ_BYTES = 256 * 1024
+_READ_BYTES = 256 * 1024
 
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)")
 
@@ -59,29 +59,26 @@ def check_range(obj: RemoteObject, start: int, stop: int, status: int, content_r
         raise OriginUnavailableError(f"the origin sent {content_range!r} instead of {wanted!r}", url=obj.url)
 
 
-async def fill(buffer: memoryview, read: Callable[[int], Awaitable[bytes]], flow: Flow, url: str) -> None:
-    """Read a body that must be exactly as long as the buffer.
+async def read_exactly(count: int, read: Callable[[int], Awaitable[bytes]], flow: Flow, url: str) -> memoryview:
+    """Return a body of exactly `count` bytes.
 
     Args:
         read: returns at most the given number of bytes, as soon as any are available; b"" at the end.
 
     Raises OriginUnavailableError for a body of another length.
     """
-
-    async def chunk_when_ready() -> bytes:
+    buffer, filled = memoryview(bytearray(count)), 0
+    while True:
         await flow.ready()
-        return await read(int(min(READ_BYTES, flow.leave_bytes)))
-
-    filled = 0
-    while chunk := await chunk_when_ready():
+        chunk = await read(int(min(_READ_BYTES, flow.leave_bytes)))
         flow.received(len(chunk))
         end = filled + len(chunk)
-        if end > len(buffer):
-            raise wrong_length(len(buffer), url)
+        if end > count or (not chunk and end < count):
+            raise wrong_length(count, url)
+        if not chunk:
+            return buffer
         buffer[filled:end] = chunk
         filled = end
-    if filled != len(buffer):
-        raise wrong_length(len(buffer), url)
 
 
 def wrong_length(count: int, url: str) -> OriginUnavailableError:

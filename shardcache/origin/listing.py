@@ -23,8 +23,7 @@ from shardcache.access.urls import (
     protocol_of,
 )
 from shardcache.errors import ConfigError, NotFoundError, OriginError
-from shardcache.origin.base import RemoteObject
-from shardcache.origin.buffers import read_object
+from shardcache.origin.base import RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.shardlist import MAX_SHARDS

@@ -22,17 +22,16 @@ from botocore.httpsession import get_cert_path
 
 from shardcache.config import OriginTable
 from shardcache.errors import NotFoundError, OriginError, OriginUnavailableError, ShardChangedError
-from shardcache.observability.shared_logger import SharedLogger
-from shardcache.origin.base import MD5, Checksum, Origin, RemoteObject, Setup
-from shardcache.origin.buffers import Buffers
+from shardcache.logs import SharedLogger
+from shardcache.origin.base import MD5, Checksum, Origin, RemoteObject, Setup, commit_parts
 from shardcache.origin.http_semantics import (
     check_range,
     content_ranges,
     error_of,
-    fill,
     no_version,
     proxy_of,
     range_header,
+    read_exactly,
     size_of,
     wrong_length,
 )
@@ -67,23 +66,21 @@ class S3Origin(Origin):
             setup.table, setup.max_connections, attempts=_UPLOAD_ATTEMPTS, read_timeout_s=_UPLOAD_SILENCE_S
         )
         self._direct = DirectRequests(setup.table, setup.workers)
-        self._buffers = Buffers()
         self._verify_etag = setup.table.verify_etag
 
     async def stat(self, url: str) -> RemoteObject:
         """As `Origin.stat`; one HEAD."""
-        bucket, key = split(url)
-        if not key:
+        where = _place(url)
+        if not where["Key"]:
             raise NotFoundError(
                 "this is a bucket", url=url, remedy="end the url with / to take every shard in the bucket"
             )
-        where = {"Bucket": bucket, "Key": key}
         async with self._sessions.use(url) as fs:
             try:
                 head, joinable = await self._direct.head(fs, where, url), True
             except RefusedError:
                 head, joinable = await _head_by_sdk(fs, where), False
-                self._direct.refused(url, bucket)
+                self._direct.refused(url, where["Bucket"])
             version = _etag(head.get("etag"), url)
             checksum = _checksum(head) or (_presumed_md5(head) if self._verify_etag else None)
             return RemoteObject(url, version, size_of(head["content-length"], url), checksum, joinable=joinable)
@@ -92,33 +89,29 @@ class S3Origin(Origin):
         self, obj: RemoteObject, parts: Parts, flow: Flow, commit: Commit | None = None
     ) -> list[PartSums] | None:
         """As `Origin.fetch`; one GET with If-Match."""
-        bucket, key = split(obj.url)
-        where = {"Bucket": bucket, "Key": key}
+        where = _place(obj.url)
         async with self._sessions.use(obj.url) as fs:
             try:
                 return await self._direct.fetch(fs, where, obj, parts, flow, commit)
             except RefusedError:
-                sums = await self._buffers.fetch(
-                    parts, partial(_read_by_sdk, fs, where, obj, parts.start, flow), commit
-                )
-            self._direct.refused(obj.url, bucket)
+                sums = await commit_parts(parts, await _read_by_sdk(fs, where, obj, parts, flow), commit)
+            self._direct.refused(obj.url, where["Bucket"])
             return sums
 
     async def ask_tier(self, route: Route, obj: RemoteObject, parts: Parts, flow: Flow | None) -> Answer | None:
         """As `Tiered.ask_tier`."""
-        bucket, key = split(obj.url)
         async with self._sessions.use(obj.url) as fs:
-            return await self._direct.ask_tier(route, fs, {"Bucket": bucket, "Key": key}, obj, parts, flow)
+            return await self._direct.ask_tier(route, fs, _place(obj.url), obj, parts, flow)
 
     async def list_prefix(self, prefix: str, received: Received) -> list[RemoteObject]:
         """As `Origin.list_prefix`; one request per thousand keys. Versions are those of `stat`."""
-        bucket, key = split(prefix)
-        root = prefix[: len(prefix) - len(key)]
+        where = _place(prefix)
+        root = prefix.removesuffix(where["Key"])
         found: list[RemoteObject] = []
         more: dict[str, str] = {}
         async with self._sessions.use(prefix) as fs:
             while True:
-                page = await fs._call_s3("list_objects_v2", Bucket=bucket, Prefix=key, **more)
+                page = await fs._call_s3("list_objects_v2", Bucket=where["Bucket"], Prefix=where["Key"], **more)
                 entries = page.get("Contents", [])
                 found += (_listed(root + entry["Key"], entry) for entry in entries)
                 received(len(entries))
@@ -130,12 +123,11 @@ class S3Origin(Origin):
 
     async def upload(self, path: Path, url: str) -> RemoteObject:
         """As `Uploads.upload`; in parts if the file is large, which become an object only after the last."""
-        bucket, key = split(url)
+        where = _place(url)
         async with self._uploading.use(url) as fs:
-            await fs._put_file(
-                str(path), f"{bucket}/{key}", chunksize=_UPLOAD_PART_BYTES, max_concurrency=_UPLOADED_PARTS
-            )
-            head = await _head_by_sdk(fs, {"Bucket": bucket, "Key": key})
+            target = f"{where['Bucket']}/{where['Key']}"
+            await fs._put_file(str(path), target, chunksize=_UPLOAD_PART_BYTES, max_concurrency=_UPLOADED_PARTS)
+            head = await _head_by_sdk(fs, where)
             return RemoteObject(url, _etag(head.get("etag"), url), size_of(head["content-length"], url))
 
     async def close(self) -> None:
@@ -144,30 +136,27 @@ class S3Origin(Origin):
         await self._uploading.close()
 
 
-def split(url: str) -> tuple[str, str]:
-    """Return bucket and key; an access point's ARN counts as the bucket. Raises OriginError without a bucket."""
-    path = url.partition("://")[2]
-    bucket, _, key = path.partition("/")
+def _place(url: str) -> dict[str, str]:
+    """Return `Bucket` and `Key`; an access point's ARN counts as the bucket. Raises OriginError without a bucket."""
+    bucket, _, key = url.partition("://")[2].partition("/")
     if bucket.startswith("arn:"):
         name, _, key = key.partition("/")
         bucket += f"/{name}"
     if not bucket:
         raise OriginError("no bucket in the url", url=url, remedy="write s3://bucket/key")
-    return bucket, key
+    return {"Bucket": bucket, "Key": key}
 
 
-async def _read_by_sdk(
-    fs: Any, where: Mapping[str, str], obj: RemoteObject, start: int, flow: Flow, buffer: memoryview
-) -> None:
-    stop = start + len(buffer)
+async def _read_by_sdk(fs: Any, where: Mapping[str, str], obj: RemoteObject, parts: Parts, flow: Flow) -> memoryview:
     # The SDK would send other bytes in UTF-8; the answer's own ETag is compared in any case.
     condition = {"IfMatch": f'"{obj.version}"'} if obj.version.isascii() else {}
-    answer = await fs._call_s3("get_object", **where, Range=range_header(start, stop), **condition)
+    answer = await fs._call_s3("get_object", **where, Range=range_header(parts.start, parts.stop), **condition)
     async with answer["Body"] as body:
-        check_range(obj, start, stop, _status(answer), answer.get("ContentRange"))
+        status = int(answer["ResponseMetadata"]["HTTPStatusCode"])
+        check_range(obj, parts.start, parts.stop, status, answer.get("ContentRange"))
         if _etag(answer.get("ETag"), obj.url) != obj.version:
             raise ShardChangedError("the origin sent a different version than requested", url=obj.url)
-        await fill(buffer, body.read, flow, obj.url)
+        return await read_exactly(parts.size_bytes, body.read, flow, obj.url)
 
 
 async def _head_by_sdk(fs: Any, where: Mapping[str, str]) -> Headers:
@@ -197,10 +186,6 @@ def _etag(field: str | None, url: str) -> str:
     return etag
 
 
-def _status(answer: Mapping[str, Any]) -> int:
-    return int(answer["ResponseMetadata"]["HTTPStatusCode"])
-
-
 def _checksum(head: Headers) -> Checksum | None:
     """Return the object's checksum, unless it is, or may be, a composite of its uploaded parts' checksums."""
     in_parts = "-" in head["etag"]
@@ -220,8 +205,10 @@ def _presumed_md5(head: Headers) -> Checksum | None:
     its form, nor encrypted with a KMS or customer key; in a directory bucket it never is.
     """
     etag = head["etag"].strip('"')
-    own_key = "x-amz-server-side-encryption-customer-algorithm" in head
-    encrypted = own_key or head.get("x-amz-server-side-encryption", "AES256") != "AES256"
+    encrypted = (
+        "x-amz-server-side-encryption-customer-algorithm" in head
+        or head.get("x-amz-server-side-encryption", "AES256") != "AES256"
+    )
     if encrypted or head.get("x-amz-storage-class") == "EXPRESS_ONEZONE" or not re.fullmatch("[0-9a-f]{32}", etag):
         return None
     return Checksum(MD5, int(etag, 16))
@@ -235,8 +222,8 @@ _NEEDED = {"etag", "content-length"}
 _REFUSALS = {301, 307, 308, 400, 401, 403, 404}
 _PATIENCE = 3
 _CHECKSUM_MODE = {"x-amz-checksum-mode": "ENABLED"}
-_MOST_SIGNED = 64
-_MOST_HOSTS = 256
+_MAX_SIGNED = 64
+_MAX_HOSTS = 256
 
 
 class RefusedError(Exception):
@@ -324,7 +311,7 @@ class DirectRequests:
             self._ca_file = fs, _ca_file(fs)
         host = urlsplit(url).netloc
         if host not in self._proxies:
-            if len(self._proxies) >= _MOST_HOSTS:
+            if len(self._proxies) >= _MAX_HOSTS:
                 self._proxies.clear()
             self._proxies[host] = proxy_of(url)
         proxy = self._proxies[host]
@@ -338,7 +325,7 @@ class DirectRequests:
         url, signed_at_s = self._signed.get(obj.url, ("", 0.0))
         if not url or now_s - signed_at_s > SIGNED_FOR_S / 2:
             url = await self._signer.url(fs, "get_object", where, {})
-            if len(self._signed) >= _MOST_SIGNED:
+            if len(self._signed) >= _MAX_SIGNED:
                 self._signed.clear()
             self._signed[obj.url] = (url, now_s)
         return url

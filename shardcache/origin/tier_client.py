@@ -18,7 +18,7 @@ from shardcache.access.protocols import S3, PlaceKind, row_of
 from shardcache.access.urls import protocol_of
 from shardcache.config import OriginTable
 from shardcache.errors import OriginBusyError, OriginUnavailableError, ShardChangedError
-from shardcache.observability.shared_logger import SharedLogger
+from shardcache.logs import SharedLogger
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow
 from shardcache.transport.messages import Answer

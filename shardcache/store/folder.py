@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Self
 
 from shardcache.errors import CacheDirError, CacheFormatError
-from shardcache.observability.shared_logger import SharedLogger
+from shardcache.logs import SharedLogger
 from shardcache.store.disk import disk_errors, replace_file, unlink_quietly
 
 log = SharedLogger()

@@ -16,7 +16,7 @@ from itertools import count
 from typing import TypeAlias, cast
 
 from shardcache.errors import NO_PROCESS_REMEDY, CacheError, NotAllowedError, OriginError
-from shardcache.observability.shared_logger import SharedLogger
+from shardcache.logs import SharedLogger
 from shardcache.transport.flow import Flow, Free
 from shardcache.transport.head import HEAD_REMEDY
 from shardcache.transport.messages import Answer, Body, Message, Request, decoded, encoded, request_to_json

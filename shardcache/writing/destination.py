@@ -23,8 +23,7 @@ from shardcache.errors import (
     SampleError,
 )
 from shardcache.fetch.retry import BACKOFF
-from shardcache.origin.base import WRITABLE, RemoteObject
-from shardcache.origin.buffers import read_object
+from shardcache.origin.base import WRITABLE, RemoteObject, read_object
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef, from_here, local_path
 from shardcache.tarindex.tokens import TokenMember, tokens_in

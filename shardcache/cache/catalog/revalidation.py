@@ -11,7 +11,7 @@ import structlog
 from shardcache.access.urls import store_of
 from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.errors import AccessDeniedError, OriginUnavailableError, ShardcacheError
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.store.folder import shard_key
 from shardcache.store.store import Store

@@ -21,7 +21,7 @@ from shardcache.cache.transfers.arriving import Arrival
 from shardcache.cache.transfers.transfers import Class, Transfer, Transfers
 from shardcache.cache.transfers.waiting import Stage, Wait
 from shardcache.errors import CapacityError, ProtocolError, ShardcacheError
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
 from shardcache.units import size

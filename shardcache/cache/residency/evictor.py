@@ -18,7 +18,7 @@ from shardcache.cache.residency.pins import Pins
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers.transfers import KeyClaim, PostponedError
 from shardcache.errors import CapacityError, DiskFullError
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 from shardcache.units import size

@@ -8,7 +8,7 @@ from shardcache.cache.residency.disk_health import Health
 from shardcache.cache.residency.inventory import Inventory
 from shardcache.cache.signal import Signal
 from shardcache.errors import CacheError, CorruptShardError
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.store.shard import Shard
 from shardcache.store.store import Store
 

@@ -19,7 +19,7 @@ from shardcache.cache.residency.reconciler import Reconciler
 from shardcache.cache.residency.scrubbing import Scrubber
 from shardcache.cache.signal import Signal
 from shardcache.config import Settings
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
 

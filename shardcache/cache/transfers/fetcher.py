@@ -29,7 +29,7 @@ from shardcache.errors import (
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.parts.pausable_read import Coming
 from shardcache.fetch.retry import refetch
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store import partial as partials

@@ -15,7 +15,7 @@ from shardcache.cache.residency.inventory import LOOK_AGAIN_S
 from shardcache.cache.signal import Signal
 from shardcache.cache.transfers.transfers import Class, Transfer, Transfers
 from shardcache.errors import ShardcacheError
-from shardcache.observability.logs import about
+from shardcache.logs import about
 from shardcache.store.space import footprint_bytes
 from shardcache.store.store import Store
 

@@ -20,7 +20,7 @@ from shardcache.cache.transfers.retry_gate import RetryGate
 from shardcache.cache.transfers.waiting import Stage, Stages, Wait
 from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.fetch.parts.pausable_read import Coming
-from shardcache.observability.logs import about
+from shardcache.logs import about
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
 from shardcache.store.shard import Shard

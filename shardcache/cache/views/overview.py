@@ -17,7 +17,7 @@ from shardcache.cache.transfers.transfers import Transfer, Transfers
 from shardcache.cache.transfers.waiting import Stage
 from shardcache.errors import CacheError
 from shardcache.fetch.download import Downloader
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.tier_client import TierState
 from shardcache.plan.schedule import Schedule
 from shardcache.redact import HIDDEN, redact

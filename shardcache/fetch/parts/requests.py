@@ -17,7 +17,7 @@ from shardcache.fetch.parts.hedging import Hedging, race
 from shardcache.fetch.parts.pausable_read import PausableRead
 from shardcache.fetch.parts.stall_timeout import LEAST_BYTES_PER_S, StalledError, StallTimeout
 from shardcache.fetch.parts.tier_watch import SlowOwnerError, TierWatch
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Deferred
 from shardcache.origin.tier_client import OWNER, QUESTION, Route, TierState, sums_of

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shardcache.access.urls import store_of
 from shardcache.errors import CorruptShardError
-from shardcache.observability.shared_logger import SharedLogger
+from shardcache.logs import SharedLogger
 from shardcache.origin.base import MD5, RemoteObject
 
 log = SharedLogger()

@@ -20,7 +20,7 @@ from shardcache import __version__
 from shardcache.cache.transfers.transfers import Class
 from shardcache.cache.transfers.waiting import Stage
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
-from shardcache.observability.metrics import Histogram, Histograms, Measures
+from shardcache.metrics import Histogram, Histograms, Measures
 
 Json = dict[str, Any]
 Labels = Sequence[str]

@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter, deque
 
-from shardcache.observability.metrics import Histogram
+from shardcache.metrics import Histogram
 
 _PERIOD_S = 0.05
 _REMEMBERED_S = 600.0

@@ -20,7 +20,7 @@ from shardcache.cache.readers.jobs import Loader
 from shardcache.cache.readers.readers import Lease, Reader
 from shardcache.cache.transfers.arriving import Arrival
 from shardcache.errors import ProtocolError, ShardcacheError
-from shardcache.observability.logs import about
+from shardcache.logs import about
 from shardcache.protocol import (
     MAX_REQUEST_BYTES,
     REQUESTS,

@@ -12,7 +12,7 @@ import pytest
 
 from shardcache.config import OriginTable
 from shardcache.errors import CorruptShardError, OriginBusyError, ShardChangedError
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.tier_client import TierState
 from shardcache_client import ShardDataset

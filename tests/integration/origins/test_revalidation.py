@@ -14,7 +14,7 @@ from fsspec import AbstractFileSystem, register_implementation
 from shardcache.cache.catalog.aliases import AliasTable
 from shardcache.cache.catalog.revalidation import Revalidation
 from shardcache.errors import NotFoundError, OriginUnavailableError
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.store.folder import shard_key
 from support.programs.daemon import Daemon, eventually

@@ -21,7 +21,7 @@ from shardcache.errors import (
 )
 from shardcache.fetch.connections.priority import WAITING, Priority
 from shardcache.fetch.parts.pausable_read import Coming
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.store.folder import shard_key
 from shardcache.store.partial import Partial, discard

@@ -9,7 +9,7 @@ from shardcache.config import OriginTable
 from shardcache.fetch.connections.priority import Priority
 from shardcache.fetch.download import Downloader
 from shardcache.fetch.retry import Backoff
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store.folder import Layout

@@ -80,7 +80,7 @@ def test_errors_hold_no_secrets() -> None:
 
 _LOGGING = """
 import logging, sys, structlog
-from shardcache.observability import logs
+from shardcache import logs
 logs.configure("debug", sys.argv[1])
 def fail(password):
     session = {"token": password}

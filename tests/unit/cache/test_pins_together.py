@@ -19,7 +19,7 @@ from shardcache.cache.residency.pins import Pins
 from shardcache.cache.signal import Signal
 from shardcache.config import Amount
 from shardcache.errors import CapacityError
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.store.folder import Layout, shard_key
 from shardcache.store.pinfile import Pin, read_pins
 from shardcache.store.store import Store

@@ -13,7 +13,7 @@ from shardcache.fetch.connections.priority import Priority
 from shardcache.fetch.connections.scheduler import Claim, Scheduler
 from shardcache.fetch.parts.hedging import Hedging
 from shardcache.fetch.parts.requests import Requests, RequestSpan
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.origin.base import RemoteObject
 from shardcache.transport.flow import Flow, Received
 from shardcache.transport.parts import Parts, PartSums

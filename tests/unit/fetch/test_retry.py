@@ -18,7 +18,7 @@ from shardcache.errors import (
 )
 from shardcache.fetch.parts.stall_timeout import StallTimeout
 from shardcache.fetch.retry import Backoff, Retry, refetch
-from shardcache.observability.metrics import Counters
+from shardcache.metrics import Counters
 from shardcache.transport.flow import nothing
 
 NO_PAUSE = Backoff(base_s=0, cap_s=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.observability.metrics import OTHERS, Counters, Histogram, Histograms
+from shardcache.metrics import OTHERS, Counters, Histogram, Histograms
 
 BOUNDS = (0.1, 1.0, 10.0)
 

@@ -1,4 +1,4 @@
-"""Logging setup: format of the daemon's log lines, redaction, runtime log level."""
+"""Format of the daemon's log lines, their redaction, and the logger of modules that run in other programs, too."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from contextlib import AbstractContextManager
 from typing import Any, TextIO, cast
 
 import structlog
-from aiohttp.http import HttpProcessingError
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor
 
 from shardcache.redact import printable, redact
 
-_MOST_CHARS = 512
+_MAX_CHARS = 512
 
 
 def about(**facts: object) -> AbstractContextManager[None]:
     """Add facts such as job, shard or user to all lines logged in a block and in the tasks started there."""
-    shown = {name: redact(value)[:_MOST_CHARS] if isinstance(value, str) else value for name, value in facts.items()}
+    shown = {name: redact(value)[:_MAX_CHARS] if isinstance(value, str) else value for name, value in facts.items()}
     return structlog.contextvars.bound_contextvars(**shown)
 
 
@@ -30,7 +29,7 @@ def configure(level: str, form: str) -> None:
     Lines include the facts set by `about`. Secrets in urls are redacted, and tracebacks omit local variables, which may
     hold credentials.
     """
-    least = logging.getLevelNamesMapping()[level.upper()]
+    min_level = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         _on_one_line,
@@ -40,7 +39,7 @@ def configure(level: str, form: str) -> None:
     written = _json() if form == "json" else _text()
     structlog.configure(
         processors=[*shared, *written, _redacted],
-        wrapper_class=structlog.make_filtering_bound_logger(least),
+        wrapper_class=structlog.make_filtering_bound_logger(min_level),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Stderr())),
         cache_logger_on_first_use=True,
     )
@@ -52,8 +51,8 @@ def configure(level: str, form: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
         )
     )
-    handler.setLevel(least)
-    handler.addFilter(_is_no_bad_request)
+    handler.setLevel(min_level)
+    handler.addFilter(_is_worth_logging)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.captureWarnings(capture=True)
 
@@ -76,9 +75,13 @@ def _redacted(_logger: Any, _method: str, line: Any) -> str:
     return redact(str(line))
 
 
-def _is_no_bad_request(record: logging.LogRecord) -> bool:
+def _is_worth_logging(record: logging.LogRecord) -> bool:
     """Drop malformed HTTP requests: they got a 400, and anyone who can reach the port could fill the disk with them."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    if record.exc_info is None:
+        return True
+    from aiohttp.http import HttpProcessingError  # loaded by then, if there is a server
+
+    return not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 class _Stderr:
@@ -101,3 +104,23 @@ class _Formatter(structlog.stdlib.ProcessorFormatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record's line, traceback included."""
         return redact(super().format(record))
+
+
+class SharedLogger:
+    """Logger of modules that run in training processes, too: structlog's, in the daemon, which configures it.
+
+    Elsewhere it writes to the logger `shardcache` of `logging`, as the client does: stdout, where structlog writes by
+    default, belongs to the training program.
+    """
+
+    def __getattr__(self, method: str) -> Any:
+        if structlog.is_configured():
+            return getattr(structlog.get_logger(), method)
+        own = logging.getLogger("shardcache")
+        return getattr(structlog.wrap_logger(own, [_sentence], structlog.stdlib.BoundLogger), method)
+
+
+def _sentence(_logger: Any, _method: str, event: EventDict) -> str:
+    text = redact(str(event.pop("event")))
+    facts = ", ".join(f"{name}={redact(str(value))}" for name, value in event.items())
+    return f"{text} ({facts})" if facts else text
