@@ -141,7 +141,7 @@ async def _run(
     indexers = Indexers(_INDEXERS)
     try:
         async with asyncio.TaskGroup() as group:
-            cache = Cache(settings, store, origins, downloader, counters, indexers, group)
+            cache = Cache(settings, store, origins, downloader, indexers, group)
             drain = await serve_with(cache)
             with _stop_signals() as stop:
                 log.info(

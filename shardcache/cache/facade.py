@@ -12,28 +12,28 @@ import structlog
 
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX
-from shardcache.cache.catalog.aliases import AliasTable
-from shardcache.cache.catalog.history import History
 from shardcache.cache.catalog.manifests import Manifests, Resolved
-from shardcache.cache.catalog.revalidation import Revalidation
+from shardcache.cache.catalog.planner import Planner
+from shardcache.cache.catalog.versions import History, Revalidation
 from shardcache.cache.loop_turns import Turns
-from shardcache.cache.observer import Observer
-from shardcache.cache.operations.operations import Operations
-from shardcache.cache.operations.rounds import Tell, reporting
-from shardcache.cache.planner import Planner
+from shardcache.cache.operations.counting import Counting
+from shardcache.cache.operations.maintenance import Maintenance, Pinning
+from shardcache.cache.operations.warming import Send, Warming, reporting
 from shardcache.cache.readers.jobs import Loader
 from shardcache.cache.readers.leasing import Leasing
 from shardcache.cache.readers.readers import Reader, Readers
-from shardcache.cache.residency.residency import Residency
-from shardcache.cache.transfers.fetcher import Fetcher
+from shardcache.cache.residency.disk import Health, Quarantine, Reconciler
+from shardcache.cache.residency.pins import Pins
+from shardcache.cache.residency.residency import Evictor, Inventory
+from shardcache.cache.residency.scrubbing import Scrubber
+from shardcache.cache.transfers.fetcher import Fetcher, Ingester
 from shardcache.cache.transfers.prefetch import Prefetcher
-from shardcache.cache.transfers.transfers import Transfer, Transfers
-from shardcache.cache.views.live import LiveView
-from shardcache.cache.views.overview import Overview
+from shardcache.cache.transfers.transfers import Transfers
+from shardcache.cache.views import LiveView, Overview
+from shardcache.cache.waits import Transfer
 from shardcache.config import Settings
 from shardcache.errors import ShardcacheError
 from shardcache.fetch.download import Downloader
-from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.store.indexers import Indexers
@@ -56,62 +56,45 @@ class Cache:
         store: Store,
         origins: Origins,
         downloader: Downloader,
-        counters: Counters,
         indexers: Indexers,
         group: asyncio.TaskGroup,
     ) -> None:
-        aliases, history = AliasTable(store.shards), History(store.catalogue)
-        planner, turns = Planner(aliases), Turns()
-        residency = Residency(settings, store, planner, aliases, history, indexers, counters, turns)
-        evictor, inventory, changed = residency.evictor, residency.inventory, residency.changed
-        fetcher = Fetcher(
-            store,
-            origins,
-            downloader,
-            evictor,
-            inventory,
-            planner,
-            aliases,
-            counters,
-            residency.ingester,
-            residency.health,
-            settings.part_size,
-        )
-        observer = Observer(counters)
-        transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, changed, group, observer.transferred)
-        prefetcher = Prefetcher(planner, aliases, store, evictor, transfers, changed, settings.max_transfers)
-        revalidation = Revalidation(store, origins, aliases, counters, group, settings.listing_ttl_s)
-        health, quarantine = residency.health, residency.quarantine
-        leasing = Leasing(store, transfers, inventory, planner, aliases, history, revalidation, health, quarantine)
-        readers = Readers(
-            planner, leasing, inventory, transfers, counters, changed, turns, observer.waited, settings.plan_memory
-        )
-        self._allow, self._downloader = AllowList(settings.allow), downloader
-        self._manifests = Manifests(
-            origins, downloader, store.catalogue, history, self._allow, turns, settings.listing_ttl_s
-        )
-        self._operations = Operations(
-            settings,
-            store,
-            origins,
-            downloader,
-            residency,
-            transfers,
-            leasing,
-            history,
-            indexers,
-        )
-        tiers = list(origins.tiers.values())
-        self._overview = Overview(store, planner, aliases, transfers, readers, prefetcher, downloader, tiers, counters)
-        self.live_view = LiveView(store, planner, aliases, transfers, readers, turns, self._overview.reason)
-        self.layout, self.measures, self.turns = store.layout, counters.measures, turns
-        self._store, self._residency, self._readers = store, residency, readers
-        self._transfers, self._revalidation = transfers, revalidation
+        counters, ttl_s, most = downloader.counters, settings.listing_ttl_s, settings.max_transfers
+        self.layout, self.measures, self.turns = store.layout, counters.measures, Turns()
+        self._store, self._downloader, self._allow = store, downloader, AllowList(settings.allow)
+        history, planner = History(store.catalogue), Planner(store.shards)
+        self._manifests = Manifests(origins, downloader, history, self._allow, self.turns, ttl_s)
+        self._revalidation = Revalidation(store, origins, planner.aliases, counters, group, ttl_s)
+
+        self._pins = Pins(store, self.turns, settings.max_pinned)
+        inventory = Inventory(store, planner, self._pins)
+        self._evictor = Evictor(inventory, counters)
+        self._health = Health(store.folder, inventory.changed)
+        quarantine = Quarantine(self._evictor, self._health)
+        self._scrubber = Scrubber(quarantine, settings.scrub_rate, settings.scrub_pause_s)
+
+        ingester = Ingester(self._evictor, history, indexers)
+        fetcher = Fetcher(self._evictor, self._health, ingester, origins, downloader, settings.part_size)
+        self._transfers = Transfers(fetcher.fetch, downloader.reconsider, planner, inventory.changed, counters, group)
+        prefetcher = Prefetcher(self._evictor, self._health, self._transfers, most)
+
+        leasing = Leasing(self._transfers, quarantine, history, self._revalidation)
+        self._readers = Readers(leasing, counters, self.turns, settings.plan_memory)
+
+        self._maintenance = Maintenance(self._evictor, quarantine)
+        self._warming = Warming(leasing, origins, downloader, most)
+        self._pinning = Pinning(self._pins, self._warming)
+        self._counting = Counting(leasing, origins, downloader, indexers, most)
+
+        self._overview = Overview(self._readers, prefetcher, downloader, origins)
+        self.live_view = LiveView(self._readers, self._overview.reason)
         background: dict[str, Callable[[], Awaitable[None]]] = {
             "prefetch": prefetcher.run,
             "catalogue": partial(history.rebuild, store),
-            **{f"tier {tier.address}": tier.watch for tier in tiers},
-            **residency.background(fetcher.is_under_way),
+            "health": partial(self._health.run, Reconciler(self._evictor)),
+            "scrub": self._scrubber.run,
+            "pins": self._pins.run,
+            **{f"tier {tier.address}": tier.watch for tier in origins.tiers.values()},
         }
         self._tasks = [group.create_task(_enduring(name, run), name=name) for name, run in background.items()]
 
@@ -141,33 +124,33 @@ class Cache:
 
     # Maintenance
 
-    async def warm(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
-        """Fetch every shard that the patterns match, reporting events to `tell`. Raises CapacityError, OriginError."""
-        async with self._found(patterns, peer, tell) as refs:
-            await self._operations.warming.warm(refs, tell)
+    async def warm(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
+        """Fetch every shard that the patterns match; events go to `send`. Raises CapacityError, OriginError."""
+        async with self._found(patterns, peer, send) as refs:
+            await self._warming.warm(refs, send)
 
-    async def index(self, patterns: Sequence[str], peer: Peer, tell: Tell, member: TokenMember | None = None) -> None:
+    async def index(self, patterns: Sequence[str], peer: Peer, send: Send, member: TokenMember | None = None) -> None:
         """Count the samples of every shard that the patterns match, and the tokens in `member`, if given.
 
-        Reports events to `tell`. Raises OriginError.
+        Events go to `send`. Raises OriginError.
         """
         listed = not any(INDEX_SUFFIX in pattern for pattern in patterns)  # an index may be older than the shards
-        async with self._found(patterns, peer, tell, fresh=True) as refs:
-            await self._operations.counting.count(refs, tell, listed=listed, member=member)
+        async with self._found(patterns, peer, send, fresh=True) as refs:
+            await self._counting.count(refs, send, listed=listed, member=member)
 
     @asynccontextmanager
     async def _found(
-        self, patterns: Sequence[str], peer: Peer, tell: Tell, *, fresh: bool = False
+        self, patterns: Sequence[str], peer: Peer, send: Send, *, fresh: bool = False
     ) -> AsyncIterator[list[ShardRef]]:
         """Provide the shards that patterns match; report repeated requests for them, in the block as well."""
-        async with reporting(patterns, self._downloader, tell):
+        async with reporting(patterns, self._downloader, send):
             refs = (await self._manifests.resolve(patterns, peer, fresh=fresh)).refs
-        async with reporting({ref.url for ref in refs}, self._downloader, tell):
+        async with reporting({ref.url for ref in refs}, self._downloader, send):
             yield refs
 
     async def shards(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Yield the published shards under a url prefix that the user may see."""
-        async for shard, facts in self._operations.maintenance.shards(prefix, self.sight(peer)):
+        async for shard, facts in self._maintenance.shards(prefix, self.visible_to(peer)):
             yield {
                 "url": facts.url,
                 "version": facts.version,
@@ -180,29 +163,31 @@ class Cache:
 
     async def evict(self, patterns: Sequence[str], peer: Peer) -> Json:
         """Remove the matching shards that the user may see, except those leased or pinned."""
-        return await self._operations.maintenance.evict(patterns, self.sight(peer))
+        return await self._maintenance.evict(patterns, self.visible_to(peer))
 
-    async def pin(self, patterns: Sequence[str], peer: Peer, tell: Tell) -> None:
-        """Pin and fetch every shard that the patterns match, reporting events to `tell`.
+    async def pin(self, patterns: Sequence[str], peer: Peer, send: Send) -> None:
+        """Pin and fetch every shard that the patterns match; events go to `send`.
 
         Raises CapacityError, DiskError, OriginError.
         """
-        async with self._found(patterns, peer, tell) as refs:
-            await self._operations.pinning.pin(refs, peer, tell)
+        async with self._found(patterns, peer, send) as refs:
+            await self._pinning.pin(refs, peer, send)
 
     async def unpin(self, patterns: Sequence[str], peer: Peer) -> Json:
         """Remove the user's pins on matching shards; a trusted user removes everyone's. Raises DiskError."""
-        return await self._operations.pinning.unpin(patterns, peer, self.sight(peer))
+        return await self._pinning.unpin(patterns, peer, self.visible_to(peer))
 
     def pins(self, peer: Peer) -> AsyncIterator[Json]:
         """Yield the pins on urls that the user may see."""
-        return self._operations.pinning.rows(self.sight(peer))
+        return self._pinning.rows(self.visible_to(peer))
 
     def verify(self, prefix: str, peer: Peer) -> AsyncIterator[Json]:
         """Verify every shard under a url prefix by reading it again; yield events."""
-        return self._operations.maintenance.verify(prefix, self.sight(peer))
+        return self._maintenance.verify(prefix, self.visible_to(peer))
 
-    def sight(self, peer: Peer) -> Callable[[str], bool]:
+    # State
+
+    def visible_to(self, peer: Peer) -> Callable[[str], bool]:
         """Return a predicate: may the user see this url?"""
         return lambda url: self._allow.shows(url, peer)
 
@@ -217,22 +202,17 @@ class Cache:
 
     def status(self, peer: Peer) -> Json:
         """Return the contents and current activity of the cache."""
-        own = {
-            "disk": self._disk(),
-            "scrub": self._residency.scrubber.to_json(),
-            "pins": self._residency.pins.to_json(),
-        }
-        return self._overview.page(self.sight(peer)) | own
+        own = {"disk": self._disk(), "scrub": self._scrubber.to_json(), "pins": self._pins.to_json()}
+        return self._overview.page(self.visible_to(peer)) | own
 
     def health(self) -> Json:
         """Return `status` (`ok` or `degraded`) and the state of the disk; degraded, only cached shards are served."""
-        well = self._residency.health.error is None and not self._residency.evictor.short_bytes
+        well = self._health.error is None and not self._evictor.short_bytes
         return {"status": "ok" if well else "degraded", "disk": self._disk()}
 
     def _disk(self) -> Json:
         space = self._store.space
-        short_bytes = space.capacity_bytes - space.effective_bytes()
-        return self._residency.health.to_json() | {"short_bytes": short_bytes}
+        return self._health.to_json() | {"short_bytes": space.capacity_bytes - space.effective_bytes()}
 
 
 async def _enduring(name: str, run: Callable[[], Awaitable[None]]) -> None:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 # A turn ends after this time or number of items. A request passes through the loop about ten times until it is
 # answered, and may meet a turn each time.
 _TURN_S = 0.001
-_MOST = 256
+_MAX_ITEMS = 256
 # Items between two looks at the clock.
 _PIECE = 32
 
@@ -32,7 +32,7 @@ class Turns:
         at = 0
         while at < len(items):
             async with self._lock:
-                stop, until_s = min(at + _MOST, len(items)), time.perf_counter() + _TURN_S
+                stop, until_s = min(at + _MAX_ITEMS, len(items)), time.perf_counter() + _TURN_S
                 while at < stop:
                     act(items[at : at + _PIECE])
                     at += _PIECE

@@ -66,7 +66,7 @@ class Downloader:
         self._shard_connections = shard_connections
         self._retry = Retry(attempts, counters, backoff)
         self._stall_timeout_s = stall_timeout_s
-        self._counters = counters
+        self.counters = counters
 
     def __repr__(self) -> str:
         return f"<Downloader {self._scheduler} {self._bandwidth}>"
@@ -119,7 +119,7 @@ class Downloader:
         """
 
         async def attempt() -> T:
-            self._counters.origin_requests += 1
+            self.counters.origin_requests += 1
             stall_timeout = StallTimeout(self._stall_timeout_s, url, nothing)
             async with stall_timeout.limit():
                 return await request(stall_timeout.received)

@@ -17,7 +17,7 @@ _NEWEST = 0.3
 # Less reading time than this does not show the pace: a loader that fills its queues reads as fast as it can.
 _ENOUGH_S = 1.0
 _POSITIONS: list[int] = []  # int objects shared by all plans, to save a million of them per plan
-_LEAST_S = 1e-6  # minimum pace, so that the positions of a plan are at distinct times
+_MIN_S = 1e-6  # minimum pace, so that the positions of a plan are at distinct times
 
 
 class ReaderPlan:
@@ -138,7 +138,7 @@ class ReaderPlan:
         """Record that the session has released the shard at `position`."""
         if position == self.cursor:
             self._measure(position + 1, now_s, waited_s)
-        if position >= 0 and not self._settled:  # a shard of a former plan does not show the pace of this one
+        if position >= 0 and not self._settled:  # a shard of a previous plan does not show the pace of this one
             self._settle(now_s, waited_s)
         if position == self.cursor:
             self._since_s, self._reading = now_s, False
@@ -161,7 +161,7 @@ class ReaderPlan:
     def _measure(self, position: int, now_s: float, waited_s: float) -> None:
         """Measure the shard at the cursor, if it was being read until now and the session moves on to `position`."""
         if self._settled and self._reading and self._since_s is not None and position > self.cursor:
-            self._learn(max(now_s - self._since_s - (waited_s - self._waited_s), _LEAST_S))
+            self._learn(max(now_s - self._since_s - (waited_s - self._waited_s), _MIN_S))
 
     def _learn(self, took_s: float) -> None:
         self.measures += 1

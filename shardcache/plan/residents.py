@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from shardcache.plan.reader_plan import ReaderPlan
 from shardcache.plan.timeline import NEVER, Timeline
@@ -72,7 +72,7 @@ class Residents:
         unplanned: eviction order of unplanned shards.
     """
 
-    def __init__(self, timeline: Timeline, names: Callable[[str], Collection[str]], unplanned: Policy) -> None:
+    def __init__(self, timeline: Timeline[Any], names: Callable[[str], Collection[str]], unplanned: Policy) -> None:
         self._timeline = timeline
         self._names = names
         self._residents: dict[str, Resident] = {}

@@ -15,11 +15,11 @@ al., "Informed Prefetching and Caching", SOSP 1995). With a lead time of 0 this 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from typing import Protocol
+from typing import Generic, Protocol
 
 from shardcache.plan.residents import Policy, Residents
 from shardcache.plan.sieve import Sieve
-from shardcache.plan.timeline import NEVER, Missing, Timeline
+from shardcache.plan.timeline import NEVER, Missing, Session, Timeline
 
 
 class Aliases(Protocol):
@@ -32,7 +32,7 @@ class Aliases(Protocol):
         """Return every name for a key."""
 
 
-class Schedule:
+class Schedule(Generic[Session]):
     """Plans and cached shards together. Each method refers to the time of the last `tick`, in seconds of one clock.
 
     Args:
@@ -41,7 +41,7 @@ class Schedule:
 
     def __init__(self, aliases: Aliases, unplanned: Policy | None = None) -> None:
         self._aliases = aliases
-        self._timeline = Timeline()
+        self._timeline: Timeline[Session] = Timeline()
         self._residents = Residents(self._timeline, aliases.names, Sieve() if unplanned is None else unplanned)
 
     def __repr__(self) -> str:
@@ -59,31 +59,31 @@ class Schedule:
 
     # Events of sessions
 
-    def declare(self, session: Hashable, seconds_per_shard: float | None = None, job: Hashable | None = None) -> None:
-        """Begin a session's plan, replacing any former one; `extend` adds its shards.
+    def declare(self, session: Session, seconds_per_shard: float | None = None, job: Hashable | None = None) -> None:
+        """Begin a session's plan, replacing any previous one; `extend` adds its shards.
 
         Args:
             seconds_per_shard: its pace, if known in advance.
             job: its job, whose sessions are assumed to have the same pace.
         """
-        former = self._timeline.reader_plan(session)
+        previous = self._timeline.reader_plan(session)
         self._timeline.declare(session, seconds_per_shard, job)
-        if former is not None:
-            self._residents.forget(former)
+        if previous is not None:
+            self._residents.forget(previous)
 
-    def extend(self, session: Hashable, names: Collection[str]) -> None:
+    def extend(self, session: Session, names: Collection[str]) -> None:
         """Append shards to a session's plan, in reading order."""
         self._timeline.extend(session, names)
         for name in names:
             self._residents.planned(self._aliases.key(name))
 
-    def forget(self, session: Hashable) -> None:
+    def forget(self, session: Session) -> None:
         """Drop a session and its plan."""
         reader_plan = self._timeline.forget(session)
         if reader_plan is not None:
             self._residents.forget(reader_plan)
 
-    def waits(self, session: Hashable, position: int, waited_s: float = 0.0) -> None:
+    def waits(self, session: Session, position: int, waited_s: float = 0.0) -> None:
         """Record that a session has nothing to read until it gets the shard at `position`.
 
         Args:
@@ -91,11 +91,11 @@ class Schedule:
         """
         self._passed(self._timeline.waits(session, position, waited_s))
 
-    def reads(self, session: Hashable, position: int, waited_s: float = 0.0) -> None:
+    def reads(self, session: Session, position: int, waited_s: float = 0.0) -> None:
         """Record that a session takes the shard at `position`; it may keep others that it took before."""
         self._passed(self._timeline.reads(session, position, waited_s))
 
-    def done(self, session: Hashable, position: int, waited_s: float = 0.0) -> None:
+    def done(self, session: Session, position: int, waited_s: float = 0.0) -> None:
         """Record that a session releases the shard at `position`."""
         self._passed(self._timeline.done(session, position, waited_s))
 
@@ -144,7 +144,7 @@ class Schedule:
         use = self._timeline.next_use(self._aliases.names(key))
         return NEVER if use is None else use[0]
 
-    def next_missing(self, cared_for: Callable[[str], bool]) -> Missing | None:
+    def next_missing(self, cared_for: Callable[[str], bool]) -> Missing[Session] | None:
         """Return the shard to fetch next, or None if there is nothing to fetch.
 
         Args:
@@ -152,11 +152,11 @@ class Schedule:
         """
         return self._timeline.next_missing(cared_for)
 
-    def ahead(self, session: Hashable, until_s: float, most: int) -> Iterator[tuple[float, int, str]]:
-        """Yield (time, position, name) of the shards that a session needs until a time, in order, at most `most`."""
-        return self._timeline.ahead(session, until_s, most)
+    def ahead(self, session: Session, until_s: float, limit: int) -> Iterator[tuple[float, int, str]]:
+        """Yield (time, position, name) of the shards that a session needs until a time, in order, at most `limit`."""
+        return self._timeline.ahead(session, until_s, limit)
 
-    def covered_until_s(self, session: Hashable, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
+    def covered_until_s(self, session: Session, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
         """Return when a session needs its first shard that is not cached, NEVER if all are.
 
         Args:
@@ -165,7 +165,7 @@ class Schedule:
         """
         return self._timeline.covered_until(session, cared_for, coming)
 
-    def shards_per_s(self, session: Hashable) -> float:
+    def shards_per_s(self, session: Session) -> float:
         """Return a session's pace, without waits; 0 if it is unknown."""
         reader_plan = self._timeline.reader_plan(session)
         return 1 / reader_plan.pace_s if reader_plan is not None and reader_plan.measures else 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from shardcache.plan.reader_plan import ReaderPlan
 
@@ -25,7 +25,10 @@ Use = tuple[float, ReaderPlan, int]
 """A use of a shard: the time, the plan, and the position on it."""
 
 
-class Missing(NamedTuple):
+Session = TypeVar("Session", bound=Hashable)
+
+
+class Missing(NamedTuple, Generic[Session]):
     """A shard that a session needs and that is not cached.
 
     Attributes:
@@ -34,11 +37,11 @@ class Missing(NamedTuple):
 
     name: str
     needed_at_s: float
-    session: Hashable
+    session: Session
     position: int
 
 
-class Timeline:
+class Timeline(Generic[Session]):
     """The plans of all sessions at the current time.
 
     Attributes:
@@ -47,7 +50,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.now_s = -math.inf
-        self._reader_plans: dict[Hashable, ReaderPlan] = {}
+        self._reader_plans: dict[Session, ReaderPlan] = {}
         self._uses: dict[str, dict[ReaderPlan, int]] = {}  # each shard's next position on each plan
         self._paces_s: dict[Hashable, float] = {}  # last measured pace of each job
         self._ended: list[ReaderPlan] = []  # ended plans that still have entries in `_uses`, all at NEVER
@@ -67,33 +70,33 @@ class Timeline:
 
     # Events of sessions
 
-    def reader_plan(self, session: Hashable) -> ReaderPlan | None:
+    def reader_plan(self, session: Session) -> ReaderPlan | None:
         """Return the plan of a session that has declared a plan."""
         return self._reader_plans.get(session)
 
     def declare(
-        self, session: Hashable, seconds_per_shard: float | None = None, job: Hashable | None = None
+        self, session: Session, seconds_per_shard: float | None = None, job: Hashable | None = None
     ) -> ReaderPlan:
-        """Begin a session's plan, empty, replacing any former one; the session keeps its pace.
+        """Begin a session's plan, empty, replacing any previous one; the session keeps its pace.
 
         Args:
             job: its job, whose sessions, including ended ones, are assumed to have the same pace.
         """
-        former = self.forget(session)
+        previous = self.forget(session)
         if seconds_per_shard is None:
-            seconds_per_shard = former.seconds_per_shard if former else self._usual_pace_s()
+            seconds_per_shard = previous.seconds_per_shard if previous else self._usual_pace_s()
         reader_plan = self._reader_plans[session] = ReaderPlan(seconds_per_shard, self.now_s, job)
-        if former is not None and former.measures:
-            reader_plan.measures = former.measures
+        if previous is not None and previous.measures:
+            reader_plan.measures = previous.measures
         elif job in self._paces_s:
             reader_plan.believe(self._paces_s[job])
         reader_plan.tick(self.now_s)
         return reader_plan
 
     def _usual_pace_s(self) -> float:
-        courses = self._reader_plans.values()
-        paces_s = [reader_plan.seconds_per_shard for reader_plan in courses if reader_plan.measures]
-        paces_s = paces_s or [reader_plan.seconds_per_shard for reader_plan in courses]
+        plans = self._reader_plans.values()
+        paces_s = [reader_plan.seconds_per_shard for reader_plan in plans if reader_plan.measures]
+        paces_s = paces_s or [reader_plan.seconds_per_shard for reader_plan in plans]
         return sum(paces_s) / len(paces_s) if paces_s else _GUESS_S
 
     def _remember_pace(self, reader_plan: ReaderPlan) -> None:
@@ -110,7 +113,7 @@ class Timeline:
         if len(self._paces_s) > _JOBS:
             del self._paces_s[next(iter(self._paces_s))]
 
-    def extend(self, session: Hashable, names: Iterable[str]) -> None:
+    def extend(self, session: Session, names: Iterable[str]) -> None:
         """Append shards to a session's plan."""
         reader_plan, all_uses = self._reader_plans[session], self._uses
         for name in names:
@@ -121,7 +124,7 @@ class Timeline:
                 position = reader_plan.append(name, uses.get(reader_plan))
                 uses.setdefault(reader_plan, position)
 
-    def forget(self, session: Hashable) -> ReaderPlan | None:
+    def forget(self, session: Session) -> ReaderPlan | None:
         """Drop a session's plan; return its plan, now ended, or None if it had none."""
         reader_plan = self._reader_plans.pop(session, None)
         if reader_plan is not None:
@@ -139,19 +142,19 @@ class Timeline:
 
     # `waited_s` is the session's total waiting time so far, which does not count as reading.
 
-    def waits(self, session: Hashable, position: int, waited_s: float = 0.0) -> list[str]:
+    def waits(self, session: Session, position: int, waited_s: float = 0.0) -> list[str]:
         """Record that a session has nothing to read until it gets `position`; return the shards passed."""
         reader_plan = self._reader_plans[session]
         reader_plan.waits(position, self.now_s, waited_s)
         return self._move(reader_plan, position)
 
-    def reads(self, session: Hashable, position: int, waited_s: float = 0.0) -> list[str]:
+    def reads(self, session: Session, position: int, waited_s: float = 0.0) -> list[str]:
         """Record that a session takes `position`; return the shards passed."""
         reader_plan = self._reader_plans[session]
         reader_plan.reads(position, self.now_s, waited_s)
         return self._move(reader_plan, position)
 
-    def done(self, session: Hashable, position: int, waited_s: float = 0.0) -> list[str]:
+    def done(self, session: Session, position: int, waited_s: float = 0.0) -> list[str]:
         """Record that a session releases `position`; return the shards passed."""
         reader_plan = self._reader_plans[session]
         reader_plan.done(position, self.now_s, waited_s)
@@ -193,7 +196,7 @@ class Timeline:
         for reader_plan, position in self._uses.get(name, _NO_USES).items():
             reader_plan.frontier = min(reader_plan.frontier, position)
 
-    def next_missing(self, present: Callable[[str], bool]) -> Missing | None:
+    def next_missing(self, present: Callable[[str], bool]) -> Missing[Session] | None:
         """Return the missing shard that is needed soonest, or None if all are present."""
         soonest, soonest_s = None, NEVER
         for session, reader_plan in self._reader_plans.items():
@@ -205,18 +208,18 @@ class Timeline:
                     soonest = Missing(reader_plan.names[at], need_s, session, at)
         return soonest
 
-    def ahead(self, session: Hashable, until_s: float, most: int) -> Iterator[tuple[float, int, str]]:
-        """Yield (time, position, name) of a session's shards from its cursor to a time, in order, at most `most`."""
+    def ahead(self, session: Session, until_s: float, limit: int) -> Iterator[tuple[float, int, str]]:
+        """Yield (time, position, name) of a session's shards from its cursor to a time, in order, at most `limit`."""
         reader_plan = self._reader_plans.get(session)
         if reader_plan is None:
             return
-        for position in range(reader_plan.cursor, min(reader_plan.cursor + most, len(reader_plan.names))):
+        for position in range(reader_plan.cursor, min(reader_plan.cursor + limit, len(reader_plan.names))):
             use_s = reader_plan.start_s + reader_plan.pace_s * position
             if use_s > until_s:
                 return
             yield use_s, position, reader_plan.names[position]
 
-    def covered_until(self, session: Hashable, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
+    def covered_until(self, session: Session, cared_for: Callable[[str], bool], coming: Iterable[str]) -> float:
         """Return when a session needs its first shard that is not cached, NEVER if all are.
 
         Args:

@@ -49,7 +49,7 @@ def make_app(cache: Cache, limits: Callable[[], Limits], listener: Listener | No
 
 def _add_dashboard(app: web.Application) -> None:
     page = Files()
-    app[LIVE] = Live(app[CACHE], app[CACHE].live_view)
+    app[LIVE] = Live(app[CACHE])
     app.router.add_get("/", page.page)
     app.router.add_get(STATIC_PATH + "{version}/{name}", page.static)
     app.router.add_get(LIVE_PATH, live)

@@ -1,4 +1,4 @@
-"""Resolution of a user's patterns, prefixes and index files to a list of shards, with one listing for all callers."""
+"""A user's patterns, prefixes and index files: resolved to lists of shards, and matched against cached urls."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
 
 from shardcache.access.rules import AllowList, Peer
-from shardcache.access.urls import INDEX_SUFFIX
-from shardcache.cache.catalog.history import History
+from shardcache.access.urls import INDEX_SUFFIX, is_glob
+from shardcache.cache.catalog.versions import History
 from shardcache.cache.loop_turns import Turns
 from shardcache.errors import ConfigError, NotFoundError, OriginUnavailableError
 from shardcache.fetch.download import Downloader
-from shardcache.origin.listing import asks_store, expand, expand_braces
+from shardcache.origin.listing import asks_store, expand, expand_braces, glob_regex
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
 from shardcache.redact import redact
 from shardcache.shardlist import MAX_SHARDS
-from shardcache.store.catalogue import Catalogue
 
 log = structlog.get_logger()
 
@@ -56,7 +54,6 @@ class Manifests:
         self,
         origins: Origins,
         downloader: Downloader,
-        catalogue: Catalogue,
         history: History,
         allow: AllowList,
         turns: Turns,
@@ -64,7 +61,7 @@ class Manifests:
     ) -> None:
         self._origins = origins
         self._downloader = downloader
-        self._catalogue = catalogue
+        self._catalogue = history.catalogue
         self._history = history
         self._allow = allow
         self._turns = turns
@@ -155,6 +152,24 @@ class Manifests:
         return min(self._ttl_s, _INDEX_TTL_S) if pattern.endswith(INDEX_SUFFIX) else self._ttl_s
 
 
+class Matching:
+    """The set of redacted urls that match any of the patterns, by the rules of `expand`; a prefix ends in a slash."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        """Expand the patterns. Blocks: a brace pattern may expand to millions of urls. Raises ConfigError."""
+        texts = [text for pattern in patterns for text in expand_braces(redact(pattern))]
+        self._prefixes = tuple(text for text in texts if text.endswith("/") and not is_glob(text))
+        self._globs = [glob_regex(text) for text in texts if is_glob(text)]
+        self._urls = frozenset(text for text in texts if not is_glob(text))
+
+    def __contains__(self, url: str) -> bool:
+        return (
+            url in self._urls
+            or url.startswith(self._prefixes)
+            or any(glob.fullmatch(url) is not None for glob in self._globs)
+        )
+
+
 def _counted(refs: list[ShardRef]) -> int:
     return sum(ref.samples is not None for ref in refs)
 
@@ -169,13 +184,12 @@ def _rows(pattern: str, refs: list[ShardRef]) -> str | None:
     return "\n".join(json.dumps([*ref.to_json(), *([] if ref.tokens is None else [ref.tokens])]) for ref in refs)
 
 
-def _read_rows(rows: str | list[list[Any]]) -> list[ShardRef]:
-    """Return a listing from the catalogue, in this release's format or the older one (a list)."""
-    return [_read_row(row) for row in (map(json.loads, rows.split("\n")) if isinstance(rows, str) else rows)]
-
-
-def _read_row(row: list[Any]) -> ShardRef:
-    return replace(ShardRef.from_json(row[:4]), tokens=row[4] if len(row) > 4 else None)
+def _read_rows(rows: str) -> list[ShardRef]:
+    """Return a listing from the catalogue. Blocks."""
+    return [
+        replace(ShardRef.from_json(row[:4]), tokens=row[4] if len(row) > 4 else None)
+        for row in map(json.loads, rows.split("\n"))
+    ]
 
 
 def _is_secret(url: str) -> bool:

@@ -1,1 +1,1 @@
-"""Operations that users ask for: warm, pin, list, evict, verify, probe."""
+"""Operations that users ask for: warm, index, pin, list, evict, verify."""

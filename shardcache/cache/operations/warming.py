@@ -1,50 +1,172 @@
-"""Warming: fetching shards on a user's request."""
+"""Fetching of lists of shards on a user's request, a few at a time, with events for each outcome and for progress."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from shardcache.cache.operations.rounds import Event, Round, ShardOutcome, Tell, ask_all
+from shardcache.cache.catalog.planner import name_of
 from shardcache.cache.readers.leasing import Leasing, Published
-from shardcache.cache.transfers.transfers import Class, Transfers
-from shardcache.cache.transfers.waiting import Wait
-from shardcache.errors import CapacityError
+from shardcache.cache.transfers.transfers import Transfers
+from shardcache.cache.waits import Class, Wait
+from shardcache.errors import CapacityError, ShardcacheError
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.protocol import ShardRef
-from shardcache.store.store import Store
+from shardcache.redact import redact
 from shardcache.units import size
 
+Event = dict[str, Any]
+Send = Callable[[Event], Awaitable[None]]
 Use = Callable[[Published], Awaitable[None]]
 
+_PROGRESS_S = 0.25
+_QUESTIONS = 16  # concurrent requests for sizes and versions
+_FAILED = "failed"
 
-async def _no_use(_found: Published) -> None:
-    """No-op: the shard is already cached."""
+
+@dataclass(frozen=True, slots=True)
+class ShardOutcome:
+    """Result for one shard.
+
+    Attributes:
+        state: name of the counter that it adds to.
+        size_bytes: size at the origin.
+        origin_bytes: bytes fetched from the origin for it.
+        details: further fields of its event, in addition to url and state.
+    """
+
+    state: str
+    size_bytes: int
+    origin_bytes: int = 0
+    details: Event = field(default_factory=dict)
+
+
+Visit = Callable[[ShardRef], Awaitable[ShardOutcome]]
+
+
+class Round:
+    """The shards of one request and its progress. An exception from `send`, as after a disconnect, aborts the request.
+
+    Args:
+        states: the states that outcomes can have; `failed` is added to them.
+    """
+
+    def __init__(self, refs: Sequence[ShardRef], states: Sequence[str], transfers: Transfers, send: Send) -> None:
+        self._refs = refs
+        self._transfers = transfers
+        self._send = send
+        self._counts = Counter(dict.fromkeys([*states, _FAILED], 0))
+        self._arriving: set[str] = set()
+        self._done_bytes = 0
+        self._origin_bytes = 0
+        sizes = [ref.size_bytes for ref in refs if ref.size_bytes is not None]
+        self._total_bytes = sum(sizes) or None  # a shard without a size is most likely missing
+
+    async def run(self, visit: Visit, at_once: int) -> Event:
+        """Visit every shard, reporting `resolved`, `progress` and each `shard` or `error` event; return the totals."""
+        await self._send({"event": "resolved", "shards": len(self._refs), "total_bytes": self._total_bytes})
+        async with asyncio.TaskGroup() as group:
+            ticking = group.create_task(self._tick())
+            async with asyncio.TaskGroup() as workers:
+                todo = iter(self._refs)
+                for _ in range(at_once):
+                    workers.create_task(self._work(visit, todo))
+            ticking.cancel()
+        await self._send(self._progress())
+        return {"shards": len(self._refs), **self._counts, "origin_bytes": self._origin_bytes}
+
+    async def _work(self, visit: Visit, todo: Iterator[ShardRef]) -> None:
+        for ref in todo:  # shared by all workers
+            name = name_of(ref)
+            self._arriving.add(name)
+            try:
+                outcome = await visit(ref)
+            except ShardcacheError as exn:
+                self._counts[_FAILED] += 1
+                await self._send({"event": "error", "error": exn.to_json()})
+            else:
+                self._count(outcome)
+                await self._send({"event": "shard", "url": ref.url, "state": outcome.state, **outcome.details})
+            finally:
+                self._arriving.discard(name)
+            await asyncio.sleep(0)  # a hundred thousand cached shards would block the event loop
+
+    def _count(self, outcome: ShardOutcome) -> None:
+        self._counts[outcome.state] += 1
+        self._done_bytes += outcome.size_bytes
+        self._origin_bytes += outcome.origin_bytes
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            await self._send(self._progress())
+
+    def _progress(self) -> Event:
+        transfers = map(self._transfers.get, self._arriving)
+        return {
+            "event": "progress",
+            "done_shards": self._counts.total(),
+            "shards": len(self._refs),
+            "done_bytes": self._done_bytes + sum(transfer.arrived_bytes for transfer in transfers if transfer),
+            "total_bytes": self._total_bytes,
+        }
+
+
+@asynccontextmanager
+async def reporting(urls: Collection[str], downloader: Downloader, send: Send) -> AsyncIterator[None]:
+    """Report the most often repeated request for any of the urls during the block, whenever that changes."""
+
+    async def watch() -> None:
+        sent = None
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            failing = [(failed, url) for url, failed in downloader.failing.items() if url in urls]
+            if failing and (latest := max(failing))[0] != sent:
+                sent, url = latest
+                await send({"event": "retrying", "url": redact(url), "message": str(sent)})
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def ask_all(urls: Iterable[str], origins: Origins, downloader: Downloader) -> dict[str, RemoteObject]:
+    """Return the origin's object for each url, omitting those whose request fails: their transfers report the error."""
+    questions = asyncio.Semaphore(_QUESTIONS)
+    found: dict[str, RemoteObject] = {}
+
+    async def ask(url: str) -> None:
+        async with questions:
+            try:
+                found[url] = await downloader.stat_ahead(origins.origin(url), url)
+            except ShardcacheError:
+                return
+
+    await asyncio.gather(*map(ask, urls))
+    return found
 
 
 class Warming:
     """Fetches lists of shards, `max_transfers` at a time."""
 
-    def __init__(
-        self,
-        store: Store,
-        transfers: Transfers,
-        leasing: Leasing,
-        origins: Origins,
-        downloader: Downloader,
-        max_transfers: int,
-    ) -> None:
-        self._store = store
-        self._transfers = transfers
+    def __init__(self, leasing: Leasing, origins: Origins, downloader: Downloader, max_transfers: int) -> None:
         self._leasing = leasing
+        self._store = leasing.store
         self._origins = origins
         self._downloader = downloader
         self._max_transfers = max_transfers
 
-    async def warm(self, refs: Sequence[ShardRef], tell: Tell) -> None:
-        """Fetch the shards, reporting events to `tell`; an exception from `tell` aborts.
+    async def warm(self, refs: Sequence[ShardRef], send: Send) -> None:
+        """Fetch the shards, reporting events to `send`; an exception from `send` aborts.
 
         Raises CapacityError if the shards together exceed the cache's capacity.
         """
@@ -56,26 +178,26 @@ class Warming:
         async def note(found: Published) -> None:
             delivered.append(found)
 
-        totals = await self.fetch(sized, tell, note)
+        totals = await self.fetch(sized, send, note)
         for found in delivered:
             if self._store.shards.get(found.shard.key) is not found.shard:
                 totals["cached" if found.hit else "fetched"] -= 1
                 totals["failed"] += 1
-                await tell({"event": "error", "error": self._evicted_again(found).to_json()})
-        await tell({"event": "done", **totals})
+                await send({"event": "error", "error": self._evicted_again(found).to_json()})
+        await send({"event": "done", **totals})
 
     def _evicted_again(self, found: Published) -> CapacityError:
         space = self._store.space
         message = f"evicted again, to make room for other shards; {space.explanation}"
         return CapacityError(message, url=found.facts.url, remedy=f"{space.remedy}, or warm fewer shards")
 
-    async def fetch(self, refs: Sequence[ShardRef], tell: Tell, use: Use = _no_use) -> Event:
+    async def fetch(self, refs: Sequence[ShardRef], send: Send, use: Use) -> Event:
         """Fetch the shards, reporting every event but the last; return its totals. `use` gets each shard, retained."""
 
         async def visit(ref: ShardRef) -> ShardOutcome:
             return await self._fetch(ref, use)
 
-        return await Round(refs, ("fetched", "cached"), self._transfers, tell).run(visit, self._max_transfers)
+        return await Round(refs, ("fetched", "cached"), self._leasing.transfers, send).run(visit, self._max_transfers)
 
     async def _fetch(self, ref: ShardRef, use: Use) -> ShardOutcome:
         found = await self._leasing.acquire(ref, Class.WARM, Wait())
@@ -96,7 +218,7 @@ class Warming:
         wanted = list(dict.fromkeys(refs))
         unknown = [ref.url for ref in wanted if ref.size_bytes is None or (versions and ref.version is None)]
         found = await ask_all(unknown, self._origins, self._downloader)
-        return [_told(ref, found.get(ref.url), versions=versions) for ref in wanted]
+        return [_completed(ref, found.get(ref.url), versions=versions) for ref in wanted]
 
     def _check_capacity(self, refs: Sequence[ShardRef]) -> None:
         known_bytes, space = sum(ref.size_bytes or 0 for ref in refs), self._store.measured()
@@ -107,7 +229,7 @@ class Warming:
             )
 
 
-def _told(ref: ShardRef, obj: RemoteObject | None, *, versions: bool) -> ShardRef:
+def _completed(ref: ShardRef, obj: RemoteObject | None, *, versions: bool) -> ShardRef:
     if obj is None:
         return ref
     return replace(ref, size_bytes=obj.size_bytes, version=ref.version or (obj.version if versions else None))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-from shardcache.cache.transfers.waiting import Stage, Wait
+from shardcache.cache.waits import JobKey, Stage, Wait
 from shardcache.errors import ProtocolError
+from shardcache.metrics import Histogram
 from shardcache.units import user_name
 
 # Number of disconnected jobs still shown: readers disconnect between epochs.
 _PAST_JOBS = 32
 
 # A longer name would crowd everything else off the status page.
-_LONGEST_NAME = 255
+_MAX_NAME_CHARS = 255
 
 _CAUSES = {Stage.ASKING: "network_s", Stage.NETWORK: "network_s", Stage.SPACE: "space_s", Stage.DISK: "disk_s"}
 
@@ -31,10 +32,6 @@ class Loader:
     name: str
     rank: int
     batch_size: int
-
-
-JobKey: TypeAlias = tuple[str, int]
-"""A job's name and its user's id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,13 +78,13 @@ class WaitClock:
     """Stopwatch that runs while one reader has nothing to read.
 
     Attributes:
-        over: called with each wait that ends.
+        measured: receives the duration of each wait that ends.
         waits: the reader's current waits, longest first; empty while it reads.
         waited_s: total time spent waiting.
     """
 
     job: Job
-    over: Callable[[Wait], None]
+    measured: Histogram
     waits: list[Wait] = field(default_factory=list)
     waited_s: float = 0.0
     _charged_until_s: float = 0.0
@@ -103,7 +100,8 @@ class WaitClock:
         if wait in self.waits:
             self.charge()
             self.waits.remove(wait)
-            self.over(wait)
+            assert wait.since_s is not None  # set by `start`
+            self.measured.observe(time.monotonic() - wait.since_s)
 
     def charge(self) -> None:
         """Charge the time since the last call to the stages of the transfer being waited for."""
@@ -132,8 +130,8 @@ class Jobs:
 
     def join(self, name: str, uid: int) -> Job:
         """Add a reader to a user's job and return the job. Raises ProtocolError if its name is too long to show."""
-        if len(name) > _LONGEST_NAME:
-            raise ProtocolError(f"the job name has {len(name)} characters; the limit is {_LONGEST_NAME}")
+        if len(name) > _MAX_NAME_CHARS:
+            raise ProtocolError(f"the job name has {len(name)} characters; the limit is {_MAX_NAME_CHARS}")
         key = (name, uid)
         job = self._jobs.pop(key, None) or Job(name, uid)
         self._jobs[key] = job

@@ -6,33 +6,27 @@ import asyncio
 import enum
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardcache.cache.catalog.aliases import AliasTable
-from shardcache.cache.catalog.interning import Planned, PlannedShards
+from shardcache.cache.catalog.planner import Planned, PlannedShards, name_of
 from shardcache.cache.loop_turns import Turns
-from shardcache.cache.planner import Planner
-from shardcache.cache.readers.jobs import Job, JobKey, Jobs, Loader, WaitClock
+from shardcache.cache.readers.jobs import Job, Jobs, Loader, WaitClock
 from shardcache.cache.readers.leasing import Leasing, Published
-from shardcache.cache.residency.inventory import Inventory
-from shardcache.cache.signal import Signal
-from shardcache.cache.transfers.arriving import Arrival
-from shardcache.cache.transfers.transfers import Class, Transfer, Transfers
-from shardcache.cache.transfers.waiting import Stage, Wait
+from shardcache.cache.waits import Arrival, Class, JobKey, Stage, Transfer, Wait
 from shardcache.errors import CapacityError, ProtocolError, ShardcacheError
 from shardcache.metrics import Counters
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
 from shardcache.units import size
 
-_OF_A_FORMER_PLAN = -1
+_OF_A_PREVIOUS_PLAN = -1
 
 # Memory taken by a position of a plan, and by a shard that no other plan names.
 _POSITION_BYTES = 64
 _SHARD_BYTES = 512
 # More than any reader needs: each is an open file.
-_MOST_LEASES = 4096
+_MAX_LEASES = 4096
 _FORGOTTEN_AT_ONCE = 1024
 
 # More batches than a loader requests from one worker before it needs another's (`prefetch_factor` defaults to 2).
@@ -117,7 +111,7 @@ class Reader:
         if any(lease.granted is None for lease in self._leases.values()):
             raise ProtocolError("cannot declare a new plan while lease requests are pending")
         for lease in self._leases.values():
-            lease.position = _OF_A_FORMER_PLAN
+            lease.position = _OF_A_PREVIOUS_PLAN
         self.job.shards_planned += reads
         self.owner.planner.now.declare(self, job=self.job.key)
         await self._forget_plan()
@@ -149,8 +143,8 @@ class Reader:
         ref = self.ref(position)
         if number in self._leases:
             raise ProtocolError(f"request {number} has already asked for a lease")
-        if len(self._leases) >= _MOST_LEASES:
-            raise ProtocolError(f"a reader may have at most {_MOST_LEASES} leases")
+        if len(self._leases) >= _MAX_LEASES:
+            raise ProtocolError(f"a reader may have at most {_MAX_LEASES} leases")
         wait = Wait(self.job.key, partial=partial, holder=self)
         lease = self._leases[number] = Lease(number, position, wait)
         try:
@@ -211,7 +205,7 @@ class Reader:
         """
         lease = self._lease(number)
         arrival = lease.granted
-        if not isinstance(arrival, Arrival) or lease.position == _OF_A_FORMER_PLAN:
+        if not isinstance(arrival, Arrival) or lease.position == _OF_A_PREVIOUS_PLAN:
             raise ProtocolError(f"lease {number} is not on a shard that is still arriving")
         transfer = self.transfer(lease.position)
         stages = None if transfer is None else transfer.stages
@@ -287,6 +281,11 @@ class Reader:
 
     # State
 
+    @property
+    def client(self) -> JobKey:
+        """The reader's job."""
+        return self.job.key
+
     def leased_shards(self) -> int:
         """Return the number of shards retained for the reader."""
         return len(self._retained())
@@ -306,16 +305,16 @@ class Reader:
         return [reader for reader in workers if reader._keeps_for(self.loader)]
 
     def _keeps_for(self, loader: Loader) -> bool:
-        least = loader.batch_size * _BATCHES_AHEAD
+        min_samples = loader.batch_size * _BATCHES_AHEAD
         return (
             not self._clock.waits
             and time.monotonic() - self._moved_s > _STILL_S
-            and all(shard.facts is not None and shard.facts.samples > least for shard in self._retained())
+            and all(shard.facts is not None and shard.facts.samples > min_samples for shard in self._retained())
         )
 
     def transfer(self, position: int) -> Transfer | None:
         """Return the transfer of the shard at a position, if there is one."""
-        return self.owner.transfers.get(AliasTable.of(self.ref(position)))
+        return self.owner.transfers.get(name_of(self.ref(position)))
 
     def charge(self) -> None:
         """Bring its job's waiting times up to date."""
@@ -335,31 +334,20 @@ class Readers:
         workers: those that are DataLoader workers, by job and loader.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        leasing: Leasing,
-        inventory: Inventory,
-        transfers: Transfers,
-        counters: Counters,
-        changed: Signal,
-        turns: Turns,
-        waited: Callable[[Wait], None],
-        plan_memory_bytes: int,
-    ) -> None:
-        self.planner = planner
+    def __init__(self, leasing: Leasing, counters: Counters, turns: Turns, plan_memory_bytes: int) -> None:
         self.leasing = leasing
-        self.inventory = inventory
-        self.transfers = transfers
-        self.changed = changed
+        self.inventory = leasing.inventory
+        self.planner = leasing.inventory.planner
+        self.changed = leasing.inventory.changed
+        self.transfers = leasing.transfers
         self.turns = turns
-        self.waited = waited
+        self.waited = counters.measures.wait
         self.shards = PlannedShards()
         self.positions = 0  # in all plans
-        self._plan_memory_bytes = plan_memory_bytes
-        self._counters = counters
-        self._readers: set[Reader] = set()
         self.workers: dict[tuple[JobKey, Loader], set[Reader]] = {}
+        self._plan_memory_bytes = plan_memory_bytes
+        self.counters = counters
+        self._readers: set[Reader] = set()
         self._jobs = Jobs()
 
     def __iter__(self) -> Iterator[Reader]:
@@ -383,13 +371,13 @@ class Readers:
         """
         own_bytes = _SHARD_BYTES * shards + _POSITION_BYTES * positions
         all_bytes = _SHARD_BYTES * len(self.shards) + _POSITION_BYTES * (self.positions + added)
-        for who, taken_bytes, most_bytes in (
+        for what, taken_bytes, max_bytes in (
             ("the plan takes", own_bytes, self._plan_memory_bytes // 2),
             ("all plans together take", all_bytes, self._plan_memory_bytes),
         ):
-            if taken_bytes > most_bytes:
+            if taken_bytes > max_bytes:
                 raise CapacityError(
-                    f"{who} {size(taken_bytes)} of the daemon's memory; the limit is {size(most_bytes)}",
+                    f"{what} {size(taken_bytes)} of the daemon's memory; the limit is {size(max_bytes)}",
                     remedy="start the daemon with more --plan-memory, or write fewer and larger shards",
                 )
 
@@ -408,10 +396,10 @@ class Readers:
     def count(self, found: Published | Arrival) -> None:
         """Count a lease."""
         if isinstance(found, Published) and found.hit:
-            self._counters.hits += 1
-            self._counters.hit_bytes += found.facts.size_bytes
+            self.counters.hits += 1
+            self.counters.hit_bytes += found.facts.size_bytes
         else:
-            self._counters.misses += 1
+            self.counters.misses += 1
 
     def jobs(self) -> list[Job]:
         """Return the jobs, oldest first."""

@@ -1,61 +1,375 @@
-"""The shards on disk and the space that they take: the objects of this package, connected."""
+"""The cached shards: what keeps each of them, which are evicted for others, and what ends a deadlock over space."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
-from shardcache.cache.catalog.aliases import AliasTable
-from shardcache.cache.catalog.history import History
-from shardcache.cache.loop_turns import Turns
-from shardcache.cache.planner import Planner
-from shardcache.cache.residency.disk_health import Health
-from shardcache.cache.residency.evictor import Evictor
-from shardcache.cache.residency.inventory import Inventory
+import structlog
+
+from shardcache.cache.catalog.planner import Planner
 from shardcache.cache.residency.pins import Pins
-from shardcache.cache.residency.publishing import Ingester
-from shardcache.cache.residency.quarantine import Quarantine
-from shardcache.cache.residency.reconciler import Reconciler
-from shardcache.cache.residency.scrubbing import Scrubber
-from shardcache.cache.signal import Signal
-from shardcache.config import Settings
+from shardcache.cache.waits import Holder, KeyClaim, PostponedError, Signal
+from shardcache.errors import CapacityError, DiskFullError
 from shardcache.metrics import Counters
-from shardcache.store.indexers import Indexers
+from shardcache.store.shard import Shard
+from shardcache.store.space import Space
 from shardcache.store.store import Store
+from shardcache.units import size
+
+log = structlog.get_logger()
+
+# Closing a file in another process notifies nobody: what depends on it is checked again after this time.
+LOOK_AGAIN_S = 1.0
+
+# Times of need: of a shard that a reader waits for, and of one that is only warmed; the latter comes after all planned
+# shards and before those in no plan.
+NOW = float("-inf")
+AFTER_ALL_PLANS = sys.float_info.max
+
+# A claim waiting for space wakes at every change; a deadlock check examines all readers, and so runs less often.
+_CHECK_AGAIN_S = 0.5
+# Number of evicted shards remembered, to count re-fetches.
+_REMEMBERED = 100_000
 
 
-class Residency:
-    """Everything that decides which shards are on disk.
+class Inventory:
+    """The cached shards, and whether each may be evicted: not with leases, a pin, or a process that has it open.
+
+    Nothing else writes `Shard.leases` and `Shard.pinned`, or tells the plan which shards are cached and evictable.
 
     Attributes:
+        leased: the shards with leases, including damaged ones already in quarantine.
+        pinned: the cached shards that are pinned, by key.
         changed: notified when more shards may be evictable.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        store: Store,
-        planner: Planner,
-        aliases: AliasTable,
-        history: History,
-        indexers: Indexers,
-        counters: Counters,
-        turns: Turns,
+    def __init__(self, store: Store, planner: Planner, pins: Pins) -> None:
+        self.leased: set[Shard] = set()
+        self.pinned: dict[str, Shard] = {}
+        self.changed = Signal()
+        self.store = store
+        self.planner = planner
+        self.pins = pins
+        self._still_open: dict[Shard, float] = {}  # shards whose removal failed, and when
+        now = planner.now
+        for shard in store.shards.values():
+            now.arrived(shard.key, shard.kept_bytes)
+        pins.watch(self._pin_changed)
+
+    def published(self, shard: Shard) -> None:
+        """Add a newly cached shard."""
+        self.planner.now.arrived(shard.key, shard.kept_bytes)
+        self.pins.arrived(shard)
+
+    def gone(self, key: str) -> None:
+        """Remove a shard that was evicted, quarantined or lost; its leases last until they are released."""
+        self._unpin(key)
+        self.planner.now.gone(key)
+        self.planner.aliases.forget(key)
+        self.changed.notify()
+
+    def retain(self, shard: Shard) -> None:
+        """Keep a shard until `release`."""
+        shard.leases += 1
+        self.leased.add(shard)
+        self._update_plan(shard)
+
+    def retain_cached(self, key: str) -> Shard | None:
+        """Keep the cached shard for `key` until `release`, and return it; None if there is none."""
+        shard = self.store.shards.get(key)
+        if shard is not None:
+            self.retain(shard)
+        return shard
+
+    def release(self, shard: Shard) -> None:
+        """End one `retain`."""
+        shard.leases -= 1
+        if not shard.leases:
+            self.leased.discard(shard)
+            self._update_plan(shard)
+        self.changed.notify()
+
+    @contextmanager
+    def retained(self, shard: Shard) -> Iterator[None]:
+        """Keep a shard while it is examined."""
+        self.retain(shard)
+        try:
+            yield
+        finally:
+            self.release(shard)
+
+    def _pin_changed(self, key: str) -> None:
+        """Keep the cached shard for `key`, if there is one, from now on or no longer."""
+        if not self.pins.has(key):
+            self._unpin(key)
+            return
+        shard = self.store.shards.get(key)
+        if shard is not None and not shard.pinned:
+            shard.pinned, self.pinned[key] = True, shard
+            self.store.space.pinned_bytes += shard.kept_bytes
+            self._update_plan(shard)
+
+    def _unpin(self, key: str) -> None:
+        shard = self.pinned.pop(key, None)
+        if shard is not None:
+            shard.pinned = False
+            self.store.space.pinned_bytes -= shard.kept_bytes
+            self._update_plan(shard)
+            self.changed.notify()
+
+    @contextmanager
+    def evicting(self, shard: Shard) -> Iterator[None]:
+        """Make a shard no candidate for eviction while it is removed; if that fails, until `look_again`."""
+        self.planner.now.held(shard.key)
+        try:
+            yield
+        finally:
+            if self._is_cached(shard):  # a process has it open, or the disk failed
+                self._still_open[shard] = time.monotonic()
+                self.pins.arrived(shard)  # it may have been pinned in the meantime
+            elif shard.key not in self.store.shards:
+                self.gone(shard.key)
+
+    def look_again(self) -> None:
+        """Make shards evictable again that could not be removed a while ago."""
+        limit_s = time.monotonic() - LOOK_AGAIN_S
+        for shard in [shard for shard, since_s in self._still_open.items() if since_s <= limit_s]:
+            del self._still_open[shard]
+            self._update_plan(shard)
+
+    def _update_plan(self, shard: Shard) -> None:
+        if self._is_cached(shard):
+            now = self.planner.now
+            (now.held if shard.stays else now.freed)(shard.key)
+
+    def _is_cached(self, shard: Shard) -> bool:
+        return self.store.shards.get(shard.key) is shard  # a corrupt shard may be quarantined while leased
+
+
+class Evictor:
+    """Allocator and evictor for the space of one store, following the plan.
+
+    Attributes:
+        claims: the shards being fetched, by key.
+        short_bytes: shortfall of free space on the filesystem below --min-free, at the last check.
+    """
+
+    def __init__(self, inventory: Inventory, counters: Counters) -> None:
+        self.claims: dict[str, KeyClaim] = {}
+        self.short_bytes = 0
+        self.inventory = inventory
+        self.store = inventory.store
+        self.planner = inventory.planner
+        self.counters = counters
+        self._lock = asyncio.Lock()
+        self._evicted: dict[str, None] = {}
+
+    async def reserve(
+        self, claim: KeyClaim, size_bytes: int, needed_at_s: Callable[[], float], *, ahead_waits: bool = True
     ) -> None:
-        self._store = store
-        self.changed = changed = Signal()
-        self.inventory = Inventory(store, planner, aliases, changed)
-        self.health = Health(store.folder, changed)
-        self.quarantine = Quarantine(store, self.inventory, self.health, counters, changed)
-        self.pins = Pins(store, self.inventory, turns, settings.max_pinned)
-        self.evictor = Evictor(store, planner, self.inventory, self.pins, self.health, counters, changed)
-        self.ingester = Ingester(store, self.evictor, history, indexers)
-        self.scrubber = Scrubber(
-            store, self.health, self.quarantine, changed, settings.scrub_rate, settings.scrub_pause_s
+        """Grow a claim's reservation by `size_bytes` as soon as there is space, evicting if necessary.
+
+        Args:
+            claim: the claim of the shard.
+            size_bytes: the space to add.
+            needed_at_s: returns when the shard is needed.
+            ahead_waits: wait for space even if no reader waits for the shard.
+
+        Raises:
+            CapacityError, DiskFullError: there will never be enough space, or there is a deadlock over it.
+            PostponedError: no reader waits for the shard, and it may not wait for space or blocks others.
+        """
+        if await self._try_reserve(claim, size_bytes, needed_at_s()):
+            return
+        with claim.waiting(size_bytes):
+            while True:
+                self._check_possible(claim.reserved_bytes + size_bytes, claim.transfers[0].ref.url)
+                if not (ahead_waits or claim.waits):
+                    raise PostponedError
+                await self.change(claim)
+                if await self._try_reserve(claim, size_bytes, needed_at_s()):
+                    return
+
+    async def _try_reserve(self, claim: KeyClaim, size_bytes: int, needed_at_s: float) -> bool:
+        assert claim.reservation is not None
+        async with self._lock:
+            self.inventory.look_again()
+            while shortfall := self.store.shortfall_bytes(size_bytes):
+                if not await self._free(shortfall, needed_at_s):
+                    return False
+            claim.reservation.grow(size_bytes)
+            return True
+
+    async def keep_free(self) -> None:
+        """Evict until --min-free is met, as other files take space, too; if that cannot be met, only log it, once."""
+        async with self._lock:
+            self.inventory.look_again()
+            while shortfall := self.store.crowding_bytes():
+                if not await self._free(shortfall, NOW):
+                    break
+        if bool(shortfall) != bool(self.short_bytes):
+            state = "cannot be met: other files fill the disk" if shortfall else "is met again"
+            log.warning(f"--min-free {state}", short=size(shortfall))
+        self.short_bytes = shortfall
+
+    async def change(self, claim: KeyClaim) -> None:
+        """Wait until more may be evictable, or a short while: closing a file in another process notifies nobody.
+
+        Raises as `check_progress` does for a waiting claim.
+        """
+        now_s = time.monotonic()
+        if now_s - claim.checked_s >= _CHECK_AGAIN_S:
+            claim.checked_s = now_s
+            check_progress(claim, self.claims.values(), self.inventory.leased, self.store.space)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_AGAIN_S):
+                await self.inventory.changed.wait()
+
+    def may_fit(self, size_bytes: int) -> bool:
+        """Return False if `size_bytes` would not fit even with all unpinned shards evicted."""
+        space = self.store.space
+        return size_bytes <= space.effective_bytes(space.unwritten_bytes) - space.pinned_bytes
+
+    def could_fit(self, size_bytes: int, needed_at_s: float) -> bool:
+        """Return whether `_try_reserve` would succeed now; evict nothing."""
+        self.inventory.look_again()
+        shortfall = self.store.shortfall_bytes(size_bytes)
+        leftovers = sum(leftover.size_bytes for leftover in self.store.leftovers.values())
+        return self._victims(shortfall - leftovers, needed_at_s) is not None
+
+    def due_s(self, key: str) -> float:
+        """Return the time of need of an unplanned shard; a pinned one follows those needed within the lead time."""
+        return self.planner.now.now_s + self.planner.lead_s if self.inventory.pins.has(key) else AFTER_ALL_PLANS
+
+    def arrived(self, shard: Shard) -> None:
+        """Register a newly published shard."""
+        if shard.key in self._evicted:
+            del self._evicted[shard.key]
+            self.counters.refetches += 1
+        self.inventory.published(shard)
+
+    async def evict(self, shard: Shard) -> bool:
+        """Remove a shard; False if it is leased, pinned, or still open in a process.
+
+        No space can be reserved during the removal, so the same shard cannot be re-fetched and lose its new files.
+        """
+        async with self._lock:
+            return await self._evict(shard.key)
+
+    async def _evict(self, key: str) -> bool:
+        shard = self.store.shards.get(key)
+        if shard is None or shard.stays:  # since it was chosen
+            return False
+        with self.inventory.evicting(shard):
+            if not await self.store.remove(shard):
+                return False
+        log.debug("evicted", shard=key if shard.facts is None else shard.facts.url)
+        self.counters.evictions += 1
+        return True
+
+    def _remember(self, key: str) -> None:
+        self._evicted[key] = None
+        if len(self._evicted) > _REMEMBERED:
+            del self._evicted[next(iter(self._evicted))]
+
+    async def _free(self, wanted_bytes: int, needed_at_s: float) -> bool:
+        for key in list(self.store.leftovers):
+            if key in self.store.leftovers and await self.store.remove_leftover(key):
+                return True
+        victims = self._victims(wanted_bytes, needed_at_s)
+        for key in victims or ():
+            if await self._evict(key):
+                self._remember(key)
+        return victims is not None  # a shard that could not be removed is no longer a candidate: try again
+
+    def _victims(self, wanted_bytes: int, needed_at_s: float) -> list[str] | None:
+        return self.planner.now.victims(wanted_bytes, needed_at_s, self.planner.lead_s)
+
+    def _check_possible(self, size_bytes: int, url: str) -> None:
+        """Raise CapacityError or DiskFullError if `size_bytes` would not fit even with all unpinned shards evicted."""
+        space = self.store.space
+        if self.may_fit(size_bytes):
+            return
+        if size_bytes > space.effective_bytes(space.unwritten_bytes):
+            remedy = f"{space.remedy}, or write smaller shards"
+            kind = DiskFullError if space.crowding_bytes else CapacityError  # the disk is full, or too small
+            raise kind(f"the shard takes {size(size_bytes)}; {space.explanation}", url=url, remedy=remedy)
+        free_bytes = max(0, space.effective_bytes() - space.pinned_bytes)
+        raise CapacityError(
+            f"the shard takes {size(size_bytes)}; {space.explanation}, of which only {size(free_bytes)} is not pinned",
+            url=url,
+            remedy=f"remove pins with `shardcache unpin`, or {space.remedy}",
         )
 
-    def background(self, is_arriving: Callable[[str], bool]) -> dict[str, Callable[[], Awaitable[None]]]:
-        """Return the functions that run in the background, by name; `is_arriving` is as for `Reconciler`."""
-        reconciler = Reconciler(self._store, self.inventory, self.evictor, self.pins, is_arriving)
-        health = partial(self.health.run, reconciler)
-        return {"health": health, "scrub": self.scrubber.run, "pins": self.pins.run}
+
+# Deadlocks over cache space: everything cached is held by readers and transfers waiting for space. The general
+# conditions apply (E. Coffman, M. Elphick and A. Shoshani, "System Deadlocks", ACM Computing Surveys 1971): each holder
+# keeps its space while it waits for space that the others hold. Only abandoning one of the waits resolves it.
+
+
+def check_progress(claim: KeyClaim, others: Collection[KeyClaim], in_use: Collection[Shard], space: Space) -> None:
+    """Raise if there is a deadlock and this claim is the one to give up.
+
+    Args:
+        claim: one that waits for space, or for another claim's turn to end.
+        others: every claim, including this one.
+        in_use: all shards with leases.
+        space: the cache's effective capacity and pinned size.
+
+    Raises:
+        PostponedError: no reader waits for the shard.
+        CapacityError: a reader waits for it.
+    """
+    blocked = [each for each in others if each.is_blocked]
+    waits = [wait for each in blocked for wait in each.reader_waits]
+    if not waits or not claim.is_blocked:
+        return
+    readers = _stuck_readers(blocked)
+    held_bytes = sum(shard.kept_bytes for shard in in_use if not shard.pinned)
+    reserved_bytes = sum(each.reserved_bytes for each in blocked)
+    staying_bytes = space.pinned_bytes + held_bytes + reserved_bytes
+    # Everything else resolves itself: shards without leases can be evicted, and running downloads finish.
+    min_bytes = min(each.wanted_bytes for each in blocked if each.wanted_bytes)
+    may_be_given_back = sum(shard.leases for shard in in_use) != sum(reader.leased_shards() for reader in readers)
+    running = [each.reservation for each in others if each.reservation is not None and not each.is_blocked]
+    possible_bytes = space.effective_bytes(sum(reservation.unwritten_bytes for reservation in running))
+    if staying_bytes + min_bytes <= possible_bytes or may_be_given_back:
+        return
+    if claim is not max(blocked, key=_readiness):
+        return
+    if not claim.waits:
+        raise PostponedError
+    amounts = (space.pinned_bytes + held_bytes, reserved_bytes, space.pinned_bytes, min_bytes)
+    kept, reserved, pinned, needed = map(size, amounts)
+    raise CapacityError(
+        f"deadlock: {space.explanation}, {kept} of it is leased"
+        + (f" or pinned ({pinned})" if space.pinned_bytes else "")
+        + (f", {reserved} is reserved by transfers" if reserved_bytes else "")
+        + f", the next shard needs {needed}, and all {len(readers)} reader(s) with leases wait for that space or for "
+        "each other",
+        url=claim.transfers[0].ref.url,
+        remedy="the cache must hold readers x (shuffle_window + 1) shards, each compressed one also in its inflated "
+        f"form: {space.remedy}, or lower shuffle_window or the number of workers"
+        f"{', or unpin shards' if space.pinned_bytes else ''}",
+    )
+
+
+def _readiness(claim: KeyClaim) -> tuple[bool, bool, bool, float]:
+    """Return a sort key; the claim with the largest is to give up.
+
+    First claims that no reader waits for; then those of readers that hold shards, which frees space for others; then
+    the most recent, so that the others continue as soon as its reader disconnects.
+    """
+    keeps = any(reader.leased_shards() for reader in _stuck_readers([claim]))
+    return not claim.waits, bool(claim.reader_waits), keeps, claim.waits_since_s
+
+
+def _stuck_readers(blocked: Collection[KeyClaim]) -> set[Holder]:
+    """Return the readers that wait for blocked shards, and those that keep their own shards until these continue."""
+    waiting = {wait.holder for claim in blocked for wait in claim.reader_waits if wait.holder is not None}
+    return waiting.union(*(reader.kept_waiting() for reader in waiting))

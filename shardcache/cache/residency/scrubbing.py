@@ -8,19 +8,16 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, Self
 
-from shardcache.cache.residency.disk_health import Health
-from shardcache.cache.residency.quarantine import Quarantine
-from shardcache.cache.signal import Signal
+from shardcache.cache.residency.disk import Quarantine
 from shardcache.errors import CorruptShardError
 from shardcache.store.folder import is_key
 from shardcache.store.shard import Scrub, Shard
-from shardcache.store.store import Store
 
 _KIND = "scrub"
 # Interval for saving the position: a restart repeats at most this much scrubbing.
-_REMEMBER_S = 30.0
+_SAVE_S = 30.0
 # Opening a file counts as reading this much.
-_LEAST_BYTES = 64 * 1024
+_MIN_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -54,23 +51,15 @@ class Scrubber:
         pause_s: time between the end of one round and the start of the next.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        health: Health,
-        quarantine: Quarantine,
-        changed: Signal,
-        rate_bytes_per_s: int,
-        pause_s: float,
-    ) -> None:
-        self._store = store
-        self._health = health
+    def __init__(self, quarantine: Quarantine, rate_bytes_per_s: int, pause_s: float) -> None:
         self._quarantine = quarantine
-        self._changed = changed
+        self._health = quarantine.health
+        self._store = quarantine.inventory.store
+        self._changed = quarantine.inventory.changed
         self._rate_bytes_per_s = rate_bytes_per_s
         self._pause_s = pause_s
         self._progress = ScrubProgress()
-        self._remembered_s = time.monotonic()
+        self._saved_s = time.monotonic()
         self._read_bytes = 0
         self._shards = 0
         self._found = 0
@@ -97,14 +86,14 @@ class Scrubber:
             return
         self._progress = ScrubProgress.from_row(await self._store.catalogue.get(_KIND))
         while True:
-            await asyncio.sleep(self._rest_s())
+            await asyncio.sleep(self._pause_left_s())
             keys = sorted(self._store.shards)
             if keys and self._health.error is None:
                 await self._round(keys)
             else:
                 await self._changed.wait()
 
-    def _rest_s(self) -> float:
+    def _pause_left_s(self) -> float:
         """Return the time until the next round; 0 during a round and before the first."""
         ended_s = self._progress.ended_s
         if self._progress.key or ended_s is None:
@@ -117,16 +106,16 @@ class Scrubber:
         progress.begun_s = progress.begun_s or time.time()
         for key in keys[bisect_right(keys, progress.key) :]:
             shard = self._store.shards.get(key)
-            if shard is not None and not await self._look_at(shard):
+            if shard is not None and not await self._check(shard):
                 return  # the disk is failing: continue from here once it recovers
             progress.key = key
-            if time.monotonic() - self._remembered_s > _REMEMBER_S:
-                await self._remember(progress)
+            if time.monotonic() - self._saved_s > _SAVE_S:
+                await self._save(progress)
         ended = ScrubProgress(ended_s=time.time())
-        await self._remember(ended)
+        await self._save(ended)
         self._progress = ended  # shown only once saved: a restart must not repeat a round already reported as complete
 
-    async def _look_at(self, shard: Shard) -> bool:
+    async def _check(self, shard: Shard) -> bool:
         """Check one shard; False if the disk itself has failed."""
         try:
             await self._read(shard)
@@ -143,12 +132,12 @@ class Scrubber:
     async def _read(self, shard: Shard) -> None:
         """Read a shard; raise CorruptShardError if it is damaged. Not held: it may be evicted during the read."""
         begun_s, scrub = time.monotonic(), Scrub(self._store.layout, shard.key, await self._store.facts(shard))
-        await asyncio.sleep(_LEAST_BYTES / self._rate_bytes_per_s)
+        await asyncio.sleep(_MIN_BYTES / self._rate_bytes_per_s)
         while size_bytes := await asyncio.to_thread(scrub.step):
             self._read_bytes += size_bytes
             ahead_s = scrub.read_bytes / self._rate_bytes_per_s - (time.monotonic() - begun_s)
             await asyncio.sleep(max(0.0, ahead_s))
 
-    async def _remember(self, progress: ScrubProgress) -> None:
-        self._remembered_s = time.monotonic()
+    async def _save(self, progress: ScrubProgress) -> None:
+        self._saved_s = time.monotonic()
         await self._store.catalogue.put([progress.key, progress.begun_s, progress.ended_s], _KIND)

@@ -6,19 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import structlog
 
-from shardcache.cache.catalog.aliases import AliasTable
-from shardcache.cache.planner import Planner
-from shardcache.cache.residency.disk_health import Health
-from shardcache.cache.residency.evictor import NOW, Evictor
-from shardcache.cache.residency.inventory import Inventory
-from shardcache.cache.residency.publishing import Ingester
-from shardcache.cache.transfers.arriving import Arrival
-from shardcache.cache.transfers.priorities import first_priority, priority
-from shardcache.cache.transfers.transfers import Class, KeyClaim, PostponedError, Transfer
-from shardcache.cache.transfers.waiting import Stage
+from shardcache.cache.catalog.versions import History
+from shardcache.cache.residency.disk import Health
+from shardcache.cache.residency.residency import NOW, Evictor
+from shardcache.cache.waits import Arrival, Class, KeyClaim, PostponedError, Stage, Transfer
+from shardcache.config import OriginTable
 from shardcache.errors import (
     CorruptShardError,
     DiskError,
@@ -27,20 +24,87 @@ from shardcache.errors import (
     ShardChangedError,
 )
 from shardcache.fetch.download import Downloader
-from shardcache.fetch.parts.pausable_read import Coming
 from shardcache.fetch.retry import refetch
-from shardcache.metrics import Counters
 from shardcache.origin.base import Origin, RemoteObject
 from shardcache.origin.registry import Origins
 from shardcache.store import partial as partials
-from shardcache.store.folder import PART, shard_key
+from shardcache.store.folder import PART, SIDECAR, TAR, shard_key
+from shardcache.store.indexers import Indexers
+from shardcache.store.indexing import IndexRequest
 from shardcache.store.partial import Partial
 from shardcache.store.recovery import Leftover, interrupted
-from shardcache.store.shard import Shard
+from shardcache.store.shard import Facts, Shard
 from shardcache.store.space import Reservation, footprint_bytes
-from shardcache.store.store import Store
 
 log = structlog.get_logger()
+
+
+class Ingester:
+    """Turns downloaded files into published shards: inflates, indexes and publishes them."""
+
+    def __init__(self, evictor: Evictor, history: History, indexers: Indexers) -> None:
+        self._evictor = evictor
+        self._store = evictor.store
+        self._history = history
+        self._indexers = indexers
+        self._inflating: KeyClaim | None = None
+
+    async def publish(self, partial: Partial, claim: KeyClaim, rule: OriginTable) -> Shard:
+        """Turn a complete partial into a published shard; this closes the claim's reservation.
+
+        Raises ShardError if it is not a sound tar, CapacityError and DiskFullError if there is no space to inflate it,
+        PostponedError if others need that space and no reader waits for the shard.
+        """
+        tar, facts = await self._plain_tar(partial, claim)
+        sidecar = self._store.layout.in_progress(partial.key, SIDECAR)
+        allowed_bytes = footprint_bytes(partial.obj.size_bytes) - partial.obj.size_bytes
+        samples = await self._index(IndexRequest.of(tar, facts, sidecar, rule, allowed_bytes), claim)
+        facts = replace(facts, samples=samples)
+        await self._history.remember(facts)
+        shard = await self._store.publish(partial.key, tar, sidecar, facts)
+        # Nothing is awaited between here and the caller's receipt of the shard, so it cannot be evicted before.
+        assert claim.reservation is not None
+        claim.reservation.close(kept_bytes=shard.kept_bytes)
+        self._evictor.arrived(shard)
+        return shard
+
+    async def _plain_tar(self, partial: Partial, claim: KeyClaim) -> tuple[Path, Facts]:
+        codec = partial.codec
+        if codec is None:
+            return partial.path, partial.facts()
+        path = self._store.layout.in_progress(partial.key, TAR)
+        loop = asyncio.get_running_loop()
+
+        def reserve(size_bytes: int) -> None:
+            asyncio.run_coroutine_threadsafe(self._grow(claim, size_bytes), loop).result()
+
+        async with self._turn(claim):
+            return path, await asyncio.to_thread(partial.inflate, codec, path, reserve)
+
+    @asynccontextmanager
+    async def _turn(self, claim: KeyClaim) -> AsyncIterator[None]:
+        """Inflate one shard at a time: two growing together could wait for each other's space."""
+        while self._inflating is not None:
+            with claim.waiting(behind=self._inflating):
+                await self._evictor.change(claim)
+        self._inflating = claim
+        try:
+            yield
+        finally:
+            self._inflating = None
+            self._evictor.inventory.changed.notify()
+
+    async def _grow(self, claim: KeyClaim, size_bytes: int) -> None:
+        await self._evictor.reserve(claim, size_bytes, lambda: NOW)
+        assert claim.reservation is not None
+        claim.reservation.written(size_bytes)
+
+    async def _index(self, request: IndexRequest, claim: KeyClaim) -> int:
+        indexed = await self._indexers.index(request)
+        if not indexed.written:  # an index this large, of many tiny samples, is rare enough to scan twice
+            await self._grow(claim, indexed.sidecar_bytes - request.allowed_bytes)
+            indexed = await self._indexers.index(replace(request, allowed_bytes=indexed.sidecar_bytes))
+        return indexed.samples
 
 
 class Fetcher:
@@ -48,28 +112,20 @@ class Fetcher:
 
     def __init__(
         self,
-        store: Store,
+        evictor: Evictor,
+        health: Health,
+        ingester: Ingester,
         origins: Origins,
         downloader: Downloader,
-        evictor: Evictor,
-        inventory: Inventory,
-        planner: Planner,
-        aliases: AliasTable,
-        counters: Counters,
-        ingester: Ingester,
-        health: Health,
         part_bytes: int,
     ) -> None:
-        self._store = store
+        self._evictor = evictor
+        self._store = evictor.store
+        self._planner = evictor.planner
+        self._health = health
+        self._ingester = ingester
         self._origins = origins
         self._downloader = downloader
-        self._evictor = evictor
-        self._inventory = inventory
-        self._planner = planner
-        self._aliases = aliases
-        self._counters = counters
-        self._ingester = ingester
-        self._health = health
         self._part_bytes = part_bytes
 
     async def fetch(self, transfer: Transfer) -> Shard:
@@ -96,33 +152,25 @@ class Fetcher:
             exn.url = exn.url or url
             raise
 
-    def is_under_way(self, key: str) -> bool:
-        """Return whether a transfer is working on the files of a key."""
-        return key in self._evictor.claims
-
     @refetch
     async def _fetch(self, transfer: Transfer) -> Shard:
         url = transfer.ref.url
         origin = self._origins.origin(url)
         transfer.stages.enter(Stage.ASKING)
-        with self._downloader.expect(url, lambda: first_priority(transfer)):
+        with self._downloader.expect(url, transfer.first_priority):
             obj = await self._downloader.stat(origin, url, transfer.ref.version)
             return await self._version(transfer, origin, obj)
 
     async def _version(self, transfer: Transfer, origin: Origin, obj: RemoteObject) -> Shard:
-        key = shard_key(obj.url, obj.version)
-        self._aliases.learn(transfer.name, key, obj.reported_s)
-        self._aliases.learn_size(transfer.name, obj.size_bytes)
+        key, aliases = shard_key(obj.url, obj.version), self._planner.aliases
+        aliases.learn(transfer.name, key, obj.reported_s)
+        aliases.learn_size(transfer.name, obj.size_bytes)
         async with self._claimed(key, transfer) as claim:
             present = self._store.shards.get(key)
             if present is not None:
                 return present
             self._health.check(obj.url)
-            transfer.total_bytes, transfer.done_bytes, transfer.coming = (
-                obj.size_bytes,
-                0,
-                Coming(transfer.moved.notify),
-            )
+            transfer.begin(obj.size_bytes)
             return await self._into(transfer, claim, origin, obj)
 
     @asynccontextmanager
@@ -157,7 +205,7 @@ class Fetcher:
             raise
         except ShardcacheError as exn:
             if isinstance(exn, CorruptShardError):
-                self._counters.corrupt += 1
+                self._evictor.counters.corrupt += 1
                 self._origins.suspect(obj, self._part_bytes)
             if isinstance(exn, (ShardChangedError, CorruptShardError)):
                 log.info("discarding the download", version=obj.version, cause=exn.message)
@@ -169,7 +217,7 @@ class Fetcher:
         finally:
             self._leave_parts(key, reservation, transfer)
             if gave_way:
-                self._evictor.changed.notify()
+                self._evictor.inventory.changed.notify()
 
     def _open(self, obj: RemoteObject) -> Partial:
         self._store.folder.check()  # if the disk was unmounted, this would fill the filesystem underneath
@@ -178,18 +226,27 @@ class Fetcher:
     async def _reserve(self, claim: KeyClaim, transfer: Transfer, key: str, obj: RemoteObject) -> None:
         transfer.stages.enter(Stage.SPACE)
         wanted_bytes = max(0, footprint_bytes(obj.size_bytes) - claim.reserved_bytes)
-        await self._evictor.reserve(claim, wanted_bytes, lambda: self._needed_at_s(key), ahead_waits=False)
+        await self._evictor.reserve(claim, wanted_bytes, lambda: self._needed_at_s(claim, key), ahead_waits=False)
+
+    def _needed_at_s(self, claim: KeyClaim, key: str) -> float:
+        match claim.klass:
+            case Class.WAITING:
+                return NOW
+            case Class.PLANNED:
+                return min(self._planner.now.next_use_s(key), self._evictor.due_s(key))
+            case Class.WARM:
+                return self._evictor.due_s(key)
 
     async def _download(self, claim: KeyClaim, transfer: Transfer, origin: Origin, partial: Partial) -> Shard:
         begun_s = time.monotonic()
         transfer.stages.enter(Stage.NETWORK)
         if partial.codec is None and partial.obj.guarded and partial.obj.ranges:
-            transfer.arriving = Arrival(partial, transfer.coming, transfer.moved, transfer.waits)
+            transfer.arriving = Arrival(partial, transfer)
         await self._downloader.download(
             origin,
             partial.obj,
             partial,
-            priority=lambda: priority(claim.transfers, lambda: self._planner.now.next_use_s(partial.key)),
+            priority=lambda: claim.priority(lambda: self._planner.now.next_use_s(partial.key)),
             progress=transfer.set_done,
             coming=transfer.coming,
         )
@@ -197,13 +254,10 @@ class Fetcher:
         shard = await self._ingester.publish(partial, claim, self._origins.rule(partial.obj.url))
         self._planner.learn(time.monotonic() - begun_s)
         if transfer.arriving is not None:
-            self._hand_over(transfer.arriving, shard)
+            for _ in transfer.arriving.readers:
+                self._evictor.inventory.retain(shard)
+            transfer.arriving.publish(shard)
         return shard
-
-    def _hand_over(self, arriving: Arrival, shard: Shard) -> None:
-        for _ in arriving.readers:
-            self._inventory.retain(shard)
-        arriving.publish(shard)
 
     def _leave_parts(self, key: str, reservation: Reservation, transfer: Transfer) -> None:
         """Close the reservation; finished parts stay on disk, while there is space, for the next transfer."""
@@ -220,15 +274,3 @@ class Fetcher:
             reservation.close()
         if parts.size_bytes:
             self._store.leave(parts)
-
-    def _urgency(self, key: str) -> Class:
-        return min(transfer.klass for transfer in self._evictor.claims[key].transfers)
-
-    def _needed_at_s(self, key: str) -> float:
-        match self._urgency(key):
-            case Class.WAITING:
-                return NOW
-            case Class.PLANNED:
-                return min(self._planner.now.next_use_s(key), self._evictor.due_s(key))
-            case Class.WARM:
-                return self._evictor.due_s(key)

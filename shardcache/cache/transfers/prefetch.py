@@ -7,17 +7,13 @@ import contextlib
 
 import structlog
 
-from shardcache.cache.catalog.aliases import AliasTable
-from shardcache.cache.planner import Planner
-from shardcache.cache.readers.readers import Reader
-from shardcache.cache.residency.evictor import Evictor
-from shardcache.cache.residency.inventory import LOOK_AGAIN_S
-from shardcache.cache.signal import Signal
-from shardcache.cache.transfers.transfers import Class, Transfer, Transfers
+from shardcache.cache.residency.disk import Health
+from shardcache.cache.residency.residency import LOOK_AGAIN_S, Evictor
+from shardcache.cache.transfers.transfers import Transfers
+from shardcache.cache.waits import Class, Transfer
 from shardcache.errors import ShardcacheError
 from shardcache.logs import about
 from shardcache.store.space import footprint_bytes
-from shardcache.store.store import Store
 
 log = structlog.get_logger()
 
@@ -25,23 +21,15 @@ log = structlog.get_logger()
 class Prefetcher:
     """Turns the plan into transfers."""
 
-    def __init__(
-        self,
-        planner: Planner,
-        aliases: AliasTable,
-        store: Store,
-        evictor: Evictor,
-        transfers: Transfers,
-        changed: Signal,
-        max_transfers: int,
-    ) -> None:
-        self._planner = planner
-        self._aliases = aliases
-        self._store = store
+    def __init__(self, evictor: Evictor, health: Health, transfers: Transfers, max_transfers: int) -> None:
         self._evictor = evictor
+        self._health = health
         self._transfers = transfers
-        self._changed = changed
         self._max_transfers = max_transfers
+        self._store = evictor.store
+        self._planner = evictor.planner
+        self._aliases = evictor.planner.aliases
+        self._changed = evictor.inventory.changed
 
     async def run(self) -> None:
         """Start transfers whenever plans, transfers or space change, or a shard becomes due; runs until cancelled."""
@@ -66,20 +54,22 @@ class Prefetcher:
             if missing is None:
                 return None
             name, needed_at_s, reader, position = missing
-            assert isinstance(reader, Reader)  # each is its own key in the schedule
             ref = reader.ref(position)
             size_bytes = self._aliases.size_bytes(name) or ref.size_bytes
             # Shards needed later than the soonest missing one have even less claim to the space.
             if size_bytes is not None and self._must_wait(footprint_bytes(size_bytes), needed_at_s):
                 early_s = needed_at_s - now.now_s - self._planner.lead_s
                 return min(early_s, LOOK_AGAIN_S) if early_s > 0 else LOOK_AGAIN_S
-            with about(job=reader.job.name, uid=reader.job.uid):
+            job, uid = reader.client
+            with about(job=job, uid=uid):
                 self._transfers.start(name, ref, Class.PLANNED)
         return LOOK_AGAIN_S
 
     def _must_wait(self, size_bytes: int, needed_at_s: float) -> bool:
         """Return whether there is no space now. A shard that can never fit is started, so that it fails early."""
-        return self._evictor.may_fit(size_bytes) and not self._evictor.could_fit(size_bytes, needed_at_s)
+        if not self._evictor.may_fit(size_bytes):
+            return False
+        return self._health.error is not None or not self._evictor.could_fit(size_bytes, needed_at_s)
 
     @staticmethod
     def _is_ahead(transfer: Transfer) -> bool:

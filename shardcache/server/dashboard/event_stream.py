@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import Any
 
 from aiohttp import web
 
@@ -13,7 +12,6 @@ from shardcache import __version__
 from shardcache.access.peer import peer_of
 from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
-from shardcache.cache.views.live import LiveView
 from shardcache.server.http.admin import LOOP_LAG, STARTED_AT_S
 from shardcache.server.http.json_stream import written
 from shardcache.server.process.drain import DRAIN
@@ -33,58 +31,61 @@ _HEADERS = {
 class Live:
     """The page's contents as JSON text, serialized once for all users who may see the same."""
 
-    def __init__(self, cache: Cache, live_view: LiveView) -> None:
-        self.cache = cache
-        self.live_view = live_view
-        self._look = 0
-        self._moments: dict[Peer, str] = {}
-        self._changes: dict[tuple[Peer, str], tuple[str, str]] = {}
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._view = cache.live_view
+        self._looks = self._maps = 0
+        self._moment_texts: dict[Peer, str] = {}
+        self._map_texts: dict[Peer, str] = {}
 
     async def moment(self, app: web.Application, peer: Peer) -> str:
-        """Return the daemon's current state as JSON, at most a second old."""
-        look = await self.live_view.look()
-        if look != self._look:
-            self._look = look
-            self._moments.clear()
-            self._changes.clear()
-        if (text := self._moments.get(peer)) is None:
-            text = self._moments[peer] = json.dumps(self._moment(app, peer), separators=(",", ":"))
+        """Return the daemon's current state, at most a second old."""
+        await self._view.look()
+        if self._view.looks != self._looks:
+            self._looks = self._view.looks
+            self._moment_texts.clear()
+        if (text := self._moment_texts.get(peer)) is None:
+            head = {
+                "version": __version__,
+                "uptime_s": round(time.monotonic() - app[STARTED_AT_S], 3),
+                "draining": app[DRAIN].began,
+                "loop_lag": app[LOOP_LAG].to_json(),
+            }
+            visible = self._cache.visible_to(peer)
+            moment = head | self._cache.status(peer) | self._view.outlook(visible)
+            text = self._moment_texts[peer] = json.dumps(moment, separators=(",", ":"))
         return text
 
-    def _moment(self, app: web.Application, peer: Peer) -> dict[str, Any]:
-        head = {
-            "version": __version__,
-            "uptime_s": round(time.monotonic() - app[STARTED_AT_S], 3),
-            "draining": app[DRAIN].began,
-            "loop_lag": app[LOOP_LAG].to_json(),
-        }
-        return head | self.cache.status(peer) | self.live_view.outlook(self.cache.sight(peer))
-
-    async def changes(self, mark: str, peer: Peer) -> tuple[str, str]:
-        """Return the changes of the map since `mark` as JSON, and the current mark."""
-        found = self._changes.get((peer, mark))
-        if found is None:
-            look, changes = self._look, await self.live_view.changes(mark, self.cache.sight(peer))
-            found = await written(changes, self.cache.turns), changes["mark"]
-            if look == self._look:
-                self._changes[peer, mark] = found
-        return found
+    async def map(self, peer: Peer, seen: int) -> tuple[str, int]:
+        """Return the map of cached shards and its number; no text if it is the one already `seen`."""
+        if self._view.maps != self._maps:
+            self._maps = self._view.maps
+            self._map_texts.clear()
+        number = self._maps
+        if number == seen:
+            return "", seen
+        if (text := self._map_texts.get(peer)) is None:
+            text = await written(await self._view.map(self._cache.visible_to(peer)), self._cache.turns)
+            if number == self._maps:
+                self._map_texts[peer] = text
+        return text, number
 
 
 LIVE: web.AppKey[Live] = web.AppKey("LIVE", Live)
 
 
 async def live(request: web.Request) -> web.StreamResponse:
-    """Stream `moment` and `map` events. `since`, the mark of an earlier map, skips cells that the page already has."""
-    found, peer, mark = request.app[LIVE], peer_of(request), request.query.get("since", "")
+    """Stream a `moment` event each second, and a `map` event whenever the map has been refreshed."""
+    found, peer, seen = request.app[LIVE], peer_of(request), 0
     response = web.StreamResponse(headers=_HEADERS)
     try:
         await response.prepare(request)
         async with asyncio.timeout(_LASTS_S) as limit:
             while not request.app[DRAIN].began:
                 await response.write(_event("moment", await found.moment(request.app, peer)))
-                changes, mark = await found.changes(mark, peer)
-                await response.write(_event("map", changes))
+                cells, seen = await found.map(peer, seen)
+                if cells:
+                    await response.write(_event("map", cells))
                 await asyncio.sleep(_PERIOD_S)
     except TimeoutError:
         if not limit.expired():

@@ -17,8 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.utils import floatToGoString
 
 from shardcache import __version__
-from shardcache.cache.transfers.transfers import Class
-from shardcache.cache.transfers.waiting import Stage
+from shardcache.cache.waits import Class, Stage
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
 from shardcache.metrics import Histogram, Histograms, Measures
 

@@ -9,7 +9,7 @@ import structlog
 from aiohttp import web
 
 from shardcache.access.peer import peer_of
-from shardcache.cache.readers.jobs import JobKey
+from shardcache.cache.waits import JobKey
 from shardcache.server.sessions.epochs import Epochs, Place
 
 log = structlog.get_logger()

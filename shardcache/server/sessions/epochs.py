@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from shardcache.cache.readers.jobs import JobKey
+from shardcache.cache.waits import JobKey
 
 # A reader of a job: its rank and its number among the rank's workers.
 Place = tuple[int | None, int | None]

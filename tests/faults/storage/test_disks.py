@@ -16,8 +16,8 @@ import pytest
 
 from campaign import disks
 from campaign.harness import Row, rows
-from shardcache.cache.residency.disk_health import Health
-from shardcache.cache.signal import Signal
+from shardcache.cache.residency.disk import Health
+from shardcache.cache.waits import Signal
 from shardcache.errors import CacheDirError, DiskFailedError, DiskFullError
 from shardcache.store.disk import disk_errors
 from shardcache.store.folder import SIDECAR, TAR, CacheFolder, Layout

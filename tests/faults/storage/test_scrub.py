@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from campaign.disks import flip
-from shardcache.cache.residency.disk_health import Health
-from shardcache.cache.residency.quarantine import Quarantine
+from shardcache.cache.residency.disk import Health, Quarantine
 from shardcache.cache.residency.scrubbing import Scrubber, ScrubProgress
-from shardcache.cache.signal import Signal
 from shardcache.errors import CorruptShardError
 from shardcache.store.folder import Layout
 from shardcache.store.shard import Scrub, Shard
@@ -21,7 +19,7 @@ from shardcache_client import ShardDataset
 from support.disks.cache_rig import SAMPLES, CacheRig
 from support.disks.resident import resident_bytes
 from support.programs.guard import GUARD_S
-from support.shards.stores import PIECE_BYTES, open_store, publish
+from support.shards.stores import PIECE_BYTES, evictor_of, open_store, publish
 
 URL = "s3://bucket/shard.tar"
 RATE = 1_000_000_000
@@ -39,7 +37,9 @@ def read_all(layout: Layout, shard: Shard) -> int:
 class Notes(Quarantine):
     """Writes down what was found."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        evictor = evictor_of(store)
+        super().__init__(evictor, Health(store.folder, evictor.inventory.changed))
         self.keys: list[str] = []
 
     async def found(self, shard: Shard, exn: CorruptShardError) -> bool:
@@ -49,25 +49,19 @@ class Notes(Quarantine):
         return True
 
 
-def scrubber(store: Store, damage: Quarantine, pause_s: float = 3600.0) -> Scrubber:
-    """Return one over a healthy disk, at any rate."""
-    changed = Signal()
-    return Scrubber(store, Health(store.folder, changed), damage, changed, RATE, pause_s)
-
-
-async def run_until_it_rests(scrub: Scrubber) -> None:
+async def run_until_the_round_ends(scrub: Scrubber) -> None:
     """Run until no round is under way, and there was one."""
     async with asyncio.timeout(GUARD_S), asyncio.TaskGroup() as group:
         task = group.create_task(scrub.run())
-        while scrub.to_json()["last_round_ended_at_s"] is None:  # noqa: ASYNC110  # it tells nobody
+        while scrub.to_json()["last_round_ended_at_s"] is None:  # noqa: ASYNC110  # it notifies nobody
             await asyncio.sleep(0.01)
         task.cancel()
 
 
-async def one_round(store: Store, damage: Quarantine) -> Scrubber:
+async def one_round(notes: Notes) -> Scrubber:
     """Return a scrubber that has run until a round has ended."""
-    scrub = scrubber(store, damage)
-    await run_until_it_rests(scrub)
+    scrub = Scrubber(notes, RATE, pause_s=3600.0)
+    await run_until_the_round_ends(scrub)
     return scrub
 
 
@@ -142,11 +136,12 @@ async def test_the_page_cache_is_left_as_it_was(tmp_path: Path) -> None:
 
 async def test_a_round_goes_over_all_and_finds_the_damaged_ones(tmp_path: Path) -> None:
     """Each shard once, whatever comes before and behind it in the round."""
-    store, notes = open_store(tmp_path), Notes()
+    store = open_store(tmp_path)
     shards = [await publish(store, f"{URL}{number}") for number in range(6)]
     for shard in (shards[1], shards[4]):
         flip(store.layout.tar(shard.key), 700)
-    told = (await one_round(store, notes)).to_json()
+    notes = Notes(store)
+    told = (await one_round(notes)).to_json()
     assert sorted(notes.keys) == sorted([shards[1].key, shards[4].key])
     assert (told["corrupt"], told["scrubbed_shards"]) == (2, 4)
     store.close()
@@ -160,7 +155,7 @@ async def test_a_restart_goes_on_with_what_was_unchecked_for_longest(tmp_path: P
     store.close()
 
     again = open_store(tmp_path)
-    told = (await one_round(again, Notes())).to_json()
+    told = (await one_round(Notes(again))).to_json()
     assert told["scrubbed_shards"] == 3
     again.close()
 
@@ -169,13 +164,11 @@ async def test_rounds_have_a_pause_between_them_over_a_restart(tmp_path: Path) -
     """Shards verified a moment ago are not read again because the daemon was restarted."""
     store = open_store(tmp_path)
     await publish(store, URL)
-    first = (await one_round(store, Notes())).to_json()
+    first = (await one_round(Notes(store))).to_json()
     store.close()
 
     again = open_store(tmp_path)
-    scrub = scrubber(again, Notes())
-    await run_until_it_rests(scrub)
-    told = scrub.to_json()
+    told = (await one_round(Notes(again))).to_json()
     assert (told["last_round_ended_at_s"], told["scrubbed_shards"]) == (first["last_round_ended_at_s"], 0)
     again.close()
 

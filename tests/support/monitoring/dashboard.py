@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -14,8 +14,8 @@ from support.programs.daemon import Daemon
 from support.programs.guard import GUARD_S
 
 LIVE_PATH = "/dashboard/live"
-# A page hears once a second: what is to come has so many of them.
-_PATIENCE = 60
+# A page gets one or two events a second.
+_MAX_EVENTS = 120
 
 Event = tuple[str, dict[str, Any]]
 
@@ -30,62 +30,54 @@ def events_of(answer: requests.Response) -> Iterator[Event]:
 
 
 @contextmanager
-def live(daemon: Daemon, since: str = "") -> Iterator[Iterator[Event]]:
+def live(daemon: Daemon) -> Iterator[Iterator[Event]]:
     """Follow a daemon over its socket, as its page does: it asks again when a stream has lasted its time."""
-    with session(daemon.socket) as http, closing(follow(http, BASE_URL, since)) as events:
+    with session(daemon.socket) as http, closing(follow(http, BASE_URL)) as events:
         yield events
 
 
-def follow(http: requests.Session, base_url: str, since: str = "") -> Generator[Event, None, None]:
-    """Yield events for ever; whoever stops closes this."""
+def follow(http: requests.Session, base_url: str) -> Generator[Event, None, None]:
+    """Yield events until closed."""
     while True:
-        with http.get(f"{base_url}{LIVE_PATH}", params={"since": since}, stream=True, timeout=GUARD_S) as answer:
+        with http.get(f"{base_url}{LIVE_PATH}", stream=True, timeout=GUARD_S) as answer:
             assert answer.status_code == 200 and answer.headers["Content-Type"].startswith("text/event-stream")
-            for name, data in events_of(answer):
-                since = data.get("mark", since)
-                yield name, data
+            yield from events_of(answer)
 
 
 class Page:
-    """A page's knowledge after some events: the last moment, and the map's cells by number."""
+    """A page's state after some events.
+
+    Attributes:
+        moment: the last moment.
+        map: the band of each cached shard, by url: see `shardcache.cache.views`.
+        maps: number of maps received.
+    """
 
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events
         self.moment: dict[str, Any] = {}
-        self.marks: list[str] = []
-        self.whole: list[bool] = []
-        self._cells: dict[int, list[Any]] = {}
+        self.map: dict[str, int] = {}
+        self.maps = 0
 
     def hear(self) -> None:
-        """Take one moment and the map that follows it."""
+        """Take events until there is a moment, and a map."""
         for name, data in self._events:
             if name == "moment":
                 self.moment = data
             else:
-                self._take(data)
+                self.map = {folder + row[0]: row[1] for folder, rows in data["folders"].items() for row in rows}
+                self.maps += 1
+            if self.moment and self.maps:
                 return
         raise EOFError("the stream has ended")
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Listen until a condition holds. Raises TimeoutError."""
-        for _ in range(_PATIENCE):
+        for _ in range(_MAX_EVENTS):
             self.hear()
             if condition():
                 return
         raise TimeoutError(f"still: {self.moment}, {self.map}")
-
-    def _take(self, data: Mapping[str, Any]) -> None:
-        if data["whole"]:
-            self._cells.clear()
-        self._cells = {number: cell for number, cell in self._cells.items() if number not in data["gone"]}
-        self._cells |= {cell[0]: cell for cell in data["cells"]}
-        self.marks.append(data["mark"])
-        self.whole.append(data["whole"])
-
-    @property
-    def map(self) -> dict[str, int]:
-        """When each shard that is here is needed next, by url: see `shardcache.cache.views.shard_map`."""
-        return {url: band for _, band, url, *_ in self._cells.values()}
 
     @property
     def lanes(self) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,12 @@ from pathlib import Path
 
 from awscrt import checksums
 
+from shardcache.cache.catalog.planner import Planner
+from shardcache.cache.loop_turns import Turns
+from shardcache.cache.residency.pins import Pins
+from shardcache.cache.residency.residency import Evictor, Inventory
 from shardcache.config import Amount
+from shardcache.metrics import Counters
 from shardcache.store.folder import SIDECAR, TAR, shard_key
 from shardcache.store.indexing import IndexRequest, index_shard
 from shardcache.store.shard import Facts, Shard
@@ -20,6 +25,12 @@ PIECE_BYTES = 64 * 1024
 def open_store(root: Path, capacity_bytes: int = 10**9) -> Store:
     """Open a store with no free-space floor."""
     return Store.open(root, Amount(capacity_bytes), Amount(0))
+
+
+def evictor_of(store: Store, pin_limit_bytes: int = 10**9) -> Evictor:
+    """Return the evictor of a store, whose shards are in no plan."""
+    pins = Pins(store, Turns(), Amount(pin_limit_bytes))
+    return Evictor(Inventory(store, Planner(store.shards), pins), Counters())
 
 
 async def publish(store: Store, url: str, *, version: str = '"1"', samples: int = 20) -> Shard:

@@ -7,24 +7,23 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from shardcache.cache.catalog.aliases import AliasTable
-from shardcache.cache.planner import Planner
-from shardcache.cache.signal import Signal
-from shardcache.cache.transfers.arriving import Arrival
-from shardcache.cache.transfers.transfers import Class, PostponedError, Transfer, Transfers
-from shardcache.cache.transfers.waiting import Wait
+from shardcache.cache.catalog.planner import Planner
+from shardcache.cache.transfers.transfers import RetryGate, Transfers
+from shardcache.cache.waits import Arrival, Class, PostponedError, Signal, Transfer, Wait
 from shardcache.errors import NotFoundError, OriginUnavailableError, ShardcacheError
+from shardcache.metrics import Counters
 from shardcache.protocol import ShardRef
 from shardcache.store.shard import Shard
 
 REF = ShardRef("s3://bucket/a.tar")
 SHARD = Shard("key", 1, 1, 0.0)
+AWAY = OriginUnavailableError("the store is away")
 
 
 async def waited(fetch: Callable[[Transfer], Awaitable[Shard]], *, ahead: bool = False) -> Shard | Arrival:
     """Return what a reader gets, of a transfer of its own or of one that was begun ahead of it."""
     async with asyncio.TaskGroup() as group:
-        transfers = Transfers(fetch, lambda: None, Planner(AliasTable()), Signal(), group, lambda *_: None)
+        transfers = Transfers(fetch, lambda: None, Planner(), Signal(), Counters(), group)
         if ahead:
             transfers.start("a", REF, Class.PLANNED)
         return await transfers.wait("a", REF, Class.PLANNED, Wait())
@@ -96,7 +95,7 @@ async def test_a_reader_that_leaves_cancels_nothing() -> None:
         return SHARD
 
     async with asyncio.TaskGroup() as group:
-        transfers = Transfers(fetch, lambda: None, Planner(AliasTable()), Signal(), group, lambda *_: None)
+        transfers = Transfers(fetch, lambda: None, Planner(), Signal(), Counters(), group)
         leaving = group.create_task(transfers.wait("a", REF, Class.PLANNED, Wait()))
         staying = group.create_task(transfers.wait("a", REF, Class.PLANNED, Wait()))
         await begun.wait()
@@ -105,3 +104,43 @@ async def test_a_reader_that_leaves_cancels_nothing() -> None:
         let.set()
         assert await staying is SHARD
     assert leaving.cancelled()
+
+
+def test_a_success_brings_back_what_failed_while_the_store_was_away() -> None:
+    """After an outage, the plan is fetched ahead again as soon as anything arrives."""
+    failures = RetryGate()
+    failures.failed("a", AWAY)
+    failures.failed("b", AWAY)
+    assert "a" in failures
+    assert failures.succeeded("c") == {"a", "b"}
+    assert "a" not in failures
+
+
+def test_a_shard_that_keeps_failing_is_left_alone() -> None:
+    """One bad object among good ones is not asked for without end."""
+    failures = RetryGate()
+    for _ in range(3):
+        failures.failed("bad", AWAY)
+        last = failures.succeeded("good")
+    assert last == set()
+    assert "bad" in failures
+
+
+def test_what_no_retry_can_mend_is_not_tried_again() -> None:
+    """A missing object stays missing, until a reader asks and it is there."""
+    failures = RetryGate()
+    failures.failed("gone", NotFoundError("no such object"))
+    assert failures.succeeded("good") == set()
+    assert "gone" in failures
+    failures.succeeded("gone")
+    assert "gone" not in failures
+
+
+def test_failures_are_not_remembered_without_end() -> None:
+    """Of shards that nobody will ever get, only so many are known, the newest."""
+    failures = RetryGate(remembered=10)
+    for number in range(1000):
+        failures.failed(f"shard{number}", NotFoundError("gone"))
+    assert len(failures) == 10
+    assert "shard0" not in failures
+    assert "shard999" in failures

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.residency.disk_health import Health
-from shardcache.cache.signal import Signal
+from shardcache.cache.residency.disk import Health
+from shardcache.cache.waits import Signal
 from shardcache.config import Amount
 from shardcache.server.process.liveness import Liveness, liveness
 from shardcache.server.process.sd_notify import ServiceNotifier

@@ -39,7 +39,7 @@ async function run() {
   takeToken();
   for (;;) {
     try {
-      await follow(hear, tell, () => map.mark);
+      await follow(hear, tell);
     } catch (error) {
       if (!(error instanceof TokenError)) throw error;
       setToken(await askToken());

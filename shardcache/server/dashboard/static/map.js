@@ -3,7 +3,7 @@
 import { brush, byId, colour, make, say, sync } from "./dom.js";
 import { number, size } from "./words.js";
 
-// The daemon's bands, see shardcache/cache/views/shard_map.py: -1 is leased.
+// The daemon's bands, see shardcache/cache/views.py: -1 is leased.
 const BANDS = [
   [-1, "being read", "--band-leased"],
   [0, "within a minute", "--band-0"],
@@ -18,11 +18,9 @@ const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], Arrow
 
 export class CacheMap {
   constructor() {
-    this.mark = "";
     this.shards = 0;
-    this.cells = new Map(); // by number: { number, band, url, bytes, pinned }
-    this.order = [];
-    this.chosen = null; // a cell's number
+    this.cells = []; // in name order: { url, band, bytes, pinned }
+    this.chosen = -1; // index of a cell
     this.wanted = "";
     this.canvas = byId("map");
     this.canvas.addEventListener("pointermove", (event) => this.choose(this.at(event.offsetX, event.offsetY)));
@@ -31,25 +29,23 @@ export class CacheMap {
     byId("find-text").addEventListener("input", (event) => this.find(event.target.value.trim()));
   }
 
-  /** Apply changes. */
-  take({ mark, whole, shards, cells, gone }) {
-    let moved = whole || gone.length > 0;
-    if (whole) this.cells.clear();
-    for (const number of gone) this.cells.delete(number);
-    for (const [number, band, url, bytes, pinned] of cells) {
-      moved ||= !this.cells.has(number);
-      this.cells.set(number, { number, band, url, bytes, pinned });
-    }
-    this.mark = mark;
+  /** Show another state of the cache; the chosen shard stays chosen. */
+  take({ shards, folders }) {
+    const url = this.cells[this.chosen]?.url;
     this.shards = shards;
-    if (moved) this.order = [...this.cells.values()].sort((a, b) => (a.url < b.url ? -1 : 1));
-    else if (cells.length) this.order = this.order.map(({ number }) => this.cells.get(number));
-    if (moved || cells.length) this.arrange();
+    this.cells = Object.entries(folders).flatMap(([folder, rows]) => (
+      rows.map(([name, band, bytes, pinned]) => ({ url: folder + name, band, bytes, pinned }))
+    )).sort((a, b) => (a.url < b.url ? -1 : Number(a.url > b.url)));
+    if (url !== undefined && this.cells[this.chosen]?.url !== url) {
+      this.chosen = this.cells.findIndex((cell) => cell.url === url);
+    }
+    this.arrange();
+    if (this.chosen < 0 && !this.wanted) this.describe();
   }
 
   /** Lay all cells out and draw them. */
   arrange() {
-    const width = this.canvas.clientWidth, cells = Math.max(1, this.order.length);
+    const width = this.canvas.clientWidth, cells = Math.max(1, this.cells.length);
     if (!width) return;
     const fitting = Math.floor(Math.sqrt((width * TALLEST) / cells));
     this.step = Math.max(SMALLEST, Math.min(LARGEST, fitting));
@@ -64,7 +60,7 @@ export class CacheMap {
     if (area === null) return;
     const { context } = area, inner = this.step - (this.step > 4 ? 1 : 0.5);
     const ink = colour("--pin"), colours = new Map(BANDS.map(([band, , name]) => [band, colour(name)]));
-    this.order.forEach((cell, index) => {
+    this.cells.forEach((cell, index) => {
       context.globalAlpha = this.wanted && !cell.url.includes(this.wanted) ? 0.15 : 1;
       context.fillStyle = colours.get(cell.band);
       const x = (index % this.columns) * this.step, y = Math.floor(index / this.columns) * this.step;
@@ -72,7 +68,7 @@ export class CacheMap {
       if (cell.pinned) pin(context, x, y, inner, ink);
     });
     context.globalAlpha = 1;
-    const index = this.index();
+    const index = this.chosen;
     if (index < 0) return;
     context.strokeStyle = colour("--ink");
     context.lineWidth = 2;
@@ -81,7 +77,7 @@ export class CacheMap {
 
   count() {
     const totals = new Map(BANDS.map(([band]) => [band, [0, 0]]));
-    for (const { band, bytes } of this.order) {
+    for (const { band, bytes } of this.cells) {
       const total = totals.get(band);
       total[0] += 1;
       total[1] += bytes;
@@ -91,12 +87,9 @@ export class CacheMap {
       say(row.children[1], number(shards));
       say(row.children[2], size(bytes));
     });
-    const kept = this.order.filter((cell) => cell.pinned), bytes = kept.reduce((total, cell) => total + cell.bytes, 0);
+    const kept = this.cells.filter((cell) => cell.pinned), bytes = kept.reduce((total, cell) => total + cell.bytes, 0);
     say(byId("pinned"), kept.length ? `${number(kept.length)} pinned, ${size(bytes)}; marked at the corner` : "");
-    if (this.chosen === null && !this.wanted) this.describe();
   }
-
-  index() { return this.chosen === null ? -1 : this.order.findIndex((cell) => cell.number === this.chosen); }
 
   at(x, y) { return Math.floor(y / this.step) * this.columns + Math.min(this.columns - 1, Math.floor(x / this.step)); }
 
@@ -104,20 +97,20 @@ export class CacheMap {
     const arrow = ARROWS[event.key];
     if (event.key === "Escape") this.choose(-1);
     else if (event.key === "Home") this.choose(0);
-    else if (event.key === "End") this.choose(this.order.length - 1);
-    else if (arrow) this.choose(this.chosen === null ? 0 : this.beside(arrow));
+    else if (event.key === "End") this.choose(this.cells.length - 1);
+    else if (arrow) this.choose(this.chosen < 0 ? 0 : this.beside(arrow));
     else return;
     event.preventDefault();
   }
 
   beside([across, down]) {
-    return Math.max(0, Math.min(this.order.length - 1, this.index() + across + down * this.columns));
+    return Math.max(0, Math.min(this.cells.length - 1, this.chosen + across + down * this.columns));
   }
 
   choose(index) {
-    const number = this.order[index]?.number ?? null;
-    if (number === this.chosen) return;
-    this.chosen = number;
+    const chosen = index < this.cells.length ? index : -1;
+    if (chosen === this.chosen) return;
+    this.chosen = chosen;
     this.draw();
     this.describe();
   }
@@ -130,19 +123,19 @@ export class CacheMap {
 
   /** Describe the chosen cell, the search result, or how much of the cache is shown. */
   describe() {
-    const cell = this.cells.get(this.chosen);
+    const cell = this.cells[this.chosen];
     say(byId("cell"), cell ? nameOf(cell) : this.wanted ? this.found() : this.share());
   }
 
   found() {
-    const found = this.order.filter(({ url }) => url.includes(this.wanted));
+    const found = this.cells.filter(({ url }) => url.includes(this.wanted));
     if (!found.length) return "no cached shard matches";
     return `${number(found.length)} found; the first is ${found[0].url}, needed ${wordOf(found[0].band)}`;
   }
 
   share() {
     const hint = "Each cell is a shard: point at one, or move with the arrow keys, to see its name.";
-    const shown = this.order.length;
+    const shown = this.cells.length;
     return shown < this.shards ? `${number(shown)} of ${number(this.shards)} shards are shown. ${hint}` : hint;
   }
 }

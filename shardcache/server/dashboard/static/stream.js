@@ -20,13 +20,13 @@ export class TokenError extends Error {}
 
 /**
  * Follow the daemon. `hear` is called with each event's name and data, `tell` with true while connected, else false.
- * `since` returns the map's last mark. Ends only with a TokenError, when a token is needed.
+ * Ends only with a TokenError, when a token is needed.
  */
-export async function follow(hear, tell, since) {
+export async function follow(hear, tell) {
   for (let failures = 0; ; ) {
     await shown();
     try {
-      await once((name, data) => { failures = 0; tell(true); hear(name, data); }, since());
+      await once((name, data) => { failures = 0; tell(true); hear(name, data); });
     } catch (error) {
       if (error instanceof TokenError) throw error;
       if (document.hidden) continue;
@@ -37,13 +37,13 @@ export async function follow(hear, tell, since) {
   }
 }
 
-async function once(hear, since) {
+async function once(hear) {
   const token = sessionStorage.getItem(KEY), stop = new AbortController();
   const hide = () => document.hidden && stop.abort();
   document.addEventListener("visibilitychange", hide);
   try {
-    const url = `dashboard/live?since=${encodeURIComponent(since)}`;
-    const answer = await fetch(url, { headers: token ? { Authorization: `Bearer ${token}` } : {}, signal: stop.signal, cache: "no-store" });
+    const headers = token ? { Authorization: `Bearer ${token}` } : {};
+    const answer = await fetch("dashboard/live", { headers, signal: stop.signal, cache: "no-store" });
     if (answer.status === 401) throw new TokenError();
     if (!answer.ok) throw new Error(`the daemon answered ${answer.status}`);
     await read(answer.body.pipeThrough(new TextDecoderStream()).getReader(), hear);

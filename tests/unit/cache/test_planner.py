@@ -1,20 +1,20 @@
-"""From names to keys and back."""
+"""planner.py: names of shards lead to keys, and entries of all plans are shared."""
 
 from __future__ import annotations
 
-from shardcache.cache.catalog.aliases import AliasTable
+from shardcache.cache.catalog.planner import AliasTable, PlannedShards, name_of
 from shardcache.protocol import ShardRef
 
 
 def test_a_known_version_names_its_own_key() -> None:
     """Two jobs whose manifests know the same version mean the same file."""
     ref = ShardRef("s3://b/a.tar", '"v1"')
-    assert AliasTable().key(AliasTable.of(ref)) == AliasTable.of(ref)
+    assert AliasTable().key(name_of(ref)) == name_of(ref)
 
 
 def test_a_name_without_a_version_leads_to_what_the_store_had() -> None:
     """Once asked for, a bare url leads to the version found, and that key knows the url."""
-    names, name = AliasTable(), AliasTable.of(ShardRef("s3://b/a.tar"))
+    names, name = AliasTable(), name_of(ShardRef("s3://b/a.tar"))
     names.learn(name, "key1", 10.0)
     assert names.key(name) == "key1"
     assert names.names("key1") == {"key1", name}
@@ -69,3 +69,27 @@ def test_names_of_what_is_here_are_kept() -> None:
     assert names.key("url0") == "key0"
     assert names.names("key0") == {"key0", "url0"}
     assert len(names) <= 11
+
+
+def test_equal_shards_are_one() -> None:
+    """Two readers' plans have the same object in hand, with the name that the cache knows it by."""
+    shards = PlannedShards()
+    one, other = shards.of(ShardRef("s3://b/a.tar", "v1", 1, 2)), shards.of(ShardRef("s3://b/a.tar", "v1", 1, 2))
+    assert one is other
+    assert one.name == name_of(one.ref)
+
+
+def test_shards_that_differ_stay_apart() -> None:
+    """Another version, size or number of samples is another shard of a plan, of the same name or not."""
+    shards = PlannedShards()
+    refs = [ShardRef("s3://b/a.tar", *rest) for rest in ((None, None, None), ("v1", 1, 2), ("v2", 1, 2), ("v1", 1, 3))]
+    assert [shards.of(ref).ref for ref in refs] == refs
+
+
+def test_what_no_plan_names_is_forgotten() -> None:
+    """Memory is bounded by the plans that there are."""
+    shards = PlannedShards()
+    plan = [shards.of(ShardRef(f"s3://b/{number}.tar")) for number in range(10)]
+    assert repr(shards) == "PlannedShards(10)"
+    plan.clear()
+    assert repr(shards) == "PlannedShards(0)"

@@ -1,30 +1,22 @@
-"""pins.py: what several people ask of the same pins at the same time adds up."""
+"""pins.py: concurrent changes of the same pins add up, in memory and in the file."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from shardcache.cache.catalog.aliases import AliasTable
-from shardcache.cache.loop_turns import Turns
-from shardcache.cache.planner import Planner
-from shardcache.cache.residency.disk_health import Health
-from shardcache.cache.residency.evictor import Evictor
-from shardcache.cache.residency.inventory import Inventory
 from shardcache.cache.residency.pins import Pins
-from shardcache.cache.signal import Signal
-from shardcache.config import Amount
-from shardcache.errors import CapacityError
-from shardcache.metrics import Counters
+from shardcache.cache.residency.residency import Inventory
+from shardcache.errors import CapacityError, DiskError
 from shardcache.store.folder import Layout, shard_key
 from shardcache.store.pinfile import Pin, read_pins
 from shardcache.store.store import Store
 from support.programs.guard import GUARD_S
-from support.shards.stores import open_store, publish
+from support.shards.stores import evictor_of, open_store, publish
 
 MANY = 600  # more than are changed before others have their turn
 SIZE_BYTES = 1_000_000
@@ -41,16 +33,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def inventory(store: Store) -> Inventory:
-    """Cached shards in no plan."""
-    aliases, changed = AliasTable(store.shards), Signal()
-    planner = Planner(aliases)
-    return Inventory(store, planner, aliases, changed)
+    """Cached shards in no plan; pins have space for twice as many as a test makes."""
+    return evictor_of(store, LIMIT_BYTES).inventory
 
 
 @pytest.fixture
-def pins(store: Store, inventory: Inventory) -> Pins:
-    """Pins that have room for twice as many as there are."""
-    return Pins(store, inventory, Turns(), Amount(LIMIT_BYTES))
+def pins(inventory: Inventory) -> Pins:
+    """The pins of that cache."""
+    return inventory.pins
 
 
 def made(uid: int, first: int = 0) -> list[Pin]:
@@ -59,15 +49,15 @@ def made(uid: int, first: int = 0) -> list[Pin]:
     return [Pin(url, shard_key(url, "1"), SIZE_BYTES, frozenset({uid})) for url in urls]
 
 
-async def test_two_users_pin_and_one_takes_back_at_once(pins: Pins, store: Store) -> None:
-    """Each change counts, also on disk: none goes out from what another has replaced by then."""
+async def test_concurrent_pins_and_unpins_all_count(pins: Pins, store: Store) -> None:
+    """In the file, too: no change starts from a state that another has replaced by then."""
     await pins.add(made(7))
     await asyncio.gather(pins.add(made(8)), pins.add(made(9)), pins.remove(made(7), 7))
     assert {pin.uids for pin in pins} == {frozenset({8, 9})}
     assert store.layout.pins.read_text().count("[8, 9]") == MANY
 
 
-async def test_the_limit_holds_for_those_who_ask_at_once(pins: Pins) -> None:
+async def test_the_limit_holds_for_concurrent_requests(pins: Pins) -> None:
     """Two that would fit one by one and not together: the second is refused, and leaves nothing."""
     outcomes = await asyncio.gather(
         pins.add(made(7) + made(7, MANY)), pins.add(made(8, 2 * MANY)), return_exceptions=True
@@ -76,7 +66,9 @@ async def test_the_limit_holds_for_those_who_ask_at_once(pins: Pins) -> None:
     assert pins.to_json()["size_bytes"] == LIMIT_BYTES
 
 
-async def test_a_shard_that_comes_while_its_pin_changes_is_kept(pins: Pins, inventory: Inventory, store: Store) -> None:
+async def test_a_shard_that_arrives_while_its_pin_changes_is_kept(
+    pins: Pins, inventory: Inventory, store: Store
+) -> None:
     """The version that arrives between asking and changing stays pinned; the pin does not fall back to the former."""
     await pins.add(made(7))
     first = made(8)[0]
@@ -92,8 +84,8 @@ async def test_a_shard_that_comes_while_its_pin_changes_is_kept(pins: Pins, inve
     assert (shard.key, {7, 8}) in [(pin.key, pin.uids) for pin in read_pins(store.layout)], "also after a restart"
 
 
-async def test_a_change_that_is_cancelled_leaves_file_and_memory_equal(pins: Pins, store: Store) -> None:
-    """All of it is saved before any of it is applied: what was not applied is taken out of the file again."""
+async def test_a_cancelled_change_leaves_file_and_memory_equal(pins: Pins, store: Store) -> None:
+    """The pins applied until then hold, and are saved."""
     adding = asyncio.create_task(pins.add(made(7)))
     while not list(pins):  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -105,7 +97,7 @@ async def test_a_change_that_is_cancelled_leaves_file_and_memory_equal(pins: Pin
 
 
 async def test_one_writer_at_a_time(pins: Pins, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save that is cancelled ends before the next begins: both use the same temporary file."""
+    """A cancelled save ends before the next begins: both use the same temporary file."""
     entered, leave, at_once = threading.Event(), threading.Event(), []
 
     def write(layout: Layout, rows: Iterable[Pin]) -> None:
@@ -114,7 +106,7 @@ async def test_one_writer_at_a_time(pins: Pins, monkeypatch: pytest.MonkeyPatch)
         leave.wait(GUARD_S)
 
     monkeypatch.setattr("shardcache.cache.residency.pins.write_pins", write)
-    pins.note()
+    pins.schedule_save()
     saving = asyncio.create_task(pins.run())
     await asyncio.to_thread(entered.wait, GUARD_S)
     saving.cancel()
@@ -124,28 +116,13 @@ async def test_one_writer_at_a_time(pins: Pins, monkeypatch: pytest.MonkeyPatch)
     assert at_once == [False, False]
 
 
-async def test_a_pin_added_while_its_shard_is_removed_in_vain(
-    pins: Pins, inventory: Inventory, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process still has the file open, so the shard stays; then the pin keeps it."""
-    entered, leave = threading.Event(), threading.Event()
-
-    def unlink(paths: Sequence[Path]) -> bool:
-        entered.set()
-        leave.wait(GUARD_S)
-        return False
-
-    monkeypatch.setattr("shardcache.store.store._unlink_unless_open", unlink)
-    wanted = made(7)[0]
-    shard = await publish(store, wanted.url, version="1")
-    health, changed = Health(store.folder, Signal()), Signal()
-    evictor = Evictor(store, Planner(AliasTable(store.shards)), inventory, pins, health, Counters(), changed)
-    evictor.arrived(shard)
-    removing = asyncio.create_task(evictor.evict(shard))
-    await asyncio.to_thread(entered.wait, GUARD_S)
-    assert shard.key in store.known(), "it is not taken for one that someone else put there"
-    await pins.add([wanted])
-    assert not shard.pinned
-    leave.set()
-    assert not await removing
-    assert shard.pinned and store.shards[shard.key] is shard
+async def test_a_change_that_cannot_be_saved_is_undone(pins: Pins, store: Store) -> None:
+    """The user gets the error, and the pins are those of before."""
+    await pins.add(made(7))
+    before = list(pins)
+    store.layout.unfinished(store.layout.pins).mkdir()
+    with pytest.raises(DiskError):
+        await pins.add(made(8))
+    with pytest.raises(DiskError):
+        await pins.remove(made(7), None)
+    assert sorted(pins, key=str) == sorted(before, key=str)

@@ -1,4 +1,4 @@
-"""History of shards that may be gone."""
+"""versions.py: counts of samples outlive their shards."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardcache.cache.catalog.history import History
+from shardcache.cache.catalog.versions import History
 from shardcache.protocol import ShardRef
 from shardcache.store.catalogue import Catalogue
 from shardcache.store.shard import Facts

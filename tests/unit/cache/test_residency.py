@@ -1,23 +1,131 @@
-"""deadlock.py: who gives up when nobody can go on, and that nobody does while anything may still change."""
+"""residency.py: exactly the shards that nothing keeps are evictable, and a deadlock over space ends one claim."""
 
 from __future__ import annotations
 
+import asyncio
+import random
+import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from shardcache.cache.residency.deadlock import check_progress
-from shardcache.cache.transfers.transfers import Class, KeyClaim, PostponedError, Transfer
-from shardcache.cache.transfers.waiting import Wait
+from shardcache.cache.residency.residency import NOW, check_progress
+from shardcache.cache.waits import Class, KeyClaim, PostponedError, Transfer, Wait
 from shardcache.errors import CapacityError
 from shardcache.protocol import ShardRef
+from shardcache.store.folder import shard_key
+from shardcache.store.pinfile import Pin
 from shardcache.store.shard import Shard
 from shardcache.store.space import Space, footprint_bytes
+from shardcache.store.store import Store
+from support.programs.guard import GUARD_S
+from support.shards.stores import evictor_of, open_store, publish
+
+KEYS = [f"key-{number}" for number in range(8)]
+SIZE_BYTES = 100
+STEPS = 200
 
 MB = 1_000_000
 CAPACITY = 100 * MB
 SHARD_BYTES = footprint_bytes(10 * MB)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty cache."""
+    store = open_store(tmp_path)
+    yield store
+    store.close()
+
+
+def pin_on(key: str) -> Pin:
+    """Return a pin that keeps the shard for a key."""
+    return Pin(f"s3://bucket/{key}.tar", key, SIZE_BYTES, frozenset({7}))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_exactly_the_shards_that_nothing_keeps_are_evictable(store: Store, seed: int) -> None:
+    """Leases, pins, removals that fail and damage of leased shards, in any order."""
+    rng, inventory = random.Random(seed), evictor_of(store).inventory
+    planner, pins = inventory.planner, inventory.pins
+    leases: list[Shard] = []
+    still_open: set[Shard] = set()
+
+    def evictable() -> list[Shard]:
+        return [shard for shard in store.shards.values() if not shard.stays and shard not in still_open]
+
+    def remove(key: str, *, fails: bool) -> None:
+        shard = store.shards[key]
+        with inventory.evicting(shard):
+            del store.shards[key]
+            check()
+            if fails:
+                store.shards[key] = shard
+        if fails:
+            still_open.add(shard)
+
+    def check() -> None:
+        wanted_bytes = SIZE_BYTES * len(evictable())
+        keys = planner.now.victims(wanted_bytes, NOW, 0.0) if wanted_bytes else []
+        assert sorted(keys or ()) == sorted(shard.key for shard in evictable())
+        assert planner.now.victims(wanted_bytes + 1, NOW, 0.0) is None
+        assert inventory.leased == set(leases)
+        assert set(inventory.pinned) == {shard.key for shard in store.shards.values() if shard.pinned}
+        assert store.space.pinned_bytes == SIZE_BYTES * len(inventory.pinned)
+
+    for _ in range(STEPS):
+        key = rng.choice(KEYS)
+        match rng.choice(["publish", "retain", "retain", "release", "pin", "unpin", "remove", "stays", "damage"]):
+            case "publish" if key not in store.shards:
+                store.restore(Shard(key, SIZE_BYTES, 0, 0.0))
+                inventory.published(store.shards[key])
+            case "retain" if (shard := inventory.retain_cached(key)) is not None:
+                leases.append(shard)
+                still_open.discard(shard)
+            case "release" if leases:
+                inventory.release(leases.pop(rng.randrange(len(leases))))
+            case "pin":
+                await pins.add([pin_on(key)])
+                still_open.difference_update(inventory.pinned.values())
+            case "unpin":
+                await pins.remove([pin_on(key)], None)
+            case "remove" if any(shard.key == key for shard in evictable()):
+                remove(key, fails=False)
+            case "stays" if any(shard.key == key for shard in evictable()):
+                remove(key, fails=True)
+            case "damage" if key in store.shards:
+                inventory.gone(key)
+                del store.shards[key]
+        check()
+
+
+async def test_a_pin_added_during_a_failing_eviction_keeps_the_shard(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process has the file open, so it cannot be removed."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def unlink(paths: Sequence[Path]) -> bool:
+        entered.set()
+        leave.wait(GUARD_S)
+        return False
+
+    monkeypatch.setattr("shardcache.store.store._unlink_unless_open", unlink)
+    url = "s3://bucket/0.tar"
+    shard, evictor = await publish(store, url, version="1"), evictor_of(store)
+    wanted = Pin(url, shard_key(url, "1"), SIZE_BYTES, frozenset({7}))
+    evictor.arrived(shard)
+    removing = asyncio.create_task(evictor.evict(shard))
+    await asyncio.to_thread(entered.wait, GUARD_S)
+    assert shard.key in store.known(), "a shard being removed is not taken for one that reappeared"
+    await evictor.inventory.pins.add([wanted])
+    assert not shard.pinned
+    leave.set()
+    assert not await removing
+    assert shard.pinned and store.shards[shard.key] is shard
 
 
 def held(*leases: int) -> list[Shard]:
@@ -51,7 +159,7 @@ def waiting(
     """Return a shard on its way that one reader waits for which has that many shards in hand; nobody where None."""
     transfer = Transfer("name", ShardRef("s3://bucket/a.tar"), Class.PLANNED)
     if in_hand is not None:
-        transfer.waits.add(Wait("job", time.monotonic() if needed else None, holder=Keeper(in_hand, others)))
+        transfer.waits.add(Wait(("job", 7), time.monotonic() if needed else None, holder=Keeper(in_hand, others)))
     reservation = Space(CAPACITY).reserve()
     reservation.grow(reserved_bytes)
     return KeyClaim(
@@ -75,13 +183,13 @@ def gives_up(claims: list[KeyClaim], in_use: list[Shard], capacity: int) -> list
     return found
 
 
-async def test_when_all_wait_for_what_they_hold_themselves_the_last_gives_up() -> None:
+async def test_the_latest_claim_gives_up_when_all_wait_for_each_other() -> None:
     """The other can go on as soon as that one's reader has left."""
     claims = [waiting(2), waiting(2)]
     assert gives_up(claims, held(1, 1, 1, 1), 45 * MB) == [False, True]
 
 
-async def test_the_error_says_what_would_be_enough() -> None:
+async def test_the_deadlock_error_names_the_space_that_would_be_enough() -> None:
     """It counts the readers, and names the arithmetic and the options."""
     claims = [waiting(1), waiting(2)]
     with pytest.raises(CapacityError, match=r"the cache's capacity is 35\.0 MB, 30\.0 MB of it .* 2 reader") as caught:
@@ -107,26 +215,27 @@ async def test_a_shard_that_two_readers_hold_counts_for_both() -> None:
     ],
     ids=["another reads", "another's shard is coming", "another has something to read", "another's shard has room"],
 )
-async def test_nobody_gives_up_while_a_shard_may_be_given_back(other: object, in_use: list[Shard]) -> None:
+async def test_claims_wait_while_a_reader_may_release_a_shard(
+    other: Callable[[int], KeyClaim], in_use: list[Shard]
+) -> None:
     """One reader that goes on, or will, is enough."""
-    assert callable(other)
     assert gives_up([waiting(2), other(2)], in_use, 45 * MB) == [False, False]
 
 
-async def test_what_nobody_holds_can_make_room() -> None:
+async def test_shards_without_leases_count_as_free_space() -> None:
     """Only what is in hands counts as taken: all else goes, or comes and goes, by itself."""
     room = 20 * MB + SHARD_BYTES
     assert gives_up([waiting(2)], held(1, 1), room) == [False]
     assert gives_up([waiting(2)], held(1, 1), room - 1) == [True]
 
 
-async def test_room_that_a_waiting_shard_has_is_taken() -> None:
+async def test_the_reservation_of_a_blocked_claim_counts_as_taken() -> None:
     """A compressed shard that is half inflated keeps what it has until it has the rest, or gives up."""
     assert gives_up([waiting(1, wanted_bytes=MB, reserved_bytes=30 * MB)], held(1), 40 * MB) == [True]
     assert gives_up([waiting(1, wanted_bytes=MB, reserved_bytes=30 * MB)], held(1), 41 * MB) == [False]
 
 
-async def test_what_waits_for_the_turn_of_another_waits_for_its_room() -> None:
+async def test_a_claim_behind_a_blocked_one_is_blocked() -> None:
     """As long as that one goes on, nobody gives up; when it waits itself, both count, and what both have."""
     moving = waiting(0, wanted_bytes=0)
     assert gives_up([moving, waiting(1, wanted_bytes=0, behind=moving)], held(1), 15 * MB) == [False, False]
@@ -135,7 +244,7 @@ async def test_what_waits_for_the_turn_of_another_waits_for_its_room() -> None:
     assert gives_up([stuck, queued], held(1), 20 * MB) == [True, False], "the one whose reader keeps a shard"
 
 
-async def test_what_nobody_waits_for_gives_up_first() -> None:
+async def test_a_claim_without_waiting_readers_gives_up_first() -> None:
     """It is postponed; whoever has nothing to read may have its room."""
     ahead, needed = waiting(None, reserved_bytes=10 * MB), waiting(1)
     with pytest.raises(PostponedError):

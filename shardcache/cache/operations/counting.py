@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardcache.cache.catalog.aliases import AliasTable
-from shardcache.cache.catalog.history import History
-from shardcache.cache.operations.rounds import Round, ShardOutcome, Tell, ask_all
+from shardcache.cache.catalog.planner import name_of
+from shardcache.cache.operations.warming import Round, Send, ShardOutcome, ask_all
 from shardcache.cache.readers.leasing import Leasing, Published
-from shardcache.cache.transfers.transfers import Class, Transfers
-from shardcache.cache.transfers.waiting import Wait
+from shardcache.cache.waits import Class, Wait
 from shardcache.fetch.download import Downloader
 from shardcache.origin.base import RemoteObject
 from shardcache.origin.registry import Origins
@@ -17,7 +15,6 @@ from shardcache.protocol import ShardRef
 from shardcache.store.indexers import Indexers
 from shardcache.store.indexing import TokensRequest
 from shardcache.store.shard import Facts, Shard
-from shardcache.store.store import Store
 from shardcache.tarindex import TokenMember
 
 
@@ -29,29 +26,20 @@ class Counting:
     """
 
     def __init__(
-        self,
-        store: Store,
-        transfers: Transfers,
-        leasing: Leasing,
-        history: History,
-        origins: Origins,
-        downloader: Downloader,
-        indexers: Indexers,
-        max_transfers: int,
+        self, leasing: Leasing, origins: Origins, downloader: Downloader, indexers: Indexers, max_transfers: int
     ) -> None:
-        self._store = store
-        self._transfers = transfers
         self._leasing = leasing
-        self._history = history
+        self._store = leasing.store
+        self._transfers = leasing.transfers
         self._origins = origins
         self._downloader = downloader
         self._indexers = indexers
         self._max_transfers = max_transfers
 
     async def count(
-        self, refs: Sequence[ShardRef], tell: Tell, *, listed: bool, member: TokenMember | None = None
+        self, refs: Sequence[ShardRef], send: Send, *, listed: bool, member: TokenMember | None = None
     ) -> None:
-        """Report version, size and samples of each shard's present version to `tell`; an exception from it aborts.
+        """Report version, size and samples of each shard's present version to `send`; an exception from it aborts.
 
         A repeated url is counted once, at its first place; `number` is that place.
 
@@ -78,8 +66,8 @@ class Counting:
                 return ShardOutcome("known", counted.size_bytes, details=details)
             return ShardOutcome("fetched", counted.size_bytes, counted.size_bytes, details)
 
-        sums = await Round(present, ("fetched", "known"), self._transfers, tell).run(visit, self._max_transfers)
-        await tell({"event": "done", **sums, "samples": samples})
+        sums = await Round(present, ("fetched", "known"), self._transfers, send).run(visit, self._max_transfers)
+        await send({"event": "done", **sums, "samples": samples})
 
     async def _present(self, refs: Sequence[ShardRef], *, listed: bool) -> list[ShardRef]:
         """Return each url once, in its present version, with that version's sample count if it is known."""
@@ -91,7 +79,7 @@ class Counting:
             obj = found.get(ref.url)
             now = _ref(obj, counts.get((obj.url, obj.version))) if obj else ShardRef(ref.url)
             present.setdefault(ref.url, now if ref.url in unsure else ref)
-        return await self._history.fill(list(present.values()))
+        return await self._leasing.history.fill(list(present.values()))
 
     async def _counted(self, ref: ShardRef) -> tuple[ShardRef, bool]:
         """Return the shard's ref with every field set, and True if no fetch was needed."""
@@ -113,7 +101,7 @@ class Counting:
         return ShardRef(facts.url, facts.version, facts.origin_bytes, facts.samples, tokens), found.hit
 
     async def _facts(self, ref: ShardRef) -> tuple[Facts, bool]:
-        name = AliasTable.of(ref)
+        name = name_of(ref)
         if name in self._store.shards:
             found = await self._leasing.acquire(ref, Class.WARM, Wait())
             assert isinstance(found, Published)  # this wait does not accept a partial shard

@@ -1,4 +1,4 @@
-"""A job's next minutes: counted by when and where its shards are, the first few of them named."""
+"""views.py: a job's next minutes are counted by when and where its shards are, the first few of them named."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardcache.cache.views.job_timelines import BINS, HORIZON_S, Lane, Need, Presence, gaps
+from shardcache.cache.views import BINS, HORIZON_S, Lane, Need, Presence, gaps
 
 NEEDS = st.lists(
     st.tuples(st.floats(0.0, HORIZON_S), st.sampled_from("abcdef"), st.sampled_from(Presence)), max_size=40
@@ -35,7 +35,7 @@ def test_every_need_is_counted_once_in_its_time(needs: list[tuple[int, Presence]
 
 
 @given(st.lists(NEEDS, max_size=4))
-def test_the_soonest_are_named_and_gaps_once_each(readers: list[list[Need]]) -> None:
+def test_the_soonest_uses_are_named_and_gaps_once_each(readers: list[list[Need]]) -> None:
     """The first needs of all readers together, in order; of what is not here, each shard's first need."""
     lane = lane_of(readers)
     times = sorted(in_s for needs in readers for in_s, _, _ in needs)
@@ -59,7 +59,7 @@ def test_a_shard_being_fetched_is_named_with_its_job_behind_another_jobs_gaps() 
     assert named[-1].url == "coming"
 
 
-def test_a_shard_that_one_may_not_see_is_not_named() -> None:
+def test_a_hidden_shard_is_counted_and_not_named() -> None:
     """It counts all the same."""
-    told = lane_of([[(1.0, "secret", Presence.MISSING)]]).to_json(lambda _: False)
-    assert "secret" not in str(told) and sum(told["counts"]["missing"]) == 1
+    shown = lane_of([[(1.0, "secret", Presence.MISSING)]]).to_json(lambda _: False)
+    assert "secret" not in str(shown) and sum(shown["counts"]["missing"]) == 1

@@ -1,0 +1,396 @@
+"""Views of the cache: the status page, as `status` and `top` show it, and what open dashboard pages show beyond it.
+
+The dashboard's part is refreshed at most once a second, however many pages are open, and not at all when none is; on a
+node with many shards less often, so that it takes a small share of a core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import enum
+import heapq
+import itertools
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from shardcache.cache.readers.jobs import Job
+from shardcache.cache.readers.readers import Reader, Readers
+from shardcache.cache.transfers.prefetch import Prefetcher
+from shardcache.cache.waits import Holder, JobKey, Stage, Transfer
+from shardcache.errors import CacheError
+from shardcache.fetch.download import Downloader
+from shardcache.origin.registry import Origins
+from shardcache.plan.schedule import Schedule
+from shardcache.plan.timeline import NEVER
+from shardcache.redact import HIDDEN, redact
+from shardcache.store.disk import free_bytes
+from shardcache.store.shard import Shard
+from shardcache.units import size
+
+Json = dict[str, Any]
+Visible = Callable[[str], bool]
+"""Predicate: may the caller see this url?"""
+
+# A little less than the pages' interval, so that no page gets the same state twice.
+_PERIOD_S = 0.9
+# Share of the time that refreshing lanes and map may take.
+_SHARE = 0.04
+
+# Lanes: how far ahead, in how many intervals, and how many positions are examined per reader: one shard per second.
+HORIZON_S = 300.0
+BINS = 60
+_MAX_USES = 300
+_SOONEST = 5
+_MAX_GAPS = 12
+
+# The map's bands: needed within this many seconds; after these, needed later; then in no plan.
+BANDS_S = (60.0, 300.0, 900.0, 3600.0)
+LEASED, UNPLANNED = -1, len(BANDS_S) + 1
+# As many cells as a picture can show; a larger cache is shown in part.
+_MAX_CELLS = 20_000
+# After a restart only the shards' keys are known: each refresh reads sidecars for this long.
+_READING_S = 0.5
+_READ_AT_ONCE = 256
+
+
+class Overview:
+    """The status page: a read-only view of the whole cache."""
+
+    def __init__(self, readers: Readers, prefetcher: Prefetcher, downloader: Downloader, origins: Origins) -> None:
+        self._readers = readers
+        self._transfers = readers.transfers
+        self._planner = readers.planner
+        self._store = readers.inventory.store
+        self._prefetcher = prefetcher
+        self._downloader = downloader
+        self._origins = origins
+
+    def page(self, visible: Visible = lambda _: True) -> Json:
+        """Return cache, counters, transfers and jobs; urls that are not `visible` are hidden."""
+        space = self._store.space
+        return {
+            "cache": {
+                "dir": str(self._store.layout.root),
+                "capacity_bytes": space.capacity_bytes,
+                "used_bytes": space.used_bytes,
+                "free_bytes": self._free_bytes(),
+                "leased_bytes": self._leased_bytes(),
+                "leases": sum(shard.leases for shard in self._readers.inventory.leased),
+                "reserved_bytes": space.reserved_bytes,
+                "shards": len(self._store.shards),
+            },
+            "counters": self._readers.counters.to_json() | {"paused": self._downloader.pauses},
+            "origins": [asdict(load) for load in self._downloader.loads()],
+            "tiers": [tier.to_json() for tier in self._origins.tiers.values()],
+            "transfers": [self._transfer(transfer, visible) for transfer in self._transfers.all()],
+            "jobs": self._jobs(),
+        }
+
+    def reason(self, transfer: Transfer) -> str:
+        """Return a human-readable reason why a transfer has not finished yet."""
+        stage, space = transfer.stages.present, self._store.space
+        if stage is not Stage.SPACE:
+            failed = self._downloader.failing.get(transfer.ref.url)
+            return f"{stage.value}; {failed}" if failed else stage.value
+        leased, pinned, arriving = map(size, (self._leased_bytes(), space.pinned_bytes, space.reserved_bytes))
+        pins = f", {pinned} pinned" if space.pinned_bytes else ""
+        return (
+            f"{stage.value}: {space.explanation}, {leased} of it leased{pins}, {arriving} reserved by transfers; "
+            f"each reader needs space for shuffle_window + 1 shards, two without shuffling ({space.remedy})"
+        )
+
+    def _free_bytes(self) -> int | None:
+        try:
+            return free_bytes(self._store.layout.root)
+        except CacheError:  # reported under `disk`
+            return None
+
+    def _leased_bytes(self) -> int:
+        return sum(shard.kept_bytes for shard in self._readers.inventory.leased)
+
+    def _transfer(self, transfer: Transfer, visible: Visible) -> Json:
+        now, url = self._planner.now, transfer.ref.url
+        failed = self._downloader.failing.get(url) if visible(url) else None
+        return transfer.to_json() | {
+            "url": redact(url) if visible(url) else HIDDEN,
+            "last_error": None if failed is None else str(failed),
+            "needed_in_s": _ahead(now.next_use_s(self._planner.aliases.key(transfer.name)), now.now_s),
+        }
+
+    def _jobs(self) -> list[Json]:
+        readers: defaultdict[JobKey, list[Reader]] = defaultdict(list)
+        for reader in self._readers:
+            readers[reader.client].append(reader)
+        jobs = sorted(self._readers.jobs(), key=lambda job: not job.sessions)
+        return [self._job(job, readers[job.key]) for job in jobs]
+
+    def _job(self, job: Job, readers: list[Reader]) -> Json:
+        now, coming = self._planner.now, [transfer.name for transfer in self._transfers.all()]
+        for reader in readers:
+            reader.charge()
+        stages = [stage for reader in readers if (stage := reader.waiting_for) is not None]
+        needs_s = (now.covered_until_s(reader, self._prefetcher.is_cared_for, coming) for reader in readers)
+        return job.to_json() | {
+            "shards_per_s": round(sum(map(now.shards_per_s, readers)), 4),
+            "ahead_s": _ahead(min(needs_s, default=math.inf), now.now_s),  # None if everything planned is cached
+            "waiting": len(stages),
+            "waiting_for": max(set(stages), key=stages.count).value if stages else None,
+        }
+
+
+def _ahead(moment_s: float, now_s: float) -> float | None:
+    return None if moment_s == math.inf else round(max(0.0, moment_s - now_s), 3)
+
+
+class Presence(enum.StrEnum):
+    """State of a shard that a reader will need."""
+
+    CACHED = "cached"
+    FETCHING = "fetching"
+    MISSING = "missing"
+    FAILED = "failed"  # missing, and not prefetched again
+
+
+Need = tuple[float, int, Presence]
+"""Seconds until a reader needs a shard, the shard's position in its plan, and the shard's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One reader's need of one shard.
+
+    Attributes:
+        in_s: time until the need, at the reader's pace; 0 if it is already waiting or reading.
+        job, uid: the reader's job and its user.
+    """
+
+    in_s: float
+    url: str
+    job: str
+    uid: int
+    presence: Presence
+
+    def to_json(self, visible: Visible) -> Json:
+        """Return the use as JSON; the url is hidden unless it is `visible`."""
+        url = redact(self.url) if visible(self.url) else HIDDEN
+        return {"in_s": self.in_s, "url": url, "job": self.job, "uid": self.uid, "presence": self.presence.value}
+
+
+@dataclass(slots=True)
+class Lane:
+    """The shards that one job's readers need in the next minutes, and whether they are cached.
+
+    Attributes:
+        counts: by presence, the number of shards needed in each of the horizon's `BINS` equal intervals.
+        looked_s: how far ahead all of its readers' plans were examined.
+        soonest: the first few uses.
+        gaps: the first few uses of shards that are not cached.
+    """
+
+    job: str
+    uid: int
+    counts: dict[Presence, list[int]] = field(default_factory=lambda: {each: [0] * BINS for each in Presence})
+    looked_s: float = HORIZON_S
+    soonest: list[Use] = field(default_factory=list)
+    gaps: list[Use] = field(default_factory=list)
+
+    def add(self, needs: Sequence[Need], url: Callable[[int], str]) -> None:
+        """Add one reader's needs, soonest first; `url` returns the url of the shard at a position of its plan."""
+        for in_s, _, presence in needs:
+            self.counts[presence][min(int(in_s * BINS / HORIZON_S), BINS - 1)] += 1
+        if len(needs) == _MAX_USES:
+            self.looked_s = min(self.looked_s, needs[-1][0])
+        missing = [need for need in needs if need[2] is not Presence.CACHED]
+        self.soonest = _first(_SOONEST, self.soonest, self._uses(needs[:_SOONEST], url))
+        self.gaps = _first(_MAX_GAPS, self.gaps, self._uses(missing[:_MAX_GAPS], url))
+
+    def _uses(self, needs: Iterable[Need], url: Callable[[int], str]) -> Iterator[Use]:
+        for in_s, position, presence in needs:
+            yield Use(round(in_s, 2), url(position), self.job, self.uid, presence)
+
+    def to_json(self, visible: Visible) -> Json:
+        """Return the timeline as JSON; urls that are not `visible` are hidden."""
+        return {
+            "name": self.job,
+            "uid": self.uid,
+            "looked_s": self.looked_s,
+            "counts": {presence.value: counts for presence, counts in self.counts.items()},
+            "soonest": [use.to_json(visible) for use in self.soonest],
+        }
+
+
+def gaps(lanes: Iterable[Lane]) -> list[Use]:
+    """Return the soonest uses of shards that are not cached, one per shard, over all jobs.
+
+    A shard that is being fetched is always among them: its transfer is shown, with the job that it is for.
+    """
+    soonest: dict[str, Use] = {}
+    for use in sorted((use for lane in lanes for use in lane.gaps), key=attrgetter("in_s")):
+        soonest.setdefault(use.url, use)
+    uses = enumerate(soonest.values())
+    return [use for number, use in uses if number < _MAX_GAPS or use.presence is Presence.FETCHING]
+
+
+def _first(limit: int, *uses: Iterable[Use]) -> list[Use]:
+    return list(itertools.islice(heapq.merge(*uses, key=attrgetter("in_s")), limit))
+
+
+class Cell(NamedTuple):
+    """One cached shard of the map.
+
+    Attributes:
+        band: next use: an index into `BANDS_S`, the index after it for later, `LEASED` or `UNPLANNED`.
+    """
+
+    url: str
+    band: int
+    size_bytes: int
+    pinned: bool
+
+
+class LiveView:
+    """Waiting readers, needs of the next minutes, and the map of cached shards.
+
+    Attributes:
+        looks: number of refreshes.
+        maps: number of those that included lanes and map.
+    """
+
+    def __init__(self, readers: Readers, reason: Callable[[Transfer], str]) -> None:
+        self.looks = self.maps = 0
+        self._readers = readers
+        self._turns = readers.turns
+        self._transfers = readers.transfers
+        self._planner = readers.planner
+        self._store = readers.inventory.store
+        self._reason = reason
+        self._lanes: list[Lane] = []
+        self._cells: list[Cell] = []
+        self._urls: dict[str, str] = {}  # of cached shards, by key; empty if the sidecar cannot be read
+        self._looking = asyncio.Lock()
+        self._looked_s = self._due_s = -math.inf
+
+    async def look(self) -> None:
+        """Refresh the view, lanes and map included if they are due, unless that was done just now."""
+        async with self._looking:
+            begun_s = time.monotonic()
+            if begun_s - self._looked_s < _PERIOD_S:
+                return
+            self._looked_s = begun_s
+            if begun_s >= self._due_s:
+                self._lanes = await self._look_ahead()
+                is_complete = await self._look_at_shards()
+                self._due_s = begun_s + (time.monotonic() - begun_s) / _SHARE if is_complete else begun_s
+                self.maps += 1
+            self.looks += 1
+
+    def outlook(self, visible: Visible) -> Json:
+        """Return the present waits, and each job's next minutes with the missing shards as of the last refresh."""
+        return {
+            "waits": list(self._waits(visible)),
+            "lanes": [lane.to_json(visible) for lane in self._lanes],
+            "gaps": [use.to_json(visible) for use in gaps(self._lanes)],
+        }
+
+    async def map(self, visible: Visible) -> Json:
+        """Return the number of cached shards, and the visible ones by folder: rows of name, band, size, 1 if pinned."""
+        folders: defaultdict[str, list[Any]] = defaultdict(list)
+
+        def add(cells: Iterable[Cell]) -> None:
+            for cell in cells:
+                if visible(cell.url):
+                    folder, slash, name = redact(cell.url).rpartition("/")
+                    folders[folder + slash].append([name, cell.band, cell.size_bytes, int(cell.pinned)])
+
+        await self._turns.take(self._cells, add)
+        return {"shards": len(self._store.shards), "folders": folders}
+
+    def _waits(self, visible: Visible) -> Iterator[Json]:
+        """Yield, for each shard and job, the number of readers that wait for it, for how long and why."""
+        for transfer in self._transfers.all():
+            readers: Counter[JobKey | None] = Counter()
+            since_s: dict[JobKey | None, float] = {}
+            for wait in transfer.waits:
+                if wait.since_s is not None:
+                    readers[wait.client] += 1
+                    since_s[wait.client] = min(wait.since_s, since_s.get(wait.client, math.inf))
+            url = transfer.ref.url
+            for client, count in readers.items():
+                job, uid = client or (None, None)
+                yield {
+                    "job": job,
+                    "uid": uid,
+                    "readers": count,
+                    "for_s": round(time.monotonic() - since_s[client], 1),
+                    "url": redact(url) if visible(url) else HIDDEN,
+                    "reason": self._reason(transfer) if visible(url) else transfer.stages.present.value,
+                }
+
+    async def _look_ahead(self) -> list[Lane]:
+        """Return a lane for each job with readers, sharing the event loop between readers."""
+        lanes: dict[JobKey, Lane] = {}
+        for reader in list(self._readers):
+            await self._turns.wait()
+            now = self._planner.now
+            ahead = now.ahead(reader, now.now_s + HORIZON_S, _MAX_USES)
+            needs = [(max(0.0, use_s - now.now_s), position, self._presence(name)) for use_s, position, name in ahead]
+            lane = lanes.setdefault(reader.client, Lane(*reader.client))
+            lane.add(needs, partial(_url, reader))
+        return list(lanes.values())
+
+    def _presence(self, name: str) -> Presence:
+        if self._planner.aliases.key(name) in self._store.shards:
+            return Presence.CACHED
+        if name in self._transfers:
+            return Presence.FETCHING
+        return Presence.FAILED if name in self._transfers.failures else Presence.MISSING
+
+    async def _look_at_shards(self) -> bool:
+        """Refresh the map; return False while it lacks shards whose sidecars have not been read yet."""
+        shards = list(itertools.islice(self._store.shards.values(), _MAX_CELLS))
+        is_complete = await self._learn_urls(shards)
+        cells: list[Cell] = []
+
+        def add(some: Iterable[Shard]) -> None:
+            now = self._planner.now
+            cells.extend(
+                Cell(url, _band(shard, now), shard.size_bytes, shard.pinned)
+                for shard in some
+                if (url := self._urls.get(shard.key))
+            )
+
+        await self._turns.take(shards, add)
+        self._cells = cells
+        return is_complete
+
+    async def _learn_urls(self, shards: Sequence[Shard]) -> bool:
+        """Learn the urls of shards, if need be from their sidecars; return False if some are left for the next time."""
+        known, until_s = self._urls, time.monotonic() + _READING_S
+        self._urls = {shard.key: known[shard.key] for shard in shards if shard.key in known}
+        self._urls |= {shard.key: shard.facts.url for shard in shards if shard.facts is not None}
+        unread = [shard for shard in shards if shard.key not in self._urls]
+        for first in range(0, len(unread), _READ_AT_ONCE):
+            if time.monotonic() > until_s:
+                return False
+            some = unread[first : first + _READ_AT_ONCE]
+            for shard, facts in zip(some, await self._store.peek(some), strict=True):
+                self._urls[shard.key] = facts.url if facts else ""  # damaged: its next use or check quarantines it
+        return True
+
+
+def _url(reader: Reader, position: int) -> str:
+    return reader.ref(position).url
+
+
+def _band(shard: Shard, now: Schedule[Holder]) -> int:
+    if shard.leases:
+        return LEASED
+    use_s = now.next_use_s(shard.key)
+    return UNPLANNED if use_s == NEVER else bisect.bisect_left(BANDS_S, use_s - now.now_s)

@@ -1,0 +1,377 @@
+"""Shards on their way to the cache, and what waits for them: readers for shards, transfers for space.
+
+A shard can be read while it is still being downloaded, by readers with nothing else to read (`Arrival`). This is
+offered only for origins that check the version on every read: a version checked once, at the end, could be a mixture.
+Readers see the contiguous finished parts from the first byte on, and the beginning of the part after them. Each part is
+fetched with If-Match, and nothing of it is written before the answer's header proves to be the expected one. Whether
+the whole shard is sound is known only at the end, so a reader may learn then that the beginning it read belongs to a
+corrupt shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from shardcache.errors import ShardcacheError
+from shardcache.fetch.connections.priority import Priority
+from shardcache.fetch.parts.pausable_read import Coming
+from shardcache.protocol import ShardRef
+from shardcache.redact import redact
+from shardcache.store.inflate import codec_of
+from shardcache.store.partial import Partial
+from shardcache.store.shard import Shard
+from shardcache.store.space import Reservation
+
+
+class Signal:
+    """Broadcast event: `notify` wakes the tasks that are in `wait` at that moment; `count` reveals missed ones.
+
+    Attributes:
+        count: number of calls of `notify`.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._event = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Wait for the next `notify`."""
+        await self._event.wait()
+
+    def notify(self) -> None:
+        """Wake all waiters."""
+        self.count += 1
+        self._event.set()
+        self._event = asyncio.Event()
+
+
+class Stage(enum.StrEnum):
+    """Stage of a transfer, in human-readable words."""
+
+    ASKING = "asking the object store for the shard's version"
+    SPACE = "waiting for space in the cache"
+    NETWORK = "downloading from the object store"
+    DISK = "checking and indexing"
+
+
+class Stages:
+    """History of a transfer's stages, each with its start by the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[Stage, float]] = [(Stage.ASKING, time.monotonic())]
+
+    def __repr__(self) -> str:
+        return f"Stages({' → '.join(stage.name.lower() for stage, _ in self._begun)})"
+
+    @property
+    def present(self) -> Stage:
+        """The current stage."""
+        return self._begun[-1][0]
+
+    @property
+    def present_since_s(self) -> float:
+        """Start of the current stage."""
+        return self._begun[-1][1]
+
+    def enter(self, stage: Stage) -> None:
+        """Begin a stage."""
+        self._begun.append((stage, time.monotonic()))
+
+    def spent_s(self, since_s: float, until_s: float) -> dict[Stage, float]:
+        """Return the time spent in each stage during an interval."""
+        spent_s: defaultdict[Stage, float] = defaultdict(float)
+        for (stage, begun_s), (_, ended_s) in itertools.pairwise([*self._begun, (Stage.DISK, math.inf)]):
+            overlap_s = min(until_s, ended_s) - max(since_s, begun_s)
+            if overlap_s > 0:
+                spent_s[stage] += overlap_s
+        return spent_s
+
+
+class Class(enum.IntEnum):
+    """Priority class of a transfer; the lower class goes first in every queue."""
+
+    WAITING = 0  # a reader has nothing else to read
+    PLANNED = 1
+    WARM = 2
+
+
+class PostponedError(Exception):
+    """Postponed transfer: no space now for a shard that no reader waits for; its plan will request it again."""
+
+
+JobKey: TypeAlias = tuple[str, int]
+"""A job's name and its user's id."""
+
+
+class Holder(Hashable, Protocol):
+    """A reader, as the owner of a plan and of holds on shards."""
+
+    @property
+    def client(self) -> JobKey:
+        """The reader's job."""
+
+    def ref(self, position: int) -> ShardRef:
+        """Return the shard at a position of the plan."""
+
+    def leased_shards(self) -> int:
+        """Return the number of shards held for the reader."""
+
+    def kept_waiting(self) -> Collection[Holder]:
+        """Return the readers that keep their shards until this one gets its own."""
+
+
+@dataclass(slots=True, eq=False)
+class Wait:
+    """One caller's wait for a shard, or for more of an arriving one.
+
+    Attributes:
+        client: the reader's job; None outside a job.
+        since_s: when the reader began to wait; None while it still has something to read.
+        partial: True if the caller accepts a shard that is still arriving.
+        stages: the stages of the transfer being waited for, once there is one.
+        holder: the waiting reader; None if the caller is not a reader.
+    """
+
+    client: JobKey | None = None
+    since_s: float | None = None
+    partial: bool = False
+    stages: Stages | None = None
+    holder: Holder | None = None
+
+
+class Arrival:
+    """A shard that readers can open before its download ends.
+
+    Attributes:
+        partial: the file and its finished parts.
+        readers: the job of each reader that has the file open.
+        shard: the published shard; None until then.
+
+    Args:
+        transfer: its transfer, notified when more bytes are in the file, and at the end.
+    """
+
+    def __init__(self, partial: Partial, transfer: Transfer) -> None:
+        self.partial = partial
+        self.readers: list[JobKey | None] = []
+        self.shard: Shard | None = None
+        self._moved = transfer.moved
+        self._waits = transfer.waits
+        self._coming = transfer.coming
+        self._failure: ShardcacheError | None = None
+        self._parts = 0
+        self._ready_bytes = 0
+        self._when_left: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"Arrival({self.partial.obj.url!r}, ready_bytes={self.ready_bytes}, readers={len(self.readers)})"
+
+    @property
+    def ready_bytes(self) -> int:
+        """Number of bytes, from the first on, that may be read."""
+        while self._parts in self.partial.done:
+            self._parts += 1
+        finished_bytes = min(self._parts * self.partial.part_bytes, self.partial.obj.size_bytes)
+        # A part that has to be fetched again writes the same bytes to the same place.
+        self._ready_bytes = max(self._ready_bytes, finished_bytes + self._coming.written_bytes(self._parts))
+        return self._ready_bytes
+
+    @property
+    def is_worth_reading(self) -> bool:
+        """True if some bytes can be read already and some are still to come."""
+        return self._failure is None and 0 < self.ready_bytes < self.partial.obj.size_bytes
+
+    async def beyond(self, count_bytes: int, wait: Wait) -> None:
+        """Wait until more than `count_bytes` are ready, or the whole shard. Raises the transfer's error."""
+        self._waits.add(wait)
+        try:
+            while self.shard is None and self.ready_bytes <= count_bytes:
+                if self._failure is not None:
+                    raise self._failure
+                await self._moved.wait()
+        finally:
+            self._waits.discard(wait)
+
+    def publish(self, shard: Shard) -> None:
+        """Announce that the shard is complete. The caller has retained it for each reader."""
+        self.shard = shard
+        self._moved.notify()
+
+    def fail(self, exn: ShardcacheError) -> None:
+        """Announce that the rest will not arrive; the first reason given is the one reported."""
+        self._failure = self._failure or exn
+        self._moved.notify()
+
+    def leave(self, client: JobKey) -> None:
+        """Note that a reader closed the file before it was published."""
+        self.readers.remove(client)
+        if not self.readers and self._when_left is not None:
+            self._when_left()
+
+    def when_left(self, act: Callable[[], None]) -> None:
+        """Call `act` once no reader has the file open."""
+        if self.readers:
+            self._when_left = act
+        else:
+            act()
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """The fetching of one shard from origin to cache.
+
+    Attributes:
+        name: name of the shard in plans.
+        wanted: its urgency, not counting waiting readers.
+        waits: the present waits for the shard.
+        done_bytes: bytes already on disk, of `total_bytes` (None until the origin has reported it).
+        coming: bytes received that are not on disk yet.
+        arriving: early access to the shard, while it can be offered.
+        moved: notified when any of these changes.
+    """
+
+    name: str
+    ref: ShardRef
+    wanted: Class
+    waits: set[Wait] = field(default_factory=set)
+    stages: Stages = field(default_factory=Stages)
+    done_bytes: int = 0
+    coming: Coming = field(default_factory=Coming)
+    total_bytes: int | None = None
+    arriving: Arrival | None = None
+    moved: Signal = field(default_factory=Signal)
+    outcome: asyncio.Future[Shard] = field(default_factory=asyncio.Future, repr=False)
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def klass(self) -> Class:
+        """Present urgency, counting waiting readers."""
+        return self.wanted if self.longest_wait() is None else Class.WAITING
+
+    def longest_wait(self) -> Wait | None:
+        """Return the wait of the reader that has waited longest, if any reader waits."""
+        return _longest(self.waits)
+
+    def begin(self, total_bytes: int) -> None:
+        """Begin a download of `total_bytes`, of which nothing has been received yet."""
+        self.total_bytes, self.done_bytes, self.coming = total_bytes, 0, Coming(self.moved.notify)
+
+    def set_done(self, done_bytes: int) -> None:
+        """Record the download's progress."""
+        self.done_bytes = done_bytes
+        self.moved.notify()
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes received so far, on disk or not."""
+        return self.done_bytes + self.coming.size_bytes
+
+    def rate_bytes_per_s(self) -> float:
+        """Return the mean rate of the download; 0 outside the download stage."""
+        elapsed_s = time.monotonic() - self.stages.present_since_s
+        return self.arrived_bytes / elapsed_s if self.stages.present is Stage.NETWORK and elapsed_s > 0 else 0.0
+
+    def first_priority(self) -> Priority:
+        """Return the priority before the download begins, so that less urgent downloads do not start first."""
+        begins = self.stages.present is not Stage.NETWORK and codec_of(self.ref.url) is None
+        waits = [wait for wait in self.waits if wait.partial and wait.since_s is not None]
+        return Priority(self.klass, alone=begins and bool(waits))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the transfer's entry in `shardcache status`."""
+        return {
+            "url": redact(self.ref.url),
+            "done_bytes": self.arrived_bytes,
+            "total_bytes": self.total_bytes,
+            "rate_bytes_per_s": round(self.rate_bytes_per_s()),
+            "class": self.klass.name.lower(),
+            "stage": self.stages.present.value,
+            "waiters": len(self.waits),
+        }
+
+
+@dataclass(slots=True, eq=False)
+class KeyClaim:
+    """All transfers that lead to one key. The holder of the lock does the work, with the highest urgency among them.
+
+    Attributes:
+        reservation: the space reserved for the shard.
+        wanted_bytes: further space that it waits for; 0 while it does not wait.
+        behind: the claim whose turn it waits for.
+        waits_since_s: start of the wait, by the monotonic clock.
+        checked_s: time of the last deadlock check.
+    """
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    transfers: list[Transfer] = field(default_factory=list)
+    reservation: Reservation | None = None
+    wanted_bytes: int = 0
+    behind: KeyClaim | None = None
+    waits_since_s: float = 0.0
+    checked_s: float = -math.inf
+
+    @property
+    def is_blocked(self) -> bool:
+        """True while only space, for this claim or the one ahead of it, lets it continue."""
+        return self.wanted_bytes > 0 or (self.behind is not None and self.behind.is_blocked)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Size of the reservation."""
+        return self.reservation.size_bytes if self.reservation else 0
+
+    @property
+    def klass(self) -> Class:
+        """The highest urgency."""
+        return min(transfer.klass for transfer in self.transfers)
+
+    @property
+    def waits(self) -> list[Wait]:
+        """All waits for the shard."""
+        return [wait for transfer in self.transfers for wait in transfer.waits]
+
+    @property
+    def reader_waits(self) -> list[Wait]:
+        """The waits of readers that have nothing to read."""
+        return [wait for wait in self.waits if wait.since_s is not None]
+
+    def priority(self, next_use_s: Callable[[], float]) -> Priority:
+        """Return the priority of the download; `next_use_s` returns when a plan next needs the shard."""
+        waits = [wait for transfer in self.transfers if (wait := transfer.longest_wait())]
+        beginnings = [transfer.arriving for transfer in self.transfers if transfer.arriving]
+        readers = [client for beginning in beginnings for client in beginning.readers]
+        if (longest := _longest(waits)) is not None:
+            alone = bool(readers) or (bool(beginnings) and any(wait.partial for wait in waits))
+            return Priority(Class.WAITING, longest.since_s or 0.0, longest.client, alone)
+        if readers:  # they will soon have read everything that has arrived
+            return Priority(Class.WAITING, time.monotonic(), readers[0], alone=True)
+        return Priority(self.klass, next_use_s())
+
+    @contextmanager
+    def waiting(self, wanted_bytes: int = 0, behind: KeyClaim | None = None) -> Iterator[None]:
+        """Mark the claim as waiting for space, or for another claim's turn to end."""
+        previous = [(transfer, transfer.stages.present) for transfer in self.transfers] if wanted_bytes else []
+        self.wanted_bytes, self.behind, self.waits_since_s = wanted_bytes, behind, time.monotonic()
+        for transfer, _ in previous:
+            transfer.stages.enter(Stage.SPACE)
+        try:
+            yield
+        finally:
+            self.wanted_bytes, self.behind = 0, None
+            for transfer, stage in previous:
+                transfer.stages.enter(stage)
+
+
+def _longest(waits: Collection[Wait]) -> Wait | None:
+    """Return the wait of the reader that has had nothing to read for longest; None if no reader waits."""
+    waiting = [wait for wait in waits if wait.since_s is not None]
+    return min(waiting, key=lambda wait: wait.since_s or 0.0, default=None)

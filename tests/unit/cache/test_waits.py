@@ -1,0 +1,131 @@
+"""waits.py: what of an arriving shard can be read, and how urgent its download is."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from shardcache.cache.waits import Arrival, Class, KeyClaim, Stage, Transfer, Wait
+from shardcache.errors import ShardChangedError
+from shardcache.fetch.connections.priority import Priority
+from shardcache.fetch.parts.pausable_read import PausableRead
+from shardcache.fetch.parts.stall_timeout import StallTimeout
+from shardcache.origin.base import RemoteObject
+from shardcache.protocol import ShardRef
+from shardcache.store.folder import Layout
+from shardcache.store.partial import Partial
+from shardcache.transport.flow import nothing
+from shardcache.transport.parts import PartSums
+
+URL, PART, SIZE = "s3://bucket/a.tar", 1000, 2500
+JOB, OTHER = ("job", 7), ("other", 7)
+
+
+def read() -> PausableRead:
+    """Return a read of a part without limits."""
+
+    async def grant(wanted_bytes: float) -> float:
+        return math.inf
+
+    return PausableRead(StallTimeout(60.0, URL, nothing), PART, grant)
+
+
+@pytest.fixture
+async def transfer() -> Transfer:
+    """A shard that a plan needs."""
+    transfer = Transfer(URL, ShardRef(URL), Class.PLANNED)
+    transfer.begin(SIZE)
+    return transfer
+
+
+@pytest.fixture
+async def arrival(transfer: Transfer, tmp_path: Path) -> Arrival:
+    """Its download, which has begun."""
+    layout = Layout(tmp_path)
+    layout.partial.mkdir(parents=True)
+    transfer.stages.enter(Stage.NETWORK)
+    transfer.arriving = Arrival(Partial.open(layout, RemoteObject(URL, "1", SIZE), PART), transfer)
+    return transfer.arriving
+
+
+def priority(transfer: Transfer) -> Priority:
+    """Return the priority of a download whose shard a plan needs at 7 s."""
+    return KeyClaim(transfers=[transfer]).priority(lambda: 7.0)
+
+
+async def test_ready_bytes_grow_with_the_first_unfinished_part(transfer: Transfer, arrival: Arrival) -> None:
+    """With what is written of it, whatever becomes of its request."""
+    coming, moved = transfer.coming, transfer.moved
+    first, again, second, last = read(), read(), read(), read()
+    assert not arrival.is_worth_reading
+
+    coming.begin(0, first)
+    coming.begin(1, second)
+    second.written(900)
+    assert arrival.ready_bytes == 0, "a later part does not begin the shard"
+    first.written(300)
+    assert (arrival.ready_bytes, arrival.is_worth_reading, moved.count) == (300, True, 2)
+
+    coming.begin(0, again)  # the first request failed
+    again.written(100)
+    assert arrival.ready_bytes == 300, "the same bytes are written again"
+    again.written(400)
+    assert arrival.ready_bytes == 400
+
+    coming.end(0)
+    arrival.partial.record(PartSums(0, 0, 0))
+    assert arrival.ready_bytes == 1900, "the second part has begun"
+    coming.end(1)
+    arrival.partial.record(PartSums(1, 0, 0))
+    coming.begin(2, last)
+    last.written(500)
+    assert (arrival.ready_bytes, arrival.is_worth_reading) == (SIZE, False)
+
+
+async def test_a_failed_arrival_is_not_offered(arrival: Arrival) -> None:
+    """A reader that comes after the failure waits for the next attempt instead of getting the error of this one."""
+    arrival.partial.record(PartSums(0, 0, 0))
+    assert arrival.is_worth_reading
+    arrival.fail(ShardChangedError("replaced", url=URL))
+    assert not arrival.is_worth_reading
+
+
+async def test_the_deadline_without_waiting_readers_is_the_next_use(transfer: Transfer) -> None:
+    """A reader that asks ahead makes a download no more urgent."""
+    transfer.waits.add(Wait(JOB))
+    assert priority(transfer) == Priority(Class.PLANNED, 7.0)
+
+
+async def test_a_reader_of_the_whole_shard_pauses_no_other_download(transfer: Transfer, arrival: Arrival) -> None:
+    """It has nothing to read, but the order of the parts helps it little."""
+    transfer.waits |= {Wait(JOB, 5.0), Wait(OTHER, 6.0)}
+    assert priority(transfer) == Priority(Class.WAITING, 5.0, JOB)
+
+
+async def test_a_reader_of_an_arriving_shard_keeps_its_connections(transfer: Transfer, arrival: Arrival) -> None:
+    """While it reads a part, and while it waits for the next: the shard comes first until it is whole."""
+    arrival.readers.append(JOB)
+    reading = priority(transfer)
+    assert (reading.klass, reading.alone) == (Class.WAITING, True)
+    transfer.waits.add(Wait(JOB, 5.0))  # as `Reader.more` waits
+    assert priority(transfer) == Priority(Class.WAITING, 5.0, JOB, alone=True)
+
+
+async def test_a_reader_waiting_for_a_beginning_lets_no_other_download_begin(transfer: Transfer) -> None:
+    """From the moment that it waits until its own download begins."""
+    assert not transfer.first_priority().alone
+    transfer.waits.add(wait := Wait(JOB, partial=True))
+    assert not transfer.first_priority().alone
+    wait.since_s = 5.0
+    assert transfer.first_priority() == Priority(Class.WAITING, alone=True)
+    transfer.stages.enter(Stage.NETWORK)
+    assert not transfer.first_priority().alone
+
+
+async def test_a_compressed_shard_has_no_beginning() -> None:
+    """It can be read when it is whole, so no other download is paused for it."""
+    transfer = Transfer("a", ShardRef("s3://bucket/a.tar.gz"), Class.PLANNED)
+    transfer.waits.add(Wait(JOB, 5.0, partial=True))
+    assert not transfer.first_priority().alone
