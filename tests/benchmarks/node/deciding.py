@@ -75,7 +75,7 @@ class Crowd:
 
     def __init__(self, task: Task) -> None:
         names = [f"{number:032x}" for number in range(task.shards)]
-        self._schedule = Schedule(SameName())
+        self._schedule: Schedule[int] = Schedule(SameName())
         self._schedule.tick(0.0)
         self._here = set(random.Random(0).sample(names, task.shards // 2))
         for key in self._here:

@@ -88,7 +88,7 @@ class Replay:
         self._jobs = jobs
         self._foreseen = foreseen
         self._capacity = capacity
-        self._schedule = Schedule(SameName())
+        self._schedule: Schedule[int] = Schedule(SameName())
         self._here: set[str] = set()
         self._in_hand: Counter[str] = Counter()
         self.fetched: list[str] = []
