@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardcache.tarindex import IndexEntry
     from shardcache_client.dataset import ShardDataset
     from shardcache_client.files.blocks import TokenBlocks
-    from shardcache_client.lengths.batching import batch_by_length
+    from shardcache_client.lengths import batch_by_length
     from shardcache_client.loader import ShardLoader
     from shardcache_client.mixture import Mixture
     from shardcache_client.mixture_reader import MixtureReader

@@ -7,7 +7,7 @@ from random import Random
 
 from benchmarks.table import Row, Target
 from benchmarks.workplace import Workplace
-from shardcache_client.lengths.buckets import batches, fewest
+from shardcache_client.lengths import batches, fewest
 
 SAMPLES = 200_000
 MAX_TOKENS = 16_000

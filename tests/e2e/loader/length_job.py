@@ -19,7 +19,7 @@ import torch.distributed
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache_client import ShardDataset
-from shardcache_client.lengths.batching import LengthBatches, batch_by_length
+from shardcache_client.lengths import LengthBatches, batch_by_length
 
 MAX_TOKENS = 600
 

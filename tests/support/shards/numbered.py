@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from shardcache_client.lengths.batching import LengthBatches
+from shardcache_client.lengths import LengthBatches
 from shardcache_client.topology import Topology
 from support.programs.guard import GUARD_S
 

@@ -1,22 +1,22 @@
-"""batching.py: batches of like length, equally many on all ranks, each sample once, and no batch twice on resuming."""
+"""Batches by length: few and bounded, equally many on all ranks, each sample once, and no batch twice on resuming."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
+from itertools import chain
 from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardcache.errors import ConfigError, SampleError
 from shardcache_client.handlers import ignore_and_continue, ignore_and_stop, reraise
-from shardcache_client.lengths.batching import LengthBatches, batch_by_length
-from shardcache_client.lengths.rounds import Recipe
+from shardcache_client.lengths import LengthBatches, Recipe, batch_by_length, batches, fewest
 from shardcache_client.topology import Topology
 from support.shards.numbered import Batch, Numbered, Table, train
 
@@ -145,7 +145,7 @@ def test_batches_of_a_step_are_of_like_length_on_all_ranks() -> None:
     assert [key - 50 for key in epochs[0][-5:]] != epochs[0][:5]
 
 
-def test_what_is_too_long_goes_to_the_handler(caplog: pytest.LogCaptureFixture) -> None:
+def test_samples_that_are_too_long_go_to_the_handler(caplog: pytest.LogCaptureFixture) -> None:
     """It raises and names the sample, or is left out and counted, or ends the epoch, as `on_error` says."""
     sizes = [5, 6, MAX_TOKENS + 1, 7]
     with pytest.raises(SampleError, match="sample 2 has length 61, more than max_tokens=60"):
@@ -156,7 +156,7 @@ def test_what_is_too_long_goes_to_the_handler(caplog: pytest.LogCaptureFixture) 
     assert keys([list(stage(Numbered(sizes), on_error=ignore_and_stop))]) == [0, 1]
 
 
-@pytest.mark.parametrize("long", [range(9), range(10), range(20)])
+@pytest.mark.parametrize("long", [range(9), range(20)])
 def test_ranks_stay_equal_whatever_is_left_out(long: range, caplog: pytest.LogCaptureFixture) -> None:
     """A rank with hardly a sample, or none, for a buffer repeats one, and says how many; the others lose nothing."""
     sizes = [50] * 60
@@ -167,15 +167,6 @@ def test_ranks_stay_equal_whatever_is_left_out(long: range, caplog: pytest.LogCa
     assert [len(batches) for batches in ranks] == [30, 30]
     assert set(keys(ranks)) == {number for number in range(60) if sizes[number] == 50}
     assert "samples to make as many batches as other ranks" in caplog.text
-
-
-def test_a_rank_that_ends_early_repeats_its_last_shortest() -> None:
-    """Unequal ranks end at the same step, too: who has no more goes on with a sample it has."""
-    table = Table(2)
-    few, many = Numbered([9, 8, 7], Topology(0, 2)), Numbered([9] * 60, Topology(1, 2))
-    ranks = train([[seated(table, few)], [seated(table, many)]])
-    assert len(ranks[0]) == len(ranks[1])
-    assert keys(ranks[1:]) == list(range(30, 60))
 
 
 def test_a_rank_without_samples_is_told() -> None:
@@ -220,7 +211,7 @@ def test_another_epoch_than_the_states_begins_anew() -> None:
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls what this torch is giving up
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("steps", [1, 7, 20])
+@pytest.mark.parametrize("steps", [1, 20])
 def test_a_stateful_loader_goes_on_where_it_was(workers: int, steps: int) -> None:
     """StatefulDataLoader asks in each worker, with batches fetched ahead: the rest is exactly what was left."""
     sizes = spread(200)
@@ -257,8 +248,7 @@ def test_no_more_than_a_buffer_is_read_ahead() -> None:
 
 def test_collate_makes_the_batch() -> None:
     """The result of `collate` is what the loader gives."""
-    loader = DataLoader(stage(Numbered([5] * 20), collate=len), batch_size=None)
-    assert list(loader) == [10, 10]
+    assert list(stage(Numbered([5] * 20), collate=len)) == [10, 10]
 
 
 def test_the_number_of_batches_is_not_known() -> None:
@@ -277,3 +267,77 @@ def test_arguments_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None
 def stopped(ranks: list[list[LengthBatches]], steps: int) -> tuple[list[list[Batch]], list[list[LengthBatches]]]:
     """Train for some steps; return the batches, and the readers as they then are."""
     return (train(ranks, steps) if steps else [[] for _ in ranks]), ranks
+
+
+@st.composite
+def buffers(draw: st.DrawFn, max_size: int = 60) -> tuple[list[int], int]:
+    """Lengths, and a bound that the longest of them keeps to."""
+    lengths = draw(st.lists(st.integers(1, 40), min_size=1, max_size=max_size))
+    return lengths, draw(st.integers(max(lengths), 200))
+
+
+def padded_size(lengths: list[int], batch: list[int]) -> int:
+    """Return a batch's size after padding."""
+    return len(batch) * max(lengths[number] for number in batch)
+
+
+def partitions(items: list[int]) -> Iterator[list[list[int]]]:
+    """Yield all ways to part items into groups."""
+    if not items:
+        yield []
+        return
+    first, rest = items[0], items[1:]
+    for partition in partitions(rest):
+        yield [[first], *partition]
+        for at, group in enumerate(partition):
+            yield [*partition[:at], [first, *group], *partition[at + 1 :]]
+
+
+@given(buffers(max_size=7))
+def test_no_batches_of_any_shape_are_fewer(buffer: tuple[list[int], int]) -> None:
+    """An exhaustive search over all groupings finds no fewer batches within the bound."""
+    lengths, max_tokens = buffer
+    fits = (
+        len(groups)
+        for groups in partitions(list(range(len(lengths))))
+        if all(padded_size(lengths, group) <= max_tokens for group in groups)
+    )
+    assert fewest(lengths, max_tokens) == min(fits)
+
+
+@given(buffers(), st.integers(0, 30))
+def test_each_sample_is_in_one_batch_within_the_bound(buffer: tuple[list[int], int], more: int) -> None:
+    """As many batches as wanted come out; together they are the samples, and none is larger than allowed."""
+    lengths, max_tokens = buffer
+    count = min(fewest(lengths, max_tokens) + more, len(lengths))
+    given_out = batches(lengths, max_tokens, count)
+    assert len(given_out) == count
+    assert all(padded_size(lengths, batch) <= max_tokens for batch in given_out)
+    assert sorted(chain.from_iterable(given_out)) == list(range(len(lengths)))
+
+
+@given(buffers(), st.integers(1, 30))
+def test_more_batches_than_samples_repeat_the_shortest(buffer: tuple[list[int], int], more: int) -> None:
+    """Beyond one batch for each sample there is the shortest alone, and nothing else, again and again."""
+    lengths, max_tokens = buffer
+    given_out = batches(lengths, max_tokens, len(lengths) + more)
+    assert sorted(chain.from_iterable(given_out[: len(lengths)])) == list(range(len(lengths)))
+    assert all(len(batch) == 1 and lengths[batch[0]] == min(lengths) for batch in given_out[len(lengths) :])
+    assert len(given_out) == len(lengths) + more
+
+
+@given(buffers())
+def test_batches_go_from_long_to_short(buffer: tuple[list[int], int]) -> None:
+    """The same number of a batch means like lengths on every rank: no sample is longer than one of a batch before."""
+    lengths, max_tokens = buffer
+    in_order = [
+        lengths[number] for batch in batches(lengths, max_tokens, fewest(lengths, max_tokens)) for number in batch
+    ]
+    assert in_order == sorted(lengths, reverse=True)
+
+
+def test_the_work_is_spread_over_all_batches() -> None:
+    """Asked for one batch more than needed, no batch is left full beside a nearly empty one."""
+    assert [len(batch) for batch in batches([10] * 100, 500, 2)] == [50, 50]
+    assert [len(batch) for batch in batches([10] * 100, 500, 3)] == [34, 34, 32]
+    assert [len(batch) for batch in batches([10] * 51, 500, 2)] == [26, 25]
