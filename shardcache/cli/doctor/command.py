@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,7 @@ from shardcache.cli.serve import SettingsCommand
 from shardcache.protocol import from_here
 
 if TYPE_CHECKING:
-    from shardcache.cli.doctor.context import Context
-    from shardcache.cli.doctor.findings import Finding
+    from shardcache.cli.doctor.context import Finding
 
 # A sign and a word: not everybody sees colours.
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("-", "dim")}
@@ -45,9 +43,17 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
     cached shards or an [[origin]] table. Reads at most 128 MiB from each store, writes at most 256 MiB to the disk, and
     removes what it wrote.
     """
+    import asyncio
+
+    from shardcache.cli.doctor.context import gather
+    from shardcache.cli.doctor.runner import examine
+    from shardcache.cli.output import make_console
+
     given = {name: value for name, value in flags.items() if value not in (None, ())}
-    context, findings = _examine(given, config, tuple(map(from_here, urls)), quick=quick, quiet=as_json)
-    counts = dict.fromkeys(_SIGNS, 0) | Counter(finding.state.value for finding in findings)
+    context = gather(given, config, tuple(map(from_here, urls)), quick=quick)
+    with make_console(stderr=True).status("checking"):  # on a terminal alone
+        findings = asyncio.run(examine(context))
+    counts = dict.fromkeys(_SIGNS, 0) | Counter(finding.state for finding in findings)
     if as_json:
         head = {"version": __version__, "socket": str(context.socket), "daemon": context.status is not None}
         print_json(head | {"counts": counts, "findings": [finding.to_json() for finding in findings]})
@@ -57,31 +63,6 @@ def doctor(urls: tuple[str, ...], config: Path | None, quick: bool, as_json: boo
         click.get_current_context().exit(FAILED)
     if context.status is None:
         click.get_current_context().exit(NO_DAEMON)
-
-
-def _examine(
-    flags: dict[str, Any], config: Path | None, urls: tuple[str, ...], *, quick: bool, quiet: bool
-) -> tuple[Context, list[Finding]]:
-    import asyncio
-
-    from shardcache.cli.doctor.context import gather
-    from shardcache.cli.doctor.runner import examine
-
-    context = gather(flags, config, urls, quick=quick)
-    with _progress(quiet=quiet) as began:
-        return context, asyncio.run(examine(context, began))
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[str], object]]:
-    from shardcache.cli.output import make_console
-
-    console = make_console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield lambda _thing: None
-        return
-    with console.status("checking") as status:
-        yield lambda thing: status.update(f"checking {thing}")
 
 
 def _print(findings: Sequence[Finding], counts: Mapping[str, int]) -> None:

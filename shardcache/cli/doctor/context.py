@@ -1,4 +1,4 @@
-"""The context of the checks: the options that a daemon here would have, and the daemon that answers, if any."""
+"""Findings, and what all checks share: the options that a daemon here would have, and the daemon that answers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,83 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from shardcache.access.peer import credentials
 from shardcache.cli.admin_client import AdminClient
 from shardcache.config import CONFIG_ENV, DEFAULT_CONFIG, Settings
 from shardcache.errors import ConfigError, ShardcacheError
 from shardcache.protocol import socket_path
+from shardcache.redact import printable, redact
 from shardcache.unix_socket import connected
 
 _ANSWER_LIMIT_S = 10.0
 STORE_VARIABLES = re.compile(r"SHARDCACHE_|AWS_|GOOGLE_|AZURE_|HF_|(?:https?|all|no)_proxy$", re.IGNORECASE)
 """Variables that select object stores, credentials and proxies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        state: `ok`, `warning`, `failed` or `skipped`; only `failed` makes the command fail.
+        check: stable name, `family.check`; empty until `named`.
+        found: the observation, a phrase without a full stop.
+        cause: the reason, or the consequence.
+        remedy: the command, or else advice, that fixes it.
+        subject: the url concerned; empty for the node.
+        figures: measurements, with the unit in each name.
+    """
+
+    check: str
+    state: str
+    found: str
+    cause: str = ""
+    remedy: str = ""
+    subject: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every field by name."""
+        return asdict(self)
+
+    def named(self, check: str, subject: str = "") -> Self:
+        """Return the finding with the names of its check and its url; those that it already has stay."""
+        return replace(self, check=self.check or check, subject=self.subject or printable(redact(subject)))
+
+
+def ok(found: str, **figures: float) -> Finding:
+    """Return a finding that nothing is wrong."""
+    return _finding("ok", found, "", "", figures)
+
+
+def skipped(why: str) -> Finding:
+    """Return a finding that the check was skipped, with the reason."""
+    return _finding("skipped", why, "", "", {})
+
+
+def warning(found: str, cause: str, remedy: str, **figures: float) -> Finding:
+    """Return a finding of something that works, but poorly or not for long."""
+    return _finding("warning", found, cause, remedy, figures)
+
+
+def failed(found: str, cause: str, remedy: str, **figures: float) -> Finding:
+    """Return a finding of something that keeps shards from being fetched, kept or read."""
+    return _finding("failed", found, cause, remedy, figures)
+
+
+def of_error(error: ShardcacheError, cause: str = "") -> Finding:
+    """Return the finding of a failure for an error."""
+    return failed(error.message, cause, error.remedy)
+
+
+def _finding(state: str, found: str, cause: str, remedy: str, figures: Mapping[str, float]) -> Finding:
+    found, cause, remedy = (printable(redact(text)) for text in (found, cause, remedy))
+    return Finding("", state, found, cause, remedy, figures=figures)
 
 
 @dataclass(frozen=True)
@@ -30,11 +92,9 @@ class Context:
     Attributes:
         flags: options given on the command line.
         config: the config file that is, or would be, read.
-        settings: options from flags, environment and file; None if they are invalid or cannot be read.
-        config_error: the reason that there are no settings.
+        settings: options from flags, environment and file, or the reason that there are none.
         socket: path at which the daemon is expected.
-        status: status page of the daemon there; None if none answers.
-        daemon_error: the reason that none answers.
+        status: status page of the daemon there, or the reason that none answers.
         uid: id of the user that the daemon runs as; None if unknown.
         pid: the daemon's process id; None if it is not visible from this PID namespace.
         urls: urls to probe.
@@ -58,17 +118,6 @@ class Context:
         """True if the current user runs the daemon, or would; others only read from its cache."""
         return self.status is None or os.geteuid() in (0, self.uid)
 
-    @cached_property
-    def environment(self) -> Mapping[str, str] | None:
-        """The daemon's environment; None if it may not be read: it is for the daemon's user and root alone."""
-        if self.pid is None:
-            return None
-        try:
-            entries = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            return None
-        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
-
     @property
     def cache_dir(self) -> Path | None:
         """The daemon's cache folder; without a daemon, the one it would use."""
@@ -81,33 +130,40 @@ class Context:
         """The cache folder, if the current user is its operator."""
         return self.cache_dir if self.is_operator else None
 
+    @property
+    def process(self) -> Path | None:
+        """The /proc folder of the daemon, without one that of this process; None if the daemon's is not visible."""
+        if self.status is None:
+            return Path("/proc/self")
+        return None if self.pid is None else Path(f"/proc/{self.pid}")
+
     @cached_property
-    def used_bytes(self) -> int:
-        """Size of the cache; without a daemon, that of the files in its folder. Blocks."""
-        if self.status is not None:
-            return int(self.status["cache"]["used_bytes"])
-        return 0 if self.cache_dir is None else sum(path.lstat().st_blocks * 512 for path in self.cache_dir.rglob("*"))
+    def environment(self) -> Mapping[str, str] | None:
+        """The daemon's environment; None if it may not be read: it is for the daemon's user and root alone."""
+        if self.pid is None:
+            return None
+        try:
+            entries = Path(f"/proc/{self.pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            return None
+        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def gather(flags: Mapping[str, Any], config: Path | None, urls: Sequence[str] = (), *, quick: bool = False) -> Context:
     """Read the options and query the daemon. Raises DaemonError as `socket_path` does."""
-    settings, config_error = None, None
+    settings, config_error, status, daemon_error = None, None, None, None
     try:
         settings = Settings.load(flags, config)
     except ConfigError as exn:
         config_error = exn
     socket = socket_path(flags.get("socket") if settings is None else settings.socket)
-    status, daemon_error = _ask(socket)
+    try:
+        status = AdminClient(socket, _ANSWER_LIMIT_S).status()
+    except ShardcacheError as exn:
+        daemon_error = exn
     uid, pid = (None, None) if status is None else _process(status["pid"], socket)
     file = config or Path(os.environ.get(CONFIG_ENV) or DEFAULT_CONFIG)
     return Context(flags, file, settings, config_error, socket, status, daemon_error, uid, pid, tuple(urls), quick)
-
-
-def _ask(socket: Path) -> tuple[Mapping[str, Any] | None, ShardcacheError | None]:
-    try:
-        return AdminClient(socket, _ANSWER_LIMIT_S).status(), None
-    except ShardcacheError as exn:
-        return None, exn
 
 
 def _process(pid: int, socket: Path) -> tuple[int | None, int | None]:

@@ -7,8 +7,8 @@ import os
 import pwd
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from shardcache.units import user_name
 
@@ -68,13 +68,11 @@ def _is_listed(gid: int) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A mounted filesystem: its mount point, type and source."""
+class Mount(NamedTuple):
+    """A mounted filesystem: its mount point and type."""
 
     folder: Path
     kind: str
-    source: str
 
 
 def mount_of(path: Path, table: Iterable[str] | None = None) -> Mount:
@@ -88,12 +86,8 @@ def mount_of(path: Path, table: Iterable[str] | None = None) -> Mount:
 
 def _parse(line: str) -> Mount:
     before, _, after = line.partition(" - ")
-    kind, source = after.split(" ", 2)[:2]
-    return Mount(Path(_unescaped(before.split(" ")[4])), kind, _unescaped(source))
-
-
-def _unescaped(text: str) -> str:
-    return _OCTAL.sub(lambda found: chr(int(found[1], 8)), text)
+    folder = _OCTAL.sub(lambda found: chr(int(found[1], 8)), before.split(" ")[4])
+    return Mount(Path(folder), after.split(" ", 1)[0])
 
 
 def nearest(path: Path) -> Path:

@@ -1,117 +1,77 @@
-"""The table of checks, and the runner: inspections concurrently, measurements one by one, findings in table order."""
+"""The table of checks, and its runner."""
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import timeout
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
-from shardcache.cli.doctor import cache, kernel, stores
-from shardcache.cli.doctor import running_daemon as daemon
-from shardcache.cli.doctor import tier_owners as tier
-from shardcache.cli.doctor.context import Context
-from shardcache.cli.doctor.findings import Finding, failed, of_error
+from shardcache.cli.doctor import daemon, node, stores, tier
+from shardcache.cli.doctor.context import Context, Finding, failed, of_error
 from shardcache.cli.event_loop import in_thread
 from shardcache.errors import ShardcacheError
 
 Outcome = Finding | Sequence[Finding] | None
+Check = tuple[str, Callable[[Context], Outcome | Awaitable[Outcome]]]
+"""The name of its findings, `family.check`, and the check, which runs in a thread.
 
+A coroutine that the check returns is awaited without a time limit. Raises ShardcacheError or OSError if it cannot be
+carried out.
+"""
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One row of the table.
-
-    Attributes:
-        name: name of its findings, `family.check`; a finding with a name of its own keeps it.
-        looks_at: the thing it examines. Checks of one thing run one after another; if one of them cannot be carried
-            out, one finding says so for all.
-        run: the check. Runs in a thread, and is abandoned if it takes too long; a coroutine that it returns is awaited
-            without a time limit. Raises ShardcacheError or OSError if it cannot be carried out.
-        measures: True if other work on the node would distort its measurements.
-    """
-
-    name: str
-    looks_at: str
-    run: Callable[[Context], Outcome | Awaitable[Outcome]]
-    measures: bool = False
-
-
-CHECKS = (
-    Check("socket.path", "the socket", daemon.path),
-    Check("socket.daemon", "the socket", daemon.listener),
-    Check("daemon.version", "the daemon", daemon.version),
-    Check("daemon.health", "the daemon", daemon.health),
-    Check("config.file", "the options", daemon.config_file),
-    Check("config.environment", "the options", daemon.unknown_options),
-    Check("config.environment", "the options", daemon.differing_variables),
-    Check("cache.folder", "the cache folder", cache.folder),
-    Check("cache.format", "the cache folder", cache.folder_format),
-    Check("cache.filesystem", "the cache folder", cache.filesystem),
-    Check("cache.holder", "the cache folder", cache.holder),
-    Check("cache.space", "free space", cache.space),
-    Check("cache.inodes", "free space", cache.inodes),
-    Check("disk.write", "the disk's speed", cache.speed, measures=True),
-    Check("kernel.open_files", "the kernel's limits", kernel.open_files),
-    Check("kernel.mappings", "the kernel's limits", kernel.mappings),
-    Check("kernel.shared_memory", "the kernel's limits", kernel.shared_memory),
-    Check("kernel.memory", "the kernel's limits", kernel.memory),
-    Check("tier.bypass", "the cluster's tier", tier.bypasses),
-    Check("tier.reach", "the cluster's tier", tier.reach),
-    Check("origin.reach", "the object stores", stores.probe, measures=True),
+CHECKS: Sequence[Check] = (
+    ("socket.path", daemon.path),
+    ("socket.daemon", daemon.listener),
+    ("daemon.version", daemon.version),
+    ("daemon.health", daemon.health),
+    ("config.file", daemon.config_file),
+    ("config.environment", daemon.environment),
+    ("cache.folder", node.folder),
+    ("cache.format", node.folder_format),
+    ("cache.filesystem", node.filesystem),
+    ("cache.space", node.space),
+    ("disk.write", node.speed),
+    ("kernel.open_files", node.open_files),
+    ("kernel.shared_memory", node.shared_memory),
+    ("kernel.memory", node.memory),
+    ("tier.bypass", tier.bypasses),
+    ("tier.reach", tier.reach),
+    ("origin.reach", stores.probe),
 )
 
 # Checks have their own, shorter network timeouts; past this limit a disk or a network filesystem's server hangs.
-_LIMIT_S = 60.0
-
-Began = Callable[[str], object]
+_LIMIT_S = 30.0
 
 
-async def examine(
-    context: Context, began: Began, checks: Sequence[Check] = CHECKS, *, limit_s: float = _LIMIT_S
-) -> list[Finding]:
-    """Return all findings in the order of the checks; `began` is called with each thing that is looked at.
+async def examine(context: Context, checks: Sequence[Check] = CHECKS, *, limit_s: float = _LIMIT_S) -> list[Finding]:
+    """Return all findings. A check that blocks for longer than `limit_s` is abandoned.
 
-    A check that blocks for longer than `limit_s` is abandoned.
+    The rest of a family is skipped if one of it cannot be carried out: one finding says so for all.
     """
-    things: dict[str, list[Check]] = {}
-    for check in checks:
-        things.setdefault(check.looks_at, []).append(check)
-    found: dict[str, list[Finding]] = {}
+    findings: list[Finding] = []
+    given_up = set()
+    for name, check in checks:
+        family = name.partition(".")[0]
+        if family in given_up:
+            continue
+        try:
+            async with timeout(limit_s):
+                outcome = await in_thread(partial(check, context))
+            if isinstance(outcome, Awaitable):
+                outcome = await outcome
+            found = [outcome] if isinstance(outcome, Finding) else outcome or ()
+            findings += [finding.named(name) for finding in found]
+        except (TimeoutError, ShardcacheError, OSError) as exn:
+            given_up.add(family)
+            findings.append(_not_done(family, exn, limit_s).named(f"doctor.{family}"))
+    return findings
 
-    async def run(thing: str) -> None:
-        began(thing)
-        found[thing] = await _run(thing, things[thing], context, limit_s)
 
-    async with asyncio.TaskGroup() as group:
-        for thing, rows in things.items():
-            if not rows[0].measures:
-                group.create_task(run(thing))
-    for thing in [thing for thing in things if thing not in found]:
-        await run(thing)
-    return [finding for thing in things for finding in found[thing]]
-
-
-async def _run(thing: str, checks: Sequence[Check], context: Context, limit_s: float) -> list[Finding]:
-    name, found = f"doctor.{thing.split()[-1]}", f"{thing} could not be checked"
-    try:
-        return [finding.named(check.name) for check in checks for finding in await _findings(check, context, limit_s)]
-    except TimeoutError:
+def _not_done(family: str, error: Exception, limit_s: float) -> Finding:
+    found = f"the {family} could not be checked"
+    if isinstance(error, ShardcacheError):
+        return of_error(error)
+    if isinstance(error, TimeoutError):
         cause = f"no answer within {limit_s:g} s: a disk or the server of a network filesystem hangs"
-        finding = failed(found, cause, "dmesg | tail -50; mount -t nfs,nfs4,cifs,fuse,lustre")
-    except ShardcacheError as exn:
-        finding = of_error(exn)
-    except OSError as exn:
-        cause = f"{exn.filename}: {exn.strerror}" if exn.filename else str(exn)
-        finding = failed(found, cause, "sudo shardcache doctor")
-    return [finding.named(name)]
-
-
-async def _findings(check: Check, context: Context, limit_s: float) -> Sequence[Finding]:
-    async with asyncio.timeout(limit_s):
-        outcome = await in_thread(partial(check.run, context))
-    if isinstance(outcome, Awaitable):
-        outcome = await outcome
-    if isinstance(outcome, Finding):
-        return [outcome]
-    return outcome or ()
+        return failed(found, cause, "dmesg | tail -50; mount -t nfs,nfs4,cifs,fuse,lustre")
+    return failed(found, str(error), "sudo shardcache doctor")

@@ -1,4 +1,4 @@
-"""Checks of the object stores by this process: clock, credentials, time to the first byte, and rate.
+"""Checks of the object stores by this process: credentials, time to the first byte, and rate.
 
 Where the caller may read the environment of the running daemon, that of stores and credentials is used in place of the
 caller's own.
@@ -9,29 +9,21 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import shlex
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing, closing, contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from itertools import islice
-from typing import Any
-from urllib.parse import urlsplit
-
-import aiohttp
 
 from shardcache.access.protocols import S3, WEB
 from shardcache.access.rules import AllowList, Peer
 from shardcache.access.urls import INDEX_SUFFIX, SHARD_SUFFIXES, protocol_of, store_of
 from shardcache.cli.admin_client import AdminClient
-from shardcache.cli.doctor.context import STORE_VARIABLES, Context
-from shardcache.cli.doctor.findings import Finding, failed, of_error, ok, skipped, warning
+from shardcache.cli.doctor.context import STORE_VARIABLES, Context, Finding, failed, of_error, ok, skipped, warning
 from shardcache.cli.doctor.paths import me
 from shardcache.config import OriginTable, Settings
-from shardcache.errors import AccessDeniedError, NotAllowedError, OriginUnavailableError, ShardcacheError
+from shardcache.errors import OriginUnavailableError, ShardcacheError
 from shardcache.origin.base import Origin, RemoteObject
-from shardcache.origin.http_semantics import proxy_of
 from shardcache.origin.listing import expand
 from shardcache.origin.registry import Origins
 from shardcache.redact import HIDDEN, redact
@@ -40,12 +32,7 @@ from shardcache.transport.parts import Parts
 from shardcache.units import duration, size, user_name
 
 _LIMIT_S = 20.0
-_CLOCK_LIMIT = aiohttp.ClientTimeout(total=10)
 _MAX_CACHED = 10_000
-
-# S3 refuses requests signed more than 15 minutes off. A Date header has a resolution of one second.
-_S3_TAKES_S = 15 * 60
-_IN_STEP_S = 30.0
 
 _FIRST_BYTES = 64 * 1024
 _SLOW_FIRST_BYTE_S = 1.0
@@ -124,128 +111,66 @@ class _Stores:
         self._owner = owner
         self._quick = quick
         self._allow = AllowList(settings.allow)
+        self._peer = Peer(os.geteuid(), frozenset({os.getegid(), *os.getgroups()}))
         self.origins = Origins(settings.origin, max_connections=settings.max_connections, redirect_guard=self._allow)
 
     async def findings(self, url: str) -> list[Finding]:
         """Return the findings for a url, up to the first failure that makes further checks pointless."""
         found: list[Finding] = []
         try:
-            async with aclosing(self._examine(url)) as findings:
-                async for check, finding in findings:
-                    found.append(finding.named(check))
+            self._allow.check(url, self._peer)
+            if protocol_of(url) in S3.names:
+                found.append((await self._credentials(url)).named("origin.credentials"))
+            obj = await self._object(url)
+            origin = self.origins.origin(obj.url)
+            found.append((await _reach(origin, obj)).named("origin.reach"))
+            if obj.size_bytes and not self._quick:
+                settings = self._settings
+                speed = await _speed(origin, obj, settings.shard_connections, settings.part_size)
+                found.append(speed.named("origin.speed"))
         except ShardcacheError as exn:
             table = self.origins.rule(url)
             cause = f"{exn.code}; accessed through the [[origin]] table for {table.match}" if table.match else exn.code
-            found.append(of_error(exn, cause, command=_command(exn, url, table)).named("origin.reach"))
+            found.append(of_error(exn, cause).named("origin.reach"))
         return found
 
-    async def _examine(self, url: str) -> AsyncGenerator[tuple[str, Finding]]:
-        peer = Peer(os.geteuid(), frozenset({os.getegid(), *os.getgroups()}))
-        self._allow.check(url, peer)
-        if protocol_of(url) in WEB:
-            server = "{0.scheme}://{0.netloc}/".format(urlsplit(url))
-            yield "network.proxy", _proxy(server)
-            yield "origin.clock", await _clock(server, signs=False)
-        if protocol_of(url) in S3.names:
-            server, credentials = await self._session(url)
-            yield "network.proxy", _proxy(server)
-            yield "origin.clock", await _clock(server, signs=True)
-            yield "origin.credentials", credentials
-        shard, obj = await self._shard(url)
-        self._allow.check(shard, peer)
-        origin = self.origins.origin(shard)
-        yield "origin.reach", await _reach(origin, obj)
-        if obj.size_bytes and not self._quick:
-            settings = self._settings
-            yield "origin.speed", await _speed(origin, obj, settings.shard_connections, settings.part_size)
-
-    async def _session(self, url: str) -> tuple[str, Finding]:
-        """Return the endpoint of an S3 store, and the source of the credentials for it."""
+    async def _credentials(self, url: str) -> Finding:
+        """Walk the credential chain as a fetch does; name the source, never the credentials themselves."""
         from shardcache.origin.s3_sdk import SdkSessions  # imports an SDK, which takes a second
 
         table = self.origins.rule(url)
+        if table.anon or table.storage_options.get("anon"):
+            return ok("none: the [[origin]] table sets anon")
+        if table.storage_options.get("key"):
+            return ok("storage_options of the [[origin]] table")
         sessions = SdkSessions(table, 1)
         try:
             async with sessions.use(url) as fs:
-                return str(fs.s3.meta.endpoint_url), await _credentials(fs, table, self._owner)
+                if (credentials := await fs.session.get_credentials()) is None:
+                    return failed(f"none ({self._owner})", _CHAIN, _REMEDY)
+                frozen = await credentials.get_frozen_credentials()
+                profile = fs.session.get_config_variable("profile")
+        except RuntimeError as exn:  # from botocore: credentials still expired after renewal
+            return failed(redact(str(exn)), "their issuer returned expired credentials", _REMEDY)
         finally:
             await sessions.close()
+        source = _SOURCES.get(credentials.method, credentials.method.replace("-", " "))
+        of_profile = f", profile {profile}" if profile else ""
+        return ok(f"{source}{of_profile}{', temporary' if frozen.token else ''} ({self._owner})")
 
-    async def _shard(self, url: str) -> tuple[str, RemoteObject]:
+    async def _object(self, url: str) -> RemoteObject:
         """Return one shard that a url, a pattern or an index file names. Raises as `expand` and `Origin.stat`."""
         try:
             async with asyncio.timeout(_LIMIT_S):
                 shard = (await expand(url, self.origins, lambda _count: None))[0].url
-                return shard, await self.origins.origin(shard).stat(shard)
+                self._allow.check(shard, self._peer)
+                return await self.origins.origin(shard).stat(shard)
         except TimeoutError:
             raise OriginUnavailableError(
                 f"no answer from the object store in {_LIMIT_S:g} s, or a longer listing",
                 url=url,
                 remedy="give the url of one shard; for training, create an index file once: shardcache index",
             ) from None
-
-
-def _command(error: ShardcacheError, url: str, table: OriginTable) -> str:
-    """Return a command that tests access without shardcache, or allows it; empty if none would help."""
-    if isinstance(error, NotAllowedError):
-        return f"shardcache serve --allow {shlex.quote(redact(url))}"
-    if isinstance(error, AccessDeniedError):
-        return ""
-    if protocol_of(url) in WEB:
-        return f"curl -I {shlex.quote(redact(url))}"
-    if protocol_of(url) not in S3.names:
-        return ""
-    options = {"--endpoint-url": table.endpoint_url, "--profile": table.profile, "--region": table.region}
-    words = [word for option, value in options.items() if value for word in (option, value)]
-    words += ["--no-sign-request"] if table.anon else []
-    return shlex.join(["aws", "s3", "ls", *words, redact(url[: url.rindex("/") + 1])])
-
-
-def _proxy(server: str) -> Finding:
-    parts = urlsplit(server)
-    if (proxy := proxy_of(server)) is None:
-        return ok(f"none for {parts.netloc}")
-    remedy = f'export no_proxy="$no_proxy,{parts.hostname}"   # for the daemon, if a direct route exists'
-    return warning(f"{parts.netloc} is reached through {proxy}", "all bytes pass through it", remedy)
-
-
-async def _clock(server: str, *, signs: bool) -> Finding:
-    """Compare the node's clock with a server's, without credentials: any response carries a date."""
-    try:
-        async with aiohttp.ClientSession(trust_env=True, timeout=_CLOCK_LIMIT) as http:
-            began_s = time.time()
-            async with http.head(server, allow_redirects=False) as answer:
-                elapsed_s = time.time() - began_s
-                date = answer.headers.get("Date", "")
-        # Midway between request and answer, and midway through the second that the header names.
-        skew_s = began_s + elapsed_s / 2 - (parsedate_to_datetime(date).timestamp() + 0.5)
-    except (aiohttp.ClientError, OSError, ValueError) as exn:
-        return skipped(f"no usable date from the server ({exn or type(exn).__name__})")
-    figures = {"skew_s": round(skew_s, 1)}
-    if abs(skew_s) < _IN_STEP_S:
-        return ok("in sync with the object store", figures=figures)
-    judge = failed if signs and abs(skew_s) >= _S3_TAKES_S else warning
-    found = f"{duration(abs(skew_s))} {'ahead of' if skew_s > 0 else 'behind'} the object store"
-    cause = "one of the two clocks is wrong; S3 refuses requests signed more than 15 minutes off"
-    return judge(found, cause, "timedatectl set-ntp true   # or: chronyc makestep", figures=figures)
-
-
-async def _credentials(fs: Any, table: OriginTable, owner: str) -> Finding:
-    """Walk the credential chain as a fetch does; name the source, never the credentials themselves."""
-    if table.anon or table.storage_options.get("anon"):
-        return ok("none: the [[origin]] table sets anon")
-    if table.storage_options.get("key"):
-        return ok("storage_options of the [[origin]] table")
-    if (credentials := await fs.session.get_credentials()) is None:
-        return failed(f"none ({owner})", _CHAIN, _REMEDY)
-    try:
-        frozen = await credentials.get_frozen_credentials()
-    except RuntimeError as exn:  # from botocore: credentials still expired after renewal
-        return failed(redact(str(exn)), "their issuer returned expired credentials", _REMEDY)
-    source = _SOURCES.get(credentials.method, credentials.method.replace("-", " "))
-    profile = fs.session.get_config_variable("profile")
-    of_profile = f", profile {profile}" if profile else ""
-    return ok(f"{source}{of_profile}{', temporary' if frozen.token else ''} ({owner})")
 
 
 async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
@@ -257,16 +182,16 @@ async def _reach(origin: Origin, obj: RemoteObject) -> Finding:
             raise OriginUnavailableError("the object store reports the object but sends no bytes of it", url=obj.url)
         first_byte_s = min(first_byte_s, read.first_byte_s)
     found = f"first byte after {duration(first_byte_s)}; tried with a shard of {size(obj.size_bytes)}"
-    figures = {"first_byte_s": round(first_byte_s, 4), "size_bytes": obj.size_bytes}
+    figures = {"first_byte_s": round(first_byte_s, 4), "size_bytes": float(obj.size_bytes)}
     if not obj.ranges:
         cause = "the server ignores range requests, so each shard takes one connection and cannot be resumed"
         remedy = "serve the shards from a server with range support, such as nginx"
-        return warning(found, cause, remedy, figures=figures)
+        return warning(found, cause, remedy, **figures)
     if first_byte_s >= _SLOW_FIRST_BYTE_S:
         cause = "the object store is far away or busy; more concurrent requests make up for it"
         remedy = "shardcache serve --max-connections 32 --shard-connections 16"
-        return warning(found, cause, remedy, figures=figures)
-    return ok(found, figures=figures)
+        return warning(found, cause, remedy, **figures)
+    return ok(found, **figures)
 
 
 async def _speed(origin: Origin, obj: RemoteObject, connections: int, part_bytes: int) -> Finding:
@@ -280,10 +205,10 @@ async def _speed(origin: Origin, obj: RemoteObject, connections: int, part_bytes
     amount = f"{size(read.done_bytes)} in {duration(read.elapsed_s)}"
     found = f"{size(rate)}/s over up to {connections} connections ({amount})"
     if rate >= _SLOW_BYTES_PER_S or read.elapsed_s < _TELLING_S:
-        return ok(found, figures=figures)
+        return ok(found, **figures)
     cause = "training that reads faster than this will wait for the network"
     remedy = "ethtool IFACE | grep Speed   # then look for a proxy, and check the object store's region"
-    return warning(found, cause, remedy, figures=figures)
+    return warning(found, cause, remedy, **figures)
 
 
 def _parts(obj: RemoteObject, part_bytes: int, most_bytes: int) -> list[Parts]:

@@ -17,8 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardcache.cli.doctor import runner
-from shardcache.cli.doctor.context import Context, gather
-from shardcache.cli.doctor.findings import Finding, Severity
+from shardcache.cli.doctor.context import Context, Finding, gather
 from shardcache.cli.main import app
 from shardcache.protocol import OLDEST_PROTOCOL_VERSION
 from shardcache.store.folder import CacheFolder, Layout
@@ -46,7 +45,7 @@ def daemon() -> Iterator[Daemon]:
 async def look(config: Path | None = None, **flags: str | Path) -> dict[str, Finding]:
     """Return the findings of a quick look, by their names."""
     context = await asyncio.to_thread(gather, {name: str(value) for name, value in flags.items()}, config, quick=True)
-    found = await runner.examine(context, lambda _thing: None)
+    found = await runner.examine(context)
     return {finding.check: finding for finding in found}
 
 
@@ -80,7 +79,7 @@ async def test_a_socket_that_a_killed_daemon_left(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "s.sock"))
     found = (await look(socket=tmp_path / "s.sock"))["socket.daemon"]
-    assert found.state is Severity.WARNING and "killed" in found.cause and "shardcache serve" in found.remedy
+    assert found.state == "warning" and "killed" in found.cause and "shardcache serve" in found.remedy
 
 
 async def test_a_socket_where_clients_do_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +87,7 @@ async def test_a_socket_where_clients_do_not_look(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("SHARDCACHE_SOCKET")
     (tmp_path / "conf.toml").write_text(f'socket = "{tmp_path}/s.sock"\n')
     found = (await look(tmp_path / "conf.toml"))["socket.path"]
-    assert found.state is Severity.WARNING
+    assert found.state == "warning"
     assert f"export SHARDCACHE_SOCKET={tmp_path}/s.sock" in found.remedy
 
 
@@ -146,7 +145,7 @@ async def test_a_daemon_of_another_protocol(tmp_path: Path) -> None:
 
     with scripted(tmp_path / "s.sock", old):
         found = (await look(socket=tmp_path / "s.sock"))["daemon.version"]
-    assert found.state is Severity.FAILED
+    assert found.state == "failed"
     assert "0.0.9" in found.found and "install shardcache" in found.remedy
 
 
@@ -156,10 +155,10 @@ async def test_a_daemon_with_few_open_files(daemon: Daemon) -> None:
     try:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (100, before[1]))
         found = (await look(socket=daemon.socket))["kernel.open_files"]
-        assert found.state is Severity.FAILED and found.figures == {"limit": 100}
+        assert found.state == "failed" and found.figures == {"limit": 100}
         assert f"prlimit --pid {daemon.pid} --nofile=" in found.remedy
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (300, before[1]))
-        assert (await look(socket=daemon.socket))["kernel.open_files"].state is Severity.WARNING
+        assert (await look(socket=daemon.socket))["kernel.open_files"].state == "warning"
     finally:
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
 
@@ -168,7 +167,7 @@ async def test_an_environment_that_is_not_the_daemons(daemon: Daemon, monkeypatc
     """Variables that differ are named, for what is set here alone does not reach the daemon; values are not shown."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-tell")
     found = (await look(socket=daemon.socket))["config.environment"]
-    assert "AWS_SECRET_ACCESS_KEY" in found.found and "the daemon's apply" in found.found
+    assert "AWS_SECRET_ACCESS_KEY" in found.found and "differ from the daemon's" in found.found
     assert "do-not-tell" not in json.dumps(found.to_json())
 
 
@@ -178,12 +177,12 @@ async def test_options_that_make_no_sense(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SHARDCACHE_CAPCITY", "1TB")
     monkeypatch.setenv("SHARDCACHE_SERVICE_HOST", "10.0.0.1")
     found = await look(tmp_path / "conf.toml", socket=tmp_path / "s.sock")
-    assert found["config.file"].state is Severity.FAILED and "capacity" in found["config.file"].found
+    assert found["config.file"].state == "failed" and "capacity" in found["config.file"].found
     assert (
         found["config.environment"].remedy
         == 'export SHARDCACHE_CAPACITY="$SHARDCACHE_CAPCITY"; unset SHARDCACHE_CAPCITY'
     )
-    assert found["origin.reach"].state is Severity.SKIPPED
+    assert found["origin.reach"].state == "skipped"
 
 
 @needs_root
@@ -207,39 +206,29 @@ async def test_a_disk_that_is_small_full_without_inodes_or_read_only(tmp_path: P
     cache, flags = tmp_path / "disk" / "cache", {"socket": tmp_path / "s.sock"}
     with Tmpfs(tmp_path / "disk", size_bytes=8_000_000, inodes=1000) as disk:
         found = await look(cache_dir=cache, capacity="1GB", **flags)
-        assert found["cache.filesystem"].state is Severity.WARNING and "memory" in found["cache.filesystem"].cause
-        assert found["cache.space"].state is Severity.WARNING and "--capacity 7MB" in found["cache.space"].remedy
+        assert found["cache.filesystem"].state == "warning" and "memory" in found["cache.filesystem"].cause
+        assert found["cache.space"].state == "warning" and "--capacity 7MB" in found["cache.space"].remedy
         disk.fill(leave_bytes=100_000)
         found = await look(cache_dir=cache, **flags)
         assert (
-            found["cache.space"].state is Severity.FAILED
+            found["cache.space"].state == "failed"
             and f"du -xh --max-depth=2 {disk.folder}" in found["cache.space"].remedy
         )
         disk.relieve()
         disk.use_up_inodes()
         found = await look(cache_dir=cache, **flags)
-        assert found["cache.inodes"].state is Severity.FAILED and "mkfs" in found["cache.inodes"].remedy
+        assert found["cache.space"].state == "failed" and "mkfs" in found["cache.space"].remedy
         disk.relieve()
         assert disk.turn_read_only()
         found = await look(cache_dir=cache, **flags)
         assert found["cache.folder"].remedy == f"mount -o remount,rw {disk.folder}"
 
 
-async def test_a_folder_that_another_daemon_holds(tmp_path: Path) -> None:
-    """One that listens elsewhere would keep this one from starting: its process is named."""
-    held = CacheFolder.take(Layout(tmp_path / "cache"), None)
-    try:
-        found = (await look(cache_dir=tmp_path / "cache", socket=tmp_path / "s.sock"))["cache.holder"]
-    finally:
-        held.close()
-    assert found.state is Severity.FAILED and f"ps -fp {os.getpid()}" in found.remedy
-
-
 async def test_a_folder_of_a_newer_release(tmp_path: Path) -> None:
     """The daemon would not start over it: that is told beforehand."""
     (tmp_path / "format").write_text("99\n")
     found = (await look(cache_dir=tmp_path, socket=tmp_path / "s.sock"))["cache.format"]
-    assert found.state is Severity.FAILED and "format 99" in found.found and "--cache-dir" in found.remedy
+    assert found.state == "failed" and "format 99" in found.found and "--cache-dir" in found.remedy
 
 
 @needs_root
@@ -248,7 +237,7 @@ async def test_a_folder_that_another_user_made(tmp_path: Path) -> None:
     CacheFolder.take(Layout(tmp_path / "cache"), None).close()
     os.chown(tmp_path / "cache" / "partial", STRANGER.uid, -1)
     found = (await look(cache_dir=tmp_path / "cache", socket=tmp_path / "s.sock"))["cache.folder"]
-    assert found.state is Severity.WARNING
+    assert found.state == "warning"
     assert f"{tmp_path}/cache/partial belongs to {STRANGER.uid}" in found.cause and "chown -R root" in found.remedy
 
 
@@ -260,18 +249,16 @@ async def test_a_disk_that_hangs(tmp_path: Path) -> None:
         hangs.wait()
 
     context = gather({"socket": str(tmp_path / "s.sock")}, None)
-    check = runner.Check("disk.hung", "the disk", never)
-    [found] = await runner.examine(context, lambda _thing: None, [check], limit_s=0.01)
-    assert found.state is Severity.FAILED and "hangs" in found.cause and found.check == "doctor.disk"
+    [found] = await runner.examine(context, [("disk.hung", never)], limit_s=0.01)
+    assert found.state == "failed" and "hangs" in found.cause and found.check == "doctor.disk"
     hangs.set()
 
 
 _BREAK = """
 set -e
 mount -t tmpfs -o size=64m tmpfs /dev/shm
-echo 1000 >"$1/few"; mount --bind "$1/few" /proc/sys/vm/max_map_count
-mount -t tmpfs tmpfs /sys/fs/cgroup; mkdir /sys/fs/cgroup/memory
-echo 200000000 | tee /sys/fs/cgroup/memory.max >/sys/fs/cgroup/memory/memory.limit_in_bytes
+mount -t tmpfs tmpfs /sys/fs/cgroup
+echo 200000000 >/sys/fs/cgroup/memory.max
 mkdir "$1/lower" "$1/layers" "$1/container"; mount -t tmpfs tmpfs "$1/layers"; mkdir "$1/layers/upper" "$1/layers/work"
 mount -t overlay -o "lowerdir=$1/lower,upperdir=$1/layers/upper,workdir=$1/layers/work" overlay "$1/container"
 exec "$2" -m shardcache doctor --quick --json --cache-dir "$1/container/cache" --socket "$1/s.sock"
@@ -280,7 +267,7 @@ exec "$2" -m shardcache doctor --quick --json --cache-dir "$1/container/cache" -
 
 @needs_mounts
 def test_a_container_with_everything_too_small(tmp_path: Path) -> None:
-    """In a mount namespace of its own: shared memory, mappings, memory and the container's own layer are warned of."""
+    """In a mount namespace of its own: shared memory, memory and the container's own layer are warned of."""
     done = subprocess.run(
         ["unshare", "--mount", "bash", "-c", _BREAK, "bash", tmp_path, sys.executable],
         env=clean_environment({}),
@@ -293,7 +280,6 @@ def test_a_container_with_everything_too_small(tmp_path: Path) -> None:
     found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     broken = {
         "kernel.shared_memory": "--shm-size=8g",
-        "kernel.mappings": "sysctl -w vm.max_map_count=65530",
         "kernel.memory": "--max-connections",
         "cache.filesystem": "-v /nvme/shardcache:",
     }

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import json
 import os
 import socket
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
 from shardcache.cli.doctor import runner
-from shardcache.cli.doctor.context import gather
-from shardcache.cli.doctor.findings import Finding, Severity
+from shardcache.cli.doctor.context import Finding, gather
 from support.programs.daemon import Daemon, spawn
 from support.shards.tars import make_tar, random_samples
 from support.stores.buckets import Bucket
 from support.stores.faulty_s3 import FaultyS3
 
 BODY = os.urandom(3_000_000)
-_LATE_S = 20 * 60
 
 
 async def look(
@@ -33,27 +27,26 @@ async def look(
     (folder / "conf.toml").write_text(config)
     flags = {"socket": str(folder / "s.sock")} | ({"allow": allow} if allow else {})
     context = await asyncio.to_thread(gather, flags, folder / "conf.toml", urls, quick=quick)
-    found = await runner.examine(context, lambda _thing: None, runner.CHECKS[-1:])
+    found = await runner.examine(context, runner.CHECKS[-1:])
     return {finding.check: finding for finding in found}
 
 
 def works(finding: Finding) -> bool:
     """Tell whether it was found to work; how fast depends on who else uses this machine."""
-    return finding.state in (Severity.OK, Severity.WARNING)
+    return finding.state in ("ok", "warning")
 
 
 async def test_a_bucket_that_is_well(moto: Bucket, tmp_path: Path) -> None:
-    """Where the credentials come from, in step with the clock, the time to the first byte and the rate."""
+    """Where the credentials come from, the time to the first byte and the rate."""
     url = moto.put("a-000000.tar", BODY)
     found = await look(tmp_path, url, quick=False)
-    checks = ("network.proxy", "origin.clock", "origin.credentials", "origin.reach", "origin.speed")
+    checks = ("origin.credentials", "origin.reach", "origin.speed")
     assert tuple(found) == checks and all(map(works, found.values())), found
     assert found["origin.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
     assert found["origin.credentials"].found.endswith("'s own)")
     assert found["origin.reach"].figures["size_bytes"] == len(BODY)
     assert found["origin.reach"].figures["first_byte_s"] > 0
     assert found["origin.speed"].figures["read_bytes"] == len(BODY)
-    assert abs(found["origin.clock"].figures["skew_s"]) < 30
 
 
 async def test_tables_say_what_to_try(moto: Bucket, tmp_path: Path) -> None:
@@ -72,7 +65,7 @@ async def test_keys_that_the_store_does_not_know(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-of-mine")
     found = await look(tmp_path, url)
     assert found["origin.credentials"].found.startswith("AWS_ACCESS_KEY_ID in the environment")
-    assert found["origin.reach"].state is Severity.FAILED
+    assert found["origin.reach"].state == "failed"
     assert "access_denied" in found["origin.reach"].cause and "AWS_PROFILE" in found["origin.reach"].remedy
     assert found["origin.reach"].remedy.startswith("give the daemon credentials")
     shown = json.dumps([finding.to_json() for finding in found.values()])
@@ -100,7 +93,7 @@ async def test_a_daemon_knows_which_stores_to_try(moto: Bucket, tmp_path: Path) 
     """Without a url, stores of tables are tried and those that shards are cached from, each once."""
     cached, _ = moto.put("cached/a.tar", make_tar(random_samples(2))), moto.put("below/b.tar", BODY)
     table = f'[[origin]]\nmatch = "{moto.url}/below/"\n'
-    with Daemon(tmp_path) as daemon:
+    with Daemon(tmp_path, spawn=spawn) as daemon:
         assert (await look(tmp_path, config=table))["origin.reach"].subject == f"{moto.url}/below/"
         daemon.request("POST", "/v1/warm", {"urls": [cached]})
         found = await look(tmp_path, config=table)
@@ -112,17 +105,17 @@ async def test_no_credentials_at_all(moto: Bucket, tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     url = moto.put("a.tar", BODY)
     found = (await look(tmp_path, url))["origin.credentials"]
-    assert found.state is Severity.FAILED and "nothing found in the whole chain" in found.cause
+    assert found.state == "failed" and "nothing found in the whole chain" in found.cause
     assert "anon = true" in found.remedy
     found = (await look(tmp_path, url, config='[[origin]]\nmatch = "s3://"\nprofile = "nobodys"\n'))["origin.reach"]
-    assert found.state is Severity.FAILED and "nobodys" in found.found and "create the profile" in found.remedy
+    assert found.state == "failed" and "nobodys" in found.found and "create the profile" in found.remedy
 
 
 async def test_credentials_that_have_expired(faulty: FaultyS3, tmp_path: Path) -> None:
     """A store's answer to an expired token becomes the remedy to renew it."""
     faulty.access_key = "renewed"
     found = (await look(tmp_path, faulty.put("a.tar", BODY)))["origin.reach"]
-    assert found.state is Severity.FAILED
+    assert found.state == "failed"
     assert "expired" in found.found and "renew the daemon's credentials" in found.remedy
 
 
@@ -134,10 +127,9 @@ async def test_a_store_that_is_down(tmp_path: Path) -> None:
             f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "http://127.0.0.1:{closed.getsockname()[1]}"\n'
         )
         found = await look(tmp_path, "s3://b/a.tar", config=table)
-    assert found["origin.clock"].state is Severity.SKIPPED
     assert found["origin.credentials"].found == "none: the [[origin]] table sets anon"
     reach = found["origin.reach"]
-    assert reach.state is Severity.FAILED and "the [[origin]] table for s3://b/" in reach.cause
+    assert reach.state == "failed" and "the [[origin]] table for s3://b/" in reach.cause
     assert "network path" in reach.remedy
 
 
@@ -145,49 +137,9 @@ async def test_what_is_not_there_and_what_is_not_allowed(moto: Bucket, tmp_path:
     """Two urls of which one is misspelt and one outside the rules: each fails by itself."""
     missing, outside = f"{moto.url}/none.tar", "s3://other/a.tar"
     found = (await look(tmp_path, missing))["origin.reach"]
-    assert found.state is Severity.FAILED and "not_found" in found.cause and "typos" in found.remedy
+    assert found.state == "failed" and "not_found" in found.cause and "typos" in found.remedy
     found = (await look(tmp_path, outside, allow=(f"{moto.url}/",)))["origin.reach"]
-    assert found.state is Severity.FAILED and "--allow" in found.remedy
-
-
-@pytest.fixture
-async def late() -> AsyncIterator[str]:
-    """A web server whose clock is 20 minutes behind."""
-
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(status=403, headers={"Date": email.utils.formatdate(time.time() - _LATE_S, usegmt=True)})
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
-
-
-async def test_a_clock_that_s3_would_refuse(late: str, tmp_path: Path) -> None:
-    """More than 15 minutes off fails where requests are signed, and is a warning where they are not."""
-    table = f'[[origin]]\nmatch = "s3://b/"\nanon = true\nendpoint_url = "{late}"\n'
-    found = (await look(tmp_path, "s3://b/a.tar", config=table))["origin.clock"]
-    assert found.state is Severity.FAILED and "15 minutes" in found.cause and "timedatectl" in found.remedy
-    assert 0.9 * _LATE_S < found.figures["skew_s"] < 1.1 * _LATE_S
-    assert (await look(tmp_path, f"{late}/a.tar"))["origin.clock"].state is Severity.WARNING
-
-
-async def test_a_proxy_on_the_way(faulty: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named without its password, with what bypasses it."""
-    faulty.put("a.tar", BODY)
-    monkeypatch.setenv("http_proxy", "http://me:hush@127.0.0.1:1")
-    found = await look(tmp_path, faulty.http_url("a.tar"))
-    assert found["network.proxy"].state is Severity.WARNING
-    assert (
-        "hush" not in found["network.proxy"].found and 'no_proxy="$no_proxy,127.0.0.1"' in found["network.proxy"].remedy
-    )
-    assert found["origin.reach"].state is Severity.FAILED
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    found = await look(tmp_path, faulty.http_url("a.tar"))
-    assert found["network.proxy"].state is Severity.OK and works(found["origin.reach"])
+    assert found.state == "failed" and "--allow" in found.remedy
 
 
 async def test_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None:
@@ -195,5 +147,5 @@ async def test_a_server_without_ranges(faulty: FaultyS3, tmp_path: Path) -> None
     faulty.ranges = False
     faulty.put("a.tar", BODY)
     found = await look(tmp_path, faulty.http_url("a.tar"), quick=False)
-    assert found["origin.reach"].state is Severity.WARNING and "range requests" in found["origin.reach"].cause
+    assert found["origin.reach"].state == "warning" and "range requests" in found["origin.reach"].cause
     assert found["origin.speed"].figures["read_bytes"] == len(BODY)

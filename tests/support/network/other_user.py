@@ -42,7 +42,7 @@ else:
 """
 # What the command imports comes first, too.
 _IMPORT = """
-import contextlib, io, tomllib
+import contextlib, io, rich.progress, rich.status, tomllib
 from shardcache.cli.main import app
 from shardcache.cli.doctor import runner
 """

@@ -19,10 +19,10 @@ TABLE = (
 @pytest.mark.parametrize(
     ("path", "mount"),
     [
-        ("/nowhere/yet", Mount(Path("/"), "ext4", "/dev/vda")),
-        ("/data/cache", Mount(Path("/data"), "xfs", "/dev/nvme0n1")),
-        ("/database", Mount(Path("/"), "ext4", "/dev/vda")),
-        ("/mnt/two words/x", Mount(Path("/mnt/two words"), "fuse.sshfs", "me@there:")),
+        ("/nowhere/yet", Mount(Path("/"), "ext4")),
+        ("/data/cache", Mount(Path("/data"), "xfs")),
+        ("/database", Mount(Path("/"), "ext4")),
+        ("/mnt/two words/x", Mount(Path("/mnt/two words"), "fuse.sshfs")),
     ],
 )
 def test_the_nearest_mount_that_nothing_hides(path: str, mount: Mount) -> None:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 from shardcache import __version__
-from shardcache.cli.doctor.context import STORE_VARIABLES, Context, connect
-from shardcache.cli.doctor.findings import Finding, failed, of_error, ok, skipped, warning
+from shardcache.cli.doctor.context import (
+    STORE_VARIABLES,
+    Context,
+    Finding,
+    connect,
+    failed,
+    of_error,
+    ok,
+    skipped,
+    warning,
+)
 from shardcache.cli.doctor.paths import barrier, way_in, who_may
 from shardcache.config import unknown_variables
 from shardcache.errors import DaemonError, NoDaemonError
-from shardcache.protocol import SOCKET_ENV, SPOKEN, SYSTEM_SOCKET, socket_path
+from shardcache.protocol import SOCKET_ENV, SPOKEN, socket_path
 from shardcache.units import duration, user_name
 from shardcache_client.daemon.connection import DaemonConnection, ReaderIdentity
 
-_MOST_SOCKET_BYTES = 107
+_MAX_SOCKET_BYTES = 107
 _SILENT_S = 10.0
 # The daemon shows it among its jobs.
 _JOB = "shardcache doctor"
@@ -28,8 +35,8 @@ def path(context: Context) -> Finding:
     """Check the socket's path, and that clients look for the socket there."""
     socket = context.socket
     length = len(os.fsencode(socket))
-    if length > _MOST_SOCKET_BYTES:
-        cause = f"the path has {length} bytes; the kernel's limit is {_MOST_SOCKET_BYTES}"
+    if length > _MAX_SOCKET_BYTES:
+        cause = f"the path has {length} bytes; the kernel's limit is {_MAX_SOCKET_BYTES}"
         return failed(f"{socket} is too long for a socket", cause, "shardcache serve --socket /run/user/$UID/s.sock")
     if "socket" in context.flags:
         return ok(f"{socket} (--socket)")
@@ -53,7 +60,8 @@ def listener(context: Context) -> Finding:
         cause, remedy = way_in(closed) if closed else ("the kernel denies access", f"ls -l {shlex.quote(str(socket))}")
         return failed(f"you may not use {socket}", cause, remedy)
     except FileNotFoundError:
-        return warning(f"no daemon: there is no socket at {socket}", _elsewhere(socket), _start(context))
+        cause = "none was started; or, in a container, the socket's folder is not mounted"
+        return warning(f"no daemon: there is no socket at {socket}", cause, _start(context))
     except ConnectionRefusedError:
         if not socket.is_socket():
             return failed(f"{socket} is not a socket", "another file is there", f"rm {shlex.quote(str(socket))}")
@@ -65,8 +73,8 @@ def listener(context: Context) -> Finding:
         cause = "" if context.daemon_error is None else context.daemon_error.message
         remedy = "journalctl -u shardcache -n 100   # or its own log; then: systemctl restart shardcache"
         return failed(f"the server at {socket} returns no status", cause, remedy)
-    version, pid = context.status["version"], context.status["pid"]
     user = "an unknown user" if context.uid is None else user_name(context.uid)
+    version, pid = context.status["version"], context.status["pid"]
     return ok(f"shardcache {version}, pid {pid}, run by {user}; {who_may(socket)}")
 
 
@@ -76,18 +84,6 @@ def _start(context: Context) -> str:
         for each in value if isinstance(value, tuple) else (value,):
             words += ["--" + flag.replace("_", "-"), str(each)]
     return shlex.join(words)
-
-
-def _elsewhere(socket: Path) -> str:
-    user_folders = [Path(tempfile.gettempdir()) / f"shardcache-{os.getuid()}"]
-    if os.environ.get("XDG_RUNTIME_DIR"):
-        user_folders.insert(0, Path(os.environ["XDG_RUNTIME_DIR"]) / "shardcache")
-    for other in (SYSTEM_SOCKET, *(folder / SYSTEM_SOCKET.name for folder in user_folders)):
-        with suppress(OSError):
-            if other != socket:
-                connect(other)
-                return f"one listens at {other}: export {SOCKET_ENV}={shlex.quote(str(other))}, or --socket"
-    return "none was started; or, in a container, the socket's folder is not mounted"
 
 
 def version(context: Context) -> Finding:
@@ -132,25 +128,19 @@ def config_file(context: Context) -> Finding:
     if not readable:
         return skipped(f"you may not read {config}; its contents are not checked")
     if error is not None:
-        return failed(error.message, "the daemon does not start with it", error.remedy)
+        return of_error(error, "the daemon does not start with it")
     return ok(f"{config} is valid" if exists else f"no file at {config}: options come only from flags and environment")
 
 
-def unknown_options(_context: Context) -> list[Finding]:
-    """Find variables that nothing reads."""
+def environment(context: Context) -> list[Finding]:
+    """Find variables that nothing reads, and those that differ from the daemon's: names alone, values may be secret."""
     cause = "no such option exists: the variable is ignored"
-    return [
+    found = [
         warning(f"{name} is set", cause, f'export {meant}="${name}"; unset {name}' if meant else f"unset {name}")
         for name, meant in unknown_variables()
     ]
-
-
-def differing_variables(context: Context) -> Finding | None:
-    """List the variables that differ from the daemon's, without their values, which may be secrets."""
-    if context.environment is None:
-        return None
-    differing = context.environment.items() ^ os.environ.items()
-    names = {name for name, _ in differing if STORE_VARIABLES.match(name)}
-    if not names:
-        return None
-    return ok(f"these variables differ between the daemon and you: {', '.join(sorted(names))}; the daemon's apply")
+    if context.environment is not None:
+        differing = context.environment.items() ^ os.environ.items()
+        if names := sorted({name for name, _ in differing if STORE_VARIABLES.match(name)}):
+            found.append(ok(f"these variables differ from the daemon's, whose apply: {', '.join(names)}"))
+    return found

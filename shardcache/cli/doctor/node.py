@@ -1,0 +1,243 @@
+"""Checks of the node: the cache folder, its filesystem's space, its disk's speed, and the kernel's limits."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from shardcache.cli.doctor.context import Context, Finding, failed, of_error, ok, skipped, warning
+from shardcache.cli.doctor.paths import barrier, me, mount_of, nearest, way_in, who_may
+from shardcache.config import Settings
+from shardcache.errors import CacheFormatError
+from shardcache.server.http.connection_limit import own_files
+from shardcache.store.folder import Layout
+from shardcache.units import size, user_name
+
+_NETWORK = re.compile("nfs|cifs|smb|9p|virtiofs|ceph|lustre|gpfs|beegfs|gluster|afs|orangefs|pvfs|fuse(?!blk)")
+_LOCAL = "shardcache serve --cache-dir /path/on/local/disk"
+
+_BLOCK_BYTES = 4 * 1024**2
+_MAX_BYTES = 256 * 1024**2
+_LIMIT_S = 2.0
+# Slower than a single hard disk: the node is better off without a cache, or its disk is failing.
+_SLOW_BYTES_PER_S = 100e6
+
+_HIDDEN = "the daemon's process is not visible from here"
+# 8 accelerators, 16 workers each, training and validation.
+_READERS = 256
+_SHM = Path("/dev/shm")
+_MIN_SHM_BYTES = 1024**3
+# An idle daemon uses 110 MiB, its indexers included; the rest is for the plans of large datasets. On top come the parts
+# in flight, and as much again being written to disk.
+_OWN_BYTES = 256 * 1024**2
+_BUFFERS_PER_CONNECTION = 2
+
+
+def folder(context: Context) -> Finding:
+    """Check that the daemon can write to the folder or create it, or that a reader can read it."""
+    place = context.cache_dir
+    if place is None:
+        return skipped("unknown: no daemon answers, and there are no valid options")
+    return _writable(context, place) if context.is_operator else _readable(place)
+
+
+def _readable(place: Path) -> Finding:
+    """Check that the current user can read the folder: training processes open the daemon's files by path."""
+    closed = barrier(place, os.R_OK | os.X_OK)
+    if closed is None:
+        return ok(f"{place} exists, and {me()} may read it")
+    if not closed.exists():
+        cause = "readers open the daemon's files by path; in a container, the folder must be mounted at the same path"
+        return failed(f"{place} does not exist", cause, f"docker run -v {place}:{place}:ro …")
+    return failed(f"{me()} may not read {place}", *way_in(closed))
+
+
+def _writable(context: Context, place: Path) -> Finding:
+    existing = nearest(place)
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        mounted = mount_of(existing).folder
+        cause = f"the filesystem at {mounted} is mounted read-only; dmesg shows if the kernel did it after an error"
+        return failed(f"{place} is not writable", cause, f"mount -o remount,rw {shlex.quote(str(mounted))}")
+    if barrier(existing, os.R_OK | os.W_OK | os.X_OK) is not None:
+        cause = f"{existing} is {who_may(existing)}, and the daemon would run as {me()}"
+        command = f"chown -R {me()}" if existing == place else f"install -d -o {me()} -m 0750"
+        return failed(f"{me()} may not write to {place}", cause, f"{command} {shlex.quote(str(place))}   # as root")
+    return _owned(context, place) if existing == place else ok(f"{place} will be created")
+
+
+def _owned(context: Context, place: Path) -> Finding:
+    layout = Layout(place)
+    uid = os.geteuid() if context.uid is None else context.uid
+    parts = (place, layout.shards, layout.partial, layout.quarantine, layout.catalogue)
+    alien = next((part for part in parts if part.exists() and part.stat().st_uid != uid), None)
+    if alien is not None:
+        owner = user_name(alien.stat().st_uid)
+        cause = f"{alien} belongs to {owner}: a daemon that ran as {owner} created it, or it was copied"
+        judge = warning if context.uid is None and uid == 0 else failed
+        return judge(f"{place} belongs to another user", cause, f"chown -R {user_name(uid)} {place}   # as root")
+    if place.stat().st_mode & 0o002:
+        cause = f"every user of this node may write to it ({who_may(place)})"
+        return warning(f"{place} is world-writable", cause, f"chmod o-w {place}")
+    return ok(f"{place} ({who_may(place)})")
+
+
+def folder_format(context: Context) -> Finding | None:
+    """Check the folder's format: the daemon refuses to start on a folder written by a newer release."""
+    if context.own_cache_dir is not None:
+        try:
+            Layout(context.own_cache_dir).check_format()
+        except CacheFormatError as exn:
+            return of_error(exn, "the daemon does not start with it")
+    return None
+
+
+def filesystem(context: Context) -> Finding | None:
+    """Check that the filesystem is a local disk's."""
+    if context.own_cache_dir is None:
+        return None
+    mount = mount_of(nearest(context.own_cache_dir))
+    found = f"{mount.kind} at {mount.folder}"
+    if _NETWORK.match(mount.kind):
+        cause = "every read goes over the network, which the cache should avoid, and locks may not work across nodes"
+        return warning(found, cause, _LOCAL)
+    if mount.kind in ("tmpfs", "ramfs"):
+        return warning(found, "shards there use the node's memory, and are lost when the node restarts", _LOCAL)
+    if mount.kind == "overlay":
+        cause = "this is the container's own layer: slow, small, and deleted with the container"
+        return warning(found, cause, f"docker run -v /nvme/shardcache:{context.own_cache_dir} …   # a node's folder")
+    return ok(found)
+
+
+def space(context: Context) -> Finding:
+    """Compare free space with the cache's capacity and --min-free."""
+    place, settings = context.own_cache_dir, context.settings
+    if place is None or settings is None:
+        return skipped("capacity and --min-free are known to the daemon's operator, with valid options")
+    stat = os.statvfs(nearest(place))
+    total_bytes, free_bytes = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    capacity_bytes, min_free_bytes = settings.capacity.of(total_bytes), settings.min_free.of(total_bytes)
+    if context.status is None:
+        used_bytes = sum(path.lstat().st_blocks * 512 for path in place.rglob("*"))
+    else:
+        capacity_bytes, used_bytes = (context.status["cache"][name] for name in ("capacity_bytes", "used_bytes"))
+    reachable_bytes = max(0, used_bytes + free_bytes - min_free_bytes)
+    limits = f"cache {size(used_bytes)}, capacity {size(capacity_bytes)}, --min-free {size(min_free_bytes)}"
+    found = f"{size(free_bytes)} of {size(total_bytes)} free; {limits}"
+    figures = {"free_bytes": free_bytes, "reachable_bytes": reachable_bytes}
+    largest = f"du -xh --max-depth=2 {shlex.quote(str(mount_of(nearest(place)).folder))} | sort -h | tail"
+    if not reachable_bytes:
+        cause = "free space is below --min-free, so nothing is fetched"
+        return failed(found, cause, f"{largest}   # remove unneeded files, or lower --min-free", **figures)
+    if stat.f_files and not stat.f_favail:
+        return failed(found, "no inode is free", "mkfs.ext4 -i 65536 DEVICE   # reformat, or remove files", **figures)
+    if reachable_bytes >= capacity_bytes:
+        return ok(found, **figures)
+    if total_bytes - min_free_bytes < capacity_bytes:
+        cause = f"the filesystem is too small for the capacity: the cache can grow to {size(reachable_bytes)}"
+        unit, name = (10**9, "GB") if reachable_bytes >= 10**10 else (10**6, "MB")
+        remedy = f"shardcache serve --capacity {reachable_bytes // unit}{name}   # or a larger disk"
+        return warning(found, cause, remedy, **figures)
+    cause = f"other files use the rest: the cache can grow to {size(reachable_bytes)}"
+    return warning(found, cause, f"{largest}   # remove unneeded files", **figures)
+
+
+def speed(context: Context) -> Finding | list[Finding]:
+    """Write an unnamed file for at most two seconds, flush it, and read it back from the disk."""
+    if context.quick:
+        return skipped("not measured with --quick")
+    if context.own_cache_dir is None:
+        return skipped("you may not write to the cache folder")
+    place = nearest(context.own_cache_dir)
+    stat = os.statvfs(place)
+    total_bytes = stat.f_blocks * stat.f_frsize
+    kept_bytes = 0 if context.settings is None else context.settings.min_free.of(total_bytes)
+    # Few enough that a running daemon would not evict shards for them.
+    spare_bytes = max(0, stat.f_bavail * stat.f_frsize - kept_bytes) // 4
+    max_bytes = min(_MAX_BYTES, spare_bytes) // _BLOCK_BYTES * _BLOCK_BYTES
+    if not max_bytes:
+        return skipped("not enough free space to measure")
+    block = os.urandom(_BLOCK_BYTES)  # incompressible, as some disks compress
+    with tempfile.TemporaryFile(dir=place, prefix="doctor-", buffering=0) as file:
+        fd = file.fileno()
+        written_bytes, write = _timed(lambda offset: os.pwrite(fd, block, offset), max_bytes, lambda: os.fsync(fd))
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        _, read = _timed(lambda offset: len(os.pread(fd, _BLOCK_BYTES, offset)), written_bytes, lambda: None)
+    return [write, read.named("disk.read")]
+
+
+def _timed(move: Callable[[int], int], max_bytes: int, end: Callable[[], None]) -> tuple[int, Finding]:
+    """Write or read block by block until the time limit; return the bytes moved, and the finding of their rate."""
+    done_bytes, began_s = 0, time.monotonic()
+    while done_bytes < max_bytes and time.monotonic() - began_s < _LIMIT_S:
+        done_bytes += move(done_bytes)
+    end()
+    rate = done_bytes / (time.monotonic() - began_s)
+    if rate >= _SLOW_BYTES_PER_S:
+        return done_bytes, ok(f"{size(rate)}/s in one stream", bytes_per_s=round(rate))
+    cause = "slower than one hard disk: a network volume, a throttled volume, or a disk kept busy by others"
+    remedy = "iostat -x 1 5   # is it busy? if not, use a local NVMe: --cache-dir"
+    return done_bytes, warning(f"{size(rate)}/s in one stream", cause, remedy, bytes_per_s=round(rate))
+
+
+def open_files(context: Context) -> Finding:
+    """Check the limit on open files of the daemon, or of one started here."""
+    if context.process is None:
+        return skipped(_HIDDEN)
+    line = next(line for line in (context.process / "limits").read_text().splitlines() if line.startswith("Max open f"))
+    soft, hard = map(int, line.split()[3:5])  # for open files, always numbers
+    limit = hard if context.pid is None else soft  # at its start, a daemon raises one to the other
+    base = own_files(context.settings or Settings.model_construct())
+    remedy = "ulimit -n 65536   # before serve; permanently: LimitNOFILE=65536 in the unit"
+    if context.pid is not None:
+        remedy = f"prlimit --pid {context.pid} --nofile=65536:65536   # now; permanently: LimitNOFILE=65536 in the unit"
+    found = f"limit {limit:,}; the daemon needs up to {base:,}, plus one per reader"
+    if limit <= base:
+        return failed(found, "too few for its connections and transfers, let alone a reader", remedy, limit=limit)
+    if limit < base + _READERS:
+        return warning(found, f"only {limit - base:,} readers can connect", remedy, limit=limit)
+    return ok(found, limit=limit)
+
+
+def shared_memory(_context: Context) -> Finding:
+    """Check the size and free space of /dev/shm."""
+    cause = "DataLoader workers pass tensors through it, and die with 'Bus error' when it is full"
+    if not _SHM.is_dir():
+        return warning(f"there is no {_SHM}", cause, f"mount -t tmpfs -o size=50% tmpfs {_SHM}")
+    stat = os.statvfs(_SHM)
+    total_bytes, free_bytes = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+    found = f"{size(free_bytes)} of {size(total_bytes)} free in {_SHM}"
+    if total_bytes < _MIN_SHM_BYTES:
+        remedy = f"mount -o remount,size=8g {_SHM}   # docker run --shm-size=8g; in a pod, emptyDir with medium: Memory"
+        return warning(found, cause, remedy, free_bytes=free_bytes)
+    if free_bytes < total_bytes // 10:
+        remedy = f"ls -lS {_SHM}   # remove files of dead jobs; shardcache stores nothing there"
+        return warning(found, cause, remedy, free_bytes=free_bytes)
+    return ok(found, free_bytes=free_bytes)
+
+
+def memory(context: Context) -> Finding:
+    """Check the memory limit of the daemon's control group, cgroups(7) of version 2."""
+    if context.process is None:
+        return skipped(_HIDDEN)
+    limits, top = [], Path("/sys/fs/cgroup")
+    group = (context.process / "cgroup").read_text().rpartition("0::/")[2].strip()
+    for place in (top / group, *(top / group).parents):
+        # Without a file in the root, and in a namespace that shows only its own subtree.
+        with suppress(OSError, ValueError):
+            limits.append(int((place / "memory.max").read_text()))
+    if not limits:
+        return ok("not limited by a control group")
+    settings, limit_bytes = context.settings or Settings.model_construct(), min(limits)
+    needed_bytes = _OWN_BYTES + _BUFFERS_PER_CONNECTION * settings.max_connections * settings.part_size
+    found = f"control group limit {size(limit_bytes)}; the daemon needs up to {size(needed_bytes)} besides page cache"
+    if limit_bytes >= needed_bytes:
+        return ok(found, limit_bytes=limit_bytes)
+    cause = f"{settings.max_connections} connections with parts of {size(settings.part_size)} may get it OOM-killed"
+    remedy = f"systemctl set-property shardcache MemoryMax={needed_bytes * 5 // 4}   # or fewer --max-connections"
+    return warning(found, cause, remedy, limit_bytes=limit_bytes)
