@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardcache.errors import ConfigError
 from shardcache_client.arguments import OTHER_WORDS, Accepts, checked, whole
-from shardcache_client.decoding.by_source import PipelineBySource
+from shardcache_client.decoding.pipeline import PipelineBySource
 from shardcache_client.order.lanes.interleaving import Interleaved
 from shardcache_client.order.lanes.mixture import MixedSource, MixtureAssignment, SourceQuotas, Weights
 from shardcache_client.order.manifest import Manifest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from shardcache.errors import ConfigError, did_you_mean
@@ -124,16 +125,12 @@ def by_extension(name: str) -> Callable[[str], Decoder | None]:
             f"decode is {name!r}, which is not an image decoder{did_you_mean(name, _IMAGES)}",
             remedy=f"choose one of {', '.join(sorted(_IMAGES))}; or name the members, as in {{'json': 'json'}}",
         )
-    return _ByExtension(_named(name))
+    return partial(_by_extension, _named(name))
 
 
-class _ByExtension:
-    def __init__(self, image: Decoder) -> None:
-        self._image = image
-
-    def __call__(self, extension: str) -> Decoder | None:
-        last = extension.rpartition(".")[2]
-        return self._image if last in images.EXTENSIONS else _BY_EXTENSION.get(last)
+def _by_extension(image: Decoder, extension: str) -> Decoder | None:
+    last = extension.rpartition(".")[2]
+    return image if last in images.EXTENSIONS else _BY_EXTENSION.get(last)
 
 
 def decoders(specs: Mapping[str, Spec]) -> dict[str, Decoder]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from shardcache.errors import ConfigError
@@ -21,25 +21,20 @@ def media_decoders() -> dict[str, Callable[[], Callable[[Any], Any]]]:
     height x width x 3), sound and a dict of their rates; sound and its rate.
     """
     decoders = {"video": _video, "audio": _audio, "torch_video": _torch_video, "torch_audio": _torch_audio}
-    return {name: _Factory(decoder) for name, decoder in decoders.items()}
+    return {name: partial(_checked, decoder) for name, decoder in decoders.items()}
 
 
-class _Factory:
-    """Returns a decoder after checking for torchcodec."""
-
-    def __init__(self, decoder: Callable[[Any], Any]) -> None:
-        self._decoder = decoder
-
-    def __call__(self) -> Callable[[Any], Any]:
-        try:
-            import torchcodec.decoders  # noqa: F401
-        except (ImportError, RuntimeError, OSError) as exn:  # without FFmpeg's libraries it is a RuntimeError
-            raise ConfigError(
-                f"decoding video and audio needs torchcodec: {str(exn).splitlines()[0] if str(exn) else exn!r}",
-                remedy="install FFmpeg, 4 to 8, and torchcodec of a release that fits your torch; without a GPU, "
-                f"pip install 'torchcodec<{_PYPI_CPU}', or a later one from PyTorch's index of CPU wheels",
-            ) from exn
-        return self._decoder
+def _checked(decoder: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the decoder, after checking for torchcodec."""
+    try:
+        import torchcodec.decoders  # noqa: F401
+    except (ImportError, RuntimeError, OSError) as exn:  # without FFmpeg's libraries it is a RuntimeError
+        raise ConfigError(
+            f"decoding video and audio needs torchcodec: {str(exn).splitlines()[0] if str(exn) else exn!r}",
+            remedy="install FFmpeg, 4 to 8, and torchcodec of a release that fits your torch; without a GPU, "
+            f"pip install 'torchcodec<{_PYPI_CPU}', or a later one from PyTorch's index of CPU wheels",
+        ) from exn
+    return decoder
 
 
 def _video(data: Any) -> Any:

@@ -1,7 +1,8 @@
-"""The functions that a dataset applies to each sample, in their order."""
+"""From a sample's bytes to what the dataset yields: its choice of members, its decoders and functions, in order."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -10,13 +11,61 @@ from typing import Any, Literal
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client.decoding.decoders import Decoder, Spec, by_extension, decoders
-from shardcache_client.decoding.members import Members
-from shardcache_client.files.blocks import TokenBlocks
+from shardcache_client.files.blocks import TokenBlocks, View
 from shardcache_client.files.slicing import Sample
-from shardcache_client.files.view import View
 
 Decode = Callable[[Sample], Any] | Mapping[str, Spec] | str
 Missing = Literal["error", "skip"] | Mapping[str, Any]
+
+
+class Members:
+    """A choice of members by extension; of "jpg;png", the first that a sample has, under the name of the first.
+
+    Args:
+        names: extensions without a dot.
+        others: True to read other members, too.
+
+    Attributes:
+        names: the names that samples get, in order.
+        unread: extensions seen in shards, of which no members are read.
+    """
+
+    def __init__(self, names: Iterable[str], *, others: bool = False) -> None:
+        self.unread: set[str] = set()
+        self._others = others
+        self._names: dict[str, str] = {}  # from each extension to the first of its alternatives
+        self._alternatives: list[list[str]] = []
+        for alternatives in names:
+            first, *rest = group = alternatives.lower().split(";")
+            self._alternatives += [group] if rest else []
+            for extension in group:
+                if not extension or extension.startswith((".", "__")):
+                    raise ConfigError(f"{alternatives!r} names no member", remedy='write extensions as "jpg", no dot')
+                if extension in self._names:
+                    raise ConfigError(f"the member {extension!r} is named twice")
+                self._names[extension] = first
+        if not self._names:
+            raise ConfigError("members is empty", remedy="omit it to get all members")
+        self.names = tuple(dict.fromkeys(self._names.values()))
+
+    def __repr__(self) -> str:
+        return f"Members({self._names!r})"
+
+    def reads(self, extension: str) -> bool:
+        """Return True if members with this extension are read."""
+        if reads := self._others or extension in self._names:
+            return reads
+        self.unread.add(extension)
+        return False
+
+    def choose(self, sample: Sample) -> Sample:
+        """Return a sample with the first of its alternatives only, under their common name, in the tar's order."""
+        if not self._alternatives:
+            return sample
+        lost: set[str] = set()
+        for group in self._alternatives:
+            lost.update([extension for extension in group if extension in sample][1:])
+        return {self._names.get(name, name): value for name, value in sample.items() if name not in lost}
 
 
 class Dropped(Enum):
@@ -33,7 +82,7 @@ class Pipeline:
     Attributes:
         required: members that each sample must have.
         missing: for those that one lacks: raise, skip the sample, or take the value from this mapping.
-        table: decodes members.
+        decoder_of: returns the decoder of a member by its extension; None to leave it as it is.
         decode: decodes the sample.
         stages: further functions; True for a filter.
         members: the members to read; None for all.
@@ -42,7 +91,7 @@ class Pipeline:
 
     required: tuple[str, ...] = ()
     missing: Missing = "error"
-    table: DecodeMembers | DecodeByExtension | None = None
+    decoder_of: Callable[[str], Decoder | None] | None = None
     decode: Callable[[Sample], Any] | None = None
     stages: tuple[tuple[bool, Callable[[Any], Any]], ...] = ()
     members: Members | None = field(default=None)
@@ -61,12 +110,12 @@ class Pipeline:
             )
         chosen = None if members is None else Members([members] if isinstance(members, str) else members)
         required = () if chosen is None else chosen.names
-        table: DecodeMembers | DecodeByExtension | None = None
+        decoder_of: Callable[[str], Decoder | None] | None = None
         if isinstance(decode, str):
-            table = DecodeByExtension(by_extension(decode))
+            decoder_of = by_extension(decode)
         elif isinstance(decode, Mapping):
             named = Members(decode, others=True)
-            table = DecodeMembers(dict(zip(named.names, decoders(decode).values(), strict=True)))
+            decoder_of = dict(zip(named.names, decoders(decode).values(), strict=True)).get
             if chosen is not None and (left_out := set(named.names) - set(required)):
                 raise ConfigError(f"decode names the member {min(left_out)!r}, which members leaves out")
             required = required or named.names
@@ -77,11 +126,11 @@ class Pipeline:
                 remedy="name it in members, too",
             )
         function = None if isinstance(decode, str | Mapping) else decode
-        return cls(required, missing, table, function, members=chosen, blocks=blocks)
+        return cls(required, missing, decoder_of, function, members=chosen, blocks=blocks)
 
     def __bool__(self) -> bool:
         """Return True if samples have to go through this pipeline."""
-        return bool(self.required or self.table or self.decode or self.stages)
+        return bool(self.required or self.decoder_of or self.decode or self.stages)
 
     @property
     def filters(self) -> bool:
@@ -106,8 +155,10 @@ class Pipeline:
         absent = [name for name in self.required if name not in sample]
         if absent and not self._may_lack(absent, sample):
             return Dropped.INCOMPLETE
-        if self.table is not None:
-            self.table(sample)
+        if self.decoder_of is not None:
+            for extension in sample:
+                if not extension.startswith("__") and (decoder := self.decoder_of(extension)) is not None:
+                    _decode(sample, extension, decoder)
         if absent and isinstance(self.missing, Mapping):
             sample |= {name: deepcopy(self.missing[name]) for name in absent}
         return self._staged(sample, sample.get("__key__"), sample.get("__url__"))
@@ -141,29 +192,35 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class DecodeMembers:
-    """Decodes the members in a table of decoders by extension; others stay as they are."""
+class PipelineBySource(Pipeline):
+    """The pipelines of several sources; a sample's `__source__` chooses its own. Otherwise has only stages.
 
-    table: Mapping[str, Decoder]
+    Attributes:
+        sources: by name, in the order of the manifest.
+        firsts: number in the manifest of each source's first shard.
+    """
 
-    def __call__(self, sample: Sample) -> None:
-        """Decode the members of a sample in place. Raises DecodeError."""
-        for extension, decoder in self.table.items():
-            if extension in sample:
-                _decode(sample, extension, decoder)
+    sources: Mapping[str, Pipeline] = field(default_factory=dict)
+    firsts: tuple[int, ...] = ()
 
+    def __bool__(self) -> bool:
+        """Return True if samples have to go through these pipelines."""
+        return bool(self.stages) or any(self.sources.values())
 
-@dataclass(frozen=True)
-class DecodeByExtension:
-    """Decodes each member whose extension has a decoder; others stay as they are."""
+    @property
+    def filters(self) -> bool:
+        """True if samples may be filtered out."""
+        return super().filters or any(source.filters for source in self.sources.values())
 
-    decoder_of: Callable[[str], Decoder | None]
+    def view(self, shard: int) -> View:
+        """Return the form in which samples of a shard are read."""
+        return [*self.sources.values()][bisect_right(self.firsts, shard) - 1].view(shard)
 
-    def __call__(self, sample: Sample) -> None:
-        """Decode the members of a sample in place. Raises DecodeError."""
-        for extension in sample:
-            if not extension.startswith("__") and (decoder := self.decoder_of(extension)) is not None:
-                _decode(sample, extension, decoder)
+    def __call__(self, sample: Sample) -> Any:
+        """Return what becomes of a sample, or a `Dropped`. Raises what the pipelines raise."""
+        key, url = sample.get("__key__"), sample.get("__url__")
+        item = self.sources[sample["__source__"]](sample)
+        return item if item.__class__ is Dropped else self._staged(item, key, url)
 
 
 def _decode(sample: Sample, extension: str, decoder: Decoder) -> None:

@@ -11,8 +11,7 @@ from shardcache.errors import CorruptShardError
 from shardcache.protocol import Arriving
 from shardcache.tarindex import Grouping, Tar, split_lines
 from shardcache.tarindex.members import Member
-from shardcache_client.files.mapping import map_file, unreadable
-from shardcache_client.files.slicing import Column, Reads, Sample, as_bytes, chosen, cut
+from shardcache_client.files.slicing import Column, Reads, Sample, as_bytes, chosen, cut, map_file, unreadable
 
 More = Callable[[int], Arriving | None]
 """`more(beyond)` waits until more than the first `beyond` bytes of the shard have arrived, and returns the new grant;

@@ -22,8 +22,8 @@ from shardcache.protocol import Arriving, Leased
 from shardcache.tarindex import TarIndex
 from shardcache_client.daemon.session import Grant, LeaseRequest
 from shardcache_client.daemon.source import ShardSource
+from shardcache_client.files.blocks import WHOLE, View
 from shardcache_client.files.slicing import Sample
-from shardcache_client.files.view import WHOLE, View
 from shardcache_client.reading.arriving import ArrivingShard
 from shardcache_client.reading.mapped_shard import MappedShard
 

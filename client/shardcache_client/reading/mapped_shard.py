@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Self
 
 from shardcache.errors import CorruptShardError
 from shardcache.tarindex import TarIndex
-from shardcache_client.files.mapping import is_nameless, map_file, unreadable
-from shardcache_client.files.slicing import Column, Sample, as_bytes, chosen, cut, cutter
-from shardcache_client.files.view import WHOLE, View
+from shardcache_client.files.blocks import WHOLE, BlockCutter, TokenBlocks, View
+from shardcache_client.files.slicing import (
+    Column,
+    Sample,
+    as_bytes,
+    chosen,
+    cut,
+    cutter,
+    is_nameless,
+    map_file,
+    unreadable,
+)
 
 if TYPE_CHECKING:  # imports numpy
-    from shardcache_client.files.block_cutter import BlockCutter
-    from shardcache_client.files.blocks import TokenBlocks
     from shardcache_client.sharing.handover import Handover
 
 
@@ -95,8 +102,6 @@ class MappedShard:
         return self._loan is None or self._loan.settled()
 
     def _cut_blocks(self, blocks: TokenBlocks) -> BlockCutter:
-        from shardcache_client.files.block_cutter import BlockCutter  # needs numpy
-
         try:
             return BlockCutter(blocks, self.index, self.tar, self.url)
         except BaseException:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardcache_client.daemon.session import LeaseRequest
 from shardcache_client.daemon.source import ShardSource
-from shardcache_client.files.view import WHOLE, View
+from shardcache_client.files.blocks import WHOLE, View
 from shardcache_client.reading.leased_shard import LeasedShard
 
 if TYPE_CHECKING:

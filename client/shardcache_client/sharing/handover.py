@@ -19,8 +19,7 @@ from typing import Any
 from shardcache.errors import ConfigError
 from shardcache.tarindex import Tables
 from shardcache_client.files.buffers import WORTH_IT_BYTES, Buffer, Form, Values, forms, span
-from shardcache_client.files.mapping import map_file, unreadable
-from shardcache_client.files.slicing import Column, Slices, as_bytes
+from shardcache_client.files.slicing import Column, Slices, as_bytes, map_file, unreadable
 from shardcache_client.sharing.acks import Ack, Acks
 
 _BY_VALUE = 4  # first pickle protocol that handles large bytes well; out-of-band buffers of 5 do not suit pipes

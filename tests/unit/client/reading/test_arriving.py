@@ -22,7 +22,7 @@ from shardcache.errors import (
 )
 from shardcache.protocol import Arriving
 from shardcache.tarindex import index_tar, write
-from shardcache_client.files.mapping import ShardGoneError
+from shardcache_client.files.slicing import ShardGoneError
 from shardcache_client.reading.arriving import ArrivingShard
 from shardcache_client.reading.mapped_shard import MappedShard
 from support.shards.strategies import Row, formats, members, pack_rows

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardcache.errors import ConfigError, TokensError
 from shardcache.tarindex import index_tar, write
 from shardcache_client import TokenBlocks
-from shardcache_client.files.view import View
+from shardcache_client.files.blocks import View
 from shardcache_client.reading.mapped_shard import MappedShard
 from support.shards.tars import make_tar
 from support.shards.token_shards import Documents, blocks_of, npy, token_tar

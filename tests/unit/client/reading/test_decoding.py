@@ -18,8 +18,7 @@ from PIL import Image
 
 from shardcache.errors import ConfigError, DecodeError, MissingMemberError
 from shardcache_client.decoding.decoders import decoder
-from shardcache_client.decoding.members import Members
-from shardcache_client.decoding.pipeline import Dropped, Pipeline
+from shardcache_client.decoding.pipeline import Dropped, Members, Pipeline
 
 
 def picture(kind: str = "PNG", mode: str = "RGB") -> bytes:

@@ -22,7 +22,7 @@ from shardcache.errors import ConfigError
 from shardcache.store.disk import is_open_elsewhere
 from shardcache.tarindex import Samples
 from shardcache_client.files.buffers import Buffer
-from shardcache_client.files.mapping import ShardGoneError
+from shardcache_client.files.slicing import ShardGoneError
 from shardcache_client.sharing.handover import Handover
 
 CONTENT = os.urandom(1 << 20)
