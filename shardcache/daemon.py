@@ -26,14 +26,11 @@ from shardcache.metrics import Counters
 from shardcache.origin.registry import Origins
 from shardcache.protocol import socket_path
 from shardcache.server.app import serving
-from shardcache.server.http.connection_limit import Limits, raise_open_files
-from shardcache.server.http.tcp import Listener, listening
-from shardcache.server.process.drain import Drain
-from shardcache.server.process.listen import listening_at
-from shardcache.server.process.liveness import liveness
-from shardcache.server.process.sd_notify import ServiceNotifier
-from shardcache.server.process.socket_activation import ActivatedSockets
-from shardcache.server.process.takeover import predecessor_gone
+from shardcache.server.connection_limit import Limits, raise_open_files
+from shardcache.server.drain import Drain, predecessor_gone
+from shardcache.server.service_manager import ServiceNotifier, liveness
+from shardcache.server.sockets import ActivatedSockets, listening_at
+from shardcache.server.tcp import Listener, listening
 from shardcache.store.indexers import Indexers
 from shardcache.store.store import Store
 from shardcache.units import duration, size

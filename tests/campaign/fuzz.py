@@ -155,7 +155,7 @@ async def _one(daemon: Daemon, data: bytes) -> None:
 def _api(ground: Ground, result: Result, scale: float) -> None:
     from fuzz import api  # schemathesis takes seconds to import
 
-    for operation in api.operations(ground.daemon):
+    for operation in api.operations():
         try:
             result.injected += sum(1 for _ in api.examine(ground.daemon, operation, scaled(_EXAMPLES, scale, 2)))
         except (AssertionError, BaseExceptionGroup) as exn:  # schemathesis's groups are no Exception

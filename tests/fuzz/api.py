@@ -1,4 +1,4 @@
-"""The admin API held against the description that the daemon gives of it, by schemathesis."""
+"""The admin API held against its description, by schemathesis."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import DeserializationContext, GenerationMode, Response
 from schemathesis.schemas import APIOperation
 
+from fuzz.api_schema import document
 from support.network import unix_http
 from support.programs.daemon import Daemon
 
@@ -29,10 +30,6 @@ _SETTINGS = settings(
 )
 
 schemathesis.openapi.format("shard-pattern", patterns)
-# Values of settings; a capacity in which nothing has to go for it.
-schemathesis.openapi.format("amount", st.integers(1, 999).map("{}TB".format))
-schemathesis.openapi.format("rate", st.one_of(st.just("none"), st.integers(1, 999).map("{}MB/s".format)))
-schemathesis.openapi.format("log-level", st.sampled_from(["debug", "info", "warning", "error"]))
 
 
 @schemathesis.deserializer("application/x-ndjson")
@@ -40,10 +37,9 @@ def _lines(_ctx: DeserializationContext, response: Response) -> list[Any]:
     return [json.loads(line) for line in response.content.splitlines()]
 
 
-def operations(daemon: Daemon) -> list[Operation]:
-    """Return what the daemon says that it can do."""
-    document = json.loads(daemon.request("GET", "/v1/openapi.json"))
-    return [_sound(found) for found in schemathesis.openapi.from_dict(document).get_all_operations()]
+def operations() -> list[Operation]:
+    """Return the operations of the admin API."""
+    return [_sound(found) for found in schemathesis.openapi.from_dict(document()).get_all_operations()]
 
 
 def _sound(found: Any) -> Operation:

@@ -19,8 +19,8 @@ from shardcache.config import Settings
 from shardcache.daemon import _serve
 from shardcache.errors import ProtocolError
 from shardcache.protocol import PROTOCOL_VERSION, REQUESTS, SESSION_PATH, Message, ShardRef, check_indices, parse
-from shardcache.server.process.sd_notify import ServiceNotifier
-from shardcache.server.process.socket_activation import ActivatedSockets
+from shardcache.server.service_manager import ServiceNotifier
+from shardcache.server.sockets import ActivatedSockets
 from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards
 

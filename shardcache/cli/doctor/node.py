@@ -15,7 +15,7 @@ from shardcache.cli.doctor.context import Context, Finding, failed, of_error, ok
 from shardcache.cli.doctor.paths import barrier, me, mount_of, nearest, way_in, who_may
 from shardcache.config import Settings
 from shardcache.errors import CacheFormatError
-from shardcache.server.http.connection_limit import own_files
+from shardcache.server.connection_limit import own_files
 from shardcache.store.folder import Layout
 from shardcache.units import size, user_name
 

@@ -12,9 +12,9 @@ from shardcache import __version__
 from shardcache.access.peer import peer_of
 from shardcache.access.rules import Peer
 from shardcache.cache.facade import Cache
-from shardcache.server.http.admin import LOOP_LAG, STARTED_AT_S
-from shardcache.server.http.json_stream import written
-from shardcache.server.process.drain import DRAIN
+from shardcache.server.admin import LOOP_LAG, STARTED_AT_S
+from shardcache.server.drain import DRAIN
+from shardcache.server.sessions.session import written
 
 LIVE_PATH = "/dashboard/live"
 

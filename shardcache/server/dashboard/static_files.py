@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from aiohttp import web
 
-from shardcache.server.http.tcp import BROWSER_HEADERS
+from shardcache.server.tcp import BROWSER_HEADERS
 
 PAGE = "index.html"
 STATIC_PATH = "/dashboard/static/"

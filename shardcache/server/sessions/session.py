@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from typing import Any
 
 import structlog
 from aiohttp import WSMsgType, web
@@ -16,6 +17,7 @@ from shardcache.access.peer import peer_of
 from shardcache.access.rules import Peer
 from shardcache.cache.catalog.planner import Planned
 from shardcache.cache.facade import Cache
+from shardcache.cache.loop_turns import Turns
 from shardcache.cache.readers.jobs import Loader
 from shardcache.cache.readers.readers import Lease, Reader
 from shardcache.cache.waits import Arrival
@@ -35,9 +37,8 @@ from shardcache.protocol import (
     take,
 )
 from shardcache.redact import redact
-from shardcache.server.http.connection_limit import LIMITS
-from shardcache.server.http.json_stream import written
-from shardcache.server.process.drain import DRAIN
+from shardcache.server.connection_limit import LIMITS
+from shardcache.server.drain import DRAIN
 from shardcache.server.sessions.audit import AUDIT, Audit
 from shardcache.server.sessions.damage_notices import DamageNotices
 from shardcache.units import user_name
@@ -351,3 +352,24 @@ async def _say(socket: web.WebSocketResponse, text: str) -> bool:
         log.debug("reader disconnected before its answer")
         return False
     return True
+
+
+_dumps: Callable[[Any], str] = partial(json.dumps, separators=(",", ":"), default=ShardRef.to_json)
+
+
+async def written(message: Mapping[str, Any], turns: Turns) -> str:
+    """Return a message as JSON; shards become rows, and long lists take turns with other work on the event loop."""
+    parts: list[str] = []  # joined once: each copy of a long message takes milliseconds
+
+    def write(piece: Sequence[object]) -> None:
+        parts.extend((_dumps(piece)[1:-1], ","))
+
+    for name, value in message.items():
+        parts += ("," if parts else "{", _dumps(name), ":")
+        if not value or not isinstance(value, list):
+            parts.append(_dumps(value))
+            continue
+        parts.append("[")
+        await turns.take(value, write)
+        parts[-1] = "]"
+    return "".join((*parts, "}"))

@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 
 from shardcache.errors import ConfigError, DaemonError
-from shardcache.server.http.connection_limit import Acceptor, Limits
-from shardcache.server.http.tcp import listening
+from shardcache.server.connection_limit import Acceptor, Limits
+from shardcache.server.tcp import listening
 from support.network.ports import free_port
 from support.programs.cli import shardcache
 from support.programs.daemon import Daemon, eventually
@@ -24,7 +24,7 @@ from support.programs.guard import GUARD_S
 from support.shards.tars import write_shards
 
 TOKEN = "0123456789abcdef0123456789abcdef"
-READABLE = ("/v1/health", "/v1/status", "/v1/shards", "/v1/openapi.json")
+READABLE = ("/v1/health", "/v1/status", "/v1/shards")
 
 
 @dataclass(frozen=True, slots=True)

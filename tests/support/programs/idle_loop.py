@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from shardcache.server.process.loop_lag import LoopLag
+from shardcache.server.load import LoopLag
 
 _TESTS = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from shardcache.server.process.loop_lag import LoopLag
+from shardcache.server.load import LoopLag
 from support.programs.daemon import eventually
 
 

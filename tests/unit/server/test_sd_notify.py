@@ -11,8 +11,7 @@ import pytest
 from shardcache.cache.residency.disk import Health
 from shardcache.cache.waits import Signal
 from shardcache.config import Amount
-from shardcache.server.process.liveness import Liveness, liveness
-from shardcache.server.process.sd_notify import ServiceNotifier
+from shardcache.server.service_manager import Liveness, ServiceNotifier, liveness
 from shardcache.store.folder import CacheFolder
 from shardcache.store.store import Store
 from support.platforms.manager import ServiceManager

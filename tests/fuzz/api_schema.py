@@ -1,4 +1,4 @@
-"""The admin API as an OpenAPI 3.1 document, which the daemon serves at /v1/openapi.json.
+"""The admin API as an OpenAPI 3.1 document, for the fuzzer.
 
 Answers may gain fields: the schemas list those that are always present. Unknown fields of a request are ignored.
 """
@@ -56,7 +56,6 @@ def document() -> Json:
 
 def _paths() -> Json:
     return {
-        "/v1/openapi.json": {"get": _operation("This document.", JSON, {"type": "object"})},
         "/v1/health": {"get": _operation("The daemon's health.", JSON, _ref("Health"))},
         "/v1/status": {"get": _operation("The cache's contents, transfers, jobs and counters.", JSON, _ref("Status"))},
         "/v1/shards": {

@@ -1,14 +1,13 @@
-"""Event loop lag: how late timers fire, and thus the extra latency of every request to the daemon.
-
-Anything that blocks the loop shows up: a long computation, a garbage collector pause, a machine without a spare core.
-"""
+"""Load of the daemon's process: the event loop's lag, descriptors, threads, tasks and memory."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections import Counter, deque
+from pathlib import Path
 
 from shardcache.metrics import Histogram
 
@@ -64,3 +63,21 @@ class LoopLag:
         """Return the median, 99th percentile and maximum, in seconds."""
         shares = {"p50_s": 0.5, "p99_s": 0.99, "max_s": 1.0}
         return {name: round(self.quantile_s(share), 5) for name, share in shares.items()}
+
+
+_SELF = Path("/proc/self")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def process_stats() -> dict[str, int]:
+    """Return the open file descriptors, threads, tasks of the running event loop and resident memory; see proc(5)."""
+    return {
+        "fds": _count(_SELF / "fd") - 1,  # without the one that lists the folder
+        "threads": _count(_SELF / "task"),
+        "tasks": len(asyncio.all_tasks()),
+        "rss_bytes": int((_SELF / "statm").read_text().split()[1]) * _PAGE_BYTES,
+    }
+
+
+def _count(folder: Path) -> int:
+    return len(os.listdir(folder))  # noqa: PTH208  # no Path object per entry: this runs on the event loop

@@ -1,19 +1,47 @@
-"""Notifications to the service manager (sd_notify(3)): ready, alive, stopping.
-
-The protocol is one datagram of `NAME=value` lines to the socket named by `$NOTIFY_SOCKET`. systemd, podman, s6 and
-others speak it; without such a socket, nothing is sent.
-"""
+"""Reports to the service manager (sd_notify(3)): ready, alive, stopping."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, MutableMapping
-from typing import Self, TypeVar
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
 
 import structlog
 
-from shardcache.server.process.liveness import Liveness
+from shardcache.store.store import Store
+from shardcache.units import size
+
+# A disk that is full, read-only or broken still responds; one that hangs blocks the readers too. After a restart the
+# daemon finds another disk, or fails to start, and jobs that may read directly from the object store do so.
+_HUNG_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """The daemon's liveness at one moment.
+
+    Attributes:
+        alive: False if only a restart can help. Does not depend on any origin.
+        line: status line: what the daemon serves, or what is wrong.
+    """
+
+    alive: bool
+    line: str
+
+
+def liveness(disk: Mapping[str, Any], store: Store, readers: int) -> Liveness:
+    """Return the daemon's liveness, given the disk's state from `Cache.health` and the number of connected readers.
+
+    Calling it on the event loop is itself the proof that the loop is running.
+    """
+    if disk["silent_s"] > _HUNG_S:
+        return Liveness(False, f"The cache disk has not responded for {disk['silent_s']:.0f} s.")
+    used, capacity = map(size, (store.space.used_bytes, store.space.capacity_bytes))
+    trouble = "" if disk["error"] is None else f" Not fetching: {disk['error']['message']}."
+    return Liveness(True, f"{readers} readers; {len(store.shards)} shards, {used} of {capacity}.{trouble}")
+
 
 log = structlog.get_logger()
 

@@ -1,25 +1,32 @@
-"""Metric families: the status page and the daemon's measures as Prometheus names and types. Counts nothing itself.
-
-Cardinality is bounded: a limited number of origins, and of jobs with readers plus some that ended. No label is a url,
-and none contains anything that `status` hides.
-"""
+"""`/metrics`: the status page in Prometheus' format."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from aiohttp import web
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from shardcache import __version__
+from shardcache.access.peer import peer_of
 from shardcache.cache.waits import Class, Stage
 from shardcache.errors import CacheError, OriginError, ShardcacheError, ShardError, codes
 from shardcache.metrics import Histogram, Histograms, Measures
+from shardcache.server.admin import LOOP_LAG
+from shardcache.server.drain import DRAIN
+from shardcache.server.load import process_stats
+from shardcache.server.sessions.session import CACHE
 
 Json = dict[str, Any]
 Labels = Sequence[str]
@@ -213,3 +220,47 @@ def _histogram(name: str, text: str, samples: Iterable[tuple[Labels, Histogram]]
         bounds = (*map(floatToGoString, histogram.bounds), "+Inf")
         family.add_metric(labels, list(zip(bounds, histogram.cumulative(), strict=True)), histogram.total)
     return family
+
+
+# A thread of its own: the disk's threads all hang when the disk does, which is what the metrics should report.
+_WRITER = web.AppKey("WRITER", ThreadPoolExecutor)
+
+
+class Scrape(Collector):
+    """The metrics of one scrape."""
+
+    def __init__(self, found: Sequence[Metric]) -> None:
+        self._found = found
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families of samples."""
+        return self._found
+
+
+def add_metrics(app: web.Application) -> None:
+    """Add `/metrics` to an application."""
+    app[_WRITER] = ThreadPoolExecutor(1, "metrics")
+    app.router.add_get("/metrics", metrics)
+    app.on_cleanup.append(_end_writer)
+
+
+async def _end_writer(app: web.Application) -> None:
+    app[_WRITER].shutdown(wait=False)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Return every metric as text, or as OpenMetrics if the request asks for it."""
+    app, cache = request.app, request.app[CACHE]
+    page = cache.status(peer_of(request)) | {"draining": app[DRAIN].began, "process": process_stats()}
+    measures = list(measured(cache.measures, app[LOOP_LAG].since_start))
+    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+
+    def written() -> bytes:
+        registry = CollectorRegistry()
+        registry.register(Scrape([*told(page), *measures]))
+        ProcessCollector(registry=registry)
+        return encode(registry)
+
+    # In a thread: writing a thousand lines takes too long for the event loop.
+    body = await asyncio.get_running_loop().run_in_executor(app[_WRITER], written)
+    return web.Response(body=body, headers={"Content-Type": content_type})

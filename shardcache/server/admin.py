@@ -27,10 +27,8 @@ from shardcache.errors import (
     ShardcacheError,
 )
 from shardcache.protocol import parse, take
-from shardcache.server.http.openapi import document
-from shardcache.server.process.drain import DRAIN
-from shardcache.server.process.loop_lag import LoopLag
-from shardcache.server.process.process_stats import process_stats
+from shardcache.server.drain import DRAIN
+from shardcache.server.load import LoopLag, process_stats
 from shardcache.server.sessions.session import CACHE
 from shardcache.tarindex import TokenMember
 
@@ -77,12 +75,6 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 def _failure(exn: ShardcacheError, status: int) -> web.Response:
     return web.json_response({"error": exn.to_json()}, status=status)
-
-
-@routes.get("/v1/openapi.json")
-async def describe(_request: web.Request) -> web.Response:
-    """Return this API's OpenAPI document."""
-    return web.json_response(document())
 
 
 @routes.get("/v1/health")

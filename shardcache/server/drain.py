@@ -1,14 +1,19 @@
-"""Graceful shutdown: running requests may finish, new ones are refused, and readers are notified."""
+"""Graceful shutdown, and the takeover from a previous daemon that is still stopping."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import structlog
 from aiohttp import WSCloseCode, web
 
+from shardcache.access.peer import credentials
 from shardcache.errors import StoppingError
+from shardcache.unix_socket import connected, health
 
 # Longer requests must be sent to the next daemon again; busy or frozen readers do not answer the close handshake.
 _LIMIT_S = 3.0
@@ -79,3 +84,44 @@ async def refuse_new_work(
             return await handler(request)
     except StoppingError as exn:
         return web.json_response({"error": exn.to_json()}, status=503)
+
+
+log = structlog.get_logger()
+
+_ASK_TIMEOUT_S = 2.0
+
+
+async def predecessor_gone(path: Path, limit_s: float) -> None:
+    """Wait until a stopping daemon at the socket has ended, so that the next one can be started at any time.
+
+    Returns immediately if none is stopping, and after `limit_s` in any case: binding the socket or locking the folder
+    then fails with its own error. A daemon in another PID namespace cannot be watched and is not waited for.
+    """
+    with suppress(ProcessLookupError, TimeoutError):
+        async with asyncio.timeout(limit_s):
+            pid = await asyncio.to_thread(_stopping, path)
+            if pid is not None:
+                log.info("waiting for the previous daemon to stop", pid=pid)
+                await _ended(pid)
+
+
+def _stopping(path: Path) -> int | None:
+    """Return the process id of the daemon at the socket, if it is stopping; None in another PID namespace. Blocks."""
+    try:
+        if health(path, _ASK_TIMEOUT_S)["status"] != "draining":
+            return None
+        with connected(path, _ASK_TIMEOUT_S) as sock:
+            return credentials(sock)[0] or None
+    except (OSError, ValueError):
+        return None  # no daemon, or something else: binding the socket reports it
+
+
+async def _ended(pid: int) -> None:
+    """Wait for a process that is not our child (pidfd_open(2)). Raises ProcessLookupError if there is none."""
+    loop, ended, fd = asyncio.get_running_loop(), asyncio.Event(), os.pidfd_open(pid)
+    try:
+        loop.add_reader(fd, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)

@@ -1,11 +1,14 @@
-"""The daemon's status over TCP, for dashboards and scrapers: read-only, on the loopback or with a token."""
+"""The daemon's status over TCP, for dashboards and scrapers: read-only, on the loopback or with a bearer token."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import ipaddress
 import os
 import socket
+import stat
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +19,53 @@ from aiohttp import web
 from shardcache.access.peer import PEER, socket_of
 from shardcache.access.rules import Peer
 from shardcache.errors import ConfigError, DaemonError, NotAllowedError
-from shardcache.server.http.connection_limit import Acceptor, Limits
-from shardcache.server.http.token import Token
+from shardcache.server.connection_limit import Acceptor, Limits
+
+_LEAST_CHARS = 16
+_OTHERS = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
+
+
+class Token:
+    """A secret, kept only as its hash."""
+
+    def __init__(self, text: str) -> None:
+        self._hash = _hash(text)
+
+    def __repr__(self) -> str:
+        return "<Token>"
+
+    @classmethod
+    def read(cls, path: Path) -> Token:
+        """Read the token from a file, without surrounding white space.
+
+        Raises ConfigError if the file cannot be read, others may read or write it, or the token is too short.
+        """
+        try:
+            mode, text = path.stat().st_mode, path.read_text().strip()
+        except (OSError, UnicodeDecodeError) as exn:
+            raise ConfigError(f"cannot read the token file: {exn}", remedy="correct --http-token-file") from None
+        if mode & _OTHERS:
+            raise ConfigError(f"{path} may be read or written by others", remedy=f"chmod 600 {path}")
+        if len(text) < _LEAST_CHARS or not text.isascii() or not text.isprintable():
+            raise ConfigError(
+                f"{path} does not hold a token of at least {_LEAST_CHARS} printable ASCII characters",
+                remedy=f"openssl rand -hex 32 > {path}",
+            )
+        return cls(text)
+
+    def is_in(self, request: web.Request) -> bool:
+        """Return True if a request carries the token: `Authorization: Bearer …` (RFC 6750, 2.1)."""
+        scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+        # Hashes have one length: the comparison's time reveals nothing.
+        return hmac.compare_digest(_hash(text.strip()), self._hash) and scheme.lower() == "bearer"
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).digest()
+
 
 _READABLE = frozenset(
-    {"/v1/health", "/v1/status", "/v1/shards", "/v1/openapi.json", "/metrics", "/dashboard/live"},
+    {"/v1/health", "/v1/status", "/v1/shards", "/metrics", "/dashboard/live"},
 )
 _CONNECTIONS = 64
 _LIMITS = Limits(_CONNECTIONS, _CONNECTIONS, limit_s=60.0)

@@ -1,1 +1,0 @@
-"""The admin API over HTTP, on the Unix socket and over TCP."""

@@ -1,1 +1,0 @@
-"""The daemon's process: sockets, service manager, liveness, shutdown."""
